@@ -1,0 +1,67 @@
+"""Packaging of whale_tf.
+
+TensorFlow itself is no hard requirement: installing whale_tf must never replace the build (tensorflow, -cpu, -gpu)
+which a user already has. ``pip install whale_tf[tf]`` adds the plain one where none is there.
+"""
+import os
+
+from setuptools import find_packages, setup
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+with open(os.path.join(HERE, "README.md"), encoding="utf8") as handle:
+    LONG_DESCRIPTION = handle.read()
+
+# The markers for Python 3.7 hold the last releases which install beside TensorFlow 1.15.5: it needs protobuf < 3.21
+# and numpy < 1.19, and ortools 9.5 needs protobuf 4.
+INSTALL_REQUIRES = [
+    'numpy>=1.16,<1.19; python_version < "3.8"',
+    'numpy>=1.21; python_version >= "3.8"',
+    'protobuf<3.21; python_version < "3.8"',
+    'ortools>=9.3,<=9.4.1874; python_version < "3.8"',
+    'ortools>=9.4; python_version >= "3.8"',
+    "networkx>=2.6",
+    "pydantic>=2.5",
+    "typer>=0.9",
+    "typing_extensions>=4.6",
+    "rich>=13",
+    "matplotlib>=3.5",
+    "scipy>=1.7",
+]
+
+EXTRAS_REQUIRE = {
+    "tf": [
+        'tensorflow==1.15.5; python_version < "3.8"',
+        'tensorflow>=2.15,<3; python_version >= "3.9"',
+    ],
+    "horovod": ["horovod>=0.28.1"],
+    "examples": ["scikit-learn>=1.0"],
+    "test": ["pytest>=7.4", "pytest-xdist>=3.5", "hypothesis>=6.79", "scikit-learn>=1.0"],
+    "dev": ["ruff>=0.6", "mypy>=1.4"],
+}
+
+setup(
+    name="whale_tf",
+    version="0.1.0",
+    description="Data, pipeline and tensor parallel training of single-device TensorFlow scripts by graph rewriting",
+    long_description=LONG_DESCRIPTION,
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.7",
+    packages=find_packages(include=["whale_tf", "whale_tf.*"]),
+    package_data={"": ["*.json", "*/*.json", "py.typed"]},
+    include_package_data=False,
+    zip_safe=False,
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS_REQUIRE,
+    entry_points={"console_scripts": ["whale = whale_tf.cli:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.7",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,83 @@
+"""Whale's Algorithm 1, Memory-Constraint Load Balancing (section 3.3.1): as printed, and repaired.
+
+Both start from loads in proportion to speed.  While a device is over its memory and another is not, load is shifted
+from the *peak* (the fullest of those over memory) to the *valley* (of those within memory, the one with the least
+work for its speed).  As printed, it has two defects:
+
+1. line 17 drops the peak from the list after any shift, also when the peak is still over its memory;
+2. by the text the shift b is whatever the valley has room for, which can be more than the peak has too much, so the
+   peak may end far below the valley.
+
+The repaired form shifts b = min(what the peak has too much, what the valley has room for), and lists the peak for as
+long as it is over.
+"""
+from __future__ import annotations
+
+import math
+from typing import List
+
+from whale_tf.balance.problem import Balance, BalanceProblem, answer, memory_utilisation
+from whale_tf.balance.proportional import apportion
+
+
+def paper(problem: BalanceProblem) -> Balance:
+    """Algorithm 1 as printed, for comparison; the answer can be over memory.
+
+    Loads start as fractions (line 4) and are shifted by whole batches b; ``Balance.units`` are the loads rounded by
+    largest remainders.
+    """
+    speeds, total = problem.speeds, sum(problem.speeds)
+    units = [problem.units * speed / total for speed in speeds]                                        # line 4
+    mem_utils = memory_utilisation(problem, units)                                                     # line 5
+    flop_utils = [unit / speed for unit, speed in zip(units, speeds)]                                  # line 6
+    oom_devices = [i for i in range(len(speeds)) if mem_utils[i] > 1]                                  # lines 7, 8
+    free_devices = [i for i in range(len(speeds)) if mem_utils[i] <= 1]                                # lines 9, 10
+    while oom_devices and free_devices:                                                                # line 12
+        peak = max(oom_devices, key=lambda i: mem_utils[i])                                            # line 13
+        valley = min(free_devices, key=lambda i: (flop_utils[i], mem_utils[i]))                        # line 14
+        b = min(_room(problem, units[valley], valley), math.floor(units[peak]))
+        if b >= 1:                                                                                     # line 15
+            units[peak] -= b
+            units[valley] += b
+            mem_utils = memory_utilisation(problem, units)                                             # line 16
+            flop_utils = [unit / speed for unit, speed in zip(units, speeds)]
+            oom_devices.remove(peak)                                                                   # line 17
+        else:
+            free_devices.remove(valley)                                                                # line 19
+    loads = tuple(unit / problem.units for unit in units)
+    return Balance("paper", apportion(units, problem.units, problem.minimum), loads)
+
+
+def _room(problem: BalanceProblem, units: float, device: int) -> int:
+    """Whole units that ``device`` can take before it is out of memory."""
+    free_bytes = problem.memory_bytes[device] - problem.need_bytes(units)
+    if problem.load_bytes == 0:
+        return problem.units if free_bytes >= 0 else 0
+    return max(0, math.floor(free_bytes * problem.units / problem.load_bytes))
+
+
+def repaired(problem: BalanceProblem) -> Balance:
+    """Algorithm 1 repaired, in whole units.
+
+    It always ends within memory when some load fits: a shift either brings the peak within memory or fills the
+    valley, and while a peak is over, the others have room for its excess in sum.
+
+    Raises:
+        InfeasibleError: no load fits.
+    """
+    capacities = problem.check_feasible()
+    units: List[int] = list(apportion(problem.speeds, problem.units, problem.minimum))
+    oom_devices = [i for i, unit in enumerate(units) if unit > capacities[i]]
+    free_devices = [i for i, unit in enumerate(units) if unit <= capacities[i]]
+    while oom_devices:
+        mem_utils = memory_utilisation(problem, units)
+        peak = max(oom_devices, key=lambda i: mem_utils[i])
+        valley = min(free_devices, key=lambda i: (units[i] / problem.speeds[i], mem_utils[i]))
+        b = min(units[peak] - capacities[peak], capacities[valley] - units[valley])
+        units[peak] -= b
+        units[valley] += b
+        if units[peak] <= capacities[peak]:
+            oom_devices.remove(peak)
+        if units[valley] == capacities[valley]:
+            free_devices.remove(valley)
+    return answer("repaired", units)

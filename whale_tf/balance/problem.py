@@ -1,0 +1,137 @@
+"""The intra-TaskGraph load balance problem, and how an answer to it is scored.
+
+One TaskGraph runs on n devices at once; its work is divisible into ``units`` (samples of the global batch under
+``replicate``, rows of the sharded dimension under ``split``)::
+
+    variables    u_i  whole units of device i,  L_i = u_i / units   (Whale's load ratio)
+    constraints  sum u_i = units;  u_i >= minimum;  fixed_bytes + L_i * load_bytes <= memory_bytes_i (where u_i > 0)
+    objective    step time  max_i L_i * flops / speed_i
+
+Whale's own objective (section 3.3.1, Formula 1), sum_i |L_i - speed_i / sum(speed)|, is reported beside it: it sums
+what the devices wait, while a step lasts as long as its slowest device.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Sequence, Tuple
+
+from whale_tf.errors import InfeasibleError, PlanError
+
+
+@dataclass(frozen=True)
+class BalanceProblem:
+    """See the module's docstring.
+
+    Attributes:
+        speeds: FLOP/s of each device (any common unit).
+        memory_bytes: memory of each device.
+        load_bytes: memory that divides with the load (Whale's TG_mem): activations of the whole batch, or the tensors
+            that are sharded.
+        units: whole units of the load.
+        fixed_bytes: memory that a device with any load needs whatever its size (a replica's parameters).
+        flops: work of the whole load; only scales the step time.
+        minimum: units each device takes at least.
+    """
+
+    speeds: Tuple[float, ...]
+    memory_bytes: Tuple[float, ...]
+    load_bytes: float
+    units: int
+    fixed_bytes: float = 0.0
+    flops: float = 1.0
+    minimum: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.speeds or len(self.speeds) != len(self.memory_bytes):
+            raise PlanError("a balance needs one speed and one memory size for each device, got {} and {}".format(
+                len(self.speeds), len(self.memory_bytes)))
+        finite = tuple(self.speeds) + tuple(self.memory_bytes) + (self.load_bytes, self.fixed_bytes, self.flops)
+        if min(self.speeds) <= 0 or min(finite) < 0 or not all(math.isfinite(value) for value in finite):
+            raise PlanError("speeds must be positive, memory, load and FLOPs not negative: {}".format(self))
+        if self.minimum < 0 or self.units < max(1, self.minimum * len(self.speeds)):
+            raise PlanError("{} units cannot give each of {} devices at least {}; use fewer devices or a larger batch"
+                            .format(self.units, len(self.speeds), self.minimum))
+
+    def need_bytes(self, units: float) -> float:
+        """Memory of a device with this many units; one without any holds nothing."""
+        return 0.0 if units == 0 else self.fixed_bytes + units * self.load_bytes / self.units
+
+    @property
+    def capacities(self) -> Tuple[int, ...]:
+        """Most units each device has memory for, 0 to ``units``: the largest u with ``need_bytes(u) <= memory``."""
+        return tuple(self._capacity(memory) for memory in self.memory_bytes)
+
+    def _capacity(self, memory: float) -> int:
+        if self.need_bytes(self.units) <= memory:
+            return self.units
+        if self.fixed_bytes > memory:
+            return 0
+        capacity = math.floor(min(self.units, (memory - self.fixed_bytes) * self.units / self.load_bytes))
+        while capacity > 0 and self.need_bytes(capacity) > memory:  # rounding of the line above: at most a step or two
+            capacity -= 1
+        while capacity < self.units and self.need_bytes(capacity + 1) <= memory:
+            capacity += 1
+        return capacity
+
+    def check_feasible(self) -> Tuple[int, ...]:
+        """The capacities, when some load fits.  Raises InfeasibleError with what would fit."""
+        capacities = self.capacities
+        short = [device for device, capacity in enumerate(capacities) if capacity < self.minimum]
+        if short:
+            raise InfeasibleError(
+                "device {} has {:.4g} bytes, its smallest share needs {:.4g}; use fewer devices, or divide the model"
+                .format(short[0], self.memory_bytes[short[0]], self.need_bytes(self.minimum)))
+        if sum(capacities) < self.units:
+            missing = (self.units - sum(capacities)) * self.load_bytes / self.units
+            raise InfeasibleError(
+                "{} units do not fit: the devices have memory for {}; {:.4g} bytes are missing. Use a batch of at most "
+                "{}, more micro-batches, or more devices".format(
+                    self.units, sum(capacities), missing, sum(capacities)))
+        return capacities
+
+
+class Balance(NamedTuple):
+    """An answer.
+
+    Attributes:
+        algorithm: the solver's name.
+        units: whole units of each device; they sum to the problem's.
+        loads: the solver's load ratios; ``units / sum(units)`` for all solvers but ``paper``, whose ratios are
+            fractions.
+    """
+
+    algorithm: str
+    units: Tuple[int, ...]
+    loads: Tuple[float, ...]
+
+
+def answer(algorithm: str, units: Sequence[int]) -> Balance:
+    """The answer of a solver that works in whole units."""
+    total = sum(units)
+    return Balance(algorithm, tuple(units), tuple(unit / total for unit in units))
+
+
+# ---- scores, computed outside the solvers ----------------------------------------------------------------------
+
+def step_time_s(problem: BalanceProblem, units: Sequence[float]) -> float:
+    """max_i L_i * flops / speed_i."""
+    return max(unit / speed for unit, speed in zip(units, problem.speeds)) * problem.flops / problem.units
+
+
+def waste(problem: BalanceProblem, units: Sequence[float]) -> float:
+    """Whale's Formula 1: sum_i |L_i - speed_i / sum(speed)|."""
+    total = sum(problem.speeds)
+    return sum(abs(unit / problem.units - speed / total) for unit, speed in zip(units, problem.speeds))
+
+
+def memory_utilisation(problem: BalanceProblem, units: Sequence[float]) -> Tuple[float, ...]:
+    """Needed over available memory of each device (Whale's mem_utils); above 1 is out of memory."""
+    needs = [problem.need_bytes(unit) for unit in units]
+    return tuple(need / memory if memory else (math.inf if need else 0.0)
+                 for need, memory in zip(needs, problem.memory_bytes))
+
+
+def fits(problem: BalanceProblem, units: Sequence[int]) -> bool:
+    """Whether no device is over its memory."""
+    return all(problem.need_bytes(unit) <= memory for unit, memory in zip(units, problem.memory_bytes))

@@ -1,0 +1,109 @@
+"""The inter-TaskGraph load balance problem (Whale section 3.3.2), and how an answer to it is scored.
+
+For ops 0..n-1 in topological order, S devices and M micro-batches::
+
+    variables    cuts 0 = k_0 < k_1 < ... < k_S = n;  a permutation p of the devices
+    stage i      ops k_i .. k_{i+1} - 1 on device p_i:  t_i = sum flops / speed,  c_i = seconds to hand its output on
+    constraints  resident_i + kept_i * activation_i <= memory of p_i,  kept_i the micro-batches stage i keeps alive
+    objective    L = sum_i (t_i + c_i) + (M - 1) * max_i max(t_i, c_i)
+
+L is the length of a synchronous pipeline whose slowest stage sets the pace: the first micro-batch passes all stages,
+each further one follows a pace later (AMP section 3.3; a hand-over is a stage of its own, as in DAPPLE section IV).
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Sequence, Tuple
+
+from whale_tf.errors import InfeasibleError, PlanError
+
+
+@dataclass(frozen=True)
+class PartitionProblem:
+    """See the module's docstring; all sizes are for one micro-batch.
+
+    Attributes:
+        flops: per op, forward and backward together.
+        resident_bytes: per op, what its stage holds all the time (parameters, gradients, optimizer slots).
+        activation_bytes: per op, what is kept from a micro-batch's forward to its backward pass.
+        handover_s: per place between two ops (n - 1 of them), seconds to send what crosses it, both ways.
+        speeds: FLOP/s of each device, one device (or group of replicas) for each stage.
+        memory_bytes: memory of each device.
+        micro_batches: M.
+        kept: micro-batches that stage i keeps alive; empty for min(S - i, M), what 1F1B needs (Whale section 3.3.2).
+        fixed_order: device i runs stage i; otherwise the solver chooses.
+    """
+
+    flops: Tuple[float, ...]
+    resident_bytes: Tuple[float, ...]
+    activation_bytes: Tuple[float, ...]
+    handover_s: Tuple[float, ...]
+    speeds: Tuple[float, ...]
+    memory_bytes: Tuple[float, ...]
+    micro_batches: int = 1
+    kept: Tuple[int, ...] = ()
+    fixed_order: bool = False
+
+    def __post_init__(self) -> None:
+        n, stages = len(self.flops), len(self.speeds)
+        if not n or not stages:
+            raise PlanError("a partition needs at least one op and one device, got {} and {}".format(n, stages))
+        lengths = (len(self.resident_bytes), len(self.activation_bytes), len(self.handover_s) + 1)
+        if lengths != (n, n, n):
+            raise PlanError("a partition of {} ops needs {} resident and activation sizes and {} hand-overs, got {}, "
+                            "{} and {}".format(n, n, n - 1, lengths[0], lengths[1], lengths[2] - 1))
+        if len(self.memory_bytes) != stages or len(self.kept) not in (0, stages):
+            raise PlanError("{} devices need {} memory sizes (and numbers of kept micro-batches), got {} ({})".format(
+                stages, stages, len(self.memory_bytes), len(self.kept)))
+        numbers = self.flops + self.resident_bytes + self.activation_bytes + self.handover_s + self.memory_bytes
+        if min(self.speeds) <= 0 or min(numbers) < 0 or not all(map(math.isfinite, numbers)) or self.micro_batches < 1:
+            raise PlanError("speeds and micro-batches must be positive, sizes and times finite and not negative")
+        if stages > n:
+            raise InfeasibleError("{} stages need at least {} ops, the model has {}; use at most {} stages".format(
+                stages, stages, n, n))
+        if not self.kept:
+            object.__setattr__(self, "kept", tuple(min(stages - i, self.micro_batches) for i in range(stages)))
+
+
+class StagePartition(NamedTuple):
+    """An answer.
+
+    Attributes:
+        algorithm: the solver's name.
+        cuts: first op of each stage, and n at the end; ``cuts[i]:cuts[i + 1]`` are the ops of stage i.
+        devices: device of each stage.
+    """
+
+    algorithm: str
+    cuts: Tuple[int, ...]
+    devices: Tuple[int, ...]
+
+
+# ---- scores, computed outside the solvers ----------------------------------------------------------------------
+
+def stage_times_s(problem: PartitionProblem, cuts: Sequence[int], devices: Sequence[int]) -> Tuple[float, ...]:
+    """t_i: seconds of each stage for one micro-batch."""
+    return tuple(sum(problem.flops[start:end]) / problem.speeds[device]
+                 for start, end, device in zip(cuts, cuts[1:], devices))
+
+
+def partition_latency_s(problem: PartitionProblem, partition: StagePartition) -> float:
+    """The objective L."""
+    times = stage_times_s(problem, partition.cuts, partition.devices)
+    handovers = [problem.handover_s[cut - 1] for cut in partition.cuts[1:-1]]
+    pace = max(list(times) + handovers)
+    return sum(times) + sum(handovers) + (problem.micro_batches - 1) * pace
+
+
+def partition_memory_bytes(problem: PartitionProblem, cuts: Sequence[int]) -> Tuple[float, ...]:
+    """Needed memory of each stage."""
+    return tuple(sum(problem.resident_bytes[start:end]) + kept * sum(problem.activation_bytes[start:end])
+                 for start, end, kept in zip(cuts, cuts[1:], problem.kept))
+
+
+def partition_fits(problem: PartitionProblem, partition: StagePartition) -> bool:
+    """Whether every stage is within its device's memory (to a relative 1e-9, as sizes are sums of floats)."""
+    needs = partition_memory_bytes(problem, partition.cuts)
+    return all(need <= problem.memory_bytes[device] * (1 + 1e-9)
+               for need, device in zip(needs, partition.devices))

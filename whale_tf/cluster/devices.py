@@ -1,0 +1,73 @@
+"""A device and a link: the two things a cluster is made of."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Dict, Mapping, NamedTuple, Optional
+
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16")
+
+
+class Link(NamedTuple):
+    """A connection, one direction of it.  ``bandwidth_bytes_per_s`` is what a large message gets when it is alone;
+    ``latency_s`` is the time of an empty message; ``name`` the kind: ``nvlink``, ``pcie``, ``qpi``, ``nic``, ``local``
+    (copies inside one process), ``self`` (no copy at all)."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    name: str
+
+    def seconds(self, size_bytes: float) -> float:
+        """Time of one message of ``size_bytes`` (alpha-beta model)."""
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a cluster.
+
+    Attributes:
+        index: number in ``Cluster.devices``; dense.
+        node: number of the node (host).
+        local_index: number among the devices of its node.
+        type: name in the hardware table, or of a type that the cluster description defines.
+        memory_bytes: device memory.
+        peak_flops_per_s: floating-point operations per second by precision, all of :data:`PRECISIONS`.  For a precision
+            without units of its own it is the rate of the path that gets used (float32 arithmetic).
+        memory_bandwidth_bytes_per_s: of the device's own memory.
+        kind: TensorFlow's device kind, ``"CPU"`` or ``"GPU"``.
+        number: number among all devices of this kind in the cluster; ``None`` means ``index``.
+        local_number: number among the devices of this kind in its node; ``None`` means ``local_index``.
+    """
+
+    index: int
+    node: int
+    local_index: int
+    type: str
+    memory_bytes: int
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    memory_bandwidth_bytes_per_s: float
+    kind: str = "GPU"
+    number: Optional[int] = None
+    local_number: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peak_flops_per_s", MappingProxyType(dict(self.peak_flops_per_s)))
+        object.__setattr__(self, "number", self.index if self.number is None else self.number)
+        object.__setattr__(self, "local_number", self.local_index if self.local_number is None else self.local_number)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return dict(self.__dict__, peak_flops_per_s=dict(self.peak_flops_per_s))  # a mapping proxy cannot be pickled
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        self.__dict__.update(state, peak_flops_per_s=MappingProxyType(state["peak_flops_per_s"]))
+
+    def tf_name(self, job: str = "localhost", task: int = 0) -> str:
+        """TensorFlow's name of this device.
+
+        Under ``localhost`` one process drives the whole cluster, so devices are numbered over all nodes; under any
+        other job a task is a node, so they are numbered within the node:
+        ``/job:localhost/replica:0/task:0/device:CPU:3``, ``/job:worker/replica:0/task:1/device:CPU:1``.
+        """
+        number = self.number if job == "localhost" else self.local_number
+        return "/job:{}/replica:0/task:{}/device:{}:{}".format(job, task, self.kind, number)

@@ -1,0 +1,121 @@
+"""The JSON format (docs/cluster.md) to a description, with one clear message for whatever is wrong."""
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional, Sequence, Union
+
+from pydantic import ValidationError
+
+from whale_tf.cluster import hardware
+from whale_tf.cluster.defaults import default_links
+from whale_tf.cluster.description import (
+    ClusterDescription,
+    DeviceTypeDescription,
+    LinksDescription,
+    NicDescription,
+    NodeDescription,
+)
+from whale_tf.errors import ClusterError, did_you_mean
+
+_CLUSTER_KEYS = ("name", "nodes", "device_types")
+_NODE_KEYS = ("count", "devices", "links", "nic")
+
+
+def from_json_value(value: Any) -> ClusterDescription:
+    """Validates a parsed JSON object.  Raises ClusterError with the place, the value and what was expected."""
+    if not isinstance(value, dict):
+        raise ClusterError('a cluster description is a JSON object {{"nodes": [...]}}, got {!r}'.format(value))
+    _known_keys(value, _CLUSTER_KEYS, "the cluster description")
+    types = value.get("device_types", {})
+    try:
+        own = {name: DeviceTypeDescription.model_validate(body).row(name) for name, body in types.items()}
+    except (ValidationError, AttributeError) as error:
+        raise _readable(error, "device_types") from None
+    nodes = value.get("nodes")
+    if not isinstance(nodes, (list, tuple)) or not nodes:
+        raise ClusterError('"nodes" is {!r}, expected a list of at least one node, e.g. '
+                           '[{{"devices": "V100-32GB:8", "links": "default"}}]'.format(nodes))
+    expanded: List[Any] = []
+    for number, body in enumerate(nodes):
+        expanded += _expand_node(body, "nodes[{}]".format(number), own)
+    try:
+        return ClusterDescription.model_validate(
+            {"name": value.get("name", "cluster"), "nodes": tuple(expanded), "device_types": types})
+    except ValidationError as error:
+        raise _readable(error, "cluster") from None
+
+
+def _known_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in value:
+        if key not in known:
+            raise ClusterError("unknown key {!r} in {}; known keys: {}.{}".format(
+                key, where, ", ".join(known), did_you_mean(str(key), known)))
+
+
+def _expand_node(body: Any, where: str, own: Mapping[str, hardware.DeviceType]) -> List[NodeDescription]:
+    """One entry of ``nodes`` to ``count`` nodes."""
+    if not isinstance(body, dict):
+        raise ClusterError('{} is {!r}, expected an object {{"devices": ...}}'.format(where, body))
+    _known_keys(body, _NODE_KEYS, where)
+    count = whole(body.get("count", 1), where + ".count")
+    types = _device_list(body.get("devices"), where + ".devices", own)
+    links = body.get("links")
+    if links is None and len(types) > 1:
+        raise ClusterError('{} has {} devices but no "links"; give them, or "links": "default" for the usual ones of '
+                           "{}".format(where, len(types), types[0]))
+    try:
+        if links is None or links == "default":
+            parsed = default_links([hardware.device_type(name, own) for name in types])
+        else:
+            parsed = LinksDescription.model_validate(links)
+        nic = body.get("nic")
+        nic = None if nic is None else NicDescription.model_validate(nic)
+        return [NodeDescription(devices=tuple(types), links=parsed, nic=nic)] * count
+    except ValidationError as error:
+        raise _readable(error, where) from None
+
+
+def _device_list(value: Any, where: str, own: Mapping[str, hardware.DeviceType]) -> List[str]:
+    """``"V100-32GB:8"``, ``[{"type": ..., "count": ...}, ...]`` or ``["T4", "T4"]`` to type names."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ClusterError('{} is {!r}, expected "V100-32GB:8" or [{{"type": "V100-32GB", "count": 8}}]'.format(
+            where, value))
+    names: List[str] = []
+    for entry in value:
+        if isinstance(entry, dict):
+            _known_keys(entry, ("type", "count"), where)
+            kind, count = entry.get("type"), entry.get("count", 1)
+        else:
+            kind, _, text = str(entry).partition(":")
+            count = text if text else 1
+        if not isinstance(kind, str):
+            raise ClusterError('{} has no device type: {!r}; expected {{"type": "V100-32GB", "count": 8}}'.format(
+                where, entry))
+        names += [hardware.device_type(kind, own).name] * whole(count, where)
+    return names
+
+
+def whole(value: Union[int, str, Any], where: str) -> int:
+    """``value`` as a count of at least 1."""
+    number: Optional[int] = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, str) and value.lstrip("-").isdigit():
+        number = int(value)
+    if number is None or number < 1:
+        raise ClusterError("{} is {!r}, expected a whole number of at least 1".format(where, value))
+    return number
+
+
+def _readable(error: Exception, where: str) -> ClusterError:
+    """The first problem of a pydantic error as one sentence."""
+    if not isinstance(error, ValidationError):
+        return ClusterError('{} is not an object {{"name": {{...}}}}'.format(where))
+    first = error.errors()[0]
+    place = ".".join([where] + [str(part) for part in first["loc"]])
+    if first["type"] == "extra_forbidden":
+        return ClusterError("unknown key {}; the format is described in docs/cluster.md".format(place))
+    if first["type"] == "value_error":
+        return ClusterError("{}: {}".format(place, first["msg"].replace("Value error, ", "")))
+    return ClusterError("{} is {!r}: {}".format(place, first.get("input"), first["msg"]))

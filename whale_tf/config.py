@@ -1,0 +1,345 @@
+"""Configuration: one validated, frozen value.
+
+A key has one dotted name (``pipeline.num_micro_batch``); the papers' flat names (``num_micro_batch``) and the dotted
+names of the open-source predecessor EPL (``pipeline.strategy``) mean the same thing.  docs/config.md is generated from
+here.
+"""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Literal
+
+from whale_tf.errors import ConfigError, did_you_mean, nearest
+
+ALIASES: Mapping[str, str] = {
+    "num_micro_batch": "pipeline.num_micro_batch",
+    "num_task_graph": "pipeline.num_stages",
+    "auto_parallel": "auto.auto_parallel",
+    "pipeline.strategy": "pipeline.schedule",
+}
+
+SCHEDULE_ALIASES: Mapping[str, str] = {"PreferBackward": "backward_first", "PreferForward": "gpipe"}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Pipeline(_Section):
+    """Micro-batches and their order."""
+
+    num_micro_batch: Optional[int] = Field(
+        default=None, ge=1,
+        description="Micro-batches of a mini-batch. With one TaskGraph: gradient accumulation. null: 1 for an "
+        "annotated model, chosen by the search for an automatic one.")
+    num_stages: Optional[int] = Field(
+        default=None, ge=1,
+        description="TaskGraphs an un-annotated model is divided into (Whale's num_task_graph). null: no "
+        "division, or chosen by the search under auto.auto_parallel.")
+    schedule: Literal["backward_first", "gpipe"] = Field(
+        default="backward_first",
+        description="Order of micro-batches: backward_first (1F1B; also PreferBackward) or gpipe (all "
+        "forward first; also PreferForward).")
+    warmup: Literal["auto", "PA", "PB"] = Field(
+        default="auto",
+        description="Forward micro-batches stage i of S starts before its first backward one: PA = min(S-i, D), "
+        "PB = min(2(S-i)-1, D), D from device memory (DAPPLE V-C). auto: by the activation-communication ratio.")
+
+
+class Auto(_Section):
+    """Automatic planning."""
+
+    auto_parallel: Union[bool, Literal["dapple", "amp", "rhino"]] = Field(
+        default=False,
+        description="Find the plan: by one search, or with true by all of them, taking the best.")
+
+
+class Io(_Section):
+    """Input pipelines."""
+
+    nested_batch: Literal["own", "divide"] = Field(
+        default="own",
+        description="Under nested data parallelism each model replica takes a mini-batch of its own, or the "
+        "mini-batch is divided over them.")
+    slicing: bool = Field(
+        default=True, description="Shard tf.data pipelines over worker processes, by file where possible.")
+
+
+class Placement(_Section):
+    """Which devices TaskGraphs take."""
+
+    colocate_split_and_replicate: bool = Field(
+        default=False,
+        description="TaskGraphs share the same devices even where there are enough for each to have its own.")
+    device_place_prefer_intra_node: bool = Field(
+        default=True,
+        description="A model replica stays within a node. false: the replicas of one TaskGraph stay within a node "
+        "and its stages go across (DAPPLE Fig. 2).")
+
+
+class Communication(_Section):
+    """Gradient synchronisation."""
+
+    backend: Literal["auto", "local", "collective", "horovod"] = Field(
+        default="auto",
+        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives.")
+    bucket_bytes: Optional[int] = Field(
+        default=None, ge=1,
+        description="Size of a gradient bucket in bytes. null: chosen from the cost model.")
+    fp16: bool = Field(default=False, description="Send gradients as float16, scaled.")
+    sparse_as_dense: bool = Field(
+        default=False,
+        description="Densify sparse gradients before they are summed; changes momentum and global norms.")
+
+
+class Patterns(_Section):
+    """Sharding patterns of ops under split."""
+
+    force: Union[str, Dict[str, str], None] = Field(
+        default=None,
+        description="Take this sharding pattern instead of the cheapest: one name for every unit, or a name for each "
+        "unit: {\"unit\": \"pattern\"}.")
+
+
+class Balance(_Section):
+    """Load on unequal devices."""
+
+    algorithm: Literal["exact", "repaired", "paper", "proportional", "even"] = Field(
+        default="exact",
+        description="exact: smallest step time under memory; repaired and paper: Whale's Algorithm 1; "
+        "proportional: to speed, memory ignored; even: equal loads.")
+
+
+class Config(_Section):
+    """All settings, e.g. ``Config({"num_micro_batch": 8, "pipeline.schedule": "gpipe"})``.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, an impossible value, or one thing given twice with different values.
+    """
+
+    pipeline: Pipeline = Pipeline()
+    auto: Auto = Auto()
+    io: Io = Io()
+    cluster: Placement = Placement()
+    communication: Communication = Communication()
+    patterns: Patterns = Patterns()
+    balance: Balance = Balance()
+    init: Literal["exact", "sharded"] = Field(
+        default="exact",
+        description="Initial values of sharded variables: those of the local model, or drawn on each shard for "
+        "variables that no one device can hold.")
+    sync_batch_norm: bool = Field(
+        default=False,
+        description="Batch normalisation over the whole mini-batch instead of each replica's part.")
+
+    def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:
+        given = dict(values) if isinstance(values, Mapping) else values
+        if given is not None and not isinstance(given, dict):
+            raise ConfigError('Config takes a dict such as {{"num_micro_batch": 8}}, got {!r}; Config.parse also reads '
+                              "JSON text and files".format(values))
+        leaves = _flatten(dict(given or {}, **keys))
+        try:
+            super().__init__(**_nest(leaves))
+        except ValidationError as error:
+            raise _readable(error, leaves) from None
+
+    @classmethod
+    def parse(cls, source: Union[Config, Mapping[str, Any], str, None] = None,
+              environ: Mapping[str, str] = os.environ) -> Config:
+        """A config from a Config, a dict (flat, dotted or nested), JSON text, or the path of a JSON file.
+
+        Without a source: from ``WHALE_CONFIG`` (JSON text or a path), else all defaults.  Raises ConfigError.
+        """
+        if source is None:
+            source = environ.get("WHALE_CONFIG") or {}
+        if isinstance(source, Config):
+            return source
+        if isinstance(source, os.PathLike):
+            source = os.fspath(source)
+        return cls(_load(source) if isinstance(source, str) else source)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Every key by its dotted name."""
+        return {row.key: self[row.key] for row in self.table()}
+
+    def to_json(self, indent: Optional[int] = 1) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key by its dotted name or an alias.  Raises ConfigError for an unknown one."""
+        value: Any = self
+        for part in _canonical(key).split("."):
+            value = getattr(value, part)
+        return value
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    @classmethod
+    def table(cls) -> Tuple[Row, ...]:
+        """One row for each key, in the order of the sections."""
+        return _ROWS
+
+
+class Row(NamedTuple):
+    """A key as the documentation and the messages show it."""
+
+    key: str
+    aliases: Tuple[str, ...]
+    allowed: str
+    default: Any
+    meaning: str
+
+
+def render_docs() -> str:
+    """The text of docs/config.md."""
+    lines = [
+        "# Configuration", "",
+        "`wh.init(config)` takes a `wh.Config`, a dict, JSON text or the path of a JSON file; without one, the",
+        "environment variable `WHALE_CONFIG` (JSON text or a path) is read. Keys are flat, dotted or nested:", "",
+        "```python",
+        'wh.init(wh.Config({"num_micro_batch": 8, "pipeline.schedule": "gpipe", "io": {"slicing": False}}))',
+        "```", "",
+        "An unknown key, a wrong type, an impossible value, or one thing given twice with different values is an",
+        "error that names the key, the nearest valid key and the allowed values.", "",
+        "This page is generated: `python -m whale_tf.config > docs/config.md`.", "",
+        "| key | also | values | default | meaning |", "| --- | --- | --- | --- | --- |"]
+    for row in Config.table():
+        also = ", ".join("`{}`".format(alias) for alias in row.aliases)
+        lines.append("| `{}` | {} | {} | `{}` | {} |".format(
+            row.key, also, row.allowed, json.dumps(row.default), row.meaning))
+    return "\n".join(lines) + "\n"
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, _Section)
+
+
+def _allowed(annotation: Any, minimum: Optional[int]) -> str:
+    """``Optional[int]`` with ge=1 is ``a whole number of at least 1, or null``."""
+    members = getattr(annotation, "__args__", ())
+    if annotation is bool:
+        return "true or false"
+    if annotation is int:
+        return "a whole number" if minimum is None else "a whole number of at least {}".format(minimum)
+    if annotation is str:
+        return "a name"
+    if annotation is type(None):
+        return "null"
+    if members and all(isinstance(member, str) for member in members):
+        return " or ".join("`{}`".format(member) for member in members)
+    if getattr(annotation, "__origin__", None) is dict:
+        return "an object of names"
+    return ", or ".join(_allowed(member, minimum) for member in members)
+
+
+def _section_rows(model: Any, prefix: str) -> List[Row]:
+    rows: List[Row] = []
+    hints = get_type_hints(model)
+    for name, info in model.model_fields.items():
+        if _is_section(hints[name]):
+            rows += _section_rows(hints[name], name + ".")
+            continue
+        key = prefix + name
+        minimum = next((item.ge for item in info.metadata if hasattr(item, "ge")), None)
+        aliases = tuple(alias for alias, target in ALIASES.items() if target == key)
+        rows.append(Row(key, aliases, _allowed(hints[name], minimum), info.default, info.description))
+    return rows
+
+
+_ROWS: Tuple[Row, ...] = tuple(_section_rows(Config, ""))
+_KEYS: Mapping[str, Row] = {row.key: row for row in _ROWS}
+_SECTIONS = tuple(sorted({key.split(".")[0] for key in _KEYS if "." in key}))
+
+
+def _canonical(key: str) -> str:
+    """The dotted name behind ``key``.  Raises ConfigError with the nearest valid key."""
+    name = ALIASES.get(key, key)
+    if name in _KEYS:
+        return name
+    known = list(_KEYS) + list(ALIASES)
+    by_tail = {known_key.split(".")[-1]: known_key for known_key in reversed(known)}
+    tail = nearest(key.split(".")[-1], by_tail)
+    hint = " Did you mean {!r}?".format(by_tail[tail]) if tail else ""
+    raise ConfigError("unknown config key {!r}.{} Known keys: {}".format(key, hint, ", ".join(known)))
+
+
+def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Nested, dotted and flat names to canonical dotted ones."""
+    leaves: Dict[str, Any] = {}
+    spelled: Dict[str, str] = {}
+    for key, value in _leaves(values, ""):
+        name = _canonical(key)
+        if name == "pipeline.schedule" and isinstance(value, str):
+            value = SCHEDULE_ALIASES.get(value, value)
+        if name in leaves and (leaves[name] != value or type(leaves[name]) is not type(value)):
+            raise ConfigError("config keys {!r} and {!r} are the same thing but have different values, {!r} and {!r}; "
+                              "keep one".format(spelled[name], key, leaves[name], value))
+        leaves[name], spelled[name] = value, key
+    return leaves
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> List[Tuple[str, Any]]:
+    found: List[Tuple[str, Any]] = []
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise ConfigError("config key {!r} is not text; known keys: {}".format(key, ", ".join(_KEYS)))
+        full = prefix + key
+        if full in _SECTIONS:
+            if not isinstance(value, Mapping):
+                inside = [name for name in _KEYS if name.startswith(full + ".")]
+                raise ConfigError("config section {!r} is {!r}, expected an object with the keys {}".format(
+                    full, value, ", ".join(inside)))
+            found += _leaves(value, full + ".")
+        else:
+            found.append((full, value))
+    return found
+
+
+def _nest(leaves: Mapping[str, Any]) -> Dict[str, Any]:
+    nested: Dict[str, Any] = {}
+    for key, value in leaves.items():
+        section, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(section, {})[name] = value
+        else:
+            nested[key] = value
+    return nested
+
+
+def _readable(error: ValidationError, leaves: Mapping[str, Any]) -> ConfigError:
+    place = [str(part) for part in error.errors()[0]["loc"]]
+    key = next(name for name in (".".join(place[:2]), place[0]) if name in _KEYS)
+    row = _KEYS[key]
+    value = leaves[key]
+    hint = did_you_mean(value, row.allowed.replace("`", "").split(" or ")) if isinstance(value, str) else ""
+    return ConfigError("config key {!r} is {!r}, expected {}.{}".format(
+        key, value, row.allowed.replace("`", "'"), hint))
+
+
+def _load(source: str) -> Mapping[str, Any]:
+    text, origin = source, "the config's JSON text"
+    if not source.lstrip().startswith("{"):
+        origin = "config file {!r}".format(source)
+        if not os.path.isfile(source):
+            raise ConfigError('{} does not exist; give the path of a JSON file, or JSON text such as '
+                              '{{"num_micro_batch": 8}}'.format(origin))
+        with open(source, encoding="utf8") as handle:
+            text = handle.read()
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError("{} is not valid JSON: {}".format(origin, error)) from None
+    if not isinstance(values, dict):
+        raise ConfigError('{} holds {!r}, expected an object such as {{"num_micro_batch": 8}}'.format(origin, values))
+    return values
+
+
+if __name__ == "__main__":
+    print(render_docs(), end="")

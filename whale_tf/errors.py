@@ -1,0 +1,56 @@
+"""Every error a user can cause, one class for each kind of mistake.
+
+A message says three things: the value that was given, what was expected, and the fix.
+"""
+from __future__ import annotations
+
+import difflib
+from typing import Iterable, Optional
+
+
+class WhaleError(Exception):
+    """Base class of all errors raised on purpose by whale_tf."""
+
+
+class ConfigError(WhaleError, ValueError):
+    """A configuration key or value is not valid."""
+
+
+class ClusterError(WhaleError, ValueError):
+    """A cluster description is not valid, or does not have what a plan asks for."""
+
+
+class AnnotationError(WhaleError, ValueError):
+    """``wh.replicate`` / ``wh.split`` are used in a way that has no meaning."""
+
+
+class PlanError(WhaleError, ValueError):
+    """A plan is malformed, belongs to another graph, or does not fit the cluster."""
+
+
+class InfeasibleError(PlanError):
+    """No plan exists under the given limits (memory, devices, number of stages)."""
+
+
+class GraphError(WhaleError, ValueError):
+    """The graph itself is malformed (an illegal op graph)."""
+
+
+class UnsupportedOpError(WhaleError, NotImplementedError):
+    """An op takes part in the parallel region in a way that has no rule."""
+
+
+class GraphEditError(WhaleError, RuntimeError):
+    """An edit of a TensorFlow graph was refused."""
+
+
+def nearest(name: str, known: Iterable[str]) -> Optional[str]:
+    """The known name closest to ``name``, or None when nothing is near."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` for a message's end, or an empty string."""
+    match = nearest(name, known)
+    return " Did you mean {!r}?".format(match) if match else ""

@@ -1,0 +1,81 @@
+"""How many forward micro-batches each stage starts before its first backward: DAPPLE's K_i (section V-C)."""
+from __future__ import annotations
+
+from typing import Optional, Sequence, Tuple
+
+from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
+
+# Policy A suffices while a stage's neighbour answers at once; policy B also covers the time on the wire.
+POLICIES = ("PA", "PB")
+
+# DAPPLE section VI-D and Table IV: with an activation communication ratio of 0.10 (GNMT-16) policy B is 31% faster,
+# with 0.06 (BERT-48) and less it gains at most 2%, not worth the memory.  Nothing in between was measured: the middle.
+POLICY_B_RATIO = 0.08
+
+
+def auto_policy(activation_communication_ratio: float) -> str:
+    """``PB`` where crossing between stages takes a notable part of a stage's time, else ``PA``.
+
+    The ratio is DAPPLE's ACR: time of the transfer between two stages over the average forward and backward time.
+    """
+    if not activation_communication_ratio >= 0:
+        raise PlanError("activation_communication_ratio is {}, expected a number of at least 0: "
+                        "transfer time / average stage time".format(activation_communication_ratio))
+    return "PB" if activation_communication_ratio >= POLICY_B_RATIO else "PA"
+
+
+def warmup_depths(policy: str, num_stages: int, memory_limits: Optional[Sequence[int]] = None,
+                  num_micro_batch: Optional[int] = None) -> Tuple[int, ...]:
+    """K_i of every stage: ``min(S - i, D_i)`` (``PA``) or ``min(2 (S - i) - 1, D_i)`` (``PB``), DAPPLE section V-C.
+
+    Depths never increase from a stage to the next: a later stage that waits for more forwards than an earlier one ever
+    starts would wait for ever.  So a stage short of memory also holds back the stages after it.
+
+    Args:
+        memory_limits: D_i, how many micro-batches' activations fit on each stage; None: no limit.
+        num_micro_batch: micro-batches in a step, a limit too; None: no limit.
+
+    Raises:
+        InfeasibleError: some stage cannot hold a single micro-batch.
+        PlanError: unknown policy, or not one limit for each stage.
+    """
+    if policy not in POLICIES:
+        raise PlanError("warm-up policy is {!r}, expected one of {}.{}".format(
+            policy, ", ".join(POLICIES), did_you_mean(policy, POLICIES)))
+    if num_stages < 1:
+        raise PlanError("num_stages is {}, expected at least 1".format(num_stages))
+    if memory_limits is not None and len(memory_limits) != num_stages:
+        raise PlanError("memory_limits has {} entries, expected one for each of {} stages".format(
+            len(memory_limits), num_stages))
+    depths = []
+    deepest = num_micro_batch if num_micro_batch is not None else 2 * num_stages
+    for stage in range(num_stages):
+        to_end = num_stages - stage
+        wanted = to_end if policy == "PA" else 2 * to_end - 1
+        fits = wanted if memory_limits is None else memory_limits[stage]
+        if fits < 1:
+            raise InfeasibleError("the activations of a single micro-batch do not fit on stage {}: use more "
+                                  "micro-batches, recompute, or more stages".format(stage))
+        deepest = min(deepest, wanted, fits)
+        depths.append(deepest)
+    return tuple(depths)
+
+
+def check_warmups(warmups: Sequence[int], num_micro_batch: int) -> None:
+    """Refuse depths with which the stages of a chain would wait for each other for ever.
+
+    Stage ``i``'s backward of micro-batch ``m`` needs the next stage's, which runs after its forward of
+    ``m + K_{i+1} - 1``, which needs stage ``i``'s; that comes before the backward of ``m`` just if ``K_{i+1} <= K_i``.
+
+    Raises:
+        PlanError: a depth below 1, or larger than that of the stage before it (both counted up to ``num_micro_batch``).
+    """
+    for stage, depth in enumerate(warmups):
+        if depth < 1:
+            raise PlanError("stage {} has warmup {}, expected at least 1".format(stage, depth))
+    for stage, (before, after) in enumerate(zip(warmups, warmups[1:])):
+        if min(after, num_micro_batch) > min(before, num_micro_batch):
+            raise PlanError(
+                "warmup {} of stage {} is larger than warmup {} of stage {}: stage {} would wait for forward "
+                "micro-batches that stage {} starts only after a backward; use warmup <= {} on stage {}".format(
+                    after, stage + 1, before, stage, stage + 1, stage, before, stage + 1))
