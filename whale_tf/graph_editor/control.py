@@ -1,0 +1,87 @@
+"""Control edges: which op waits for which.
+
+Control edges of an op that a Session has already run can no longer be changed for that Session. Never let an op inside
+a version 1 while loop wait for one outside it, or the other way round: it would wait for ever.
+"""
+from __future__ import annotations
+
+from typing import Iterable, List, Optional, Sequence
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import GraphEditError
+from whale_tf.graph_editor.select import backward
+
+
+def add_control_inputs(op: tf.Operation, befores: Iterable[tf.Operation]) -> None:
+    """Lets ``op`` wait for ``befores``; those it waits for already are passed over.
+
+    Raises:
+      GraphEditError: an op of another graph, or ``op`` itself.
+    """
+    present = set(op.control_inputs)
+    new = [before for before in dict.fromkeys(befores) if before not in present]
+    for before in new:
+        if before.graph is not op.graph:
+            raise GraphEditError("op {!r} cannot wait for {!r}, which belongs to another graph".format(
+                op.name, before.name))
+        if before is op:
+            raise GraphEditError("op {!r} cannot wait for itself".format(op.name))
+    op._add_control_inputs(new)
+
+
+def remove_control_inputs(op: tf.Operation, befores: Optional[Iterable[tf.Operation]] = None) -> List[tf.Operation]:
+    """Lets ``op`` no longer wait for ``befores`` (None: for anything). Returns the ops it waited for."""
+    present = list(op.control_inputs)
+    removed = set(present) if befores is None else set(befores)
+    gone = [before for before in present if before in removed]
+    if gone:
+        op._remove_all_control_inputs()
+        op._add_control_inputs([before for before in present if before not in removed])
+    return gone
+
+
+def barrier(ops: Sequence[tf.Operation], name: str, device: str = "") -> tf.Operation:
+    """A new NoOp that runs after all of ``ops``.
+
+    Raises:
+      GraphEditError: no ops are given.
+    """
+    if not ops:
+        raise GraphEditError("barrier {!r}: give at least one op to wait for".format(name))
+    graph = ops[0].graph
+    with graph.as_default(), graph.control_dependencies(None), graph.control_dependencies(ops), \
+            graph.device(device or None):
+        return tf.no_op(name=name)
+
+
+def order(first: Sequence[tf.Operation], then: Sequence[tf.Operation], name: str = "order", *,
+          check_cycles: bool = True) -> Optional[tf.Operation]:
+    """Lets every op of ``then`` start after all of ``first`` have ended.
+
+    Through a NoOp where that takes fewer edges::
+
+        before   a   b   c        after   a ─┐            ┌─> x
+                                          b ─┼─> order ───┼─> y           order([a, b, c], [x, y, z])
+                 x   y   z                c ─┘            └─> z
+
+    Args:
+      name: of the NoOp, if there is one.
+      check_cycles: look at everything ``first`` depends on, so that no cycle can arise.
+
+    Returns:
+      The NoOp, or None where the ops wait for one another directly.
+
+    Raises:
+      GraphEditError: an op of ``first`` depends on one of ``then`` (a cycle would arise).
+    """
+    if check_cycles and first and then:
+        upstream = set(backward(first))
+        cycle = [op.name for op in then if op in upstream]
+        if cycle:
+            raise GraphEditError("{!r} cannot wait for {}, because these depend on it".format(
+                cycle[0], [op.name for op in first[:5]]))
+    direct = len(first) * len(then) <= len(first) + len(then)
+    gate = None if direct else barrier(first, name)
+    for op in then:
+        add_control_inputs(op, first if gate is None else [gate])
+    return gate

@@ -1,0 +1,244 @@
+"""Loops and conditionals: frames of version 1 control flow, bodies of functional control flow.
+
+Version 1 loops are ordinary ops between Enter and Exit; the executor keeps loops apart by the string ``frame_name`` of
+their Enter ops, so two loops of one name run into each other::
+
+                          frame "loop"                           outer frame
+    x ──> Enter ──> Merge ──> Switch ──> Exit ─────────────────────> y
+                      ^         │
+                      │         └─> body ops ──> NextIteration ─┐
+                      └─────────────────────────────────────────┘
+
+Functional loops and conditionals (While, If, Case, PartitionedCall) are one op that names functions of the graph's
+library. To run a changed body, copy the function under a new name and let the op's clone call the copy::
+
+    before   clone of "loop": While(body="body_7")
+    after    copy_function(graph, "body_7", "body_7_half", edit)
+             edit.clone([loop], "copy", edit=lambda node, op: call_functions(node, {"body_7": "body_7_half"}))
+"""
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+
+from whale_tf._tf_compat import FunctionDef, NodeDef, tf, v1
+from whale_tf.errors import GraphEditError, did_you_mean
+
+ENTER_TYPES = frozenset(["Enter", "RefEnter"])
+EXIT_TYPES = frozenset(["Exit", "RefExit"])
+NEXT_TYPES = frozenset(["NextIteration", "RefNextIteration"])
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The ops of one version 1 while loop.
+
+    Attributes:
+      name: the ``frame_name`` of its Enter ops.
+      parent: name of the frame around it; None for an outermost loop.
+      ops: ops that run in this frame, its own Enter and Exit ops included, those of the loops inside it not.
+    """
+
+    name: str
+    parent: Optional[str]
+    ops: Tuple[tf.Operation, ...]
+
+
+def frame_name(enter: tf.Operation) -> str:
+    """The frame that an Enter op leads into."""
+    return enter.get_attr("frame_name").decode()
+
+
+def frames(graph: tf.Graph) -> Dict[str, Frame]:
+    """All frames of a graph by name. Needs no control-flow context, so clones and imported loops are found too.
+
+    Cost: one look at every op's type, and a walk over the ops inside loops.
+    """
+    enters = [op for op in graph.get_operations() if op.type in ENTER_TYPES]
+    members: Dict[str, Dict[tf.Operation, None]] = {}
+    parents: Dict[str, Optional[str]] = {}
+    work: Deque[tf.Operation] = deque()
+    for enter in enters:
+        members.setdefault(frame_name(enter), {})[enter] = None
+    frame_of = {enter: frame_name(enter) for enter in enters}
+    waiting_exits: Dict[str, List[tf.Operation]] = {}
+
+    def reach(op: tf.Operation, name: str) -> None:
+        if op.type in ENTER_TYPES:  # enters a frame of its own, from this one
+            inner = frame_of[op]
+            if parents.setdefault(inner, name) == name:
+                work.extend(waiting_exits.pop(inner, []))
+        elif op not in frame_of:
+            frame_of[op] = name
+            members[name][op] = None
+            work.append(op)
+
+    work.extend(enters)
+    while work:
+        op = work.popleft()
+        name: Optional[str] = frame_of[op]
+        if op.type in EXIT_TYPES:
+            if name not in parents:  # its consumers run in the parent, which may be found later
+                waiting_exits.setdefault(str(name), []).append(op)
+                continue
+            name = parents[str(name)]
+        if name is not None:
+            for consumer in _successors(op):
+                reach(consumer, name)
+    return {name: Frame(name, parents.get(name), tuple(ops)) for name, ops in members.items()}
+
+
+def _successors(op: tf.Operation) -> List[tf.Operation]:
+    found = [consumer for tensor in op.outputs for consumer in tensor.consumers()]
+    return found + list(op._control_outputs)
+
+
+def rename_frames(enters: Iterable[tf.Operation], rename: Callable[[str], str]) -> None:
+    """Gives loops in the graph new frame names, before any Session has run them.
+
+    ::
+
+        before   Enter(frame_name="loop")    Enter(frame_name="loop")    two copies of a loop run into each other
+        after    Enter(frame_name="loop")    Enter(frame_name="loop_1")  rename_frames(second_copy, lambda f: f + "_1")
+
+    Args:
+      enters: Enter ops, all those of a loop (other ops are passed over, so the ops of a whole clone may be given).
+    """
+    for op in enters:
+        if op.type in ENTER_TYPES:
+            op._set_attr("frame_name", v1.AttrValue(s=rename(frame_name(op)).encode()))
+
+
+def check_whole_loops(loops: Mapping[str, Frame], names: Set[str]) -> None:
+    """Refuses a set of op names that holds the entrance of a v1 loop but not all that its loop ops read.
+
+    A clone of such a set would have ops that read from two different frames, which never run.
+
+    Raises:
+      GraphEditError: names the loop and the ops that are missing.
+    """
+    for frame in loops.values():
+        if not any(op.type in ENTER_TYPES and op.name in names for op in frame.ops):
+            continue
+        for op in frame.ops:
+            if op.name in names or op.type in EXIT_TYPES:
+                continue
+            readers = [consumer.name for consumer in _successors(op) if consumer.name in names]
+            if readers:
+                raise GraphEditError(
+                    "the set to clone cuts through the while loop {!r}: {!r} is outside the set and is read inside it "
+                    "by {!r}; add the loop's other ops (control_flow.frames(graph)[{!r}].ops)".format(
+                        frame.name, op.name, readers[0], frame.name))
+
+
+def fresh_frame_names(enters: Iterable[NodeDef], taken: Set[str]) -> None:
+    """Gives the loops of one clone frame names of their own, and adds these to ``taken``.
+
+    Enter nodes of one frame get one new name.
+    """
+    renamed: Dict[bytes, bytes] = {}
+    for node in enters:
+        old = node.attr["frame_name"].s
+        if old not in renamed:
+            count = 1
+            while "{}_{}".format(old.decode(), count) in taken:
+                count += 1
+            new = "{}_{}".format(old.decode(), count)
+            taken.add(new)
+            renamed[old] = new.encode()
+        node.attr["frame_name"].s = renamed[old]
+
+
+# ------------------------------------------------------------------------------------------------------------ functions
+def function_names(node: NodeDef) -> Dict[str, str]:
+    """The functions a node calls, by attribute: ``{"cond": "loop_cond_3", "body": "loop_body_4"}`` for a While.
+
+    Attributes that hold a list of functions (Case's ``branches``) give ``{"branches[0]": ..., "branches[1]": ...}``.
+    """
+    names = {}
+    for key, value in node.attr.items():
+        if value.HasField("func"):
+            names[key] = value.func.name
+        for position, function in enumerate(value.list.func):
+            names["{}[{}]".format(key, position)] = function.name
+    return names
+
+
+def call_functions(node: NodeDef, renamed: Mapping[str, str]) -> None:
+    """Lets a NodeDef call other functions: ``renamed`` maps old function names to new ones.
+
+    Use it in ``StagedEdit.clone(..., edit=...)``, or inside ``copy_function`` for nested bodies.
+    """
+    for value in node.attr.values():
+        if value.HasField("func"):
+            value.func.name = renamed.get(value.func.name, value.func.name)
+        for function in value.list.func:
+            function.name = renamed.get(function.name, function.name)
+
+
+def forget_output_shapes(node: NodeDef) -> None:
+    """Empties the ``output_shapes`` of a functional loop or conditional.
+
+    A clone with another batch size is then not held to the original's static shapes: TensorFlow takes a While's from
+    its inputs, an If's become unknown.
+    """
+    for key in ("output_shapes", "_output_shapes"):
+        if key in node.attr:
+            del node.attr[key].list.shape[:]
+
+
+def function_def(graph: tf.Graph, name: str) -> FunctionDef:
+    """A copy of the FunctionDef ``name`` of the graph's library.
+
+    Raises:
+      GraphEditError: the library has no such function.
+    """
+    function = graph._get_function(name)
+    if function is None:
+        known = list(graph._functions)
+        raise GraphEditError("the graph's library has no function {!r}; it has {} functions.{}".format(
+            name, len(known), did_you_mean(name, known)))
+    copy = type(function.definition)()
+    copy.CopyFrom(function.definition)
+    return copy
+
+
+def copy_function(graph: tf.Graph, name: str, new_name: str, edit: Callable[[NodeDef], None]) -> str:
+    """Adds a copy of a function with edited nodes to the graph's library.
+
+    ::
+
+        before   body_7(i, x) { c = Const[8, 4]; r = Reshape(x, c) }
+        after    body_7(i, x) { c = Const[8, 4]; r = Reshape(x, c) }
+                 body_7_half(i, x) { c = Const[4, 4]; r = Reshape(x, c) }
+
+    Static shapes recorded in the function (``_output_shapes``, ``_input_shapes``) are dropped: they belong to the
+    original. The copy has no Python-side graph, so ``tf.gradients`` cannot differentiate an op that calls it:
+    differentiate first.
+
+    Args:
+      edit: called with each NodeDef of the copy. Inside a function inputs are named ``"node:output_name:0"``, or by the
+        bare name of an argument.
+
+    Returns:
+      ``new_name``.
+
+    Raises:
+      GraphEditError: no function ``name``, or ``new_name`` is taken.
+    """
+    if graph._is_function(new_name):
+        raise GraphEditError("the graph's library already has a function {!r}; choose another name".format(new_name))
+    function = function_def(graph, name)
+    function.signature.name = new_name
+    function.attr.pop("_input_shapes", None)
+    for attributes in function.arg_attr.values():
+        attributes.attr.pop("_output_shapes", None)
+    for node in function.node_def:
+        node.attr.pop("_output_shapes", None)
+        edit(node)
+    library = v1.GraphDef(versions=graph.graph_def_versions)
+    library.library.function.add().CopyFrom(function)
+    with graph.as_default():
+        tf.import_graph_def(library, name="")
+    return new_name

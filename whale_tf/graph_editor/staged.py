@@ -1,0 +1,426 @@
+"""Collect new nodes and clones, then add all of them to a graph with one import.
+
+One ``tf.import_graph_def`` for everything is what makes a large rewrite cheap: each import scans the whole graph, and
+creating an op from Python costs three to four times what importing it does.
+
+::
+
+    before     x ──> mul ──> add              edit.add("Mul", "half", ["x", "c"])
+                      ^                       edit.clone([mul, add], "copy", input_map={"x:0": "half"})
+               w ─────┘                       edit.commit()
+
+    after      x ──┬─────────────> mul ──> add
+                   │                ^
+                   │         w ─────┤
+                   │                v
+                   └──> half ──> copy/mul ──> copy/add
+
+Inputs inside the cloned set lead to the clones, all others stay on the originals (``w``) unless ``input_map`` says
+otherwise (``x``).
+"""
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+
+from whale_tf._tf_compat import GraphDef, NodeDef, op_def, tf, v1
+from whale_tf.errors import GraphEditError
+from whale_tf.graph_editor.attrs import OpSignature
+from whale_tf.graph_editor.control_flow import ENTER_TYPES, Frame, check_whole_loops, frames, fresh_frame_names
+from whale_tf.graph_editor.device import canonical_device
+from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
+
+Rename = Union[str, Callable[[str], str]]
+Device = Union[None, str, Callable[[tf.Operation], Optional[str]]]
+ControlInputs = Union[None, Mapping[str, Sequence[str]], Callable[[tf.Operation], Sequence[str]]]
+
+
+class StagedEdit:
+    """Nodes that refer to each other and to tensors already in the graph; ``commit`` adds them all at once.
+
+    Tensors are named as in a NodeDef: ``"op:1"``, and ``"op"`` or ``"op:0"`` for the first output. A name may be used
+    before the node it belongs to is staged, so cycles (``NextIteration`` to ``Merge``) can be built. Names never change
+    between staging and the graph.
+
+    Whatever scopes are open when ``commit`` runs (device, control dependencies, colocation, names, control-flow
+    contexts) do not touch the new ops.
+
+    Differentiate first and clone forward and backward together: an import makes no control-flow contexts (the Python
+    objects that ``tf.while_loop`` and ``tf.cond`` of version 1 attach to their ops), and clones of While and If share
+    the originals' functions, so ``tf.gradients`` through a cloned loop or conditional raises inside TensorFlow (seen on
+    1.15.5 and 2.21). Clones of all other ops can be differentiated, custom gradients included.
+
+    Args:
+      graph: the graph to add to.
+      graph_def: ``graph.as_graph_def()`` if the caller has it and the graph has not changed since.
+    """
+
+    def __init__(self, graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> None:
+        self.graph = graph
+        self._originals: Optional[Dict[str, NodeDef]] = None
+        if graph_def is not None:
+            self._originals = {node.name: node for node in graph_def.node}
+        self._graph_def = v1.GraphDef()
+        self._graph_def.versions.CopyFrom(graph.graph_def_versions)
+        self._staged: Dict[str, NodeDef] = {}
+        self._signatures: Dict[str, OpSignature] = {}
+        self._taken: Optional[Set[str]] = None
+        self._loops: Optional[Dict[str, Frame]] = None
+        self._frame_names: Set[str] = set()  # of loops staged here
+        self._committed = False
+
+    def __len__(self) -> int:
+        return len(self._staged)
+
+    def node(self, name: str) -> NodeDef:
+        """The staged NodeDef of that name, which may still be changed (not its name).
+
+        Raises:
+          GraphEditError: no such node is staged.
+        """
+        try:
+            return self._staged[name]
+        except KeyError:
+            raise GraphEditError("no node {!r} is staged".format(name)) from None
+
+    # ---------------------------------------------------------------------------------------------------- new nodes
+    def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
+            control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str:
+        """Stages one new node.
+
+        Type and number attributes that follow from the inputs (``T``, ``N``) may be left out, unless they follow from
+        a node that is staged later.
+
+        Args:
+          inputs: names of tensors, staged or in the graph.
+          control_inputs: names of ops, staged or in the graph.
+          attrs: Python values (see ``attrs.to_attr_value``).
+
+        Returns:
+          The op's name: ``name``, or ``name_1``, ``name_2``, ... where it is taken.
+
+        Raises:
+          GraphEditError: unknown op type or attribute, or a value that does not fit.
+        """
+        self._check_open()
+        signature = self._signature(op_type, name)
+        with self._all_or_nothing():
+            node = self._new_node(self._unique(name))
+            node.op = op_type
+            node.device = canonical_device(device)
+            signature.set_attrs(node, attrs or {})
+            data = [canonical_edge(edge) for edge in inputs]
+            signature.infer_attrs(node, data, self._dtype)
+            node.input.extend(data + control_edges(control_inputs))
+        if op_type in ENTER_TYPES:
+            self._frame_names.add(node.attr["frame_name"].s.decode())
+        return node.name
+
+    def const(self, value: Any, name: str, *, dtype: Any = None, device: str = "",
+              control_inputs: Sequence[str] = ()) -> str:
+        """Stages a Const that holds ``value`` (array-like; ``dtype`` converts it) and returns its name."""
+        proto = v1.make_tensor_proto(value, dtype=dtype)
+        return self.add("Const", name, device=device, control_inputs=control_inputs,
+                        attrs={"dtype": proto.dtype, "value": proto})
+
+    # ------------------------------------------------------------------------------------------------------- clones
+    def clone(self, ops: Iterable[tf.Operation], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,
+              control_map: Optional[Mapping[str, Optional[str]]] = None, device: Device = None,
+              edit: Optional[Callable[[NodeDef, tf.Operation], None]] = None,
+              control_inputs: ControlInputs = None) -> Dict[str, str]:
+        """Stages a copy of each op of a set.
+
+        An input that comes from inside the set comes from the clone, any other stays on the original. Loops of version
+        1 get new frame names. ``_class`` entries ("run where X runs") follow X when X is cloned too and are dropped
+        otherwise. All other attributes stay as they are, ``shared_name`` among them: a cloned VarHandleOp or queue
+        that has one shares its resource with the original on the same device. Attributes that hold shapes of another
+        batch size (Placeholder's ``shape``, While's ``output_shapes``) are the caller's to change in ``edit``.
+
+        Args:
+          rename: a prefix (``"copy"`` makes ``copy/name``), or a function from old to new names.
+          input_map: which tensor to read instead of another, ``{"x:0": "half:0"}``, also inside the set.
+          control_map: which op to wait for instead of another, ``{"init": "copy_init"}``; None drops the edge.
+          device: the clones' device: one for all, or a function of the original op. None keeps the original's.
+          edit: called last with each new NodeDef and its original op, to change attributes, device or inputs in place.
+          control_inputs: names of further ops to wait for, per original op name or as a function of the original op.
+
+        Returns:
+          New name of each original name.
+
+        Raises:
+          GraphEditError: a new name is taken, an op belongs to another graph, or the set cuts through a v1 while loop.
+        """
+        self._check_open()
+        ops = list(ops)
+        names = self._clone_names(ops, rename)
+        edges = CloneEdges(names, input_map or {}, control_map or {})
+        with self._all_or_nothing(), _gc_paused():
+            clones = self._copy_nodes(ops, names, edges, _per_op(control_inputs))
+            enters = [node for node in clones if node.op in ENTER_TYPES]
+            if enters:
+                self._separate_loops(enters, set(names))
+            self._place_and_edit(ops, clones, device, edit)
+        return names
+
+    def _copy_nodes(self, ops: Sequence[tf.Operation], names: Mapping[str, str], edges: CloneEdges,
+                    extra: Optional[Callable[[tf.Operation], Optional[Sequence[str]]]]) -> List[NodeDef]:
+        originals = self._original_nodes(ops)
+        clones = []
+        for op, (old, new) in zip(ops, names.items()):
+            node = self._new_node(new, originals[old])
+            inputs = [edges[edge] for edge in node.input]
+            del node.input[:]
+            node.input.extend([edge for edge in inputs if edge] if edges.drops else inputs)
+            if extra is not None:
+                node.input.extend([edge for edge in control_edges(extra(op) or ()) if edge not in inputs])
+            if "_class" in node.attr:
+                follow_colocation(node, names)
+            if "_output_shapes" in node.attr:  # shapes are inferred anew: an input may be smaller than the original's
+                del node.attr["_output_shapes"]
+            clones.append(node)
+        return clones
+
+    def _separate_loops(self, enters: Sequence[NodeDef], originals: Set[str]) -> None:
+        if self._loops is None:
+            self._loops = frames(self.graph)
+            self._frame_names.update(self._loops)
+        check_whole_loops(self._loops, originals)
+        fresh_frame_names(enters, self._frame_names)
+
+    def _clone_names(self, ops: Sequence[tf.Operation], rename: Rename) -> Dict[str, str]:
+        """Old name to new name, in the order of ``ops``; refuses names that are taken."""
+        if isinstance(rename, str):
+            prefix = rename.rstrip("/") + "/"
+            names = {op.name: prefix + op.name for op in ops}
+        else:
+            names = {op.name: rename(op.name) for op in ops}
+        if len(names) < len(ops):
+            seen: Set[str] = set()
+            twice = [op.name for op in ops if op.name in seen or seen.add(op.name)]  # type: ignore[func-returns-value]
+            raise GraphEditError("ops to clone are listed more than once: {}".format(_some(twice)))
+        foreign = [op.name for op in ops if op.graph is not self.graph]
+        if foreign:
+            raise GraphEditError("ops to clone belong to another graph: {}; clone them from an edit of that graph"
+                                 .format(_some(foreign)))
+        taken = self._names_taken()
+        clash = [new for new in names.values() if new in taken or new in self._staged]
+        if clash or len(set(names.values())) < len(names):
+            raise GraphEditError("names of clones are taken: {}; choose another prefix".format(
+                _some(clash or sorted(names.values()))))
+        return names
+
+    def _original_nodes(self, ops: Sequence[tf.Operation]) -> Mapping[str, NodeDef]:
+        """NodeDefs of the originals: one export of the whole graph is cheaper than many single ones."""
+        if self._originals is None:
+            if len(ops) * 8 < len(self.graph.get_operations()):
+                return {op.name: op.node_def for op in ops}
+            self._originals = {node.name: node for node in self.graph.as_graph_def().node}
+        return self._originals
+
+    @staticmethod
+    def _place_and_edit(ops: Sequence[tf.Operation], clones: Sequence[NodeDef], device: Device,
+                        edit: Optional[Callable[[NodeDef, tf.Operation], None]]) -> None:
+        if isinstance(device, str):
+            where = canonical_device(device)
+            for node in clones:
+                node.device = where
+        elif device is not None:
+            for op, node in zip(ops, clones):
+                choice = device(op)
+                if choice is not None:
+                    node.device = canonical_device(choice)
+        if edit is not None:
+            for op, node in zip(ops, clones):
+                name = node.name
+                edit(node, op)
+                if node.name != name:
+                    renamed, node.name = node.name, name
+                    raise GraphEditError("`edit` renamed the clone {!r} to {!r}; names are given by `rename`".format(
+                        name, renamed))
+
+    # ------------------------------------------------------------------------------------------------------- commit
+    def commit(self) -> Dict[str, tf.Operation]:
+        """Adds everything to the graph and returns the new ops by name. An edit is committed once.
+
+        Garbage collection is paused meanwhile: the collector would walk the many new objects again and again.
+
+        Raises:
+          GraphEditError: a name was taken meanwhile, an input does not exist, or TensorFlow refused a node (the message
+            says which and why); the graph is then as it was.
+        """
+        self._check_open()
+        self._committed = True
+        if not self._staged:
+            return {}
+        if self.graph.finalized:
+            raise GraphEditError("the graph is finalized; commit edits before finalize() or a MonitoredSession")
+        tensors, waits = self._resolve_externals()
+        devices = {node.name: node.device for node in self._graph_def.node if node.device}
+        for name in devices:  # set afterwards: import applies devices through a device scope per op, which is slow
+            self._staged[name].device = ""
+        with _gc_paused():
+            new_ops = self._import(tensors)
+            for name, where in devices.items():
+                new_ops[name]._set_device(where)
+            for name, befores in waits.items():
+                new_ops[name]._add_control_inputs(befores)
+        return new_ops
+
+    def _import(self, tensors: Dict[str, tf.Tensor]) -> Dict[str, tf.Operation]:
+        n_before = len(self.graph.get_operations())
+        with self.graph.as_default(), self.graph.device(None), self.graph.control_dependencies(None), \
+                self.graph.colocate_with(None, ignore_existing=True), _contexts_hidden(tensors.values()):
+            try:
+                tf.import_graph_def(self._graph_def, input_map=tensors, name="")
+            except (ValueError, tf.errors.OpError) as error:
+                raise GraphEditError("TensorFlow refused the edit of {} nodes: {}".format(
+                    len(self._staged), error)) from error
+        new_ops = {op.name: op for op in self.graph.get_operations()[n_before:]}
+        if new_ops.keys() != self._staged.keys():
+            raise GraphEditError("TensorFlow renamed new ops: {}. Was the graph changed by something else since the "
+                                 "edit began?".format(_some(sorted(new_ops.keys() - self._staged.keys()))))
+        return new_ops
+
+    def _resolve_externals(self) -> Tuple[Dict[str, tf.Tensor], Dict[str, List[tf.Operation]]]:
+        """What the staged nodes read from the graph: tensors, and the ops they wait for (by waiting node).
+
+        Control edges are taken out of the NodeDefs here and added after the import, which cannot express one from an
+        op without outputs.
+        """
+        tensors: Dict[str, tf.Tensor] = {}
+        external_waits: Dict[str, tf.Operation] = {}
+        waits: Dict[str, List[tf.Operation]] = {}
+        seen: Set[str] = set()
+        for node in self._graph_def.node:
+            late = []
+            for edge in node.input:
+                if edge not in seen:
+                    seen.add(edge)
+                    if edge[0] == "^":
+                        if edge[1:] not in self._staged:
+                            external_waits[edge] = self._existing(edge, node)
+                    elif edge.partition(":")[0] not in self._staged:
+                        tensors[edge] = self._existing(edge, node)
+                if edge in external_waits:
+                    late.append(edge)
+            if late:
+                waits[node.name] = [external_waits[edge] for edge in dict.fromkeys(late)]
+                kept = [edge for edge in node.input if edge not in external_waits]
+                del node.input[:]
+                node.input.extend(kept)
+        return tensors, waits
+
+    def _existing(self, edge: str, node: NodeDef) -> Any:
+        """The graph's tensor (or op, for a control edge) that a staged node refers to."""
+        try:
+            if edge[0] == "^":
+                return self.graph.get_operation_by_name(edge[1:])
+            return self.graph.get_tensor_by_name(edge if ":" in edge else edge + ":0")
+        except (KeyError, ValueError) as error:
+            raise GraphEditError("node {!r} ({}) reads {!r}, which is neither staged nor in the graph".format(
+                node.name, node.op, edge)) from error
+
+    # -------------------------------------------------------------------------------------------------------- names
+    def _check_open(self) -> None:
+        if self._committed:
+            raise GraphEditError("this edit has been committed; start a new StagedEdit")
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Takes back what was staged inside if it fails."""
+        n_before = len(self._staged)
+        try:
+            yield
+        except BaseException:
+            for node in self._graph_def.node[n_before:]:
+                del self._staged[node.name]
+            del self._graph_def.node[n_before:]
+            raise
+
+    def _new_node(self, name: str, original: Optional[NodeDef] = None) -> NodeDef:
+        node = self._graph_def.node.add()
+        if original is not None:
+            node.CopyFrom(original)
+        node.name = name
+        self._staged[name] = node
+        return node
+
+    def _names_taken(self) -> Set[str]:
+        """Names of the graph's ops and of the scopes they are in: TensorFlow renames an import that uses either."""
+        if self._taken is None:
+            taken = {op.name for op in self.graph.get_operations()}
+            for name in list(taken):
+                scope = name.rpartition("/")[0]
+                while scope and scope not in taken:
+                    taken.add(scope)
+                    scope = scope.rpartition("/")[0]
+            self._taken = taken
+        return self._taken
+
+    def _unique(self, name: str) -> str:
+        taken = self._names_taken()
+        candidate, count = name, 0
+        while candidate in taken or candidate in self._staged:
+            count += 1
+            candidate = "{}_{}".format(name, count)
+        return candidate
+
+    def _signature(self, op_type: str, name: str) -> OpSignature:
+        if op_type not in self._signatures:
+            try:
+                self._signatures[op_type] = OpSignature(op_def(self.graph, op_type))
+            except LookupError as error:
+                raise GraphEditError("node {!r}: {}".format(name, error.args[0])) from error
+        return self._signatures[op_type]
+
+    def _dtype(self, edge: str) -> Any:
+        """dtype of a tensor that is staged or in the graph; None when it is not known yet."""
+        name, _, index = edge.partition(":")
+        node = self._staged.get(name)
+        if node is not None:
+            dtypes = self._signature(node.op, name).output_dtypes(node)
+            return dtypes[int(index or 0)] if int(index or 0) < len(dtypes) else None
+        try:
+            return self.graph.get_tensor_by_name("{}:{}".format(name, index or 0)).dtype
+        except KeyError:
+            return None
+
+
+def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[tf.Operation], Optional[Sequence[str]]]]:
+    if control_inputs is None or callable(control_inputs):
+        return control_inputs
+    table = control_inputs
+    return lambda op: table.get(op.name)
+
+
+@contextlib.contextmanager
+def _contexts_hidden(tensors: Iterable[tf.Tensor]) -> Iterator[None]:
+    """Lets new ops read tensors inside a v1 while loop: Python refuses it for ops without the loop's context, although
+    the executor takes an op's frame from its inputs."""
+    hidden = {tensor.op: tensor.op._get_control_flow_context() for tensor in tensors}
+    hidden = {op: context for op, context in hidden.items() if context is not None}
+    for op in hidden:
+        op._set_control_flow_context(None)
+    try:
+        yield
+    finally:
+        for op, context in hidden.items():
+            op._set_control_flow_context(context)
+
+
+@contextlib.contextmanager
+def _gc_paused() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, for a message."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else "{} and {} more".format(shown, len(names) - most)
