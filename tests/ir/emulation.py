@@ -1,0 +1,218 @@
+"""Run a TensorFlow graph in clones as the batch axis analysis says, merge by layout, and compare with the whole.
+
+The emulation edits a GraphDef node by node: every op that depends on the batch is copied once per clone, operands get
+their conversions as extra nodes, constants their localised values, and batch inputs become slices of the whole's.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from whale_tf.capture.record import record
+from whale_tf.ir import batch_axis
+from whale_tf.ir.batch_axis import BatchAxis, Offset, Options, Reduce, Scale, Slice, Whole, analyse
+from whale_tf.ir.graph import OpGraph
+
+SHARED = frozenset(("Placeholder", "VariableV2", "Variable", "VarHandleOp", "Assign", "AssignVariableOp", "NoOp"))
+
+
+class Emulation:
+    """Clones of the ops that ``fetches`` need, in a graph of their own."""
+
+    def __init__(self, graph: tf.Graph, sources: Dict[tf.Tensor, int], fetches: Sequence[tf.Tensor], parts: Sequence[int],
+                 options: Options = Options()) -> None:
+        self.parts = list(parts)
+        self.batch = sum(parts)
+        self.graph = graph
+        self.ops: OpGraph = record(graph)
+        self.fetches = [self.ops.tensor(t.name) for t in fetches]
+        self.axis: BatchAxis = analyse(self.ops, {self.ops.tensor(t.name): d for t, d in sources.items()}, options=options)
+        for t in self.fetches:
+            self.axis.layout(t)
+        self.needed = self._needed()
+        self.definition = graph.as_graph_def()
+        self.nodes = {node.name: node for node in self.definition.node}
+        self.made: Dict[str, Any] = {}
+        for i in range(len(self.parts)):
+            self._clone(i)
+
+    def _needed(self) -> List[int]:
+        found, stack = set(), [self.ops.tensors[t].op for t in self.fetches]
+        while stack:
+            op = stack.pop()
+            if op not in found:
+                found.add(op)
+                stack.extend(self.ops.predecessors(self.ops.ops[op]))
+        return sorted(found)
+
+    def _is_cloned(self, op_id: int) -> bool:
+        op = self.ops.ops[op_id]
+        refs = any(self.ops.tensors[t].dtype.endswith("_ref") for t in op.outputs)
+        return op.type not in SHARED and op_id not in self.axis.shared and not refs
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+    def _add(self, name: str, op: str, inputs: Sequence[str], **attrs: Any) -> str:
+        node = self.definition.node.add()
+        node.name, node.op = name, op
+        node.input.extend(inputs)
+        for key, value in attrs.items():
+            if isinstance(value, tf.DType):
+                node.attr[key].type = value.as_datatype_enum
+            elif isinstance(value, bool):
+                node.attr[key].b = value
+            elif isinstance(value, int):
+                node.attr[key].i = value
+            else:
+                node.attr[key].CopyFrom(value)
+        return name
+
+    def _const(self, name: str, value: Any, dtype: tf.DType, beside: str = "") -> str:
+        """A constant; ``beside`` names a tensor whose loop it belongs to."""
+        if name not in self.made:
+            tensor = tf.make_tensor_proto(value, dtype=dtype)
+            self.made[name] = self._add(name, "Const", ["^" + beside.split(":")[0]] if beside else [], dtype=dtype)
+            self.definition.node[-1].attr["value"].tensor.CopyFrom(tensor)
+        return name
+
+    def _clone(self, i: int) -> None:
+        for op_id in self.needed:
+            if not self._is_cloned(op_id):
+                continue
+            op = self.ops.ops[op_id]
+            node = self.definition.node.add()
+            node.CopyFrom(self.nodes[op.name])
+            node.name = "clone{}/{}".format(i, op.name)
+            if "frame_name" in node.attr:
+                node.attr["frame_name"].s += "_clone{}".format(i).encode()
+            if "_class" in node.attr:
+                del node.attr["_class"]
+            for (where, key), shape in self.axis.attributes.items():
+                if where == op_id:
+                    node.attr[key].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+            del node.input[:]
+            inputs = [self._operand(op_id, position, i) for position in range(len(op.inputs))]
+            controls = ["^" + ("clone{}/".format(i) if self._is_cloned(c) else "") + self.ops.ops[c].name
+                        for c in op.control_inputs if c in set(self.needed)]
+            node.input.extend(inputs + controls)
+
+    def _name(self, tensor: int, i: int) -> str:
+        record_ = self.ops.tensors[tensor]
+        name = self.ops.tensor_name(tensor)
+        if tensor in self.axis.sources:
+            return self._slice(name, record_.dtype, i, Slice(self.axis.sources[tensor]),
+                               "clone{}/source/{}".format(i, name.replace(":", "_")), None)
+        return "clone{}/{}".format(i, name) if self._is_cloned(record_.op) else name
+
+    def _operand(self, op_id: int, position: int, i: int) -> str:
+        op = self.ops.ops[op_id]
+        tensor = op.inputs[position]
+        prefix = "clone{}/edge/{}/{}".format(i, op.name, position)
+        dtype = tf.as_dtype(self.ops.tensors[tensor].dtype.replace("_ref", ""))
+        localise = self.axis.localise.get((op_id, position))
+        if localise is not None:
+            assert None not in localise.components
+            values = [c[0] + c[1] * self.parts[i] for c in localise.components if c is not None]
+            shape = self.ops.tensors[tensor].shape
+            return self._const(prefix, np.reshape(values, [] if shape == () else [-1]), dtype, self._name(tensor, i))
+        name = self._name(tensor, i)
+        for k, step in enumerate(self.axis.conversions.get((op_id, position), ())):
+            where = "{}/{}".format(prefix, k)
+            if isinstance(step, Slice):
+                name = self._slice(name, dtype.name, i, step, where, tensor)
+            elif isinstance(step, Scale):
+                weight = (self.parts[i] / self.batch) ** step.power
+                name = self._add(where, "Mul", [name, self._const(where + "/w", weight, dtype)], T=dtype)
+            elif isinstance(step, Offset):
+                coefficient = np.array(step.coefficient) * sum(self.parts[:i])
+                name = self._add(where, "AddV2", [name, self._const(where + "/o", coefficient, dtype)], T=dtype)
+            elif isinstance(step, Whole):
+                shape = self.ops.tensors[tensor].shape
+                values = [c0 + c1 * self.batch for c0, c1 in step.components]
+                name = self._const(where, np.reshape(values, [] if shape == () else [-1]), dtype)
+            else:
+                assert isinstance(step, Reduce) and k == 0
+                name = self._reduce(tensor, dtype, step, where)
+        return name
+
+    def _reduce(self, tensor: int, dtype: tf.DType, step: Reduce, where: str) -> str:
+        terms = []
+        for j, part in enumerate(self.parts):
+            name = self._name(tensor, j)
+            if step.power:
+                weight = self._const("{}/{}/w".format(where, j), (part / self.batch) ** step.power, dtype)
+                name = self._add("{}/{}".format(where, j), "Mul", [name, weight], T=dtype)
+            terms.append(name)
+        if step.kind == "sum":
+            name = self._add(where, "AddN", terms, T=dtype, N=len(terms))
+        else:
+            stack = self._add(where + "/stack", "Pack", terms, T=dtype, N=len(terms), axis=0)
+            attrs = {} if step.kind in ("any", "all") else {"T": dtype}
+            name = self._add(where, step.kind.capitalize(), [stack, self._const(where + "/axis", 0, tf.int32)],
+                             Tidx=tf.int32, **attrs)
+        return name
+
+    def _slice(self, name: str, dtype: str, i: int, step: Slice, where: str, tensor: Optional[int]) -> str:
+        kind = tf.as_dtype(dtype.replace("_ref", ""))
+        if where in self.made:
+            return where
+        start, axis = 0, self._const(where + "/axis", step.dim, tf.int32)
+        pieces = []
+        for k, length in enumerate(step.blocks):
+            first = start + length * sum(self.parts[:i])
+            index = self._const("{}/{}/rows".format(where, k), list(range(first, first + length * self.parts[i])), tf.int32)
+            pieces.append(self._add("{}/{}".format(where, k), "GatherV2", [name, index, axis], Tparams=kind,
+                                    Tindices=tf.int32, Taxis=tf.int32))
+            start += length * self.batch
+        self.made[where] = self._add(where, "ConcatV2", pieces + [axis], N=len(pieces), T=kind, Tidx=tf.int32) if (
+            len(pieces) > 1) else self._add(where, "Identity", pieces, T=kind)
+        return where
+
+    # -- values -------------------------------------------------------------------------------------------------------
+    def run(self, feed: Dict[str, np.ndarray], initialise: Optional[str] = None) -> Tuple[List[Any], List[Any]]:
+        """(whole values, merged values) of the fetches."""
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(self.definition, name="")
+            names = [self.ops.tensor_name(t) for t in self.fetches]
+            clones = [[self._name(t, i) for t in self.fetches] for i in range(len(self.parts))]
+            with tf.Session(graph=graph) as session:
+                if initialise:
+                    session.run(initialise, feed)
+                whole = session.run(names, feed)
+                values = [session.run([graph.get_tensor_by_name(n if ":" in n else n + ":0") for n in each], feed)
+                          for each in clones]
+        return whole, [self.merge(t, [each[k] for each in values]) for k, t in enumerate(self.fetches)]
+
+    def merge(self, tensor: int, values: Sequence[Any]) -> Any:
+        return merge(self.axis, tensor, values, self.parts)
+
+
+def merge(axis: BatchAxis, tensor: int, values: Sequence[Any], parts: Sequence[int]) -> Any:
+    """The whole value from the clones' (layout.py's definitions)."""
+    layout, batch = axis.layout(tensor), sum(parts)
+    weights = [(p / batch) ** layout.power for p in parts]
+    if layout is batch_axis.EXTENT:
+        return np.array([v if isinstance(v, int) else v.at(batch) for v in axis.extents[tensor].flat]).reshape(
+            axis.extents[tensor].shape)
+    if layout.power:
+        values = [v * w for v, w in zip(values, weights)]
+    if layout.is_replicated:
+        for value in values[1:]:
+            np.testing.assert_allclose(value, values[0], rtol=1e-9, atol=1e-12)
+        return values[0]
+    if layout.is_partial:
+        return sum(values)
+    if layout.kind in batch_axis.EXTREMES:
+        return getattr(np, layout.kind)(np.stack(values), axis=0)
+    offset = axis.offsets.get(tensor, 0)
+    values = [v + np.array(offset) * sum(parts[:i]) if offset else v for i, v in enumerate(values)]
+    blocks: List[Optional[int]] = list(layout.blocks) if layout.blocks is not None and -1 not in layout.blocks else [None]
+    if blocks == [None]:
+        return np.concatenate(values, axis=layout.dim)
+    pieces = []
+    for k, length in enumerate(blocks):
+        before = sum(n or 0 for n in blocks[:k])
+        for part, value in zip(parts, values):
+            pieces.append(np.take(value, range(before * part, (before + (length or 0)) * part), axis=layout.dim))
+    return np.concatenate(pieces, axis=layout.dim)

@@ -1,0 +1,69 @@
+"""Parallel equals local: every model under every plan; by default a subset in which every pair of choices meets."""
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+
+from tests.numeric.cases import CASES, SYNCHRONISED
+from tests.numeric.equality import check
+from tests.numeric.pairwise import all_pairs, full_product
+from tests.numeric.plans import MICRO_BATCHES, SCHEDULES, SHAPES, Parallel
+from tests.numeric.script import Setting
+
+BOTH = (True, False)
+AXES: Dict[str, Any] = {
+    "case": tuple(CASES), "shape": tuple(SHAPES), "micro_batches": MICRO_BATCHES, "schedule": SCHEDULES,
+    "dtype": ("float32", "float64"), "resource": BOTH, "static_batch": BOTH, "dataset": BOTH,
+    "runner": ("session", "callable", "monitored")}
+SYNC_AXES = dict(AXES, case=tuple(SYNCHRONISED), micro_batches=(1,), schedule=SCHEDULES[:1])
+
+
+def allowed(row: Dict[str, Any]) -> bool:
+    """A ragged last mini-batch of several model replicas, each with its own, has no local counterpart."""
+    ragged = "case" in row and row["case"] in CASES and CASES[row["case"]].ragged
+    nested = "shape" in row and SHAPES[row["shape"]].model_replicas > 1
+    return not (ragged and nested and row.get("dataset", False))
+
+
+def name_of(row: Dict[str, Any]) -> str:
+    words = [row["case"], row["shape"], "m{}".format(row["micro_batches"]), row["schedule"], row["dtype"],
+             "resource" if row["resource"] else "ref", "static" if row["static_batch"] else "unknown",
+             "dataset" if row["dataset"] else "fed", row["runner"]]
+    return "-".join(words)
+
+
+def run(row: Dict[str, Any]) -> None:
+    setting = Setting(**{field: row[field] for field in Setting._fields})
+    check(row["case"], setting, Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", all_pairs(AXES, allowed), ids=name_of)
+def test_pairs(row: Dict[str, Any]) -> None:
+    run(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", all_pairs(SYNC_AXES), ids=name_of)
+def test_synchronised_batch_norm(row: Dict[str, Any]) -> None:
+    run(row)
+
+
+def full_matrix() -> Any:
+    """Every model x plan x precision; the remaining choices alternate along the list."""
+    axes = {name: AXES[name] for name in ("case", "shape", "micro_batches", "schedule", "dtype")}
+    rest = {name: AXES[name] for name in AXES if name not in axes}
+    others = full_product(rest)
+    for index, row in enumerate(full_product(axes)):
+        if row["micro_batches"] == 1 and row["schedule"] != SCHEDULES[0]:
+            continue  # one micro-batch has one order
+        choices = [dict(row, **others[(index + shift) % len(others)]) for shift in range(len(others))]
+        yield next(choice for choice in choices if allowed(choice))
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("row", full_matrix(), ids=name_of)
+def test_all(row: Dict[str, Any]) -> None:
+    run(row)

@@ -1,0 +1,127 @@
+"""The schedule is real: the order of work and the memory of a traced step."""
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Tuple
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from models import bert
+from tests.numeric import trace
+from tests.numeric.script import dense
+
+STAGES = 4
+
+
+@pytest.fixture(autouse=True)
+def fresh_graph() -> Iterator[None]:
+    with tf.Graph().as_default():
+        yield
+    wh.shutdown()
+
+
+def run_traced(loss: tf.Tensor, feed: Dict) -> tf.RunMetadata:
+    """The third step of training under ``loss``."""
+    update = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+    with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=STAGES)) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(2):
+            session.run([loss, update], feed)
+        return trace.traced(session, [loss, update], feed)
+
+
+def deep_perceptron(micro_batches: int, **config: Any) -> tf.RunMetadata:
+    """Four stages of two layers each."""
+    wh.init(dict(config, num_micro_batch=micro_batches), cluster="cpu:{}".format(STAGES))
+    x = tf.placeholder(tf.float32, [32 * micro_batches, 64])
+    h = x
+    for stage in range(STAGES):
+        with wh.replicate(1):
+            for layer in range(2):
+                h = tf.tanh(dense(h, 64, "layer_{}_{}".format(stage, layer)))
+    feed = {x: np.random.RandomState(0).randn(32 * micro_batches, 64)}
+    return run_traced(tf.reduce_mean(tf.square(h)), feed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batches", [2, 8])
+@pytest.mark.parametrize("policy", ["PA", "PB"])
+def test_one_forward_one_backward(policy: str, micro_batches: int) -> None:
+    metadata = deep_perceptron(micro_batches, **{"pipeline.schedule": "backward_first", "pipeline.warmup": policy})
+    order, steps = trace.executed_order(metadata), trace.intervals(metadata)
+    for stage in range(STAGES):
+        ahead = STAGES - stage if policy == "PA" else 2 * (STAGES - stage) - 1
+        assert order[stage] == trace.one_f_one_b(ahead, micro_batches), "stage {}".format(stage)
+        assert trace.most_alive(steps[stage]) <= min(ahead, micro_batches)
+        assert not trace.overlapping(steps[stage])
+
+
+@pytest.mark.slow
+def test_gpipe_runs_all_forward_steps_first() -> None:
+    metadata = deep_perceptron(8, **{"pipeline.schedule": "gpipe"})
+    for stage, order in trace.executed_order(metadata).items():
+        assert order[:8] == trace.all_forward_first(8), "stage {}".format(stage)
+        assert sorted(order[8:]) == ["B{}".format(m) for m in range(8)]
+        assert trace.most_alive(trace.intervals(metadata)[stage]) == 8
+
+
+def encoder_peak(schedule: str, micro_batches: int) -> Dict[int, int]:
+    """Peak bytes of each stage of a 4-layer encoder with micro-batches of 4 sequences."""
+    wh.init({"num_micro_batch": micro_batches, "pipeline.schedule": schedule, "pipeline.warmup": "PA"},
+            cluster="cpu:{}".format(STAGES))
+    config = bert.BertConfig(hidden=32, heads=2, ffn=64, seq=64)
+    x = tf.placeholder(tf.float32, [4 * micro_batches, config.seq, config.hidden])
+    h = x
+    for stage in range(STAGES):
+        with wh.replicate(1):
+            h = bert.encoder_layer(h, config, name="layer_{}".format(stage))
+    feed = {x: np.random.RandomState(0).randn(*x.shape.as_list())}
+    return trace.peak_bytes(run_traced(tf.reduce_mean(tf.square(h)), feed))
+
+
+def in_fresh_graph(schedule: str, micro_batches: int) -> int:
+    with tf.Graph().as_default():
+        return encoder_peak(schedule, micro_batches)[0]
+
+
+@pytest.mark.slow
+def test_backward_first_needs_half_the_memory_of_gpipe() -> None:
+    peaks = {name: in_fresh_graph(name, 16) for name in ("backward_first", "gpipe")}
+    assert peaks["backward_first"] <= 0.5 * peaks["gpipe"], peaks
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_micro_batches() -> None:
+    peaks = {count: in_fresh_graph("backward_first", count) for count in (8, 16, 32)}
+    assert max(peaks.values()) <= 1.1 * min(peaks.values()), peaks
+
+
+class TestTheHelpers:
+    def metadata(self, *nodes: Tuple[str, int, int]) -> tf.RunMetadata:
+        """Nodes ``(name, begin, end)`` on device 1, each of which holds 8 bytes while it runs."""
+        metadata = tf.RunMetadata()
+        device = metadata.step_stats.dev_stats.add(device="/job:localhost/replica:0/task:0/device:CPU:1")
+        for name, begin, end in nodes:
+            node = device.node_stats.add(node_name=name, all_start_micros=begin, all_end_rel_micros=end - begin)
+            memory = node.memory.add()
+            memory.allocation_records.add(alloc_micros=begin, alloc_bytes=8)
+            memory.allocation_records.add(alloc_micros=end, alloc_bytes=-8)
+        return metadata
+
+    def test_order_and_memory(self) -> None:
+        metadata = self.metadata(
+            ("whale/g0_m0_r0/MatMul", 1, 4), ("whale/g0_m0_r0/more/MatMul", 2, 5), ("MatMul", 0, 9),
+            ("whale/g0_m1_r0/MatMul", 6, 7), ("whale/g0_m0_r0/gradients/MatMul_grad/MatMul", 8, 10),
+            ("whale/g0_m1_r0/gradients/MatMul_grad/MatMul", 9, 12), ("whale/g0_m0_r0/Shape", 20, 30))
+        steps = trace.intervals(metadata)[1]
+        assert steps == {"F0": (1, 5), "F1": (6, 7), "B0": (8, 10), "B1": (9, 12)}
+        assert trace.executed_order(metadata) == {1: ["F0", "F1", "B0", "B1"]}
+        assert trace.most_alive(steps) == 2
+        assert trace.overlapping(steps) == [("B0", "B1")]
+        assert trace.peak_bytes(metadata) == {1: 3 * 8}
+
+    def test_orders(self) -> None:
+        assert trace.one_f_one_b(2, 3) == ["F0", "F1", "B0", "F2", "B1", "B2"]
+        assert trace.one_f_one_b(4, 2) == ["F0", "F1", "B0", "B1"]

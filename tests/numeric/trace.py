@@ -1,0 +1,101 @@
+"""What a traced step did: the order of a pipeline's work and the memory of each device, from RunMetadata."""
+from __future__ import annotations
+
+import collections
+import re
+from typing import Any, Dict, List, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+# Work that a step cannot do without; shape arithmetic and the like may run at any time. TensorFlow's own optimizer
+# fuses MatMul, BiasAdd and Tanh, and calls the result like its last part.
+_HEAVY = re.compile(r"MatMul|BiasAdd|Tanh")
+_CLONE = re.compile(r"^whale/g(?P<g>\d+)_m(?P<m>\d+)_r(?P<r>\d+)/(?P<name>.*)$")
+
+
+def traced(session: tf.Session, fetches: Any, feed: Dict) -> tf.RunMetadata:
+    """RunMetadata of one run with a full trace."""
+    metadata = tf.RunMetadata()
+    session.run(fetches, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+    return metadata
+
+
+def device_index(device: str) -> int:
+    """``/job:.../device:CPU:3`` -> 3."""
+    return int(device.rsplit(":", 1)[1])
+
+
+def intervals(metadata: tf.RunMetadata) -> Dict[int, Dict[str, Tuple[int, int]]]:
+    """Per device, from ``F0`` (forward of micro-batch 0), ``B0`` and so on to when it began and ended in us."""
+    found: Dict[int, Dict[str, Tuple[int, int]]] = collections.defaultdict(dict)
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            clone = _CLONE.match(node.node_name)
+            if clone is None or not _HEAVY.search(node.node_name):
+                continue
+            step = ("B" if clone.group("name").startswith("gradients") else "F") + clone.group("m")
+            begin, end = node.all_start_micros, node.all_start_micros + node.all_end_rel_micros
+            steps = found[device_index(device.device)]
+            before = steps.get(step, (begin, end))
+            steps[step] = (min(begin, before[0]), max(end, before[1]))
+    return found
+
+
+def executed_order(metadata: tf.RunMetadata) -> Dict[int, List[str]]:
+    """Per device its steps in the order in which they began."""
+    return {index: sorted(steps, key=lambda step: steps[step][0]) for index, steps in intervals(metadata).items()}
+
+
+def most_alive(steps: Dict[str, Tuple[int, int]]) -> int:
+    """The largest number of micro-batches at a time whose forward step has begun and whose backward has not ended."""
+    events = [(begin, 1) for step, (begin, _) in steps.items() if step[0] == "F"]
+    events += [(end, -1) for step, (_, end) in steps.items() if step[0] == "B"]
+    alive = peak = 0
+    for _, change in sorted(events):
+        alive += change
+        peak = max(peak, alive)
+    return peak
+
+
+def overlapping(steps: Dict[str, Tuple[int, int]]) -> List[Tuple[str, str]]:
+    """Neighbours in the order of which the second began before the first had ended."""
+    order = sorted(steps, key=lambda step: steps[step][0])
+    return [(a, b) for a, b in zip(order, order[1:]) if steps[b][0] < steps[a][1]]
+
+
+def peak_bytes(metadata: tf.RunMetadata) -> Dict[int, int]:
+    """Per device the most memory that the step's own allocations held at a time (variables and feeds are not of it).
+
+    Allocation records are signed and come with times; sorted and summed they give the curve.
+    """
+    events: Dict[int, List[Tuple[int, int]]] = collections.defaultdict(list)
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            for memory in node.memory:
+                events[device_index(device.device)] += [(r.alloc_micros, r.alloc_bytes)
+                                                        for r in memory.allocation_records]
+    return {index: _peak(records) for index, records in events.items()}
+
+
+def _peak(records: Sequence[Tuple[int, int]]) -> int:
+    held = peak = 0
+    for _, change in sorted(records):
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def one_f_one_b(warmup: int, micro_batches: int) -> List[str]:
+    """The order of a stage that runs ``warmup`` forward steps ahead: F0 F1 B0 F2 B1 B2 for 2 and 3 (DAPPLE, Fig. 3)."""
+    ahead = min(warmup, micro_batches)
+    order = ["F{}".format(m) for m in range(ahead)]
+    for m in range(micro_batches):
+        order.append("B{}".format(m))
+        if m + ahead < micro_batches:
+            order.append("F{}".format(m + ahead))
+    return order
+
+
+def all_forward_first(micro_batches: int) -> List[str]:
+    """GPipe (Huang et al. 2019, Fig. 2c): the forward steps, then the backward ones in any order."""
+    return ["F{}".format(m) for m in range(micro_batches)]

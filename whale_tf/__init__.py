@@ -1,0 +1,85 @@
+"""whale_tf: the same TensorFlow script, on many devices.
+
+    import whale_tf as wh
+    wh.init({"num_micro_batch": 8}, cluster="cpu:4")
+    with wh.replicate(1):
+        ...
+
+The planning half (``whale_tf.planner``, ``whale_tf.simulator``, ...) needs no TensorFlow; the names below do, and load it on
+first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from whale_tf.errors import (
+    AnnotationError,
+    ClusterError,
+    ConfigError,
+    GraphEditError,
+    GraphError,
+    InfeasibleError,
+    PlanError,
+    UnsupportedOpError,
+    WhaleError,
+)
+
+__version__ = "0.1.0"
+
+_API = (
+    "current_plan",
+    "explain",
+    "init",
+    "parallelize",
+    "replicate",
+    "set_default_strategy",
+    "shutdown",
+    "total_devices",
+    "total_gpus",
+)
+
+__all__ = [
+    "AnnotationError",
+    "Cluster",
+    "ClusterError",
+    "Config",
+    "ConfigError",
+    "GraphEditError",
+    "GraphError",
+    "InfeasibleError",
+    "Plan",
+    "PlanError",
+    "UnsupportedOpError",
+    "WhaleError",
+] + list(_API)
+
+if TYPE_CHECKING:
+    from whale_tf.api import (
+        current_plan,
+        explain,
+        init,
+        parallelize,
+        replicate,
+        set_default_strategy,
+        shutdown,
+        total_devices,
+        total_gpus,
+    )
+    from whale_tf.cluster import Cluster
+    from whale_tf.config import Config
+    from whale_tf.plan import Plan
+
+
+def __getattr__(name: str) -> Any:
+    """Loads on first use (PEP 562), so that ``import whale_tf.planner`` works where TensorFlow is not installed."""
+    import importlib
+
+    home = {"Cluster": "whale_tf.cluster", "Config": "whale_tf.config", "Plan": "whale_tf.plan"}.get(
+        name, "whale_tf.api" if name in _API else ""
+    )
+    if not home:
+        raise AttributeError("module 'whale_tf' has no attribute {!r}".format(name))
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,226 @@
+"""What a user calls: ``import whale_tf as wh``."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, ContextManager, Dict, MutableMapping, Optional, Union
+
+from whale_tf import session as whale_session
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture import annotations as capture_annotations
+from whale_tf.capture import hooks
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.errors import PlanError, WhaleError
+from whale_tf.parallelize import Parallelized
+from whale_tf.parallelize import parallelize as _parallelize
+from whale_tf.plan import Plan
+from whale_tf.planner.explain import explain_plan
+
+
+class _Active:
+    """Everything ``wh.init`` sets and ``wh.shutdown`` drops: the one place with global state, which TensorFlow's hooks force
+    on us."""
+
+    def __init__(self, config: Config, cluster: Cluster, plan: Optional[Plan]) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.plan = plan
+        self.default: Optional[_Strategy] = None
+        self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
+        self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
+        self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
+        self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
+
+
+_active: Optional[_Active] = None
+
+
+def init(
+    config: Union[None, Config, Dict, str] = None,
+    cluster: Union[None, Cluster, Dict, str] = None,
+    plan: Union[None, Plan, Dict, str] = None,
+) -> None:
+    """Start whale_tf; call it before building the graph.  A second call starts afresh.
+
+    Args:
+        config: a Config, a dict, JSON text or the path of a JSON file; default: the environment's ``WHALE_CONFIG``.
+        cluster: a Cluster, a dict, a path, or a short form such as ``"cpu:4"``; default: ``WHALE_CLUSTER``, else all GPUs, else
+            one CPU device.
+        plan: a Plan to run, a dict, JSON text or the path of a JSON file.
+
+    Raises:
+        ConfigError, ClusterError, PlanError: the argument is not valid.
+    """
+    global _active
+    parsed = _Active(
+        Config.parse(config),
+        Cluster.parse(cluster) if cluster is not None else Cluster.local(),
+        Plan.parse(plan) if plan is not None else None,
+    )
+    shutdown()
+    _active = parsed
+    hooks.install(_callbacks(parsed))
+
+
+def shutdown() -> None:
+    """Remove every hook: TensorFlow behaves as if whale_tf had never been imported.  Rewritten graphs stay rewritten."""
+    global _active
+    hooks.uninstall()
+    capture_annotations.forget()
+    _active = None
+
+
+class _Strategy:
+    """``with wh.replicate(n):``, or an argument of :func:`set_default_strategy`."""
+
+    def __init__(self, kind: str, device_count: Optional[int], name: Optional[str]) -> None:
+        self.kind = kind
+        self.device_count = device_count
+        self.name = name
+        self._block: Optional[ContextManager] = None
+
+    def __enter__(self) -> _Strategy:
+        _require("wh.{}".format(self.kind))
+        graph = capture_annotations.current_graph()
+        self._block = capture_annotations.annotate(graph, self.kind, self.device_count, self.name)
+        self._block.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Optional[bool]:
+        block, self._block = self._block, None
+        assert block is not None
+        return block.__exit__(*error)
+
+
+def replicate(device_count: Optional[int] = None, name: Optional[str] = None) -> _Strategy:
+    """Ops created inside the block form a TaskGraph that is replicated on ``device_count`` devices (Whale 3.1.2): each computes
+    its share of every micro-batch, gradients are summed.
+
+    Args:
+        device_count: None: one replica on each of the cluster's devices.
+    """
+    return _Strategy("replicate", device_count, name)
+
+
+def set_default_strategy(strategy: Optional[_Strategy]) -> None:
+    """The strategy of ops outside every annotation, for the current graph (Whale 3.1); None takes it back."""
+    state = _require("wh.set_default_strategy")
+    state.default = strategy
+    if strategy is not None and not tf.executing_eagerly():
+        capture_annotations.set_default_strategy(
+            v1.get_default_graph(), strategy.kind, strategy.device_count, strategy.name
+        )
+
+
+def total_devices() -> int:
+    """Number of devices of the cluster."""
+    return len(_require("wh.total_devices").cluster.devices)
+
+
+total_gpus = total_devices  # the paper's name
+
+
+def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
+    """Rewrite ``graph`` (default: the current one) now, rather than when it is finalized or first run.
+
+    Raises:
+        PlanError: the graph has no optimizer's update.
+    """
+    state = _require("wh.parallelize")
+    graph = graph or v1.get_default_graph()
+    _ensure(state, graph)
+    if graph not in state.done:
+        raise PlanError(
+            "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "
+            "wh.parallelize()"
+        )
+    return state.done[graph].plan
+
+
+def current_plan(graph: Optional[tf.Graph] = None) -> Optional[Plan]:
+    """The plan ``graph`` (default: the one rewritten last) runs under; None before the rewrite."""
+    done = _parallelized("wh.current_plan", graph)
+    return done.plan if done else None
+
+
+def explain(graph: Optional[tf.Graph] = None) -> str:
+    """A table of TaskGraphs, devices, schedule, bridges and collectives, and of every place where the parallel result is not
+    exactly the local one."""
+    state, done = _require("wh.explain"), _parallelized("wh.explain", graph)
+    if done is None:
+        raise PlanError(
+            "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
+        )
+    return explain_plan(done.plan, done.region, [device.tf_name() for device in state.cluster.devices])
+
+
+def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:
+    state = _require(caller)
+    if graph is None and state.latest is not None:
+        graph = state.latest()
+    return state.done.get(graph) if graph is not None else None
+
+
+def _require(caller: str) -> _Active:
+    if _active is None:
+        raise WhaleError("{} needs wh.init(): call it first, before building the graph".format(caller))
+    return _active
+
+
+def _ensure(state: _Active, graph: tf.Graph) -> None:
+    """Rewrite ``graph`` once it has an update."""
+    if graph in state.done or not capture_annotations.annotations_of(graph).gradient_calls:
+        return
+    if state.looked_at.get(graph) == graph.version:
+        return
+    with whale_session.unfinalized(graph):
+        done = _parallelize(graph, state.cluster, state.config, state.plan)
+    state.looked_at[graph] = graph.version
+    if done is not None:
+        state.done[graph] = done
+        state.latest = weakref.ref(graph)
+        if done.rewritten is not None:
+            state.fetches[graph] = whale_session.Fetches(done.rewritten)
+
+
+def _callbacks(state: _Active) -> hooks.Callbacks:
+    """What the hooks of capture/ call."""
+
+    def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
+        _ensure(state, graph)
+        return state.fetches.get(graph)
+
+    def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
+        kinds = [device.kind for device in state.cluster.devices]
+        return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds)
+
+    def run(session: Any, original: Callable, *arguments: Any) -> Any:
+        fetches = fetch_map(session.graph)
+        return original(*arguments) if fetches is None else whale_session.run(fetches, session, original, *arguments)
+
+    def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
+        fetches = fetch_map(session.graph)
+        if fetches is None:
+            return original(*arguments)
+        return whale_session.make_callable(fetches, session, original, *arguments)
+
+    def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
+        fetches = fetch_map(session.graph)
+        if fetches is not None:
+            whale_session.check_partial_run(fetches, session, *arguments)
+        return original(*arguments)
+
+    def before_extend(session: Any) -> None:
+        fetches = fetch_map(session.graph)
+        if fetches is not None:
+            fetches.prepare()
+
+    return hooks.Callbacks(
+        before_finalize=lambda graph: _ensure(state, graph),
+        session_config=session_config,
+        run=run,
+        make_callable=make_callable,
+        partial_run_setup=partial_run_setup,
+        before_extend=before_extend,
+    )

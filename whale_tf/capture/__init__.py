@@ -1,0 +1,5 @@
+"""What happened to the user's graph, written down: hooks, annotations, and the graph recorded as an op graph.
+
+``hooks`` sees gradient calls and sessions, ``annotations`` keeps what was seen, ``record`` turns the graph into
+:class:`whale_tf.ir.graph.OpGraph`; ``variables``, ``phases`` and ``task_graphs`` read the recording only.
+"""

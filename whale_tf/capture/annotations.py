@@ -1,0 +1,253 @@
+"""What the user and the hooks say about a graph: TaskGraph annotations and gradient calls.
+
+Ops are tagged as they are created, through ``Graph._attr_scope``, so the tags travel with GraphDef exports and clones:
+
+    ==========================  ==========================================================
+    ``_whale_task_graph``       index of the annotation the op was created under
+    ``_whale_phase``            ``b"backward"`` for ops made by a gradient call
+    ``_whale_gradient_call``    index of that gradient call
+    ``_whale_forward``          name of the forward op a backward op was made from
+    ==========================  ==========================================================
+
+Only names are kept here, never TensorFlow objects.  The table is a ``WeakKeyDictionary`` and not an attribute of the
+graph, so that nothing of ours stays on the user's object and the record goes when the graph goes.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from typing import Any, Iterator, List, MutableMapping, Optional, Tuple, Union
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.errors import AnnotationError
+
+STRATEGIES = ("replicate", "split")
+TASK_GRAPH_ATTR = "_whale_task_graph"
+PHASE_ATTR = "_whale_phase"
+CALL_ATTR = "_whale_gradient_call"
+FORWARD_ATTR = "_whale_forward"
+
+SparseNames = Tuple[str, str, Optional[str]]  # values, indices, dense_shape of an IndexedSlices
+GradientNames = Union[None, str, SparseNames]
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotation:
+    """One ``with wh.replicate(...)`` / ``with wh.split(...)``: a TaskGraph (Whale 3.1).
+
+    ``device_count`` None means all devices; ``name`` is the user's, or ``<strategy>_<index>``.
+    """
+
+    index: int
+    strategy: str
+    device_count: Optional[int]
+    name: str
+
+
+class GradientCall:
+    """One call of ``tf.gradients`` or of an optimizer's ``compute_gradients``.
+
+    Attributes:
+        index: number of the call in its graph, which its ops are tagged with.
+        ys: names of the differentiated tensors.
+        xs: names of the tensors differentiated by; a variable stands as output 0 of its op.
+        grads: for each of ``xs``: None, a tensor name, or (values, indices, dense_shape) names.
+        first_op, last_op: names of the first and last op that the call created, None when it created none.
+    """
+
+    __slots__ = ("index", "ys", "xs", "grads", "first_op", "last_op")
+
+    def __init__(self, index: int, ys: List[str], xs: List[str]) -> None:
+        self.index = index
+        self.ys = ys
+        self.xs = xs
+        self.grads: List[GradientNames] = []
+        self.first_op: Optional[str] = None
+        self.last_op: Optional[str] = None
+
+    def __repr__(self) -> str:
+        return "GradientCall({}, ys={}, xs={})".format(self.index, self.ys, self.xs)
+
+
+class Annotations:
+    """The annotations and gradient calls of one graph, in the order they were made.
+
+    Attributes:
+        items: the annotations; ``items[i].index == i``.
+        default: the strategy of forward ops outside every annotation (one of ``items``), or None.
+        gradient_calls: finished calls; a call that raised is not kept.
+        calls_started: how many calls there were, failed ones too.
+    """
+
+    def __init__(self) -> None:
+        self.items: List[Annotation] = []
+        self.default: Optional[Annotation] = None
+        self.gradient_calls: List[GradientCall] = []
+        self.calls_started = 0
+        self._open: Optional[Annotation] = None
+
+    def enter(self, strategy: str, device_count: Optional[int], name: Optional[str]) -> Annotation:
+        """The annotation a ``with`` block stands for: a known one if ``name`` is known, else a new one.
+
+        Raises:
+            AnnotationError: unknown strategy, bad device count, or a known name with other arguments.
+        """
+        _check_arguments(strategy, device_count)
+        for item in self.items:
+            if name is not None and item.name == name:
+                if (item.strategy, item.device_count) != (strategy, device_count):
+                    raise AnnotationError(
+                        "TaskGraph {!r} was opened as {} and is entered again as {}. The same name continues the same "
+                        "TaskGraph, so give the same strategy and device count, or another name.".format(
+                            name, _call_text(item.strategy, item.device_count), _call_text(strategy, device_count)))
+                return item
+        index = len(self.items)
+        item = Annotation(index, strategy, device_count, name or "{}_{}".format(strategy, index))
+        self.items.append(item)
+        return item
+
+
+_ANNOTATIONS: MutableMapping[tf.Graph, Annotations] = weakref.WeakKeyDictionary()
+
+
+def annotations_of(graph: tf.Graph) -> Annotations:
+    """The annotations of ``graph``; empty ones are made on first use."""
+    if graph not in _ANNOTATIONS:
+        _ANNOTATIONS[graph] = Annotations()
+    return _ANNOTATIONS[graph]
+
+
+def forget() -> None:
+    """Drop the annotations of all graphs (``wh.shutdown`` and a second ``wh.init``).  Tags on ops stay; they have no
+    effect."""
+    _ANNOTATIONS.clear()
+
+
+def current_graph() -> tf.Graph:
+    """The graph that ops are being added to.
+
+    Raises:
+        AnnotationError: eager execution: there is no graph to annotate.
+    """
+    if tf.executing_eagerly():
+        raise AnnotationError(
+            "wh.replicate and wh.split annotate the ops of a graph, but TensorFlow is executing eagerly. Build the "
+            "model inside `with tf.Graph().as_default():`, or call tf.compat.v1.disable_eager_execution() first.")
+    return v1.get_default_graph()
+
+
+@contextlib.contextmanager
+def annotate(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
+             name: Optional[str] = None) -> Iterator[Annotation]:
+    """Put every op that is created inside the block, in ``graph``, into one TaskGraph.
+
+    Without ``name`` each block is a new TaskGraph.  A name that was used before continues that TaskGraph, with the same
+    strategy and device count.  Ops of other graphs are not touched, so a function body (of ``tf.while_loop`` or
+    ``tf.cond`` on TensorFlow 2) belongs to the TaskGraph of the op that calls it.
+
+    Raises:
+        AnnotationError: nested annotations, or arguments without a meaning.
+    """
+    annotations = annotations_of(graph)
+    outer = _open_annotation(graph)
+    if outer is not None:
+        raise AnnotationError(
+            "wh.{} inside wh.{} (TaskGraph {!r}): annotations do not nest. Close the outer `with` block before opening "
+            "the inner one; parallelism within parallelism comes from the device counts (nested data parallelism) or "
+            "from wh.set_default_strategy.".format(strategy, outer.strategy, outer.name))
+    item = annotations.enter(strategy, device_count, name)
+    annotations._open = item
+    try:
+        with graph._attr_scope({TASK_GRAPH_ATTR: v1.AttrValue(i=item.index)}):
+            yield item
+    finally:
+        annotations._open = None
+
+
+def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
+                         name: Optional[str] = None) -> Annotation:
+    """Put every forward op outside all annotations, made before or after this call, into one TaskGraph (Whale 3.1).
+    A later call replaces an earlier one.
+
+    Raises:
+        AnnotationError: inside an annotation, or arguments without a meaning.
+    """
+    annotations = annotations_of(graph)
+    outer = _open_annotation(graph)
+    if outer is not None:
+        raise AnnotationError(
+            "wh.set_default_strategy inside wh.{} (TaskGraph {!r}): it is for the ops outside every annotation. Call "
+            "it before the `with` block.".format(outer.strategy, outer.name))
+    _check_arguments(strategy, device_count)
+    replaced = annotations.default
+    index = len(annotations.items) if replaced is None else replaced.index
+    item = Annotation(index, strategy, device_count, name or "default")
+    annotations.items[index:index + 1] = [item]
+    annotations.default = item
+    return item
+
+
+@contextlib.contextmanager
+def gradient_call(graph: tf.Graph, ys: Any, xs: Any) -> Iterator[GradientCall]:
+    """Tag the ops created inside as backward ops of one gradient call; the caller fills in ``grads`` with
+    :func:`gradient_names`.  The call is kept when the block ends without an exception."""
+    annotations = annotations_of(graph)
+    call = GradientCall(annotations.calls_started, tensor_names(ys), tensor_names(xs))
+    annotations.calls_started += 1
+    before = len(graph.get_operations())
+    with graph._attr_scope({PHASE_ATTR: v1.AttrValue(s=b"backward"), CALL_ATTR: v1.AttrValue(i=call.index)}):
+        yield call
+    created = graph.get_operations()[before:]
+    if created:
+        call.first_op, call.last_op = created[0].name, created[-1].name
+    annotations.gradient_calls.append(call)
+
+
+def tensor_names(values: Any) -> List[str]:
+    """Names of the tensors behind tensors, variables (output 0 of their op), IndexedSlices and lists of them."""
+    if isinstance(values, (list, tuple)) and not hasattr(values, "op"):
+        return [name for value in values for name in tensor_names(value)]
+    if isinstance(values, tf.IndexedSlices):
+        return [values.values.name, values.indices.name]
+    if isinstance(values, tf.Variable):
+        return [values.op.outputs[0].name]
+    if isinstance(values, tf.Tensor):
+        return [values.name]
+    return [part.name for part in tf.nest.flatten(values, expand_composites=True) if isinstance(part, tf.Tensor)]
+
+
+def gradient_names(grads: Any) -> List[GradientNames]:
+    """The names of what a gradient call returned, in its order."""
+    names: List[GradientNames] = []
+    for grad in grads:
+        if grad is None:
+            names.append(None)
+        elif isinstance(grad, tf.IndexedSlices):
+            shape = None if grad.dense_shape is None else grad.dense_shape.name
+            names.append((grad.values.name, grad.indices.name, shape))
+        else:
+            names.append(grad.name)
+    return names
+
+
+def _open_annotation(graph: Optional[tf.Graph]) -> Optional[Annotation]:
+    """The annotation that is open in ``graph`` or, for a function body, in a graph around it."""
+    while graph is not None:
+        if graph in _ANNOTATIONS and _ANNOTATIONS[graph]._open is not None:
+            return _ANNOTATIONS[graph]._open
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def _check_arguments(strategy: str, device_count: Optional[int]) -> None:
+    if strategy not in STRATEGIES:
+        raise AnnotationError("strategy {!r} is not one of {}.".format(strategy, ", ".join(STRATEGIES)))
+    if device_count is not None and (isinstance(device_count, bool) or not isinstance(device_count, int)
+                                     or device_count < 1):
+        raise AnnotationError("wh.{}({!r}): the device count must be a whole number of at least 1, or left out for all "
+                              "devices.".format(strategy, device_count))
+
+
+def _call_text(strategy: str, device_count: Optional[int]) -> str:
+    return "wh.{}({})".format(strategy, "" if device_count is None else device_count)

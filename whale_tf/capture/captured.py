@@ -1,0 +1,103 @@
+"""Everything the main path needs to know of a tf.Graph, without TensorFlow in it."""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.capture.annotations import Annotations, annotations_of
+from whale_tf.capture.phases import Phases, find_phases
+from whale_tf.capture.record import record
+from whale_tf.capture.task_graphs import TaskGraphs, assign, check_convex
+from whale_tf.ir.batch_axis import find_sources
+from whale_tf.ir.graph import OpGraph, Phase
+
+
+class Spec(NamedTuple):
+    """A TaskGraph as annotated; ``device_count`` None: all devices."""
+
+    name: str
+    strategy: str
+    device_count: Optional[int]
+
+
+class Captured(NamedTuple):
+    """Attributes:
+    scope: numbers of the FORWARD and BACKWARD ops.
+    task_graph: TaskGraph of every op, -1 outside the region.
+    specs: the TaskGraphs.
+    variable_homes: variable op -> its TaskGraph, for variables the region reads.
+    gradient_home: gradient tensor -> TaskGraph of the variable it updates.
+    gradients: (gradient tensor, variable op) in the order the gradients become ready.
+    sources: batch inputs and their batch dimension.
+    updates: whether the graph has an optimizer's update.
+    """
+
+    graph: OpGraph
+    phases: Phases
+    scope: FrozenSet[int]
+    task_graph: List[int]
+    specs: Tuple[Spec, ...]
+    variable_homes: Dict[int, int]
+    gradient_home: Dict[int, int]
+    gradients: Tuple[Tuple[int, int], ...]
+    sources: Dict[int, int]
+    updates: bool
+
+
+def capture(graph: tf.Graph) -> Captured:
+    """Record a graph, find its phases, TaskGraphs, variables and batch inputs.
+
+    Raises:
+        AnnotationError: annotations that mean nothing, or TaskGraphs that cannot be stages.
+        UnsupportedOpError: a batch input of unknown rank.
+    """
+    annotations = annotations_of(graph)
+    ops = record(graph)
+    phases = find_phases(ops, annotations)
+    scope = frozenset(op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD))
+    updates = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
+    if not updates:
+        return Captured(ops, phases, scope, [], (), {}, {}, (), {}, False)
+    task_graphs, specs = _task_graphs(ops, annotations, phases)
+    homes = {variable: home for variable, home in task_graphs.homes.items() if variable in scope}
+    gradient_home: Dict[int, int] = {}
+    order: Dict[int, int] = {}
+    for target in phases.targets:
+        for tensor in target.tensors:
+            gradient_home.setdefault(tensor, homes.get(target.variable, 0))
+        order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
+    ready = tuple((tensor, variable) for variable, tensor in sorted(order.items(), key=lambda item: item[1]))
+    sources = find_sources(ops, _candidates(ops, scope), scope)
+    return Captured(ops, phases, scope, task_graphs.of, specs, homes, gradient_home, ready, sources, True)
+
+
+def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
+    """TaskGraphs of the region; a graph without annotations is one, replicated over all devices."""
+    found = assign(ops, annotations, phases.variables)
+    if not annotations.items:
+        of = [0 if op.phase in (Phase.FORWARD, Phase.BACKWARD) else -1 for op in ops.ops]
+        homes = {
+            variable.op: 0
+            for variable in phases.variables
+            if any(ops.ops[op].phase is Phase.FORWARD for op in variable.reads)
+        }
+        return TaskGraphs(of, homes), (Spec("model", "replicate", None),)
+    check_convex(ops, found, annotations, phases.variables)
+    of = list(found.of)
+    for reader, variables in phases.variables.read_by.items():  # ops that take a handle run where the variable is
+        if of[reader] >= 0 and variables[0] in found.homes:
+            of[reader] = found.homes[variables[0]]
+    return TaskGraphs(of, found.homes), tuple(
+        Spec(item.name, item.strategy, item.device_count) for item in annotations.items
+    )
+
+
+def _candidates(ops: OpGraph, scope: FrozenSet[int]) -> List[int]:
+    """Tensors of the input side that the region reads."""
+    found: Dict[int, None] = {}
+    for index in sorted(scope):
+        for tensor in ops.ops[index].inputs:
+            if ops.producer(tensor).phase is Phase.INPUT:
+                found[tensor] = None
+    return list(found)

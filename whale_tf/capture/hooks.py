@@ -1,0 +1,209 @@
+"""The hooks into TensorFlow: one table, installed and removed together.
+
+A hook replaces one attribute of a TensorFlow class or module by a wrapper around the original.  The wrappers do no
+work of their own: gradient calls are noted in :mod:`whale_tf.capture.annotations`, everything about sessions,
+graphs and savers goes to the :class:`Callbacks` that :func:`install` was given.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+
+from tensorflow.python.client.session import BaseSession
+from tensorflow.python.ops import gradients_util
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture.annotations import FORWARD_ATTR, gradient_call, gradient_names
+
+Function = Callable[..., Any]
+
+
+class Callbacks(NamedTuple):
+    """What the hooks call.  ``original`` is always the unpatched TensorFlow function, bound to its session; a callback
+    that takes it decides whether and how to call it.  The defaults change nothing.
+
+    Attributes:
+        before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
+        before_scaffold: (scaffold), before ``Scaffold.finalize`` builds init ops and the saver.
+        session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
+        run: (session, original, fetches, feed_dict, options, run_metadata) -> the fetched values.
+        make_callable: (session, original, fetches, feed_list, accept_options) -> a callable.
+        partial_run_setup: (session, original, fetches, feeds) -> a handle.
+        partial_run: (session, original, handle, fetches, feed_dict) -> the fetched values.
+        before_extend: (session), before the session takes over ops that are new in its graph; every way to run ends
+            here.
+        saver_built: (saver), after ``Saver.build`` made its ops.
+    """
+
+    before_finalize: Callable[[tf.Graph], None] = lambda graph: None
+    before_scaffold: Callable[[Any], None] = lambda scaffold: None
+    session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
+    run: Function = lambda session, original, *arguments: original(*arguments)
+    make_callable: Function = lambda session, original, *arguments: original(*arguments)
+    partial_run_setup: Function = lambda session, original, *arguments: original(*arguments)
+    partial_run: Function = lambda session, original, *arguments: original(*arguments)
+    before_extend: Callable[[Any], None] = lambda session: None
+    saver_built: Callable[[Any], None] = lambda saver: None
+
+
+class Hook(NamedTuple):
+    """``wrapper(original, callbacks)`` returns what stands in for ``owner.attribute``."""
+
+    owner: Any
+    attribute: str
+    wrapper: Callable[[Function, Callbacks], Function]
+
+
+# -- gradient calls -------------------------------------------------------------------------------------------------
+class _Depth(threading.local):
+    value = 0
+
+
+_depth = _Depth()  # gradient calls of this thread that are under way
+
+
+def _gradients_helper(original: Function, callbacks: Callbacks) -> Function:
+    """Notes the call.  TensorFlow re-enters for function bodies (``src_graph`` is another graph) and for composite
+    tensors: the outermost call counts."""
+    parameters = inspect.signature(original)
+
+    def wrapper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        src_graph = parameters.bind(ys, xs, *args, **kwargs).arguments.get("src_graph")
+        in_body = src_graph is not None and src_graph is not v1.get_default_graph()
+        if _depth.value or in_body or tf.executing_eagerly():
+            return original(ys, xs, *args, **kwargs)
+        _depth.value += 1
+        try:
+            with gradient_call(v1.get_default_graph(), ys, xs) as call:
+                grads = original(ys, xs, *args, **kwargs)
+                call.grads = gradient_names(grads)
+        finally:
+            _depth.value -= 1
+        return grads
+    return wrapper
+
+
+def _maybe_compile(original: Function, callbacks: Callbacks) -> Function:
+    """Tags the ops made by one op's gradient function with the name of that op."""
+
+    def wrapper(scope: str, op: tf.Operation, func: Any, grad_fn: Function) -> Any:
+        graph = v1.get_default_graph()
+        if op.graph is not graph:  # a body of the backward pass, about a body of the forward pass
+            return original(scope, op, func, grad_fn)
+        with graph._attr_scope({FORWARD_ATTR: v1.AttrValue(s=op.name.encode())}):
+            return original(scope, op, func, grad_fn)
+    return wrapper
+
+
+# -- graphs, sessions and savers ------------------------------------------------------------------------------------
+def _graph_finalize(original: Function, callbacks: Callbacks) -> Function:
+    def finalize(self: tf.Graph) -> Any:
+        if not self.finalized and not self.building_function:
+            callbacks.before_finalize(self)
+        return original(self)
+    return finalize
+
+
+def _scaffold_finalize(original: Function, callbacks: Callbacks) -> Function:
+    def finalize(self: Any) -> Any:
+        callbacks.before_scaffold(self)
+        return original(self)
+    return finalize
+
+
+def _session_init(original: Function, callbacks: Callbacks) -> Function:
+    def __init__(self: Any, target: str = "", graph: Optional[tf.Graph] = None, config: Any = None) -> None:
+        original(self, target, graph, callbacks.session_config(target, graph, config))
+    return __init__
+
+
+def _session_run(original: Function, callbacks: Callbacks) -> Function:
+    def run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        return callbacks.run(self, functools.partial(original, self), fetches, feed_dict, options, run_metadata)
+    return run
+
+
+def _session_make_callable(original: Function, callbacks: Callbacks) -> Function:
+    def make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
+        return callbacks.make_callable(self, functools.partial(original, self), fetches, feed_list, accept_options)
+    return make_callable
+
+
+def _session_partial_run_setup(original: Function, callbacks: Callbacks) -> Function:
+    def partial_run_setup(self: Any, fetches: Any, feeds: Any = None) -> Any:
+        return callbacks.partial_run_setup(self, functools.partial(original, self), fetches, feeds)
+    return partial_run_setup
+
+
+def _session_partial_run(original: Function, callbacks: Callbacks) -> Function:
+    def partial_run(self: Any, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:
+        return callbacks.partial_run(self, functools.partial(original, self), handle, fetches, feed_dict)
+    return partial_run
+
+
+def _session_extend_graph(original: Function, callbacks: Callbacks) -> Function:
+    def _extend_graph(self: Any) -> Any:
+        callbacks.before_extend(self)
+        return original(self)
+    return _extend_graph
+
+
+def _saver_build(original: Function, callbacks: Callbacks) -> Function:
+    def build(self: Any) -> Any:
+        was_built = self._is_built  # Scaffold builds again what is built; nothing happens then
+        result = original(self)
+        if not was_built:
+            callbacks.saver_built(self)
+        return result
+    return build
+
+
+HOOKS: Tuple[Hook, ...] = (
+    Hook(gradients_util, "_GradientsHelper", _gradients_helper),
+    Hook(gradients_util, "_MaybeCompile", _maybe_compile),
+    Hook(tf.Graph, "finalize", _graph_finalize),
+    Hook(v1.train.Scaffold, "finalize", _scaffold_finalize),
+    Hook(v1.train.Saver, "build", _saver_build),
+    Hook(BaseSession, "__init__", _session_init),
+    Hook(BaseSession, "run", _session_run),
+    Hook(BaseSession, "make_callable", _session_make_callable),
+    Hook(BaseSession, "partial_run_setup", _session_partial_run_setup),
+    Hook(BaseSession, "partial_run", _session_partial_run),
+    Hook(BaseSession, "_extend_graph", _session_extend_graph),
+)
+
+
+class _Installed(NamedTuple):
+    hook: Hook
+    original: Any
+    replacement: Any
+
+
+_installed: List[_Installed] = []
+
+
+def install(callbacks: Callbacks) -> None:
+    """Put all hooks in place.  Installing again replaces the callbacks; wrappers never stack."""
+    uninstall()
+    try:
+        for hook in HOOKS:
+            original = vars(hook.owner)[hook.attribute]
+            replacement = functools.wraps(original)(hook.wrapper(original, callbacks))
+            setattr(hook.owner, hook.attribute, replacement)
+            _installed.append(_Installed(hook, original, replacement))
+    except BaseException:
+        uninstall()
+        raise
+
+
+def uninstall() -> None:
+    """Put every original object back; nothing happens where no hook is installed."""
+    while _installed:
+        hook, original, _ = _installed.pop()
+        setattr(hook.owner, hook.attribute, original)
+
+
+def installed() -> bool:
+    return bool(_installed)

@@ -1,0 +1,354 @@
+"""The phase of every op, and the cut between BACKWARD and APPLY.
+
+::
+
+    placeholder, iterator            INPUT
+          |            variable
+          v           /   ^
+       forward ops <--    | writes             N: what the gradient calls compute, and all it needs
+          |               |
+       backward ops       |
+          |               |
+    - - - | - - - cut - - | - - - - - -
+          v               |
+       clipping ... -> ApplyAdam               APPLY
+
+Everything is decided on the op graph, from the names that the gradient calls left behind:
+
+* N is the set of ancestors of all ``ys`` and of all gradients of variables.
+* The cut is the set of edges from a gradient of a variable to an op outside N.  A gradient that is used on the way to a
+  later gradient call (a gradient penalty) stays inside N.
+* An op that writes a variable never is in N: state is written once per step, on merged values.  An op of N that waits
+  for such a write by control edge is listed in ``Phases.waits``.
+"""
+from __future__ import annotations
+
+import re
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+
+from whale_tf.capture.annotations import CALL_ATTR, PHASE_ATTR, Annotations
+from whale_tf.capture.variables import Variables, find_variables, home_variable
+from whale_tf.errors import GraphError
+from whale_tf.ir.graph import Op, OpGraph, Phase
+
+# Sources of data, and shared tables; none of them may be cloned.
+_INPUT = re.compile(r"^Placeholder|^Iterator|OneShotIterator|MultiDeviceIterator|AnonymousIterator"
+                    r"|^Optional(Get|Has)Value|Dataset|Queue|^Reader|Reader(V2)?$|HashTable")
+_INITIALISES = re.compile(r"^MakeIterator$|^InitializeTable|^LookupTableImport")
+_RESTORE = ("RestoreV2", "Restore", "RestoreSlice")
+_SAVE = _RESTORE + ("SaveV2", "Save", "SaveSlices", "MergeV2Checkpoints", "ShardedFilename", "ShardedFilespec")
+
+
+class Target(NamedTuple):
+    """The gradient of one variable by one gradient call: ``tensors`` is (gradient,), or (values, indices) or (values,
+    indices, dense_shape) of a sparse one."""
+
+    call: int
+    variable: int
+    tensors: Tuple[int, ...]
+
+    @property
+    def is_sparse(self) -> bool:
+        return len(self.tensors) > 1
+
+
+class CutEdge(NamedTuple):
+    """Gradient ``tensor`` enters op ``op``, outside N, at input ``position``."""
+
+    tensor: int
+    op: int
+    position: int
+
+
+class Wait(NamedTuple):
+    """Op ``op`` of N waits, by control edge, for ``on``, which is or needs a write of a variable.
+
+    A clone cannot wait for the op: the write may need the merged values of all clones.  The update must wait for it in
+    the clones' place."""
+
+    op: int
+    on: int
+
+
+class Phases(NamedTuple):
+    """What :func:`find_phases` found besides ``op.phase``.
+
+    Attributes:
+        targets: gradients of variables, by call and variable.
+        cut: edges from them to ops outside N, ordered by op.
+        waits: see :class:`Wait`.
+        writes_inside: ops of N that write variables and also compute something N needs (a loop, a cond or a function
+            call with an assignment in its body).
+        variables: the graph's variables.
+    """
+
+    targets: Tuple[Target, ...]
+    cut: Tuple[CutEdge, ...]
+    waits: Tuple[Wait, ...]
+    writes_inside: Tuple[int, ...]
+    variables: Variables
+
+
+def find_phases(graph: OpGraph, annotations: Annotations) -> Phases:
+    """Set ``op.phase`` of every op and find the cut.  Calling it again gives the same result.
+
+    A variable's own op is FORWARD if N reads it, else APPLY, OTHER or INIT after whoever uses it.
+
+    Raises:
+        GraphError: a gradient call names a tensor the graph does not have.
+    """
+    return _Finder(graph, annotations).run()
+
+
+class _Finder:
+    """Marks ops phase by phase; an op keeps the first phase it gets."""
+
+    def __init__(self, graph: OpGraph, annotations: Annotations) -> None:
+        self.graph = graph
+        self.calls = annotations.gradient_calls
+        self.variables = find_variables(graph)
+        self.writes = set(self.variables.written_by)
+        self.phase: List[Optional[Phase]] = [None] * len(graph.ops)
+        self.successors = _successors(graph)
+        self.region: Set[int] = set()
+
+    def run(self) -> Phases:
+        targets = self._targets()
+        waits = self._find_region(targets)
+        self._mark_input()
+        self._mark_region()
+        cut = self._cut(targets)
+        restored = self._descendants([op.id for op in self.graph.ops if op.type in _RESTORE])
+        self._mark_apply(cut, restored)
+        self._mark_init(restored)
+        self._mark_save(restored)
+        self._mark_variables()
+        for op, phase in zip(self.graph.ops, self.phase):
+            op.phase = Phase.OTHER if phase is None else phase
+        return Phases(targets, cut, waits, tuple(sorted(self.region & self.writes)), self.variables)
+
+    # -- gradient calls -------------------------------------------------------------------------------------------
+    def _tensor(self, name: str) -> int:
+        try:
+            return self.graph.tensor(name)
+        except (KeyError, IndexError):
+            raise GraphError("a gradient call used tensor {!r}, which the graph does not have. Were its annotations "
+                             "taken from another graph?".format(name)) from None
+
+    def _producers(self, names: Iterable[str]) -> List[int]:
+        return [self.graph.tensors[self._tensor(name)].op for name in names]
+
+    def _targets(self) -> Tuple[Target, ...]:
+        targets = []
+        for call in self.calls:
+            for x, grad in zip(call.xs, call.grads):
+                variable = None if grad is None else home_variable(self.graph, self.variables, self._tensor(x))
+                if variable is not None and grad is not None:
+                    names = (grad,) if isinstance(grad, str) else grad
+                    targets.append(Target(call.index, variable, tuple(self._tensor(n) for n in names if n is not None)))
+        return tuple(targets)
+
+    # -- N --------------------------------------------------------------------------------------------------------
+    def _find_region(self, targets: Tuple[Target, ...]) -> Tuple[Wait, ...]:
+        """Fill ``self.region`` with N; the control edges from N to writes, which were not followed."""
+        plain_writes = {op for op in self.writes if not self.graph.ops[op].body}
+
+        def grow(roots: Iterable[int]) -> List[int]:
+            added = self._ancestors(roots, lambda op: op not in self.region and op not in plain_writes, control=False)
+            self.region.update(added)
+            return sorted(added)
+
+        pending = grow(self._producers(y for call in self.calls for y in call.ys)
+                       + [self.graph.tensors[tensor].op for target in targets for tensor in target.tensors])
+        after_write = self._descendants(  # a gradient call's own groupings inherit the wait, but are its own
+            self.writes - self.region, lambda op: op not in self.region and not _is_backward(self.graph.ops[op]))
+        waits = []
+        for op in pending:  # grows while we walk
+            for control in self.graph.ops[op].control_inputs:
+                if control in after_write:
+                    waits.append(Wait(op, control))
+                elif control not in self.region:
+                    pending.extend(grow([control]))
+        return tuple(sorted(waits))
+
+    def _mark_region(self) -> None:
+        helpers = self._forward_helpers()
+        for op in self.region:
+            is_backward = _is_backward(self.graph.ops[op]) and op not in helpers
+            self._mark([op], Phase.BACKWARD if is_backward else Phase.FORWARD)
+
+    def _forward_helpers(self) -> Set[int]:
+        """Ops that a gradient call put into the forward pass: a loop's iteration counter, the stacks and accumulators
+        that keep its intermediate values.  They are the call's ops that its own ``ys`` need, or that run inside a loop
+        of the forward pass, and what those need."""
+        helpers: Set[int] = set()
+        if not any(op.type in _CONTROL_FLOW for op in self.graph.ops):
+            return helpers
+        in_forward_loop = _ops_in_forward_loops(self.graph)
+        for call in self.calls:
+            own = {op.id for op in self.graph.ops if op.attrs.get(CALL_ATTR) == call.index}
+            needed = self._ancestors(self._producers(call.ys), lambda op: True, control=True)
+            helpers |= self._ancestors(own & (needed | in_forward_loop), own.__contains__, control=True)
+        return helpers
+
+    def _cut(self, targets: Tuple[Target, ...]) -> Tuple[CutEdge, ...]:
+        edges = {CutEdge(tensor, op, position)
+                 for target in targets for tensor in target.tensors
+                 for op, position in self.graph.consumers(tensor) if op not in self.region}
+        return tuple(sorted(edges, key=lambda edge: (edge.op, edge.position)))
+
+    # -- the other phases -----------------------------------------------------------------------------------------
+    def _mark_input(self) -> None:
+        """Ops that bring in data, and their ancestors as far as they do not depend on variables: a placeholder whose
+        default is computed by the model is part of the model."""
+        ops = self.graph.ops
+        from_variables = self._descendants(self.variables.items, control=False)
+        sources = {op.id for op in ops if _INPUT.search(op.type) and not _INITIALISES.search(op.type)
+                   and not (op.type == "PlaceholderWithDefault" and op.id in from_variables)}
+
+        def brings_data(op: int) -> bool:
+            return op in sources or not (op in from_variables or _is_backward(ops[op]))
+
+        self._mark(self._ancestors(sources, brings_data, control=True), Phase.INPUT)
+
+    def _mark_apply(self, cut: Tuple[CutEdge, ...], restored: Set[int]) -> None:
+        """APPLY: what follows the cut and leads to a write of a variable (a summary of a gradient does not), the NoOps
+        that group the writes, and what the writes need from outside N.
+
+        Of the writes that must happen before them (control edges), those of state computed by N, such as BatchNorm's
+        averages, are not part of the update."""
+        ops = self.graph.ops
+        after_cut = self._descendants({edge.op for edge in cut},
+                                      lambda op: op not in self.region and op not in restored)
+        trained = {variable for op in after_cut & self.writes for variable in self.variables.written_by[op]}
+        after_region = self._descendants(self.region, lambda op: op not in after_cut)
+
+        def is_update(op: int) -> bool:
+            if op in self.writes:
+                return not trained.isdisjoint(self.variables.written_by[op]) or op not in after_region
+            return True
+
+        apply = set()
+        pending = sorted(after_cut & self.writes)
+        while pending:
+            op = pending.pop()
+            if op in apply:
+                continue
+            apply.add(op)
+            sources = {self.graph.tensors[source].op for source in ops[op].inputs}
+            pending.extend(source for source in sources if self._is_free(source) and is_update(source))
+            pending.extend(control for control in ops[op].control_inputs
+                           if self._is_free(control) and is_update(control)
+                           and (control in after_cut or control in self.writes or control not in after_region))
+        for group in ops:
+            if group.id in after_cut and not group.outputs:
+                if any(source in apply for source in self.graph.predecessors(group)):
+                    apply.add(group.id)
+        self._mark(apply - set(self.variables.items), Phase.APPLY)
+
+    def _is_free(self, op: int) -> bool:
+        return self.phase[op] is None
+
+    def _mark_init(self, restored: Set[int]) -> None:
+        ops = self.graph.ops
+        initialisers = {variable.initializer for variable in self.variables if variable.initializer >= 0}
+        initialisers.update(op.id for op in ops if _INITIALISES.search(op.type))
+        initialisers = {op for op in initialisers if self._is_free(op)}
+        needed = self._ancestors(initialisers, lambda op: self._is_free(op) and op not in self.variables, control=True)
+        self._mark(needed, Phase.INIT)
+        self._mark((op.id for op in ops if op.type in ("IsVariableInitialized", "VarIsInitializedOp")), Phase.INIT)
+        for op in ops:
+            if op.type == "NoOp" and op.control_inputs and self._is_free(op.id):
+                before = {Phase.INIT if self.phase[control] is None and control in restored else self.phase[control]
+                          for control in op.control_inputs}
+                if before == {Phase.INIT} and not restored.issuperset(op.control_inputs):
+                    self._mark([op.id], Phase.INIT)
+
+    def _mark_save(self, restored: Set[int]) -> None:
+        """Save and restore ops, what follows them, and what serves nothing else."""
+        ops = self.graph.ops
+        saving = self._descendants([op.id for op in ops if op.type in _SAVE], self._is_free)
+        self._mark(saving | restored, Phase.SAVE)
+        for op in reversed(ops):
+            users = self.successors[op.id]
+            if users and self.phase[op.id] in (None, Phase.INPUT) and op.id not in self.variables:
+                if all(self.phase[user] is Phase.SAVE for user in users):
+                    self.phase[op.id] = Phase.SAVE  # the file name is a placeholder, too
+
+    def _mark_variables(self) -> None:
+        for variable in self.variables:
+            used_in = {self.phase[op] for op in variable.reads + variable.writes}
+            for phase in (Phase.APPLY, None, Phase.INPUT):
+                if phase in used_in:
+                    self._mark([variable.op], Phase.OTHER if phase is None else phase)
+            self._mark([variable.op], Phase.INIT)
+
+    # -- walking --------------------------------------------------------------------------------------------------
+    def _mark(self, ops: Iterable[int], phase: Phase) -> None:
+        for op in ops:
+            if self.phase[op] is None:
+                self.phase[op] = phase
+
+    def _ancestors(self, roots: Iterable[int], allowed: Callable[[int], bool], control: bool) -> Set[int]:
+        """``roots`` and their ancestors, walking through ``allowed`` ops only."""
+        found: Set[int] = set()
+        stack = [op for op in roots if allowed(op)]
+        ops, tensors = self.graph.ops, self.graph.tensors
+        while stack:
+            op = stack.pop()
+            if op in found:
+                continue
+            found.add(op)
+            stack.extend([source for source in [tensors[t].op for t in ops[op].inputs]
+                          if source not in found and allowed(source)])
+            if control:
+                stack.extend([source for source in ops[op].control_inputs if source not in found and allowed(source)])
+        return found
+
+    def _descendants(self, roots: Iterable[int], allowed: Callable[[int], bool] = lambda op: True,
+                     control: bool = True) -> Set[int]:
+        """``roots`` and their descendants, walking through ``allowed`` ops only."""
+        found = set(roots)
+        stack = list(found)
+        while stack:
+            op = stack.pop()
+            users = self.successors[op] if control else [
+                user for output in self.graph.ops[op].outputs for user, _ in self.graph.consumers(output)]
+            for user in users:
+                if user not in found and allowed(user):
+                    found.add(user)
+                    stack.append(user)
+        return found
+
+
+_CONTROL_FLOW = ("Enter", "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
+
+
+def _successors(graph: OpGraph) -> List[List[int]]:
+    """For every op the ops that wait for it, data and control."""
+    successors: List[List[int]] = [[] for _ in graph.ops]
+    for op in graph.ops:
+        for source in graph.predecessors(op):
+            successors[source].append(op.id)
+    return successors
+
+
+def _is_backward(op: Op) -> bool:
+    return op.attrs.get(PHASE_ATTR) == "backward"
+
+
+def _ops_in_forward_loops(graph: OpGraph) -> Set[int]:
+    """Ops inside a v1 while loop that was not made by a gradient call; a loop's frame is where its Enter ops lead."""
+    forward_frames = {op.attrs["frame_name"] for op in graph.ops
+                      if op.type in ("Enter", "RefEnter") and not _is_backward(op)}
+    frame_of: Dict[int, Tuple[str, ...]] = {}  # op -> frames its outputs are in, outermost first
+    inside = set()
+    for op in graph.ops:
+        frames = [frame_of.get(source, ()) for source in graph.predecessors(op)]
+        frame = max(frames, key=len) if frames else ()
+        if op.type in ("Enter", "RefEnter"):
+            frame += (op.attrs["frame_name"],)
+        if frame and frame[-1] in forward_frames:
+            inside.add(op.id)
+        frame_of[op.id] = frame[:-1] if op.type in ("Exit", "RefExit") else frame
+    return inside

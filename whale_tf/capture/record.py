@@ -1,0 +1,388 @@
+"""``tf.Graph`` -> :class:`~whale_tf.ir.graph.OpGraph`, from one GraphDef export.
+
+Reading ops one by one through the C API costs several calls per op; one export costs a single call, and everything but
+shapes and dtypes of top-level outputs (cached on the Python objects) is then read from the protocol buffer.
+
+Function bodies become op graphs too, shared by all ops that call the function.  A body starts with one ``_Arg`` op per
+parameter and ends with one ``_Retval`` op per result, both with an ``index`` attribute.
+"""
+from __future__ import annotations
+
+import contextlib
+import gc
+import heapq
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf._tf_compat import op_def, tf
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.errors import GraphError
+from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+
+MAX_CONST_ELEMENTS = 4096
+
+_Edge = Tuple[int, int]  # node number, output index
+_Outputs = List[Tuple[Shape, str]]
+
+
+class _Node(NamedTuple):
+    """A node before it is numbered: its place in the export, its edges by place, and the rest."""
+
+    definition: Any
+    outputs: _Outputs
+    attrs: Dict[str, Any]
+    inputs: List[_Edge]
+    controls: List[int]
+
+
+def record(graph: tf.Graph) -> OpGraph:
+    """The ops of ``graph`` in creation order, moved only where a later op feeds an earlier one (TensorFlow adds inputs
+    to a loop when it is differentiated), so that the order is topological but for ``NextIteration`` edges.
+
+    Ops of gradient calls have phase BACKWARD, all others FORWARD: :func:`whale_tf.capture.phases.find_phases` tells the
+    rest.  Constants of up to 4096 elements carry their value (read-only); attributes are plain Python values, with
+    functions as their names and tensors as arrays.
+    """
+    with _no_garbage_collection():
+        graph_def = graph.as_graph_def()
+        return _Recorder(graph, graph_def.library).top_level(graph_def)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Recording makes many objects and no garbage; collections over TensorFlow's heap would double its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Recorder:
+    def __init__(self, graph: tf.Graph, library: Any) -> None:
+        self._graph = graph
+        self._functions = {function.signature.name: function for function in library.function}
+        self._bodies: Dict[str, OpGraph] = {}
+        self._signatures: Dict[str, Any] = {}
+        self._values: Dict[bytes, Any] = {}
+        self._shapes: Dict[Any, Shape] = {}
+
+    def top_level(self, graph_def: Any) -> OpGraph:
+        definitions = graph_def.node
+        operations = self._graph.get_operations()
+        places = {definition.name: place for place, definition in enumerate(definitions)}
+        nodes = []
+        for definition, operation in zip(definitions, operations):
+            if operation.name != definition.name:
+                operation = self._graph.get_operation_by_name(definition.name)
+            inputs, controls = _edges(definition.input, places, _graph_edge)
+            nodes.append(_Node(definition, self._described(operation), self._attributes(definition), inputs, controls))
+        return self._build(nodes)
+
+    def body(self, name: str) -> OpGraph:
+        """The op graph of library function ``name``."""
+        if name not in self._bodies:
+            self._bodies[name] = OpGraph()  # a recursive function finds its own graph, still growing
+            self._build(self._function_nodes(self._functions[name]), self._bodies[name])
+        return self._bodies[name]
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+    def _described(self, operation: tf.Operation) -> _Outputs:
+        return [(self._shape(output.shape), output.dtype.name) for output in operation.outputs]
+
+    def _function_nodes(self, function: Any) -> List[_Node]:
+        python_graph = self._python_graph(function.signature.name)
+        arguments = [_Pseudo(argument.name, "_Arg") for argument in function.signature.input_arg]
+        results = [_Pseudo(result.name + "_retval", "_Retval") for result in function.signature.output_arg]
+        places = {node.name: place for place, node in enumerate(arguments + list(function.node_def))}
+        nodes = []
+        for index, argument in enumerate(function.signature.input_arg):
+            shape = self._argument_shape(function, python_graph, index)
+            dtype = tf.as_dtype(argument.type).name
+            nodes.append(_Node(arguments[index], [(shape, dtype)], {"T": dtype, "index": index}, [], []))
+        starts: Dict[str, Dict[str, int]] = {argument.name: {} for argument in arguments}
+        pending = []
+        for definition in function.node_def:
+            attrs = self._attributes(definition)
+            dtypes, starts[definition.name] = self._output_types(definition.op, attrs)
+            shapes = self._body_shapes(definition, python_graph, len(dtypes))
+            pending.append((definition, list(zip(shapes, dtypes)), attrs))
+        for definition, outputs, attrs in pending:
+            inputs, controls = _edges(definition.input, places, lambda text: _function_edge(text, starts))
+            nodes.append(_Node(definition, outputs, attrs, inputs, controls))
+        for index, result in enumerate(function.signature.output_arg):
+            inputs, controls = _edges([function.ret[result.name]], places, lambda text: _function_edge(text, starts))
+            attrs = {"T": tf.as_dtype(result.type).name, "index": index}
+            nodes.append(_Node(results[index], [], attrs, inputs, controls))
+        return nodes
+
+    def _python_graph(self, name: str) -> Optional[tf.Graph]:
+        """The FuncGraph behind a function, where TensorFlow still has it (not for imported graphs)."""
+        return getattr(self._graph._functions.get(name), "graph", None)
+
+    def _argument_shape(self, function: Any, python_graph: Optional[tf.Graph], index: int) -> Shape:
+        if python_graph is not None and index < len(getattr(python_graph, "inputs", ())):
+            return self._shape(python_graph.inputs[index].shape)
+        shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else ()
+        return _proto_shape(shapes[index]) if index < len(shapes) else None
+
+    def _body_shapes(self, definition: Any, python_graph: Optional[tf.Graph], count: int) -> Sequence[Shape]:
+        if python_graph is not None:
+            try:
+                outputs = python_graph.get_operation_by_name(definition.name).outputs
+            except KeyError:
+                outputs = []
+            if len(outputs) == count:
+                return [self._shape(output.shape) for output in outputs]
+        if "_output_shapes" in definition.attr:
+            return [_proto_shape(shape) for shape in definition.attr["_output_shapes"].list.shape]
+        return [None] * count
+
+    def _output_types(self, type_: str, attrs: Dict[str, Any]) -> Tuple[List[str], Dict[str, int]]:
+        """The dtype of each output, and where each named output argument starts."""
+        if type_ not in self._signatures:
+            function = self._functions.get(type_)
+            self._signatures[type_] = function.signature if function is not None else op_def(self._graph, type_)
+        dtypes: List[str] = []
+        starts: Dict[str, int] = {}
+        for argument in self._signatures[type_].output_arg:
+            starts[argument.name] = len(dtypes)
+            if argument.type_list_attr:
+                dtypes.extend(attrs[argument.type_list_attr])
+                continue
+            dtype = attrs[argument.type_attr] if argument.type_attr else tf.as_dtype(argument.type).name
+            dtype += "_ref" if argument.is_ref else ""
+            dtypes.extend([dtype] * (attrs[argument.number_attr] if argument.number_attr else 1))
+        return dtypes, starts
+
+    # -- attributes -----------------------------------------------------------------------------------------------
+    def _attributes(self, definition: Any) -> Dict[str, Any]:
+        attr = definition.attr  # its items() is slow in protobuf's C++ implementation
+        values = {}
+        for name in attr:
+            value = attr[name]
+            kind = value.WhichOneof("value")
+            if kind == "type":
+                values[name] = _DTYPE_NAMES[value.type]
+            elif kind in _SCALARS:
+                values[name] = _SCALARS[kind](value)
+            elif name != "_output_shapes":
+                values[name] = self._compound(kind, value)
+        return values
+
+    def _compound(self, kind: str, value: Any) -> Any:
+        """A list, shape or tensor; equal ones are converted once."""
+        if kind == "tensor" and _elements(value.tensor.tensor_shape) > MAX_CONST_ELEMENTS:
+            return None
+        key = value.SerializeToString()
+        if key not in self._values:
+            self._values[key] = _compound(kind, value)
+        return self._values[key]
+
+    def _shape(self, shape: tf.TensorShape) -> Shape:
+        """``shape`` as a tuple; equal shapes are the same tuple, which keeps large graphs small."""
+        rank = shape.rank
+        dims = None if rank is None else tuple(shape.as_list()) if rank else ()
+        return self._shapes.setdefault(dims, dims)
+
+    # -- the op graph ---------------------------------------------------------------------------------------------
+    def _build(self, nodes: List[_Node], op_graph: Optional[OpGraph] = None) -> OpGraph:
+        op_graph = OpGraph() if op_graph is None else op_graph
+        ops: List[Optional[Op]] = [None] * len(nodes)
+        for place in _order(nodes):
+            ops[place] = self._add(op_graph, nodes[place])
+        for op, node in zip(ops, nodes):
+            assert op is not None
+            op.inputs = tuple([ops[place].outputs[index] for place, index in node.inputs])  # type: ignore[union-attr]
+            op.control_inputs = tuple([ops[place].id for place in node.controls])  # type: ignore[union-attr]
+            forward = op.attrs.pop(FORWARD_ATTR, None)
+            if forward is not None and forward in op_graph:
+                op.forward = op_graph.op(forward).id
+        return op_graph
+
+    def _add(self, op_graph: OpGraph, node: _Node) -> Op:
+        definition, attrs = node.definition, node.attrs
+        op = op_graph.add(definition.name, definition.op, (), node.outputs, attrs=attrs, device=definition.device,
+                          task_graph=attrs.pop(TASK_GRAPH_ATTR, -1), body=self._bodies_of(definition.op, node))
+        if attrs.get(PHASE_ATTR) == "backward":
+            op.phase = Phase.BACKWARD
+        if definition.op == "Const":
+            op.value = attrs.pop("value", None)
+        return op
+
+    def _bodies_of(self, type_: str, node: _Node) -> Optional[Dict[str, OpGraph]]:
+        """The functions an op calls: by attribute name, ``name[i]`` in a list, its own type if that is a function."""
+        if not self._functions:
+            return None
+        bodies = {}
+        if type_ in self._functions:
+            bodies[type_] = self.body(type_)
+        for name, value in node.definition.attr.items():
+            kind = value.WhichOneof("value")
+            if kind == "func" and value.func.name in self._functions:
+                bodies[name] = self.body(value.func.name)
+            elif kind == "list":
+                for index, function in enumerate(value.list.func):
+                    bodies["{}[{}]".format(name, index)] = self.body(function.name)
+        return bodies or None
+
+
+class _Pseudo(NamedTuple):
+    """A parameter or result of a function, in the dress of a NodeDef."""
+
+    name: str
+    op: str
+    device: str = ""
+    attr: Dict[str, Any] = {}
+
+
+# -- edges --------------------------------------------------------------------------------------------------------
+def _edges(texts: Sequence[str], places: Dict[str, int], split: Callable[[str], Tuple[str, int]]
+           ) -> Tuple[List[_Edge], List[int]]:
+    """Data and control inputs as node places."""
+    inputs, controls = [], []
+    for text in texts:
+        place = places.get(text)
+        if place is not None:
+            inputs.append((place, 0))
+        elif text[0] == "^":
+            controls.append(places[text[1:]])
+        else:
+            name, index = split(text)
+            inputs.append((places[name], index))
+    return inputs, controls
+
+
+def _graph_edge(text: str) -> Tuple[str, int]:
+    """``"split:1" -> ("split", 1)``."""
+    name, _, index = text.rpartition(":")
+    return name, int(index)
+
+
+def _function_edge(text: str, starts: Dict[str, Dict[str, int]]) -> Tuple[str, int]:
+    """``"split:output:1" -> ("split", start of "output" + 1)``."""
+    name, argument, index = text.split(":")
+    return name, starts[name][argument] + int(index)
+
+
+def _order(nodes: List[_Node]) -> Sequence[int]:
+    """Places in an order where producers come first: the given order if it is one, else the topological order nearest
+    to it (Kahn's algorithm, smallest place first).  Edges out of NextIteration close the loops and do not count.
+
+    Raises:
+        GraphError: a cycle without NextIteration.
+    """
+    if all(_is_sorted(place, node, nodes) for place, node in enumerate(nodes)):
+        return range(len(nodes))
+    sources = [_sources(node, nodes) for node in nodes]
+    users: List[List[int]] = [[] for _ in nodes]
+    for place, needed in enumerate(sources):
+        for source in needed:
+            users[source].append(place)
+    missing = [len(needed) for needed in sources]
+    ready = [place for place, count in enumerate(missing) if count == 0]
+    order = []
+    while ready:
+        place = heapq.heappop(ready)
+        order.append(place)
+        for user in users[place]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                heapq.heappush(ready, user)
+    if len(order) < len(nodes):
+        stuck = next(place for place, count in enumerate(missing) if count > 0)
+        raise GraphError("op {!r} ({}) waits for itself: the graph has a cycle that is not a while loop.".format(
+            nodes[stuck].definition.name, nodes[stuck].definition.op))
+    return order
+
+
+def _is_sorted(place: int, node: _Node, nodes: List[_Node]) -> bool:
+    for source, _ in node.inputs:
+        if source >= place and nodes[source].definition.op not in _BACK_EDGES:
+            return False
+    return not node.controls or max(node.controls) < place
+
+
+def _sources(node: _Node, nodes: List[_Node]) -> List[int]:
+    """Places of the nodes that must come before ``node``."""
+    return [source for source, _ in node.inputs if nodes[source].definition.op not in _BACK_EDGES] + node.controls
+
+
+_BACK_EDGES = ("NextIteration", "RefNextIteration")
+
+
+# -- attribute values ---------------------------------------------------------------------------------------------
+def _text(value: bytes) -> Any:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
+_SCALARS: Dict[Optional[str], Callable[[Any], Any]] = {
+    "b": lambda value: value.b,
+    "i": lambda value: value.i,
+    "f": lambda value: value.f,
+    "s": lambda value: _text(value.s),
+    "func": lambda value: value.func.name,
+    "placeholder": lambda value: value.placeholder,
+    None: lambda value: None,
+}
+
+
+class _DtypeNames(Dict[int, str]):
+    """DataType number -> name, filled as needed; 0 (DT_INVALID) is ``invalid``."""
+
+    def __missing__(self, number: int) -> str:
+        self[number] = tf.as_dtype(number).name if number else "invalid"
+        return self[number]
+
+
+_DTYPE_NAMES: _DtypeNames = _DtypeNames()
+
+
+def _compound(kind: str, value: Any) -> Any:
+    if kind == "shape":
+        return _proto_shape(value.shape)
+    if kind == "tensor":
+        return _array(value.tensor)
+    items = value.list
+    for field, convert in _LISTS:
+        content = getattr(items, field)
+        if content:
+            return tuple([convert(item) for item in content])
+    return ()
+
+
+_LISTS: Tuple[Tuple[str, Callable[[Any], Any]], ...] = (
+    ("i", int), ("type", lambda item: _DTYPE_NAMES[item]), ("s", _text), ("shape", lambda item: _proto_shape(item)),
+    ("b", bool), ("f", float), ("func", lambda item: item.name), ("tensor", lambda item: _array(item)))
+
+
+def _proto_shape(shape: Any) -> Shape:
+    if shape.unknown_rank:
+        return None
+    return tuple([None if dim.size < 0 else dim.size for dim in shape.dim])
+
+
+def _elements(shape: Any) -> int:
+    count = 1
+    for dim in shape.dim:
+        count *= dim.size
+    return count
+
+
+def _array(tensor: Any) -> Optional[np.ndarray]:
+    """A TensorProto's value, read-only; None above 4096 elements or for a dtype without arrays."""
+    if _elements(tensor.tensor_shape) > MAX_CONST_ELEMENTS or not _has_array(tensor.dtype):
+        return None
+    array = tf.make_ndarray(tensor)
+    array.setflags(write=False)
+    return array
+
+
+def _has_array(number: int) -> bool:
+    return _DTYPE_NAMES[number] not in ("invalid", "resource", "variant")

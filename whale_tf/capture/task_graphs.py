@@ -1,0 +1,266 @@
+"""Which TaskGraph every forward and backward op belongs to (Whale 3.1: a TaskGraph is what one primitive annotates).
+
+* A forward op is in the TaskGraph it was created under.  Outside all annotations it is in the default strategy's
+  TaskGraph if there is one; else it joins its latest producer's (the highest index), else its first consumer's.
+* A backward op is in its forward op's TaskGraph, whatever it was created under.  Backward ops without a forward op
+  (sums of gradients, initial gradients) come after all their backward producers, so they join the lowest index among
+  those, else the highest among the forward ops they read, else the highest among their consumers.
+* A variable's home is the first TaskGraph that reads it in the forward pass.
+"""
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+
+from whale_tf.capture.annotations import Annotations
+from whale_tf.capture.variables import Variables, find_variables
+from whale_tf.errors import AnnotationError
+from whale_tf.ir.graph import Op, OpGraph, Phase
+
+
+class TaskGraphs(NamedTuple):
+    """``of[op]``: the TaskGraph of each FORWARD or BACKWARD op, -1 for all others (and for all ops of a graph without
+    annotations).  ``homes``: variable op -> its home TaskGraph, for the variables that the forward pass reads."""
+
+    of: List[int]
+    homes: Dict[int, int]
+
+
+class Detour(NamedTuple):
+    """A path that leaves TaskGraph ``task_graph`` and comes back: ``path`` lists the ops.  Where no single path exists
+    but two TaskGraphs wait for each other, the path continues at another op of the same TaskGraph."""
+
+    task_graph: int
+    path: Tuple[int, ...]
+
+
+def assign(graph: OpGraph, annotations: Annotations, variables: Optional[Variables] = None) -> TaskGraphs:
+    """TaskGraph membership; needs the phases (:func:`whale_tf.capture.phases.find_phases`).
+
+    Raises:
+        AnnotationError: an annotation inside a function body, or one without forward ops.
+    """
+    variables = find_variables(graph) if variables is None else variables
+    _check_bodies(graph)
+    of = [-1] * len(graph.ops)
+    if not annotations.items:
+        return TaskGraphs(of, {})
+    _check_annotations(graph, annotations)
+    _assign_forward(graph, annotations, of)
+    homes = _homes(graph, variables, of)
+    for variable, home in homes.items():
+        if graph.ops[variable].phase is Phase.FORWARD:
+            of[variable] = home
+    _assign_backward(graph, of)
+    return TaskGraphs(of, homes)
+
+
+def find_detour(graph: OpGraph, task_graphs: TaskGraphs, variables: Optional[Variables] = None) -> Optional[Detour]:
+    """None if the TaskGraphs can run one after the other, as pipeline stages must; else a path that shows why not.
+
+    TaskGraphs can be put in an order, and then are convex, exactly when the graph of TaskGraphs that forward edges make
+    has no cycle.  Edges out of variables and their reads do not count: a shared variable is no activation.
+    """
+    variables = find_variables(graph) if variables is None else variables
+    edges = _crossing_edges(graph, task_graphs, variables)
+    cycle = _cycle(edges)
+    if cycle is None:
+        return None
+    return Detour(cycle[0], _path(graph, task_graphs, cycle, edges))
+
+
+def check_convex(graph: OpGraph, task_graphs: TaskGraphs, annotations: Annotations,
+                 variables: Optional[Variables] = None) -> None:
+    """Raises:
+        AnnotationError: :func:`find_detour` finds one; the message shows the path.
+    """
+    detour = find_detour(graph, task_graphs, variables)
+    if detour is None:
+        return
+    steps = " -> ".join("{} (TaskGraph {})".format(graph.ops[op].name, task_graphs.of[op]) for op in detour.path)
+    raise AnnotationError(
+        "TaskGraph {} ({!r}) is not convex: a path leaves it and comes back, so it cannot be a pipeline stage: {}. Put "
+        "the ops in between under the same annotation, or open a new annotation where the path comes back.".format(
+            detour.task_graph, annotations.items[detour.task_graph].name, steps))
+
+
+# -- checks ---------------------------------------------------------------------------------------------------------
+def _check_bodies(graph: OpGraph) -> None:
+    for op in graph.ops:
+        tagged = _annotated_inside(op, set())
+        if tagged is not None:
+            raise AnnotationError(
+                "op {!r} is annotated inside the function body of {!r} ({}). A loop, condition or function call is in "
+                "one TaskGraph: put `with wh.replicate(...)` around the whole call.".format(
+                    tagged.name, op.name, op.type))
+
+
+def _annotated_inside(op: Op, seen: Set[int]) -> Optional[Op]:
+    for body in (op.body or {}).values():
+        if id(body) in seen:
+            continue
+        seen.add(id(body))
+        for inner in body.ops:
+            tagged = inner if inner.task_graph >= 0 else _annotated_inside(inner, seen)
+            if tagged is not None:
+                return tagged
+    return None
+
+
+def _check_annotations(graph: OpGraph, annotations: Annotations) -> None:
+    phases: List[Set[Phase]] = [set() for _ in annotations.items]
+    for op in graph.ops:
+        if 0 <= op.task_graph < len(phases):
+            phases[op.task_graph].add(op.phase)
+    for item in annotations.items:
+        if item is annotations.default or Phase.FORWARD in phases[item.index]:
+            continue
+        where = "wh.{} (TaskGraph {!r})".format(item.strategy, item.name)
+        if Phase.BACKWARD in phases[item.index]:
+            raise AnnotationError(
+                "{} holds backward ops only. Backward ops follow their forward ops, so an annotation around the "
+                "optimizer or tf.gradients means nothing: put it around the part of the model it should hold.".format(
+                    where))
+        raise AnnotationError(
+            "{} holds no op of the forward pass of any loss that is differentiated. Put it around a part of the model, "
+            "or remove it.".format(where))
+
+
+# -- membership -----------------------------------------------------------------------------------------------------
+def _assign_forward(graph: OpGraph, annotations: Annotations, of: List[int]) -> None:
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    default = annotations.default.index if annotations.default is not None else -1
+    count = len(annotations.items)
+    for op in forward:
+        if 0 <= op.task_graph < count and not op.attrs.get("_whale_phase"):
+            of[op.id] = op.task_graph
+        elif default >= 0:
+            of[op.id] = default
+    for op in forward:
+        if of[op.id] < 0:
+            of[op.id] = max((of[source] for source in graph.predecessors(op)), default=-1)
+    users = _users(graph, Phase.FORWARD)
+    for op in reversed(forward):
+        if of[op.id] < 0:
+            of[op.id] = min((of[user] for user in users[op.id] if of[user] >= 0), default=-1)
+    for op in forward:
+        if of[op.id] < 0:  # not connected to any annotation
+            of[op.id] = 0
+
+
+def _assign_backward(graph: OpGraph, of: List[int]) -> None:
+    backward = [op for op in graph.ops if op.phase is Phase.BACKWARD]
+    for op in backward:
+        if op.forward >= 0:
+            of[op.id] = of[op.forward]
+        if of[op.id] < 0:
+            sources = [graph.ops[source] for source in graph.predecessors(op) if of[source] >= 0]
+            made = [of[source.id] for source in sources if source.phase is Phase.BACKWARD]
+            read = [of[source.id] for source in sources if source.phase is Phase.FORWARD]
+            of[op.id] = min(made) if made else max(read, default=-1)
+    users = _users(graph, Phase.BACKWARD)
+    for op in reversed(backward):
+        if of[op.id] < 0:
+            of[op.id] = max((of[user] for user in users[op.id]), default=-1)
+    for op in backward:
+        if of[op.id] < 0:
+            of[op.id] = 0
+
+
+def _users(graph: OpGraph, phase: Phase) -> List[List[int]]:
+    """For every op the ops of ``phase`` that wait for it."""
+    users: List[List[int]] = [[] for _ in graph.ops]
+    for op in graph.ops:
+        if op.phase is phase:
+            for source in graph.predecessors(op):
+                users[source].append(op.id)
+    return users
+
+
+def _homes(graph: OpGraph, variables: Variables, of: List[int]) -> Dict[int, int]:
+    """Who reads is who uses the value: a reference variable has one ``read`` op, created where the variable was."""
+    homes = {}
+    for variable in variables:
+        readers = [op for op in variable.reads if graph.ops[op].phase is Phase.FORWARD]
+        users = []
+        for reader in readers:
+            op = graph.ops[reader]
+            consumers = [user for output in op.outputs for user, _ in graph.consumers(output)
+                         if graph.ops[user].phase is Phase.FORWARD] if op.type in _PLAIN_READS else []
+            users.extend(consumers or [reader])
+        if users:
+            homes[variable.op] = min(of[user] for user in users)
+    return homes
+
+
+_PLAIN_READS = ("Identity", "ReadVariableOp")
+
+
+# -- convexity ------------------------------------------------------------------------------------------------------
+_Crossings = Dict[int, Dict[int, Tuple[int, int]]]  # TaskGraph -> later TaskGraph -> one edge (producer, consumer)
+
+
+def _crossing_edges(graph: OpGraph, task_graphs: TaskGraphs, variables: Variables) -> _Crossings:
+    of = task_graphs.of
+    edges: _Crossings = {}
+    for op in graph.ops:
+        if op.phase is not Phase.FORWARD:
+            continue
+        for source in graph.predecessors(op):
+            if (of[source] >= 0 and of[source] != of[op.id] and source not in variables
+                    and graph.ops[source].phase is Phase.FORWARD and not _is_plain_read(graph, variables, source)):
+                edges.setdefault(of[source], {}).setdefault(of[op.id], (source, op.id))
+    return edges
+
+
+def _is_plain_read(graph: OpGraph, variables: Variables, op: int) -> bool:
+    return op in variables.read_by and graph.ops[op].type in _PLAIN_READS
+
+
+def _cycle(edges: _Crossings) -> Optional[List[int]]:
+    """TaskGraphs of one cycle, lowest first, or None."""
+    done: Set[int] = set()
+    for start in sorted(edges):
+        if start in done:
+            continue
+        path, iterators = [start], [iter(sorted(edges[start]))]
+        while path:
+            following = next(iterators[-1], None)
+            if following is None:
+                done.add(path.pop())
+                iterators.pop()
+            elif following in path:
+                cycle = path[path.index(following):]
+                first = cycle.index(min(cycle))
+                return cycle[first:] + cycle[:first]
+            elif following not in done:
+                path.append(following)
+                iterators.append(iter(sorted(edges.get(following, ()))))
+    return None
+
+
+def _path(graph: OpGraph, task_graphs: TaskGraphs, cycle: List[int], edges: _Crossings) -> Tuple[int, ...]:
+    """Ops of a path out of ``cycle[0]`` and back, else the edges of the cycle one after the other."""
+    of, home = task_graphs.of, cycle[0]
+    came_from: Dict[int, int] = {}
+    for op in graph.ops:  # in topological order: ops outside, reached from inside
+        if op.phase is not Phase.FORWARD or of[op.id] < 0:
+            continue
+        for source in graph.predecessors(op):
+            if of[op.id] != home and (source in came_from or of[source] == home):
+                came_from[op.id] = source
+                break
+            if of[op.id] == home and source in came_from:
+                return _trace(came_from, source) + (op.id,)
+    return tuple(_pairs(edges, cycle))
+
+
+def _trace(came_from: Dict[int, int], op: int) -> Tuple[int, ...]:
+    path = [op]
+    while path[-1] in came_from:
+        path.append(came_from[path[-1]])
+    return tuple(reversed(path))
+
+
+def _pairs(edges: _Crossings, cycle: List[int]) -> Iterable[int]:
+    for here, there in zip(cycle, cycle[1:] + cycle[:1]):
+        yield from edges[here][there]

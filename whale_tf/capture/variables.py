@@ -1,0 +1,216 @@
+"""The variables of an op graph: which ops read, write and initialise each of them.
+
+A reference variable (``VariableV2``) hands out a reference tensor, a resource variable (``VarHandleOp``) a handle.
+Both are followed through ops that pass them on (``Identity``, ``Switch``, ``Enter``, the output of ``Assign``, ...) and
+into function bodies; what the ops at the end do decides whether they read or write.
+"""
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from whale_tf.ir.graph import Op, OpGraph, Shape
+
+VARIABLE_TYPES = ("VariableV2", "Variable", "AutoReloadVariable", "VarHandleOp")
+
+_ASSIGN = re.compile(r"^Assign(Variable|AddVariable|SubVariable)Op$|^Assign(Add|Sub)?$")
+_WRITES_FIRST_INPUT = re.compile(
+    r"^(Resource)?Scatter(Nd)?(Update|Add|Sub|Mul|Div|Min|Max)$|^(Resource)?StridedSliceAssign$|^(Resource)?CountUpTo$"
+    r"|^Stateful(StandardNormal|TruncatedNormal|Uniform|UniformInt|UniformFullInt|RandomBinomial)(V2)?$"
+    r"|^RngReadAndSkip$|^RngSkip$")
+_UPDATE = re.compile(r"^(Resource)?(Sparse)?(Apply|AccumulatorApply)[A-Z]")
+_QUERIES = ("IsVariableInitialized", "VarIsInitializedOp", "VariableShape", "DestroyResourceOp")
+_PASSES_ON = ("Identity", "IdentityN", "Switch", "Merge", "Enter", "Exit", "NextIteration", "RefIdentity", "RefSwitch",
+              "RefMerge", "RefEnter", "RefExit", "RefNextIteration", "RefSelect")
+
+
+class Variable(NamedTuple):
+    """One variable.  All fields but ``name``, ``shape`` and ``dtype`` are op or tensor numbers.
+
+    Attributes:
+        op: the variable's op.
+        shape, dtype: of the value (``dtype`` without ``_ref``).
+        is_resource: a ``VarHandleOp``.
+        reads: ops that need the value, in op order (``Identity`` of a reference, ``ReadVariableOp``, gathers, ...).
+        writes: ops that change the value, in op order, the initializer among them.
+        initializer: the initial Assign, or -1.
+        aliases: tensors that refer to the variable, its own output first.
+        slots: variables updated by the same ``Apply*`` op (momentum, Adam's m and v, ...).
+    """
+
+    op: int
+    name: str
+    shape: Shape
+    dtype: str
+    is_resource: bool
+    reads: Tuple[int, ...]
+    writes: Tuple[int, ...]
+    initializer: int
+    aliases: Tuple[int, ...]
+    slots: Tuple[int, ...]
+
+
+class Variables:
+    """The variables of an op graph by op number, in op order, and what each op reads and writes of them."""
+
+    def __init__(self, items: Dict[int, Variable]) -> None:
+        self.items = items
+        self.read_by: Dict[int, List[int]] = {}
+        self.written_by: Dict[int, List[int]] = {}
+        self.alias_of: Dict[int, int] = {}
+        for variable in items.values():
+            for op in variable.reads:
+                self.read_by.setdefault(op, []).append(variable.op)
+            for op in variable.writes:
+                self.written_by.setdefault(op, []).append(variable.op)
+            for tensor in variable.aliases:
+                self.alias_of[tensor] = variable.op
+
+    def __iter__(self) -> Iterator[Variable]:
+        return iter(self.items.values())
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, op: int) -> Variable:
+        return self.items[op]
+
+    def __contains__(self, op: int) -> bool:
+        return op in self.items
+
+
+class _Uses(NamedTuple):
+    aliases: List[int]
+    reads: Set[int]
+    writes: Set[int]
+
+
+def find_variables(graph: OpGraph) -> Variables:
+    """All variables of ``graph`` (those created inside function bodies are local to them and not listed)."""
+    follow = _Follower()
+    uses = {op.id: follow.uses(graph, op.outputs[0]) for op in graph.ops if op.type in VARIABLE_TYPES}
+    updated_by: Dict[int, List[int]] = {}  # Apply* op -> its variables
+    for variable, found in uses.items():
+        for writer in found.writes:
+            if _UPDATE.match(graph.ops[writer].type):
+                updated_by.setdefault(writer, []).append(variable)
+    items = {}
+    for variable, found in uses.items():
+        op = graph.ops[variable]
+        slots = {other for writer in found.writes for other in updated_by.get(writer, ()) if other != variable}
+        first_written = _first_input_variables(graph, found, op)
+        items[variable] = Variable(
+            variable, op.name, op.attrs.get("shape"), op.attrs.get("dtype", ""), op.type == "VarHandleOp",
+            tuple(sorted(found.reads)), tuple(sorted(found.writes)), _initializer(graph, op, found.writes),
+            tuple(found.aliases), tuple(sorted(slots)) if first_written else ())
+    return Variables(items)
+
+
+def _first_input_variables(graph: OpGraph, found: _Uses, variable: Op) -> bool:
+    """Whether ``variable`` is what some ``Apply*`` op trains (its first input), not a slot itself."""
+    aliases = set(found.aliases)
+    return any(_UPDATE.match(graph.ops[writer].type) and graph.ops[writer].inputs[0] in aliases
+               for writer in found.writes)
+
+
+def _initializer(graph: OpGraph, variable: Op, writes: Set[int]) -> int:
+    """The initial Assign: ``<variable>/Assign`` as TensorFlow names it, else the first plain Assign."""
+    plain = [op for op in sorted(writes) if graph.ops[op].type in ("Assign", "AssignVariableOp")]
+    for op in plain:
+        if graph.ops[op].name == variable.name + "/Assign":
+            return op
+    return plain[0] if plain else -1
+
+
+class _Follower:
+    """Follows references; results inside function bodies are remembered, since bodies are shared."""
+
+    def __init__(self) -> None:
+        self._inside: Dict[Tuple[int, int], Tuple[bool, bool]] = {}
+
+    def uses(self, graph: OpGraph, tensor: int) -> _Uses:
+        """What happens to the variable that ``tensor`` refers to."""
+        found = _Uses([tensor], set(), set())
+        seen = {tensor}
+        for alias in found.aliases:  # grows while we walk
+            for op_id, position in graph.consumers(alias):
+                op = graph.ops[op_id]
+                passed = _passed_on(graph, op, position)
+                fresh = [output for output in passed if output not in seen]
+                seen.update(fresh)
+                found.aliases.extend(fresh)
+                reads, writes = self._effect(graph, op, position, bool(passed))
+                if reads:
+                    found.reads.add(op_id)
+                if writes:
+                    found.writes.add(op_id)
+        return found
+
+    def _effect(self, graph: OpGraph, op: Op, position: int, passes_on: bool) -> Tuple[bool, bool]:
+        """(reads, writes) of the use of a reference at one input."""
+        if op.body:
+            return self._body_effect(op, position)
+        if _writes(graph, op, position):
+            return False, True
+        return not (passes_on or op.type in _QUERIES or op.type == "_Retval"), False
+
+    def _body_effect(self, op: Op, position: int) -> Tuple[bool, bool]:
+        reads = writes = False
+        argument = position - 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else position
+        for body in (op.body or {}).values():
+            key = (id(body), argument)
+            if key not in self._inside:
+                self._inside[key] = (False, False)  # a recursive function adds nothing to its own first visit
+                self._inside[key] = self._argument_effect(body, argument)
+            reads |= self._inside[key][0]
+            writes |= self._inside[key][1]
+        return reads, writes
+
+    def _argument_effect(self, body: OpGraph, argument: int) -> Tuple[bool, bool]:
+        for op in body.ops:
+            if op.type == "_Arg" and op.attrs["index"] == argument:
+                found = self.uses(body, op.outputs[0])
+                return bool(found.reads), bool(found.writes)
+        return True, False  # captured by a dataset function, at an offset of its own: such functions only read
+
+
+def _writes(graph: OpGraph, op: Op, position: int) -> bool:
+    """Whether the input at ``position`` is a reference that ``op`` writes through."""
+    if _UPDATE.match(op.type):  # the variable and its slots: the leading references
+        return all(_is_reference(graph, source) for source in op.inputs[:position + 1])
+    return position == 0 and (_ASSIGN.match(op.type) or _WRITES_FIRST_INPUT.match(op.type)) is not None
+
+
+def _passed_on(graph: OpGraph, op: Op, position: int) -> List[int]:
+    """Outputs of ``op`` that refer to the same variable as its input at ``position``."""
+    if op.type in _PASSES_ON:
+        if op.type == "IdentityN":
+            candidates = [op.outputs[position]]
+        elif op.type in ("Switch", "RefSwitch"):
+            candidates = list(op.outputs)
+        else:
+            candidates = [op.outputs[0]]
+    elif op.type in ("While", "StatelessWhile"):
+        candidates = [op.outputs[position]] if position < len(op.outputs) else []
+    elif position == 0 and op.outputs:
+        candidates = [op.outputs[0]]  # Assign, Scatter*, Apply* hand the written reference on
+        return [output for output in candidates if graph.tensors[output].dtype.endswith("_ref")]
+    else:
+        return []
+    return [output for output in candidates if _is_reference(graph, output)]
+
+
+def _is_reference(graph: OpGraph, tensor: int) -> bool:
+    dtype = graph.tensors[tensor].dtype
+    return dtype == "resource" or dtype.endswith("_ref")
+
+
+def home_variable(graph: OpGraph, variables: Variables, tensor: int) -> Optional[int]:
+    """The variable that ``tensor`` stands for in a gradient call: the one it refers to, or whose value it is (an
+    ``Identity`` or ``ReadVariableOp`` right behind it)."""
+    if tensor in variables.alias_of:
+        return variables.alias_of[tensor]
+    producer = graph.producer(tensor)
+    if producer.type in ("Identity", "ReadVariableOp") and producer.inputs[0] in variables.alias_of:
+        return variables.alias_of[producer.inputs[0]]
+    return None

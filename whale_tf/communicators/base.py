@@ -1,0 +1,38 @@
+"""What a communicator does, whatever carries it."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, List, NamedTuple, Sequence
+
+from whale_tf.graph_editor.nodes import Nodes
+
+
+class Member(NamedTuple):
+    """One participant of a collective: the name of its tensor and its device."""
+
+    value: str
+    device: str
+
+
+class Communicator(abc.ABC):
+    """Stages collectives among the devices of one group.
+
+    Args:
+        nodes: where the ops are staged.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+
+    @abc.abstractmethod
+    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
+        """The sum of all members' tensors, on every member's device, in the order of ``members``."""
+
+    def all_gather(self, members: Sequence[Member], dim: int, name: str, dtype: Any) -> List[str]:
+        """The members' tensors, of possibly different lengths, concatenated along ``dim`` on every member's device."""
+        values = [member.value for member in members]
+        return [
+            self._nodes.concat(values, dim, "{}/{}".format(name, i), dtype, member.device)
+            for i, member in enumerate(members)
+        ]

@@ -1,0 +1,49 @@
+"""TensorFlow's own collectives: ring on CPU, NCCL on GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+from whale_tf.communicators.base import Communicator, Member
+from whale_tf.graph_editor.nodes import Nodes
+
+
+class CollectiveCommunicator(Communicator):
+    """``CollectiveReduce`` ops, one for each member.
+
+    A group key stands for one set of devices, an instance key for one collective: both are given out here, in the order
+    of the calls, so every process that stages the same plan gives out the same keys.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        super().__init__(nodes)
+        self._groups: Dict[Tuple[str, ...], int] = {}
+        self._instances = 0
+
+    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
+        devices = tuple(member.device for member in members)
+        group_key = self._groups.setdefault(devices, len(self._groups) + 1)
+        self._instances += 1
+        hint = "nccl" if all(":GPU:" in device for device in devices) else "auto"
+        parts = [
+            self._nodes.add(
+                "CollectiveReduce",
+                "{}/{}".format(name, i),
+                [member.value],
+                member.device,
+                T=dtype,
+                group_size=len(members),
+                group_key=group_key,
+                instance_key=self._instances,
+                merge_op="Add",
+                final_op="Id",
+                subdiv_offsets=[0],
+                communication_hint=hint,
+            )
+            for i, member in enumerate(members)
+        ]
+        # fetching one member alone would hang: whoever reads one result waits for all
+        return [
+            self._nodes.identity(part, "{}/all_{}".format(name, i), dtype, members[i].device, control=parts)
+            for i, part in enumerate(parts)
+        ]

@@ -1,0 +1,38 @@
+"""The analysis itself: sweep, promote, read off."""
+from __future__ import annotations
+
+from typing import Container, Mapping, Optional
+
+from whale_tf.ir.batch_axis import control_flow, cutting, functional, positions, reshaping
+from whale_tf.ir.batch_axis.promote import promote
+from whale_tf.ir.batch_axis.propagate import Given, Options, Propagation
+from whale_tf.ir.batch_axis.result import BatchAxis
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.layout import sharded
+
+HANDLER_MODULES = (control_flow, cutting, functional, positions, reshaping)  # imported for the handlers they register
+
+
+def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Container[int]] = None,
+            options: Options = Options()) -> BatchAxis:
+    """Propagate the batch axis through a graph.
+
+    Args:
+        sources: batch input tensors -> the dimension that counts examples.
+        scope: op ids that are cloned; all when None.  What lies outside is computed once, so it is replicated.
+        options: see :class:`Options`.
+    """
+    seeds = {tensor: Given(sharded(dim)) for tensor, dim in sources.items()}
+    state = Propagation(graph, seeds, static_batch(graph, sources), options, scope)
+    state.sweep()
+    promote(state)
+    return state.finish()
+
+
+def static_batch(graph: OpGraph, sources: Mapping[int, int]) -> Optional[int]:
+    """The number of examples that the sources' shapes say, None where they leave it open."""
+    for tensor, dim in sources.items():
+        shape = graph.tensors[tensor].shape
+        if shape is not None and dim < len(shape) and shape[dim] is not None:
+            return shape[dim]
+    return None

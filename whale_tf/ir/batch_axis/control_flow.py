@@ -1,0 +1,338 @@
+"""Handlers of TensorFlow 1 control flow: loops (Enter, Merge, Switch, NextIteration, Exit), conditions, stacks and arrays.
+
+Every clone runs loops and branches of its own; a loop's values have one layout in all iterations, found as a fixed point:
+the first visit of a Merge knows only what enters, and the back edge visits it again.
+"""
+from __future__ import annotations
+
+from typing import List, Optional, Sequence, Tuple
+
+from whale_tf.ir.batch_axis.propagate import (
+    BATCHED, EXTREMES, LOOP, LOOP_ENDS, VARIABLE, ZERO, Operands, Propagation, Refuse, handles)
+from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN
+from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import Layout, sharded
+
+MAX_MERGE_VISITS = 12
+Root = Tuple[object, ...]
+
+
+def pass_through(state: Propagation, op: Op, tensor: int, results: Sequence[int]) -> None:
+    """Results that are the same value as ``tensor``, handles included."""
+    layout, source = state.layout(tensor), state.result.source_of.get(tensor)
+    for result in results:
+        if tensor in state.containers.roots:
+            state.containers.roots[result] = state.containers.roots[tensor]
+            state.flags[result] |= BATCHED
+        if layout is EXTENT:
+            value = state.value(tensor)
+            assert value is not None
+            state.set_value(result, value, source)
+        else:
+            state.set(result, layout, source)
+        if tensor in state.offsets:
+            state.offsets[result] = state.offsets[tensor]
+        if tensor in state.lists:
+            state.lists[result] = state.lists[tensor]
+        state.flags[result] |= state.flags[tensor] & (ZERO | VARIABLE)
+        if layout is not EXTENT and layout is not UNKNOWN and state.lacks_sizes(result):
+            shape = state.sizes.get(tensor)
+            if shape is not None:
+                state.set_sizes(result, shape)
+
+
+@handles("Enter", "RefEnter")
+def enter(state: Propagation, op: Op) -> None:
+    tensor, result = op.inputs[0], op.outputs[0]
+    layout = state.layout(tensor)
+    promoted = state.promoted.get(result)
+    if layout.is_partial and not state.flags[tensor] & VARIABLE and op.attrs.get("is_constant"):
+        plan = Operands(state, op, "n", [layout])
+        plan.resolve(0)
+        plan.record()
+    elif promoted is not None and layout.is_replicated and layout is not UNKNOWN:
+        plan = Operands(state, op, "m", [layout])
+        plan.slice(0, promoted[0], promoted[1])
+        plan.record()
+        state.set(result, sharded(promoted[0], promoted[1], layout.power), state.source(op))
+    else:
+        pass_through(state, op, tensor, op.outputs)
+        if Operands(state, op, "m", [layout]).zero(0):
+            state.flags[result] |= ZERO
+    state.flags[result] |= LOOP
+
+
+@handles("Exit", "RefExit")
+def leave(state: Propagation, op: Op) -> None:
+    pass_through(state, op, op.inputs[0], op.outputs)
+    state.flags[op.outputs[0]] &= ~LOOP
+
+
+@handles("NextIteration", "RefNextIteration")
+def next_iteration(state: Propagation, op: Op) -> None:
+    pass_through(state, op, op.inputs[0], op.outputs)
+
+
+@handles("Identity", "RefIdentity")
+def identity(state: Propagation, op: Op) -> None:
+    pass_through(state, op, op.inputs[0], op.outputs)
+
+
+@handles("LoopCond")
+def loop_condition(state: Propagation, op: Op) -> None:
+    _decide(state, op, 0, ["n"])
+
+
+def _decide(state: Propagation, op: Op, position: int, roles: List[str]) -> None:
+    """A predicate must be the same for all clones, or each clone follows its own (inexact)."""
+    layout = state.layout(op.inputs[position])
+    if layout.is_sharded:
+        raise Refuse("each example decides by itself")
+    if layout is EXTENT:
+        raise Refuse("the number of examples decides")
+    if layout.is_partial or layout.kind in EXTREMES:
+        layouts = [state.layout(t) for t in op.inputs]
+        plan = Operands(state, op, "".join(roles), layouts)
+        plan.resolve(position)
+        plan.record()
+
+
+@handles("Switch", "RefSwitch")
+def switch(state: Propagation, op: Op) -> None:
+    _decide(state, op, 1, ["m", "n"])
+    pass_through(state, op, op.inputs[0], op.outputs)
+
+
+@handles("Merge", "RefMerge")
+def merge(state: Propagation, op: Op) -> None:
+    """All inputs that are known must agree; whole values among divided ones are divided where they enter the loop."""
+    tensors = state.graph.tensors
+    known = [i for i, t in enumerate(op.inputs) if state.visited[tensors[t].op]]
+    is_loop = any(state.graph.ops[tensors[t].op].type in LOOP_ENDS for t in op.inputs)
+    if is_loop:
+        state.loop_merges.add(op.id)
+        if not state.is_settled:  # what the first round did not understand may come right in the next
+            known = [i for i in known if op.inputs[i] not in state.result.unknown] or known[:1]
+        state.merge_visits[op.id] = state.merge_visits.get(op.id, 0) + 1
+        if state.merge_visits[op.id] > MAX_MERGE_VISITS:
+            raise Refuse("it changes its layout with every iteration")
+    if any(op.inputs[i] in state.result.unknown for i in known):
+        raise Refuse("an operand has no layout")
+    first = op.inputs[known[0]]
+    for t in op.inputs:
+        if t in state.containers.roots:
+            state.containers.roots[op.outputs[0]] = state.containers.roots[t]
+            state.flags[op.outputs[0]] |= BATCHED
+            return
+    layouts = [state.layout(op.inputs[i]) for i in known]
+    if any(layout is EXTENT for layout in layouts):
+        values = {repr(state.value(op.inputs[i])) for i in known}
+        if len(values) != 1:
+            raise Refuse("it is now one size of the batch, now another")
+        pass_through(state, op, first, op.outputs[:1])
+        return
+    _join(state, op, known, layouts)
+
+
+def _join(state: Propagation, op: Op, known: Sequence[int], layouts: Sequence[Layout]) -> None:
+    everything = [state.layout(t) for t in op.inputs]
+    plan = Operands(state, op, "".join("a" if i in known else "n" for i in range(len(op.inputs))),
+                    [everything[i] if i in known else Layout("replicated") for i in range(len(op.inputs))])
+    result = op.outputs[0]
+    divided = next((layout for layout in layouts if layout.is_sharded), None)
+    is_list = state.graph.tensors[result].dtype == "variant"
+    offsets = {state.offsets.get(op.inputs[i], 0) for i in known}
+    if len(offsets) > 1:
+        raise Refuse("positions come from different places")
+    if divided is not None:
+        for i in known:
+            layout = everything[i]
+            if layout.is_sharded and (layout.dim, layout.blocks) != (divided.dim, divided.blocks):
+                raise Refuse("its operands are divided differently")
+            if not layout.is_sharded and not (is_list and plan.zero(i)):
+                plan.slice(i, divided.dim, divided.blocks)
+    power, is_partial = plan.settle(divided is not None)
+    joined = sharded(divided.dim, divided.blocks, power) if divided is not None else (
+        Layout(plan.extreme) if plan.extreme else Layout("partial" if is_partial else "replicated", power=power))
+    for i in known:
+        state.flags[result] |= state.flags[op.inputs[i]] & (VARIABLE | LOOP)
+    state.set(result, joined, next((state.result.source_of[op.inputs[i]] for i in known
+                                    if op.inputs[i] in state.result.source_of), None),
+              all(plan.zero(i) for i in known))
+    offset = offsets.pop()
+    if offset:
+        state.offsets[result] = offset
+    plan.record()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stacks and tensor arrays: what is written has one layout, which every reader gets.
+
+@handles("StackV2", "Stack", "TensorArrayV3", "TensorArrayV2", "TensorArray")
+def make_container(state: Propagation, op: Op) -> None:
+    if any(state.layouts.get(t) is EXTENT for t in op.inputs):
+        raise Refuse("it has an element for each example")
+    state.containers.roots[op.outputs[0]] = (op.id,)
+    state.arrays[op.id] = "own"
+    state.flags[op.outputs[0]] |= BATCHED
+
+
+@handles("TensorArrayGradV3", "TensorArrayGradWithShape")
+def array_gradient(state: Propagation, op: Op) -> None:
+    """A second array of the same size, one for each name of a gradient call."""
+    root = _root(state, op)
+    state.containers.roots[op.outputs[0]] = root + (op.attrs.get("source"),)
+    state.flags[op.outputs[0]] |= BATCHED
+
+
+def _root(state: Propagation, op: Op) -> Root:
+    root = state.containers.roots.get(op.inputs[0])
+    if root is None:
+        raise Refuse("the array it uses comes from outside")
+    return root
+
+
+def write(state: Propagation, op: Op, value: int, layout: Layout) -> None:
+    """Store elements of a layout; the operand ``value`` is brought to the layout of the others."""
+    containers, root = state.containers, _root(state, op)
+    containers.users.setdefault(root, set()).add(op.id)
+    flags = state.flags[op.inputs[value]] & (VARIABLE | ZERO)
+    content, before = containers.contents.get(root, (None, 0))
+    if layout is EXTENT or layout.kind in EXTREMES:
+        raise Refuse("it stores sizes of the batch")
+    if op.inputs[value] in state.offsets:
+        raise Refuse("it stores positions in the batch")
+    is_zero = bool(flags & ZERO)
+    if content is None:
+        joined = layout
+        joined_flags = flags
+    else:
+        was_zero = bool(before & ZERO)
+        joined = layout if was_zero and not is_zero or content.is_replicated and not layout.is_replicated else content
+        joined_flags = (flags | before) & VARIABLE | (flags & before & ZERO)
+    if (joined, joined_flags) != (content, before):
+        containers.contents[root] = (joined, joined_flags)
+        for user in containers.users[root]:
+            if user != op.id:
+                state.push(user)
+    _bring(state, op, value, layout, joined)
+
+
+def _bring(state: Propagation, op: Op, value: int, layout: Layout, target: Layout) -> None:
+    """Bring an operand to the layout of the container's elements."""
+    if layout == target:
+        return
+    roles = ["n"] * len(op.inputs)
+    plan = Operands(state, op, "".join(roles), [Layout("replicated") if i != value else layout for i in range(len(roles))])
+    shift = _shift(op)
+    if target.is_sharded and layout.is_replicated:
+        plan.slice(value, target.dim + shift, target.blocks)
+    elif (target.is_sharded and layout.is_sharded and (target.dim, target.blocks) == (layout.dim, layout.blocks)) or (
+            target.is_partial and layout.is_partial):
+        pass
+    elif target.is_partial and layout.is_replicated:
+        plan.scale(value, 1)
+    else:
+        raise Refuse("it stores a {} among elements that are {}".format(layout, target))
+    plan.scale(value, layout.power - target.power)
+    plan.record()
+
+
+def _shift(op: Op) -> int:
+    return 1 if op.type in ("TensorArrayScatterV3", "TensorArrayUnpack") else 0
+
+
+def read(state: Propagation, op: Op, result: int, shift: int = 0) -> None:
+    """An element, or (``shift`` 1) all of them stacked."""
+    containers, root = state.containers, _root(state, op)
+    containers.users.setdefault(root, set()).add(op.id)
+    content, flags = containers.contents.get(root, (None, ZERO))
+    state.flags[result] |= flags & (VARIABLE | ZERO)
+    if content is None:
+        return
+    if content.is_sharded:
+        content = sharded(content.dim + shift, content.blocks, content.power)
+    state.set(result, content, _some_source(state, op))
+
+
+def _some_source(state: Propagation, op: Op) -> Optional[int]:
+    return state.source(op) if state.source(op) is not None else next(iter(state.result.sources), None)
+
+
+def _plain_index(state: Propagation, op: Op, position: int) -> None:
+    if op.inputs[position] in state.layouts:
+        raise Refuse("it has an element for each example")
+
+
+@handles("StackPushV2", "StackPush")
+def push(state: Propagation, op: Op) -> None:
+    tensor = op.inputs[1]
+    if state.layout(tensor) is EXTENT:  # a shape that the gradient needs: the pop reads the same
+        _keep_extent(state, op, tensor)
+        return
+    write(state, op, 1, state.layout(tensor))
+    pass_through(state, op, tensor, op.outputs)
+
+
+def _keep_extent(state: Propagation, op: Op, tensor: int) -> None:
+    root = _root(state, op)
+    value = state.value(tensor)
+    assert value is not None
+    if repr(state.containers.extents.get(root)) != repr(value):
+        state.containers.extents[root] = value
+        for user in state.containers.users.get(root, ()):
+            state.push(user)
+    pass_through(state, op, tensor, op.outputs)
+
+
+@handles("StackPopV2", "StackPop")
+def pop(state: Propagation, op: Op) -> None:
+    root = _root(state, op)
+    value = state.containers.extents.get(root)
+    if value is not None:
+        state.containers.users.setdefault(root, set()).add(op.id)
+        state.set_value(op.outputs[0], value, _some_source(state, op))
+        return
+    read(state, op, op.outputs[0])
+
+
+@handles("TensorArrayWriteV3", "TensorArrayWriteV2")
+def array_write(state: Propagation, op: Op) -> None:
+    _plain_index(state, op, 1)
+    write(state, op, 2, state.layout(op.inputs[2]))
+
+
+@handles("TensorArrayReadV3", "TensorArrayReadV2")
+def array_read(state: Propagation, op: Op) -> None:
+    _plain_index(state, op, 1)
+    read(state, op, op.outputs[0])
+
+
+@handles("TensorArrayGatherV3", "TensorArrayGatherV2")
+def array_gather(state: Propagation, op: Op) -> None:
+    _plain_index(state, op, 1)
+    state.arrays[op.id] = "used"
+    read(state, op, op.outputs[0], 1)
+
+
+@handles("TensorArrayScatterV3", "TensorArrayScatterV2")
+def array_scatter(state: Propagation, op: Op) -> None:
+    _plain_index(state, op, 1)
+    layout = state.layout(op.inputs[2])
+    if layout.is_sharded:
+        if layout.dim == 0:
+            raise Refuse("it has an element for each example")
+        layout = sharded(layout.dim - 1, layout.blocks, layout.power)
+    write(state, op, 2, layout)
+
+
+@handles("TensorArrayConcatV3", "TensorArraySplitV3")
+def array_join(state: Propagation, op: Op) -> None:
+    content, _ = state.containers.contents.get(_root(state, op), (None, 0))
+    if (content is not None and not content.is_replicated) or any(t in state.layouts for t in op.inputs):
+        raise Refuse("it joins elements of unknown lengths")
+
+
+@handles("TensorArraySizeV3", "TensorArrayCloseV3", "StackCloseV2", "StackClose")
+def array_size(state: Propagation, op: Op) -> None:
+    """Nothing of the elements."""

@@ -1,0 +1,310 @@
+"""Handlers of ops that cut and join along a dimension that may be the batch: Slice, StridedSlice, Concat, Split."""
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from whale_tf.ir.batch_axis.propagate import (
+    Blocks, Operands, Propagation, Refuse, blocks_of, carry_offsets, handles)
+from whale_tf.ir.batch_axis.result import EXTENT
+from whale_tf.ir.extents import Size, SizeLike, Value, vector
+from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import Layout, sharded
+from whale_tf.ir.rules import rule_for
+from whale_tf.ir.rules.shape import Stride, strided_dims, strided_terms
+
+
+def per_example(state: Propagation, element: SizeLike, op: Op) -> int:
+    """A position along a batch dimension, in examples of the batch."""
+    if isinstance(element, Size):
+        found = blocks_of(element)
+        if found is None or -1 in found:
+            raise Refuse("where it cuts the batch is not known")
+        return found[0]
+    if element == 0:
+        return 0
+    if state.batch is None or element % state.batch:
+        raise Refuse("it takes some examples of the batch and leaves others")
+    return element // state.batch
+
+
+def cut_blocks(blocks: Blocks, begin: int, end: int) -> Tuple[int, ...]:
+    """The blocks between two positions (in examples), which must be ends of blocks."""
+    ends = [0]
+    for length in blocks or ():
+        ends.append(ends[-1] + length)
+    if blocks is None or -1 in blocks or begin not in ends or end not in ends or begin >= end:
+        raise Refuse("it takes some examples of the batch and leaves others")
+    return blocks[ends.index(begin):ends.index(end)]
+
+
+def _whole_extent(blocks: Blocks) -> Optional[int]:
+    return None if blocks is None or -1 in blocks else sum(blocks)
+
+
+@handles("Slice")
+def slice_(state: Propagation, op: Op) -> None:
+    layout = state.data_layout(op.inputs[0])
+    if not layout.is_sharded:
+        _slice_of_whole(state, op, layout)
+        return
+    begin, size = state.value(op.inputs[1]), state.value(op.inputs[2])
+    if begin is None:
+        raise Refuse("where it cuts the batch is not known")
+    d, blocks = layout.dim, layout.blocks
+    start = per_example(state, begin[d], op)
+    extent = _whole_extent(blocks)
+    if size is None or size[d] == -1:
+        stop = extent
+    elif isinstance(size[d], Size):
+        stop = start + per_example(state, size[d], op) if extent is not None else None
+    elif extent is not None and state.batch is None and start == 0 and len(blocks or ()) == 1:
+        stop = extent  # a constant where the graph does not know the batch: it can only mean all of it
+    else:
+        stop = start + per_example(state, size[d], op)
+    if (start, stop) != (0, extent):
+        blocks = cut_blocks(blocks, start, stop if stop is not None else -1)
+    if start:
+        state.localise_elements(op, 1, {d: (start,)})
+    if size is not None:
+        state.localise_elements(op, 2, {d: blocks})
+    plan = Operands(state, op, "mnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
+    carry_offsets(state, op, plan)
+    state.set(op.outputs[0], sharded(d, blocks, layout.power), state.source(op), plan.zero(0))
+    plan.record()
+
+
+def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
+    """A slice of a whole tensor; extents among its bounds make rows of the clone only from a whole dimension."""
+    size = state.value(op.inputs[2])
+    rows = [d for d, s in enumerate(size if size is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
+    plan = Operands(state, op, "mnn", [layout] * 3)
+    if rows and size is not None:
+        begin = state.ints(op, 1)
+        if begin is None or begin[rows[0]]:
+            raise Refuse("it takes some rows of a whole tensor")
+        blocks = blocks_of(size[rows[0]])
+        plan.slice(0, rows[0], blocks)
+        layout = sharded(rows[0], blocks, layout.power)
+    state.set(op.outputs[0], layout, state.source(op), plan.zero(0))
+    plan.record()
+
+
+@handles("StridedSlice")
+def strided_slice(state: Propagation, op: Op) -> None:
+    layout = state.data_layout(op.inputs[0])
+    if not layout.is_sharded:
+        if any(state.layouts.get(t) is EXTENT for t in op.inputs[1:]):
+            raise Refuse("it takes as many rows of a whole tensor as there are examples")
+        plan = Operands(state, op, "mnnn", [layout] * 4)
+        state.set(op.outputs[0], layout, state.source(op), plan.zero(0))
+        return
+    shape = state.shape(op.inputs[0])
+    if shape is None:
+        raise Refuse("the rank of its operand is not known")
+    terms = strided_terms(op, len(shape), state, shape)
+    blocks, dim = _strided_cut(state, op, layout.blocks, terms, layout.dim, 1)
+    if state.lacks_sizes(op.outputs[0]):
+        state.infer_sizes(op, rule_for(op, state.graph, state), op.outputs[0], strided_dims(terms, len(shape))[1])
+    plan = Operands(state, op, "mnnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
+    carry_offsets(state, op, plan)
+    state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.source(op), plan.zero(0))
+    plan.record()
+
+
+def _result_dim(terms: Sequence[Stride], batch: Stride) -> int:
+    return sum(1 for term in terms[:terms.index(batch)] if term.keeps)
+
+
+def _bounds(state: Propagation, op: Op, term: Stride, first: int, extent: Optional[int]) -> Tuple[int, Optional[int]]:
+    """Begin and end, in examples, of a strided slice's term on the batch dimension."""
+    if term.term < 0:
+        return 0, extent
+    begin, end, strides = (state.value(op.inputs[first + i]) for i in range(3))
+    masks = {name: op.attrs.get(name + "_mask", 0) >> term.term & 1 for name in ("begin", "end")}
+    if not term.keeps:
+        raise Refuse("it takes one example out of the batch")
+    if strides is None or strides[term.term] != 1:
+        raise Refuse("it strides over the examples of the batch")
+    if (begin is None and not masks["begin"]) or (end is None and not masks["end"]):
+        raise Refuse("where it cuts the batch is not known")
+    start = 0 if masks["begin"] or begin is None else per_example(state, begin[term.term], op)
+    if masks["end"] or end is None:
+        return start, extent
+    return start, per_example(state, end[term.term], op)
+
+
+def _strided_cut(state: Propagation, op: Op, blocks: Blocks, terms: Sequence[Stride], dim: int,
+                 first: int) -> Tuple[Blocks, int]:
+    """Blocks and dimension of a strided slice of a batch dimension; constants among its bounds are localised."""
+    batch = next(term for term in terms if term.dim == dim)
+    start, stop = _bounds(state, op, batch, first, _whole_extent(blocks))
+    if (start, stop) != (0, _whole_extent(blocks)):
+        blocks = cut_blocks(blocks, start, stop if stop is not None else -1)
+    _localise_bounds(state, op, batch, first, start, stop)
+    return blocks, _result_dim(terms, batch)
+
+
+def _localise_bounds(state: Propagation, op: Op, term: Stride, first: int, start: int, stop: Optional[int]) -> None:
+    if term.term < 0:
+        return
+    if start and not op.attrs.get("begin_mask", 0) >> term.term & 1:
+        state.localise_elements(op, first, {term.term: (start,)})
+    if stop is not None and not op.attrs.get("end_mask", 0) >> term.term & 1:
+        state.localise_elements(op, first + 1, {term.term: (stop,)})
+
+
+@handles("StridedSliceGrad")
+def strided_slice_grad(state: Propagation, op: Op) -> None:
+    """The gradient's rows go back between zeros; the filled shape must become the clone's."""
+    gradient = op.inputs[4]
+    layout = state.data_layout(gradient)
+    shape = state.value(op.inputs[0])
+    if shape is None:
+        raise Refuse("the shape it fills is not known")
+    terms = strided_terms(op, len(shape), state, list(shape))
+    plan = Operands(state, op, "nnnnm", [layout] * 5)
+    if layout.is_sharded:
+        batch = _kept(terms, layout.dim)
+        dim, blocks = batch.dim, layout.blocks
+        size = shape[dim]
+        if isinstance(size, Size):
+            found = blocks_of(size)
+            extent = _whole_extent(found)
+        else:
+            extent = per_example(state, size, op) if state.batch is not None else _whole_extent(blocks)
+        start, stop = _bounds(state, op, batch, 1, extent)
+        if (start, stop) != (0, extent):
+            if stop is None or extent is None or _whole_extent(blocks) != stop - start:
+                raise Refuse("it fills some examples of the batch and leaves others")
+            blocks = tuple(n for n in (start,) + (blocks or ()) + (extent - stop,) if n)
+        state.localise_elements(op, 0, {dim: blocks})
+        _localise_bounds(state, op, batch, 1, start, stop)
+        layout = sharded(dim, blocks, layout.power)
+    else:
+        rows = [d for d, s in enumerate(shape) if isinstance(s, Size) and s.depends_on_batch]
+        if rows:
+            term = next(t for t in terms if t.dim == rows[0])
+            if not term.full and not (term.keeps and _bounds(state, op, term, 1, 1) == (0, 1)):
+                raise Refuse("it fills some examples of the batch and leaves others")
+            blocks = blocks_of(shape[rows[0]])
+            plan.slice(4, _result_dim(terms, term), blocks)
+            layout = sharded(rows[0], blocks, layout.power)
+    if state.lacks_sizes(op.outputs[0]):
+        state.set_sizes(op.outputs[0], list(shape))
+    state.set(op.outputs[0], layout, state.source(op), plan.zero(4))
+    plan.record()
+
+
+def _kept(terms: Sequence[Stride], dim: int) -> Stride:
+    """The term that makes result dimension ``dim``."""
+    kept = [term for term in terms if term.keeps]
+    if kept[dim].dim < 0:
+        raise Refuse("a new dimension follows the batch")
+    return kept[dim]
+
+
+@handles("Concat", "ConcatV2")
+def concat(state: Propagation, op: Op) -> None:
+    """Along the batch dimension the parts' blocks follow each other."""
+    rule = rule_for(op, state.graph, state)
+    first = op.type == "Concat"
+    parts = list(range(1, len(op.inputs))) if first else list(range(len(op.inputs) - 1))
+    axis = next(d for d, factors in enumerate(rule.outputs[0]) if rule.kind(factors[0]) != "pass")  # type: ignore
+    layouts = [state.data_layout(t) for t in op.inputs]
+    if not any(layouts[i].is_sharded and layouts[i].dim == axis for i in parts):
+        state.apply(op, rule)
+        return
+    plan = Operands(state, op, rule.roles, layouts)
+    blocks: List[int] = []
+    for i in parts:
+        part: Blocks
+        if layouts[i].is_sharded:
+            if layouts[i].dim != axis:
+                raise Refuse("two of its dimensions follow the batch")
+            part = layouts[i].blocks
+        else:
+            shape = state.shape(op.inputs[i])
+            size = shape[axis] if shape is not None else None
+            if size is None or state.batch is None or size % state.batch:
+                raise Refuse("rows that are no examples are joined to the batch")
+            part = (size // state.batch,)
+            plan.slice(i, axis, part)
+        if part is None or -1 in part:
+            raise Refuse("rows chosen by data are joined")
+        blocks.extend(part)
+    _join_offsets(state, op, parts, plan)
+    power, _ = plan.settle(True)
+    state.set(op.outputs[0], sharded(axis, tuple(blocks), power), state.source(op), plan.is_zero)
+    plan.record()
+
+
+def _join_offsets(state: Propagation, op: Op, parts: Sequence[int], plan: Operands) -> None:
+    offsets = {state.offsets.get(op.inputs[i], 0) for i in parts}
+    if len(offsets) == 1:
+        offset = offsets.pop()
+        if offset:
+            state.offsets[op.outputs[0]] = offset
+    else:
+        carry_offsets(state, op, plan)
+
+
+@handles("Split", "SplitV")
+def split(state: Propagation, op: Op) -> None:
+    """Along the batch dimension parts must end where blocks end."""
+    data, axis_at = (op.inputs[1], 0) if op.type == "Split" else (op.inputs[0], 2)
+    layout = state.data_layout(data)
+    axis = state.ints(op, axis_at)
+    rank = state.rank(data)
+    if not layout.is_sharded or axis is None or rank is None or axis[0] % rank != layout.dim:
+        state.apply(op, rule_for(op, state.graph, state))
+        return
+    extent = _whole_extent(layout.blocks)
+    if extent is None:
+        raise Refuse("rows chosen by data are split")
+    lengths = _part_lengths(state, op, extent)
+    start = 0
+    for tensor, length in zip(op.outputs, lengths):
+        blocks = cut_blocks(layout.blocks, start, start + length)
+        state.set(tensor, sharded(layout.dim, blocks, layout.power), state.source(op))
+        start += length
+    if op.type == "SplitV":
+        state.localise_elements(op, 1, {j: (length,) for j, length in enumerate(lengths)})
+
+
+def _part_lengths(state: Propagation, op: Op, extent: int) -> List[int]:
+    count = len(op.outputs)
+    if op.type == "Split":
+        if extent % count:
+            raise Refuse("the batch dimension is cut in pieces")
+        return [extent // count] * count
+    sizes: Optional[Value] = state.value(op.inputs[1])
+    if sizes is None:
+        raise Refuse("where it cuts the batch is not known")
+    known: Dict[int, int] = {j: per_example(state, s, op) for j, s in enumerate(sizes) if isinstance(s, Size) or s != -1}
+    return [known.get(j, extent - sum(known.values())) for j in range(count)]
+
+
+@handles("ConcatOffset")
+def concat_offset(state: Propagation, op: Op) -> None:
+    """Where each part of a Concat begins; constants of the whole batch beside clones' shapes are localised."""
+    axis = state.ints(op, 0)
+    shapes = [state.value(t) for t in op.inputs[1:]]
+    if axis is None or any(s is None for s in shapes):
+        raise Refuse("the shapes it joins are not known")
+    known = [list(s) for s in shapes if s is not None]
+    rows = {d for s in known for d, e in enumerate(s) if isinstance(e, Size) and e.depends_on_batch}
+    for i, elements in enumerate(known, 1):
+        places = {}
+        for d in rows:
+            if not isinstance(elements[d], Size):
+                places[d] = (per_example(state, elements[d], op),)
+                elements[d] = Size({(("batch",),): places[d][0]})
+        if places:
+            state.localise_elements(op, i, places)
+    at, offset = axis[0] % len(known[0]), 0  # type: int, SizeLike
+    for tensor, elements in zip(op.outputs, known):
+        begin: List[SizeLike] = [0] * len(elements)
+        begin[at] = offset
+        offset = offset + elements[at]
+        state.set_value(tensor, vector(begin), state.source(op))
+

@@ -1,0 +1,295 @@
+"""Handlers of functional control flow (While, If, Case, calls) and of the tensor lists that their gradients keep.
+
+A body is analysed like a graph, with its parameters' states given.  A loop's parameters take the join of what enters and
+what the body returns, until nothing changes.  Conversions on the way in stand at the functional op's operands, those on the
+way back at the body's ``_Retval`` ops.  A tensor list's layout is that of its elements.
+"""
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from whale_tf.ir.batch_axis.control_flow import pass_through
+from whale_tf.ir.batch_axis.promote import promote
+from whale_tf.ir.batch_axis.propagate import (
+    BATCHED, LOOP, VARIABLE, ZERO, Given, Operands, Propagation, Refuse, handles, localise_vector)
+from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
+from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.layout import Layout, replicated, sharded
+
+MAX_ROUNDS = 12
+BodyKey = Tuple[int, str]
+
+
+class Body(NamedTuple):
+    """An analysed function: its state, and what it returns."""
+
+    state: Propagation
+    results: List[Given]
+    returns: List[Op]
+
+
+def given(state: Propagation, tensor: int) -> Given:
+    """All that is known of a tensor, to be handed to a body."""
+    layout = state.layout(tensor)
+    return Given(layout, state.flags[tensor] & (VARIABLE | ZERO), state.value(tensor) if layout is EXTENT else None,
+                 state.offsets.get(tensor, 0))
+
+
+def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given], in_loop: bool) -> Body:
+    """Propagate through a function whose ``_Arg`` ops have the given states."""
+    seeds: Dict[int, Given] = {}
+    returns: List[Tuple[int, Op]] = []
+    for op in graph.ops:
+        if op.type == "_Arg":
+            parameter = parameters[op.attrs["index"]]
+            seeds[op.outputs[0]] = parameter._replace(flags=parameter.flags | (LOOP if in_loop else 0))
+        elif op.type == "_Retval":
+            returns.append((op.attrs["index"], op))
+    inner = Propagation(graph, seeds, state.batch, state.options)
+    inner.can_reduce = False
+    inner.sweep()
+    promote(inner)
+    ordered = [op for _, op in sorted(returns, key=lambda pair: pair[0])]
+    return Body(inner, [given(inner, op.inputs[0]) for op in ordered], ordered)
+
+
+def keep(state: Propagation, op: Op, attribute: str, body: Body) -> None:
+    """Store a body's analysis in the result."""
+    axis = body.state.finish()
+    state.result.bodies[op.id, attribute] = axis
+    if axis.inexact:
+        state.inexact[op.id] = "in its body: {}".format(axis.inexact[0].reason)
+
+
+def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
+    """Give the op's outputs their states."""
+    source = state.source(op)
+    for tensor, result in zip(op.outputs, results):
+        if result.layout is UNKNOWN:
+            state.lose(op, "a result of its body has no layout")
+            return
+        state.flags[tensor] |= result.flags & (VARIABLE | ZERO)
+        if result.layout is EXTENT and result.value is not None:
+            state.set_value(tensor, result.value, source)
+        else:
+            state.set(tensor, result.layout, source)
+        if result.offset:
+            state.offsets[tensor] = result.offset
+
+
+def join(a: Given, b: Given, is_list: bool) -> Given:
+    """The state of a value that is now ``a``, now ``b``."""
+    flags = (a.flags | b.flags) & VARIABLE | (a.flags & b.flags & ZERO)
+    if a.layout is UNKNOWN or b.layout is UNKNOWN:
+        raise Refuse("a result of its body has no layout")
+    if is_list and a.flags & ZERO:
+        return b._replace(flags=flags)
+    if is_list and b.flags & ZERO:
+        return a._replace(flags=flags)
+    if a.layout is EXTENT or b.layout is EXTENT:
+        if repr(a.value) != repr(b.value):
+            raise Refuse("it is now one size of the batch, now another")
+        return a._replace(flags=flags)
+    if a.offset != b.offset:
+        raise Refuse("positions come from different places")
+    ranked = sorted((a, b), key=lambda g: (not g.layout.is_replicated, not g.flags & ZERO), reverse=True)
+    return ranked[0]._replace(flags=flags)
+
+
+def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -> None:
+    """Conversions of one operand from one state to another."""
+    layout, target = have.layout, want.layout
+    tensor = op.inputs[position]
+    if layout == target or state.graph.tensors[tensor].dtype == "resource":
+        return
+    is_zero = bool(have.flags & ZERO)
+    if state.graph.tensors[tensor].dtype == "variant":
+        if not is_zero:
+            raise Refuse("a list of {} elements becomes one of {}".format(layout, target))
+        localise_list(state, tensor, target)
+        return
+    plan = Operands(state, op, "n" * len(op.inputs), [
+        layout if i == position else replicated() for i in range(len(op.inputs))])
+    if target.is_sharded and layout.is_replicated:
+        plan.slice(position, target.dim, target.blocks)
+    elif not is_zero and not (layout.kind == target.kind and (layout.dim, layout.blocks) == (target.dim, target.blocks)) and not (
+            target.is_partial and layout.is_replicated):
+        raise Refuse("a {} becomes a {}".format(layout, target))
+    if not is_zero:
+        plan.scale(position, layout.power - target.power + (1 if target.is_partial and layout.is_replicated else 0))
+    before = state.conversions.get((op.id, position), ())
+    plan.record()
+    after = state.conversions.get((op.id, position), ())
+    if before and before != after:
+        state.conversions[op.id, position] = before + after
+
+
+def decide(state: Propagation, op: Op, tensor: int) -> None:
+    """A predicate must be the same for all clones, or each clone follows its own."""
+    layout = state.layout(tensor)
+    if layout.is_sharded or layout is EXTENT or layout is UNKNOWN:
+        raise Refuse("each part of the batch decides by itself")
+    if layout.is_partial or layout.kind in EXTREMES:
+        state.inexact[op.id] = "{!r} is a value over the batch of which each part has its own".format(
+            state.graph.tensor_name(tensor))
+
+
+@handles("While", "StatelessWhile")
+def while_loop(state: Propagation, op: Op) -> None:
+    if op.body is None:
+        raise Refuse("its body is not known")
+    entering = [given(state, t) for t in op.inputs]
+    lists = [state.graph.tensors[t].dtype == "variant" for t in op.inputs]
+    current = entering
+    for _ in range(MAX_ROUNDS):
+        body = analyse_body(state, op.body["body"], current, True)
+        following = [join(a, b, is_list) for a, b, is_list in zip(current, body.results, lists)]
+        if following == current or [_key(g) for g in following] == [_key(g) for g in current]:
+            break
+        current = following
+    else:
+        raise Refuse("its layouts change with every iteration")
+    condition = analyse_body(state, op.body["cond"], current, True)
+    decide(condition.state, condition.returns[0], condition.returns[0].inputs[0])
+    for i, (have, want) in enumerate(zip(entering, current)):
+        bring(state, op, i, have, want)
+    for ret, have, want in zip(body.returns, body.results, current):
+        bring(body.state, ret, 0, have, want)
+    keep(state, op, "body", body)
+    keep(state, op, "cond", condition)
+    deliver(state, op, current)
+
+
+def _key(state: Given) -> Tuple[object, ...]:
+    return state.layout, state.flags, repr(state.value), state.offset
+
+
+@handles("If", "StatelessIf", "Case", "StatelessCase")
+def branches(state: Propagation, op: Op) -> None:
+    if op.body is None:
+        raise Refuse("its branches are not known")
+    decide(state, op, op.inputs[0])
+    parameters = [given(state, t) for t in op.inputs[1:]]
+    bodies = [(name, analyse_body(state, op.body[name], parameters, False)) for name in sorted(op.body)]
+    joined = bodies[0][1].results
+    for _, body in bodies[1:]:
+        joined = [join(a, b, state.graph.tensors[t].dtype == "variant") for a, b, t in zip(joined, body.results, op.outputs)]
+    for name, body in bodies:
+        for ret, have, want in zip(body.returns, body.results, joined):
+            bring(body.state, ret, 0, have, want)
+        keep(state, op, name, body)
+    deliver(state, op, joined)
+
+
+@handles("PartitionedCall", "StatefulPartitionedCall", "RemoteCall")
+def call(state: Propagation, op: Op) -> None:
+    if not op.body:
+        raise Refuse("its body is not known")
+    name = next(iter(op.body))
+    body = analyse_body(state, op.body[name], [given(state, t) for t in op.inputs], False)
+    keep(state, op, name, body)
+    deliver(state, op, body.results)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tensor lists: values of dtype variant, made empty (flag ZERO) and then filled.
+
+@handles("EmptyTensorList", "TensorListReserve")
+def make_list(state: Propagation, op: Op) -> None:
+    if state.layouts.get(op.inputs[1]) is EXTENT:
+        raise Refuse("it has an element for each example")
+    state.flags[op.outputs[0]] |= ZERO | BATCHED
+    state.lists[op.outputs[0]] = op.id
+
+
+def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
+    """The list that a tensor comes from will have divided elements: its element shape must be the clone's."""
+    maker = state.lists.get(tensor)
+    if maker is None or not layout.is_sharded:
+        return
+    op = state.graph.ops[maker]
+    value = state.value(op.inputs[0])
+    if value is None or value.ndim == 0 or layout.dim >= len(value) or value[layout.dim] == -1:
+        return
+    state.check_baked(int(value[layout.dim]), layout.blocks, op)
+    state.result.localise[op.id, 0] = localise_vector(list(value), {layout.dim: layout.blocks})
+
+
+def _element_shape(state: Propagation, op: Op, position: int, dim: int, layout: Layout) -> None:
+    """A baked-in element shape at a use of a list."""
+    value = state.value(op.inputs[position])
+    if layout.is_sharded and value is not None and value.ndim and value[dim] != -1:
+        state.localise_elements(op, position, {dim: layout.blocks})
+
+
+@handles("TensorListPushBack", "TensorListSetItem")
+def list_write(state: Propagation, op: Op) -> None:
+    items, item = op.inputs[0], op.inputs[-1]
+    if op.type == "TensorListSetItem" and op.inputs[1] in state.layouts:
+        raise Refuse("it has an element for each example")
+    have, stored = given(state, items), given(state, item)
+    if stored.layout.kind in EXTREMES or stored.offset:
+        raise Refuse("it stores positions or extremes of the batch")
+    if have.flags & ZERO and have.layout.is_replicated:
+        want = stored
+        localise_list(state, items, stored.layout)
+    else:
+        want = have
+        bring(state, op, len(op.inputs) - 1, stored, have)
+    result = op.outputs[0]
+    deliver(state, op, [want._replace(flags=(have.flags | stored.flags) & VARIABLE | (have.flags & stored.flags & ZERO))])
+    if items in state.lists:
+        state.lists[result] = state.lists[items]
+
+
+@handles("TensorListPopBack", "TensorListGetItem")
+def list_read(state: Propagation, op: Op) -> None:
+    if op.type == "TensorListGetItem" and op.inputs[1] in state.layouts:
+        raise Refuse("it has an element for each example")
+    have = given(state, op.inputs[0])
+    _element_shape(state, op, len(op.inputs) - 1, have.layout.dim, have.layout)
+    deliver(state, op, [have] * len(op.outputs))
+    if len(op.outputs) > 1 and op.inputs[0] in state.lists:
+        state.lists[op.outputs[0]] = state.lists[op.inputs[0]]
+
+
+@handles("TensorListStack", "TensorListGather")
+def list_stack(state: Propagation, op: Op) -> None:
+    have = given(state, op.inputs[0])
+    layout = have.layout
+    if layout is EXTENT:
+        raise Refuse("it stacks sizes of the batch")
+    if layout.is_sharded:
+        _element_shape(state, op, len(op.inputs) - 1, layout.dim, layout)
+        layout = sharded(layout.dim + 1, layout.blocks, layout.power)
+    deliver(state, op, [have._replace(layout=layout)])
+
+
+@handles("TensorListFromTensor")
+def list_from_tensor(state: Propagation, op: Op) -> None:
+    have = given(state, op.inputs[0])
+    layout = have.layout
+    if layout.is_sharded:
+        if layout.dim == 0:
+            raise Refuse("it has an element for each example")
+        layout = sharded(layout.dim - 1, layout.blocks, layout.power)
+        _element_shape(state, op, 1, layout.dim, layout)
+    deliver(state, op, [have._replace(layout=layout)])
+
+
+@handles("TensorListLength", "TensorListResize")
+def list_length(state: Propagation, op: Op) -> None:
+    if op.type == "TensorListResize":
+        pass_through(state, op, op.inputs[0], op.outputs)
+
+
+@handles("ZerosLike")
+def zeros_like(state: Propagation, op: Op) -> None:
+    """Zeros laid out as the operand; for a list, one that elements of any layout may be added to."""
+    layout = state.layout(op.inputs[0])
+    if layout is EXTENT:
+        layout = replicated()
+    state.set(op.outputs[0], layout._replace(power=0) if layout.is_sharded else replicated(),
+              state.result.source_of.get(op.inputs[0]), True)
+    if state.lacks_sizes(op.outputs[0]) and op.inputs[0] in state.sizes:
+        state.set_sizes(op.outputs[0], state.sizes[op.inputs[0]])

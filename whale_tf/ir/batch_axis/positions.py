@@ -1,0 +1,163 @@
+"""Handlers of ops that count or look up rows: Range, Gather, GatherNd, Where, scatter and segment sums.
+
+A position in the batch is an index tensor with an *offset* ``c``: the whole's value is the clone's plus ``c o_i``, with
+``o_i`` the examples before the clone.  A look-up along the batch dimension is local exactly when the index moves with it.
+"""
+from __future__ import annotations
+
+from typing import Tuple, Union
+
+from whale_tf.ir.batch_axis.propagate import (
+    Blocks, Operands, Propagation, Refuse, blocks_of, handles)
+from whale_tf.ir.batch_axis.result import EXTENT, Localise
+from whale_tf.ir.extents import Size
+from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import Layout, sharded
+from whale_tf.ir.rules import rule_for
+
+_ELSEWHERE = "it looks up examples by a number that does not follow the example's own position"
+
+
+@handles("Range")
+def range_(state: Propagation, op: Op) -> None:
+    """``range(0, c b, d)`` gives positions, ``c / d`` per example."""
+    values = [state.value(t) for t in op.inputs]
+    if any(v is None for v in values):
+        raise Refuse("its bounds are not known")
+    start, limit, delta = (v[()] for v in values if v is not None)
+    promoted = state.promoted.get(op.outputs[0])
+    if promoted is not None and promoted[1] is not None and not isinstance(limit, Size):
+        span = sum(promoted[1]) * delta
+        state.result.localise[op.id, 1] = Localise(((0, span),))
+    else:
+        if start != 0 or isinstance(delta, Size) or not isinstance(limit, Size):
+            raise Refuse("positions that do not begin at the first example")
+        found = blocks_of(limit)
+        if found is None:
+            raise Refuse("it counts rows chosen by data")
+        span = found[0]
+    if span == -1:
+        raise Refuse("the number of positions per example is not known")
+    if span % delta:
+        raise Refuse("positions do not divide into examples")
+    state.offsets[op.outputs[0]] = span
+    state.set(op.outputs[0], sharded(0, (span // delta,)), state.source(op))
+
+
+def _moves_along(offset: Union[int, Tuple[int, ...]], blocks: Blocks) -> bool:
+    return blocks is not None and len(blocks) == 1 and blocks[0] > 0 and offset == blocks[0]
+
+
+@handles("Gather", "GatherV2")
+def gather(state: Propagation, op: Op) -> None:
+    params, indices = op.inputs[:2]
+    layout, index = state.data_layout(params), state.data_layout(indices)
+    rank = state.rank(params)
+    axes = state.ints(op, 2) if op.type == "GatherV2" else [0]
+    axis = axes[0] % rank if axes is not None and rank is not None and rank else 0
+    if not (layout.is_sharded and layout.dim == axis and axis >= op.attrs.get("batch_dims", 0)):
+        state.apply(op, rule_for(op, state.graph, state))
+        return
+    if not index.is_sharded or not _moves_along(state.offsets.get(indices, 0), layout.blocks):
+        raise Refuse(_ELSEWHERE)
+    if index.power:
+        raise Refuse(_ELSEWHERE)
+    batch_dims = op.attrs.get("batch_dims", 0)
+    state.set(op.outputs[0], sharded(axis + index.dim - batch_dims, index.blocks, layout.power), state.source(op))
+
+
+@handles("GatherNd")
+def gather_nd(state: Propagation, op: Op) -> None:
+    params, indices = op.inputs
+    layout, index = state.data_layout(params), state.data_layout(indices)
+    shape = state.shape(indices)
+    depth = shape[-1] if shape else None
+    shared = op.attrs.get("batch_dims", 0)
+    if not layout.is_sharded or depth is None or not shared <= layout.dim < shared + depth:
+        state.apply(op, rule_for(op, state.graph, state))
+        return
+    _check_columns(state, indices, index, depth, layout.dim - shared, layout.blocks)
+    state.set(op.outputs[0], sharded(index.dim, index.blocks, layout.power), state.source(op))
+
+
+def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, column: int, blocks: Blocks) -> None:
+    """Column ``column`` of the indices moves along the batch, the others stay."""
+    offsets = state.offsets.get(indices, 0)
+    columns = offsets if isinstance(offsets, tuple) else (offsets,) * depth
+    if not index.is_sharded or not _moves_along(columns[column], blocks) or any(
+            o for c, o in enumerate(columns) if c != column):
+        raise Refuse(_ELSEWHERE)
+
+
+@handles("Where")
+def where(state: Propagation, op: Op) -> None:
+    """The clone's true elements, as positions in its own part."""
+    layout = state.data_layout(op.inputs[0])
+    rank = state.rank(op.inputs[0])
+    if not layout.is_sharded:
+        state.apply(op, rule_for(op, state.graph, state))
+        return
+    if layout.dim != 0 or layout.blocks is None or len(layout.blocks) != 1 or layout.blocks[0] < 0 or rank is None:
+        raise Refuse("the true elements of its parts do not follow each other")
+    step = layout.blocks[0]
+    state.offsets[op.outputs[0]] = step if rank == 1 else (step,) + (0,) * (rank - 1)
+    state.set(op.outputs[0], sharded(0, None), state.source(op))
+
+
+@handles("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+def segment(state: Propagation, op: Op) -> None:
+    """Sums into rows of the batch stay local where the ids move along; else they are sums over the batch."""
+    data, ids, count = op.inputs
+    layout, index = state.data_layout(data), state.data_layout(ids)
+    offset = state.offsets.get(ids, 0)
+    value = state.value(count)
+    rows = value[()] if value is not None else None
+    if isinstance(rows, Size) and rows.depends_on_batch or (offset and isinstance(offset, int)):
+        blocks: Blocks = blocks_of(rows) if isinstance(rows, Size) else (offset,)  # type: ignore[assignment]
+        if not index.is_sharded or index.dim != 0 or not _moves_along(offset, blocks):
+            raise Refuse("it adds up rows by a number that does not follow the example's own position")
+        plan = Operands(state, op, "mnn" if op.type.endswith("Sum") else "nnn", [layout, index, index])
+        if not layout.is_sharded:
+            plan.slice(0, 0, index.blocks)
+        power, _ = plan.settle(True)
+        state.localise_elements(op, 2, {0: blocks})
+        state.set(op.outputs[0], sharded(0, blocks, power), state.source(op))
+        plan.record()
+        return
+    state.apply(op, rule_for(op, state.graph, state))
+
+
+@handles("ScatterNd")
+def scatter_nd(state: Propagation, op: Op) -> None:
+    """Stores into rows of the batch by positions that move along."""
+    indices, updates, target = op.inputs
+    index, layout = state.data_layout(indices), state.data_layout(updates)
+    offsets = state.offsets.get(indices, 0)
+    columns = offsets if isinstance(offsets, tuple) else (offsets,)
+    value = state.value(target)
+    rows = [d for d, s in enumerate(value if value is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
+    if not any(columns) and not rows:
+        state.apply(op, rule_for(op, state.graph, state))
+        return
+    shape = state.shape(indices)
+    depth = shape[-1] if shape else None
+    dim = rows[0] if rows else next(c for c, o in enumerate(columns) if o)
+    if value is None or depth is None:
+        raise Refuse("the shape it fills is not known")
+    size = value[dim]
+    blocks: Blocks = blocks_of(size) if isinstance(size, Size) else (columns[dim],)
+    _check_columns(state, indices, index, depth, dim, blocks)
+    plan = Operands(state, op, "nmn", [index, layout, index])
+    if not layout.is_sharded:
+        plan.slice(1, index.dim, index.blocks)
+    power, _ = plan.settle(True)
+    state.localise_elements(op, 2, {dim: blocks})
+    state.set(op.outputs[0], sharded(dim, blocks, power), state.source(op))
+    plan.record()
+
+
+@handles("ResourceGather")
+def resource_gather(state: Propagation, op: Op) -> None:
+    if any(state.layouts.get(t) is EXTENT for t in op.inputs):
+        raise Refuse("it looks up a row by the batch's size")
+    state.apply(op, rule_for(op, state.graph, state))

@@ -1,0 +1,111 @@
+"""Making whole tensors per clone instead of slicing them.
+
+With a static batch size TensorFlow's gradients are full of ``Tile(1 / B, [B, T, V])`` and ``Fill([B, ...])``: tensors of
+the whole batch that are not made from divided data.  Computed whole in every clone and sliced where they meet divided data
+they would cost each clone the whole batch's memory.  A generator whose every use ends in the same slice is *promoted*: its
+shape operand becomes the clone's, and the slices vanish::
+
+    before   Fill([B, 4]) ----> Mul ----slice----> Add(x)         after   Fill([b_i, 4]) ----> Mul ----> Add(x)
+
+Demand goes against the edges: each use of a whole tensor asks for a slice along (dimension, blocks), does not mind, or
+needs it whole.
+"""
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple, Union
+
+from whale_tf.ir.batch_axis.propagate import Blocks, Propagation
+from whale_tf.ir.batch_axis.result import Slice
+from whale_tf.ir.graph import Op
+from whale_tf.ir.rules import NoRule, Rule, rule_for
+from whale_tf.ir.rules.random import SHAPED
+
+GENERATORS = frozenset(("Fill", "Tile", "BroadcastTo", "Range")) | SHAPED
+Demand = Union[None, str, Tuple[int, Blocks]]  # None: no use yet; WHOLE; or the slice
+WHOLE = "whole"
+
+
+def promote(state: Propagation) -> None:
+    """Find generators to promote in a settled analysis and visit what that changes."""
+    sliced = {op: [] for op, _ in state.conversions}  # type: Dict[int, List[Tuple[int, Slice]]]
+    for (op_id, position), steps in state.conversions.items():
+        if isinstance(steps[0], Slice):
+            sliced[op_id].append((position, steps[0]))
+    if not any(sliced.values()):
+        return
+    demands = _Demands(state, sliced)
+    for op in reversed(state.graph.ops):
+        if op.inputs or op.outputs:
+            demands.visit(op)
+    for tensor, dim, blocks in demands.generators:
+        state.promote(tensor, dim, blocks)
+    state.drain()
+
+
+class _Demands:
+    """Demands on whole tensors, filled against creation order."""
+
+    def __init__(self, state: Propagation, sliced: Dict[int, List[Tuple[int, Slice]]]) -> None:
+        self.state = state
+        self.sliced = sliced
+        self.on: Dict[int, Demand] = {}
+        self.generators: List[Tuple[int, int, Blocks]] = []
+
+    def ask(self, tensor: int, demand: Demand) -> None:
+        before = self.on.get(tensor)
+        self.on[tensor] = demand if before is None or before == demand else WHOLE
+
+    def visit(self, op: Op) -> None:
+        state = self.state
+        demand = self.on.get(op.outputs[0]) if len(op.outputs) == 1 else None
+        is_wanted = isinstance(demand, tuple)
+        slices = dict(self.sliced.get(op.id, ()))
+        if not is_wanted and not slices and not any(t in self.on or t in state.layouts for t in op.inputs + op.outputs):
+            # an ordinary use of replicated tensors
+            self._need_whole(op)
+            return
+        if is_wanted and op.outputs[0] not in state.layouts and state.visited[op.id]:
+            if op.type in GENERATORS and self._can_promote(op, demand):  # type: ignore[arg-type]
+                self.generators.append((op.outputs[0],) + demand)  # type: ignore[operator,arg-type]
+                return
+            self._pass_on(op, demand)  # type: ignore[arg-type]
+            return
+        for position, tensor in enumerate(op.inputs):
+            if position in slices:
+                self.ask(tensor, (slices[position].dim, slices[position].blocks))
+            elif tensor not in state.layouts:
+                self.ask(tensor, WHOLE)
+
+    def _need_whole(self, op: Op) -> None:
+        for tensor in op.inputs:
+            self.ask(tensor, WHOLE)
+
+    def _pass_on(self, op: Op, demand: Tuple[int, Blocks]) -> None:
+        """A replicated op of which only rows are used: its operands are asked for the same rows."""
+        rule = self._rule(op)
+        dims = rule.outputs[0] if rule is not None else None
+        if rule is None or not isinstance(dims, tuple) or len(dims[demand[0]]) != 1 or (
+                rule.kind(dims[demand[0]][0]) != "pass") or rule.shapes:
+            self._need_whole(op)
+            return
+        factor = dims[demand[0]]
+        for tensor, operand in zip(op.inputs, rule.inputs):
+            if isinstance(operand, tuple) and factor in operand:
+                self.ask(tensor, (operand.index(factor), demand[1]))
+            elif not isinstance(operand, tuple):
+                self.ask(tensor, WHOLE)
+
+    def _can_promote(self, op: Op, demand: Tuple[int, Blocks]) -> bool:
+        if op.type == "Range":
+            return self.state.ints(op, 0) == [0] and self.state.ints(op, 1) is not None
+        rule = self._rule(op)
+        dims = rule.outputs[0] if rule is not None else None
+        if not isinstance(dims, tuple) or len(dims[demand[0]]) != 1:
+            return False
+        return rule is not None and all(dims[demand[0]] not in operand for operand in rule.inputs if isinstance(operand, tuple))
+
+    def _rule(self, op: Op) -> Optional[Rule]:
+        try:
+            return rule_for(op, self.state.graph, self.state)
+        except NoRule:
+            return None

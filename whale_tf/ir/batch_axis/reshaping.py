@@ -1,0 +1,250 @@
+"""Handlers of shapes and of ops that regroup dimensions: Shape, Cast of an extent, Reshape, Tile, space-to-batch."""
+from __future__ import annotations
+
+from typing import List, Optional, Sequence, Tuple
+
+from whale_tf.ir.batch_axis.propagate import (
+    Blocks, Operands, Propagation, Refuse, blocks_of, carry_offsets, extent_layout, handles, localise_vector)
+from whale_tf.ir.batch_axis.result import EXTENT
+from whale_tf.ir.extents import Size, SizeLike, Value, broadcast_gradient_args, product, scalar, vector
+from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import Layout, sharded
+from whale_tf.ir.rules import rule_for
+
+
+@handles("Shape", "ShapeN", "Size", "Rank")
+def shape_of(state: Propagation, op: Op) -> None:
+    """Sizes of a divided tensor are those of the clone's part."""
+    for tensor, result in zip(op.inputs, op.outputs):
+        sizes = state.local_shape(tensor)
+        if sizes is None:
+            if state.layout(tensor).is_sharded:
+                raise Refuse("the rank of {!r} is not known".format(state.graph.tensor_name(tensor)))
+            continue
+        value = {"Size": lambda: scalar(product(sizes or ())), "Rank": lambda: scalar(len(sizes or ()))}.get(
+            op.type, lambda: vector(sizes or ()))()
+        state.set_value(result, value, state.source(op))
+
+
+@handles("Cast")
+def cast(state: Propagation, op: Op) -> None:
+    """The batch size as a float is a replicated value of power -1."""
+    tensor = op.inputs[0]
+    layout = extent_layout(state.value(tensor)) if state.layouts.get(tensor) is EXTENT else None
+    if layout is not None:
+        state.set(op.outputs[0], layout, state.source(op))
+    elif tensor in state.layouts:
+        state.apply(op, rule_for(op, state.graph, state))
+
+
+@handles("BroadcastGradientArgs", "BroadcastArgs")
+def broadcast_args(state: Propagation, op: Op) -> None:
+    """One operand's shape may be a constant of the whole batch while the other's is the clone's."""
+    values = [state.value(t) for t in op.inputs]
+    if values[0] is None or values[1] is None:
+        raise Refuse("the shapes it compares are not known")
+    a, b = list(values[0]), list(values[1])
+    _harmonise(state, op, 0, a, b)
+    _harmonise(state, op, 1, b, a)
+    if op.type == "BroadcastGradientArgs":
+        try:
+            results: Sequence[Value] = [vector(x) for x in broadcast_gradient_args(a, b)]
+        except ValueError as reason:
+            raise Refuse("it is {}".format(reason))
+    else:
+        rank = max(len(a), len(b))
+        pairs = zip([1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b)
+        results = [vector([y if x == 1 else x for x, y in pairs])]
+    for tensor, value in zip(op.outputs, results):
+        state.set_value(tensor, value, state.source(op))
+
+
+def _harmonise(state: Propagation, op: Op, position: int, mine: List[SizeLike], other: Sequence[SizeLike]) -> None:
+    """Constants in one shape that stand against a batch size in the other."""
+    places = {}
+    for k in range(1, 1 + min(len(mine), len(other))):
+        theirs = other[-k]
+        if isinstance(theirs, Size) and theirs.depends_on_batch and not isinstance(mine[-k], Size) and mine[-k] != 1:
+            places[len(mine) - k] = blocks_of(theirs)
+            state.check_baked(int(mine[-k]), blocks_of(theirs), op)
+    if places:
+        state.result.localise[op.id, position] = localise_vector(mine, places)
+        for j in places:
+            mine[j] = other[j - len(mine) + len(other)]
+
+
+@handles("Reshape")
+def reshape(state: Propagation, op: Op) -> None:
+    """The batch dimension is ``(major, batch, minor)``; find the dimension of the target that holds it."""
+    data, target = op.inputs
+    layout = state.data_layout(data)
+    target_value = state.value(target)
+    if not layout.is_sharded:
+        if state.layouts.get(target) is EXTENT and target_value is not None:
+            layout = _slice_before(state, op, layout, list(target_value))
+        else:
+            _move(state, op, layout)
+            return
+    before = state.local_shape(data)
+    if before is None:
+        raise Refuse("the rank of its operand is not known")
+    after = _target(state, op, target_value)
+    dim, blocks = _place(state, layout, before, after)
+    if target_value is not None:
+        state.localise_elements(op, 1, {dim: blocks})
+    if state.lacks_sizes(op.outputs[0]):
+        state.set_sizes(op.outputs[0], after)
+    if data in state.offsets:
+        state.offsets[op.outputs[0]] = state.offsets[data]
+    state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.source(op))
+
+
+def _move(state: Propagation, op: Op, layout: Layout) -> None:
+    value = state.value(op.inputs[1])
+    if value is not None and state.lacks_sizes(op.outputs[0]):
+        state.set_sizes(op.outputs[0], [Size.of(("dim", op.outputs[0], j)) if isinstance(s, int) and s < 0 else s
+                                        for j, s in enumerate(value)])
+    zero = Operands(state, op, "mn", [layout, layout]).zero(0)
+    state.set(op.outputs[0], layout, state.source(op), zero)
+
+
+def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeLike]) -> Layout:
+    """A whole tensor that is reshaped to a clone's shape: the clone takes its rows first, where the dimension is kept."""
+    shape = state.shape(op.inputs[0])
+    dim = next(j for j, s in enumerate(target) if isinstance(s, Size) and s.depends_on_batch)
+    size = target[dim]
+    blocks = blocks_of(size) if isinstance(size, Size) else None
+    if shape is None or dim >= len(shape) or list(shape[:dim]) != target[:dim]:
+        raise Refuse("a whole tensor is given the shape of a part of the batch")
+    plan = Operands(state, op, "mn", [layout, layout])
+    plan.slice(0, dim, blocks)
+    plan.record()
+    return sharded(dim, blocks, layout.power)
+
+
+def _target(state: Propagation, op: Op, value: Optional[Value]) -> List[SizeLike]:
+    """The target shape: the operand's value, with -1 kept, or the graph's static result shape."""
+    if value is not None:
+        return list(value)
+    shape = state.graph.tensors[op.outputs[0]].shape
+    if shape is None:
+        raise Refuse("the shape it asks for is not known")
+    return [Size.of(("dim", op.outputs[0], d)) if s is None else s for d, s in enumerate(shape)]
+
+
+def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after: List[SizeLike]) -> Tuple[int, Blocks]:
+    """Dimension and blocks of the batch in the target shape; fills in ``after``'s -1."""
+    blocks = layout.blocks
+    prefix = product(before[:layout.dim])
+    if blocks is None or -1 in blocks or len(set(blocks)) != 1:
+        return _keep_whole(layout, prefix, before, after)
+    major, minor = len(blocks), blocks[0]
+    rest = product(before[:layout.dim] + before[layout.dim + 1:] if isinstance(before, tuple) else before)
+    per_example = rest * (major * minor)
+    dim = next((j for j, s in enumerate(after) if isinstance(s, Size) and s.depends_on_batch), None)
+    if -1 in after:
+        hole = after.index(-1)
+        others = product([s for j, s in enumerate(after) if j != hole])
+        if dim is None and state.batch is not None:
+            after[hole] = _divide(per_example * state.batch, others)
+        else:
+            after[hole] = _divide(before[layout.dim] * rest, others)
+            dim = hole if dim is None else dim
+        if dim == hole and not isinstance(after[hole], Size):
+            raise Refuse("the batch dimension is cut in pieces")
+    if dim is None:
+        return _place_baked(state, prefix * major, per_example, after)
+    majors = _divide(prefix * major, product(after[:dim]))
+    if not isinstance(majors, int):
+        raise Refuse("what lies in front of the batch dimension is not known")
+    size = after[dim]
+    found = blocks_of(size) if isinstance(size, Size) else None
+    if found == (-1,) and majors == 1:
+        return dim, found
+    if found is None or found == (-1,) or found[0] % majors:
+        raise Refuse("the batch dimension is cut in pieces")
+    return dim, (found[0] // majors,) * majors
+
+
+def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> Tuple[int, Blocks]:
+    """The target is constant: cumulative products say which dimension covers the batch."""
+    total = product(after)
+    if isinstance(total, Size) or isinstance(per_example, Size) or isinstance(prefix, Size):
+        raise Refuse("the constant shape it asks for cannot be compared with its operand's")
+    batch = state.batch if state.batch is not None else total // per_example
+    if batch * per_example != total:
+        raise Refuse("the constant shape it asks for does not hold {} elements per example".format(per_example))
+    lead = 1
+    for dim, size in enumerate(after):
+        if lead * int(size) >= prefix * batch:  # type: ignore[call-overload]
+            if prefix % lead or (lead * int(size)) % (prefix * batch):  # type: ignore[call-overload]
+                break
+            return dim, (lead * int(size) // (prefix * batch),) * (prefix // lead)  # type: ignore[call-overload]
+        lead *= int(size)  # type: ignore[call-overload]
+    raise Refuse("the batch dimension is cut in pieces")
+
+
+def _keep_whole(layout: Layout, prefix: SizeLike, before: Sequence[SizeLike], after: List[SizeLike]) -> Tuple[int, Blocks]:
+    """A dimension of several or unknown blocks can only stay as it is."""
+    for dim in range(len(after)):
+        if product(after[:dim]) == prefix:
+            rest_before, rest_after = product(before[layout.dim + 1:]), product(after[dim + 1:])
+            if rest_before == rest_after and (after[dim] == -1 or after[dim] == before[layout.dim]
+                                              or not _is_one(after[dim])):
+                return dim, layout.blocks
+    raise Refuse("rows chosen by data or lying in several blocks are regrouped")
+
+
+def _is_one(size: SizeLike) -> bool:
+    return not isinstance(size, Size) and size == 1
+
+
+def _divide(a: SizeLike, b: SizeLike) -> SizeLike:
+    try:
+        return a // b
+    except (ValueError, ZeroDivisionError):
+        raise Refuse("the batch dimension is cut in pieces")
+
+
+@handles("Tile")
+def tile(state: Propagation, op: Op) -> None:
+    """A batch dimension repeated ``k`` times is ``k`` times its blocks; a size of one may be repeated per example."""
+    layout = state.data_layout(op.inputs[0])
+    counts = state.value(op.inputs[1])
+    if not layout.is_sharded:
+        rule = rule_for(op, state.graph, state)
+        spread = [j for j, s in enumerate(counts if counts is not None else ())
+                  if isinstance(s, Size) and s.depends_on_batch]
+        if spread and len(rule.outputs[0][spread[0]]) != 1:  # type: ignore[index,arg-type]
+            raise Refuse("elements are repeated as often as there are examples")
+        state.apply(op, rule)
+        return
+    if counts is None or isinstance(counts[layout.dim], Size):
+        raise Refuse("how often the batch is repeated is not known")
+    if any(isinstance(s, Size) and s.depends_on_batch for s in counts):
+        raise Refuse("two of its dimensions follow the batch")
+    repeats = int(counts[layout.dim])
+    if layout.blocks is None and repeats != 1:
+        raise Refuse("rows chosen by data are repeated")
+    blocks = layout.blocks if repeats == 1 or layout.blocks is None else layout.blocks * repeats
+    plan = Operands(state, op, "mn", [layout, state.layout(op.inputs[1])])
+    carry_offsets(state, op, plan)
+    state.set(op.outputs[0], sharded(layout.dim, blocks, layout.power), state.source(op), plan.zero(0))
+    plan.record()
+
+
+@handles("SpaceToBatchND", "BatchToSpaceND")
+def space_to_batch(state: Propagation, op: Op) -> None:
+    """Offsets within a block of pixels become major factors of the batch dimension, and back."""
+    layout = state.data_layout(op.inputs[0])
+    sizes = state.ints(op, 1)
+    if not layout.is_sharded or layout.dim != 0 or sizes is None:
+        raise Refuse("pixels follow the batch")
+    count = product(sizes)
+    if op.type == "SpaceToBatchND" and layout.blocks == (1,):
+        blocks: Blocks = (1,) * int(count)  # type: ignore[call-overload]
+    elif op.type == "BatchToSpaceND" and layout.blocks == (1,) * int(count):  # type: ignore[call-overload]
+        blocks = (1,)
+    else:
+        raise Refuse("its batch dimension lies in other blocks")
+    state.set(op.outputs[0], sharded(0, blocks, layout.power), state.source(op))

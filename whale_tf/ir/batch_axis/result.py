@@ -1,0 +1,131 @@
+"""What the batch axis analysis finds."""
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.ir.extents import Value
+from whale_tf.ir.graph import OpGraph, Shape
+from whale_tf.ir.layout import Layout, replicated
+
+EXTENT = Layout("extent")  # an integer tensor with elements c0 + c1 b: see BatchAxis.extents
+UNKNOWN = Layout("unknown")  # see BatchAxis.unknown
+EXTREMES = ("max", "min", "prod", "any", "all")  # layout kinds: the whole value is the max (...) of the clones'
+
+
+class Slice(NamedTuple):
+    """The clone takes its own rows of a whole tensor: of every block its ``b_i`` share along ``dim``."""
+
+    dim: int
+    blocks: Tuple[int, ...] = (1,)
+
+
+class Scale(NamedTuple):
+    """Multiply by ``w_i ** power``."""
+
+    power: int
+
+
+class Reduce(NamedTuple):
+    """Combine the clones' ``w_i ** power * v_i`` by ``kind`` (``sum`` or one of EXTREMES); all clones get the result."""
+
+    kind: str
+    power: int = 0
+
+
+class Offset(NamedTuple):
+    """Add ``coefficient * o_i``, with ``o_i`` the examples before clone ``i``; a tuple: per column of the last dimension."""
+
+    coefficient: Union[int, Tuple[int, ...]]
+
+
+class Whole(NamedTuple):
+    """Replace a clone's extent by the whole's: element ``j`` becomes ``c0 + c1 B`` for ``components[j] = (c0, c1)``."""
+
+    components: Tuple[Tuple[int, int], ...]
+
+
+Conversion = Union[Slice, Scale, Reduce, Offset, Whole]
+
+
+class Localise(NamedTuple):
+    """The operand (a shape, usually a Const) becomes in clone ``i``: element ``j`` = ``c0 + c1 b_i`` for
+    ``components[j] = (c0, c1)``, and the operand's own element where that is None."""
+
+    components: Tuple[Optional[Tuple[int, int]], ...]
+
+
+class Inexact(NamedTuple):
+    """A place where the clones' result is not exactly the local script's."""
+
+    op: int
+    reason: str
+
+
+class Unknown(NamedTuple):
+    """Why a tensor has no layout, and the op where that began."""
+
+    op: int
+    reason: str
+
+
+class BatchAxis:
+    """The analysis of one graph (or function body).
+
+    Attributes:
+        batch: examples in the mini-batch where the graph says it, else None.
+        sources: batch input tensors -> their batch dimension.
+        layouts: tensor -> layout, but for tensors that are simply replicated; EXTENT and UNKNOWN included.
+        extents: tensor -> object array of ``int`` and ``Size`` (its value in a clone).
+        offsets: integer tensors of positions: the whole's elements are the clone's plus ``offset * o_i`` (or per column
+            of the last dimension, where a tuple).
+        conversions: (op, operand) -> what happens to the operand inside the clone, in order.
+        localise: (op, operand) -> the operand's new value.
+        attributes: (op, attribute) -> the shape that the attribute must have in a clone: batch dimensions are open.
+        inexact: places that are not exact.
+        own_seed: random ops of which each clone draws its own part.
+        shared: random ops that must be drawn once for all clones.
+        unknown: tensor -> why it has no layout.
+        source_of: tensor -> a source whose rows it follows (only for tensors in ``layouts``).
+        bodies: (op, attribute) -> the analysis of a functional op's body.
+    """
+
+    def __init__(self, graph: OpGraph, sources: Dict[int, int], batch: Optional[int]) -> None:
+        self.graph = graph
+        self.batch = batch
+        self.sources = sources
+        self.layouts: Dict[int, Layout] = {}
+        self.extents: Dict[int, Value] = {}
+        self.offsets: Dict[int, Union[int, Tuple[int, ...]]] = {}
+        self.conversions: Dict[Tuple[int, int], Tuple[Conversion, ...]] = {}
+        self.localise: Dict[Tuple[int, int], Localise] = {}
+        self.attributes: Dict[Tuple[int, str], Shape] = {}
+        self.inexact: List[Inexact] = []
+        self.own_seed: List[int] = []
+        self.shared: List[int] = []
+        self.unknown: Dict[int, Unknown] = {}
+        self.source_of: Dict[int, int] = {}
+        self.bodies: Dict[Tuple[int, str], BatchAxis] = {}
+        self.variable_dependent = bytearray(len(graph.tensors))
+
+    def layout(self, tensor: int) -> Layout:
+        """A tensor's layout.
+
+        Raises:
+            UnsupportedOpError: it has none; the message names the op where that began, its type, why, and the way out.
+        """
+        if tensor in self.unknown:
+            raise self.unsupported(tensor)
+        return self.layouts.get(tensor, replicated())
+
+    def depends_on_variables(self, tensor: int) -> bool:
+        return bool(self.variable_dependent[tensor])
+
+    def unsupported(self, tensor: int) -> UnsupportedOpError:
+        """The error that using an unknown tensor deserves."""
+        op_id, reason = self.unknown[tensor]
+        op = self.graph.ops[op_id]
+        return UnsupportedOpError(
+            "{!r} (a {}) cannot be divided along the batch: {}. It is needed by {!r}. Move it out of the parallel region "
+            "(compute it in the input pipeline), or write it so that each example is computed by itself".format(
+                op.name, op.type, reason, self.graph.tensor_name(tensor)))

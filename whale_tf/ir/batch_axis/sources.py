@@ -1,0 +1,86 @@
+"""Which inputs carry the batch."""
+from __future__ import annotations
+
+import collections
+from typing import Callable, Container, Dict, List, Optional, Sequence, Set
+
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.ir.batch_axis.analysis import analyse
+from whale_tf.ir.batch_axis.result import BatchAxis, Slice
+from whale_tf.ir.graph import OpGraph
+
+Analyse = Callable[[Dict[int, int]], BatchAxis]
+
+
+def find_sources(graph: OpGraph, candidates: Sequence[int], scope: Optional[Container[int]] = None) -> Dict[int, int]:
+    """The inputs that are divided along the batch, with their batch dimension (always 0).
+
+    An input counts examples along its first dimension when that is of unknown size; where all sizes are known, when it is
+    the most common one among the inputs.  An input that would make some op impossible to divide, and that nothing divided
+    needs row by row, is no batch input after all (class weights, a table that is fed).  Scalars never are.
+
+    Args:
+        candidates: input tensors (placeholders, iterator outputs), in order.
+        scope: as for ``analyse``.
+
+    Raises:
+        UnsupportedOpError: an input of unknown rank, by name.
+    """
+    def run(sources: Dict[int, int]) -> BatchAxis:
+        return analyse(graph, sources, scope)
+
+    sources = {t: 0 for t in _with_batch_dimension(graph, candidates)}
+    if len(sources) < 2:
+        return sources
+    best = len(run(sources).unknown)
+    while best and len(sources) > 1:
+        found = _superfluous(graph, sources, best, run)
+        if found is None:
+            break
+        del sources[found[0]]
+        best = found[1]
+    return sources
+
+
+def _with_batch_dimension(graph: OpGraph, candidates: Sequence[int]) -> List[int]:
+    ranked = []
+    for tensor in candidates:
+        shape = graph.tensors[tensor].shape
+        if shape is None:
+            raise UnsupportedOpError(
+                "the rank of input {!r} is not known, so its batch dimension is not known either; give its shape, for "
+                "example {}.set_shape([None, ...])".format(graph.tensor_name(tensor), graph.producer(tensor).name))
+        if shape:
+            ranked.append((tensor, shape[0]))
+    if any(size is None for _, size in ranked):
+        return [tensor for tensor, size in ranked if size is None]
+    if not ranked:
+        return []
+    counts = collections.Counter(size for _, size in ranked)
+    most = max(counts.values())
+    batch = next(size for _, size in ranked if counts[size] == most)
+    return [tensor for tensor, size in ranked if size == batch]
+
+
+def _superfluous(graph: OpGraph, sources: Dict[int, int], unknown: int, run: Analyse) -> Optional[List[int]]:
+    """[source, unknown tensors left] for a source that does better undivided, None if there is none."""
+    for tensor in sources:
+        rest = {t: d for t, d in sources.items() if t != tensor}
+        axis = run(rest)
+        if len(axis.unknown) < unknown and not _is_sliced(graph, axis, tensor):
+            return [tensor, len(axis.unknown)]
+    return None
+
+
+def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:
+    """Whether something divided takes rows of a tensor that is made from the given one."""
+    reached: Set[int] = {tensor}
+    stack = [tensor]
+    while stack:
+        for op, _ in graph.consumers(stack.pop()):
+            for result in graph.ops[op].outputs:
+                if result not in reached:
+                    reached.add(result)
+                    stack.append(result)
+    return any(isinstance(step, Slice) and graph.ops[op].inputs[position] in reached
+               for (op, position), steps in axis.conversions.items() for step in steps)

@@ -1,0 +1,148 @@
+"""The op graph: what every analysis reads, with no TensorFlow in it.
+
+Ops and tensors are numbered densely: an op's number is its place in ``OpGraph.ops`` (creation order), a tensor's number
+its place in ``OpGraph.tensors``.  An op's outputs are consecutive tensors.  100,000 ops are a few slotted objects each.
+"""
+from __future__ import annotations
+
+import enum
+import hashlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+
+class Phase(enum.Enum):
+    """What an op is for (DESIGN vocabulary; Whale section 4 "phases")."""
+
+    INPUT = "input"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    APPLY = "apply"
+    INIT = "init"
+    SAVE = "save"
+    OTHER = "other"
+
+
+Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: unknown dimension
+
+
+class Tensor(NamedTuple):
+    """``op`` is the producer's number, ``index`` which of its outputs; ``dtype`` a NumPy-style name (``float32``,
+    ``resource``, ``variant``, ``string``, ``float32_ref`` for the reference edge of a TF1 variable)."""
+
+    op: int
+    index: int  # type: ignore[assignment]
+    shape: Shape
+    dtype: str
+
+
+class Op:
+    """One operation.
+
+    Attributes:
+        id: number in ``OpGraph.ops``.
+        inputs: tensor numbers.
+        control_inputs: op numbers.
+        outputs: tensor numbers (a range).
+        attrs: the op's attributes as plain Python values (types as names, shapes as tuples).
+        value: a Const's value (small ones only, else None).
+        phase: see :class:`Phase`.
+        task_graph: index of the TaskGraph the op is annotated with, or -1.
+        forward: number of the forward op this backward op was made from, or -1.
+        device: the device string the user gave.
+        body: for functional ops (While, If, PartitionedCall): attribute name -> OpGraph of the function.
+    """
+
+    __slots__ = ("id", "name", "type", "inputs", "control_inputs", "outputs", "attrs", "value", "phase", "task_graph",
+                 "forward", "device", "body")
+
+    def __init__(self, id: int, name: str, type: str, inputs: Tuple[int, ...] = (),  # noqa: A002 (TensorFlow's names)
+                 control_inputs: Tuple[int, ...] = (), outputs: Tuple[int, ...] = (),
+                 attrs: Optional[Dict[str, Any]] = None, value: Optional[np.ndarray] = None,
+                 phase: Phase = Phase.FORWARD, task_graph: int = -1, forward: int = -1, device: str = "",
+                 body: Optional[Dict[str, OpGraph]] = None) -> None:
+        self.id = id
+        self.name = name
+        self.type = type
+        self.inputs = inputs
+        self.control_inputs = control_inputs
+        self.outputs = outputs
+        self.attrs = attrs if attrs is not None else {}
+        self.value = value
+        self.phase = phase
+        self.task_graph = task_graph
+        self.forward = forward
+        self.device = device
+        self.body = body
+
+    def __repr__(self) -> str:
+        return "<{} {!r} #{}>".format(self.type, self.name, self.id)
+
+
+class OpGraph:
+    """A directed graph of ops; ``ops`` is in creation order, which is topological but for while-loop back edges."""
+
+    def __init__(self) -> None:
+        self.ops: List[Op] = []
+        self.tensors: List[Tensor] = []
+        self._by_name: Dict[str, int] = {}
+        self._consumers: Optional[List[List[Tuple[int, int]]]] = None
+
+    def add(self, name: str, type: str, inputs: Sequence[int] = (),  # noqa: A002
+            outputs: Sequence[Tuple[Shape, str]] = (), control_inputs: Sequence[int] = (), **fields: Any) -> Op:
+        """Append an op; ``outputs`` gives (shape, dtype) of each; ``fields`` are the other attributes of :class:`Op`."""
+        first = len(self.tensors)
+        op = Op(len(self.ops), name, type, tuple(inputs), tuple(control_inputs),
+                tuple(range(first, first + len(outputs))), **fields)
+        self.tensors.extend(Tensor(op.id, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs))
+        self.ops.append(op)
+        self._by_name[name] = op.id
+        self._consumers = None
+        return op
+
+    def op(self, name: str) -> Op:
+        """The op called ``name``; KeyError if there is none."""
+        return self.ops[self._by_name[name]]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def tensor(self, name: str) -> int:
+        """The number of the tensor called ``op:index`` (``op`` alone means output 0)."""
+        op_name, _, index = name.partition(":")
+        return self.op(op_name).outputs[int(index or 0)]
+
+    def tensor_name(self, tensor: int) -> str:
+        record = self.tensors[tensor]
+        return "{}:{}".format(self.ops[record.op].name, record.index)
+
+    def producer(self, tensor: int) -> Op:
+        return self.ops[self.tensors[tensor].op]
+
+    def consumers(self, tensor: int) -> List[Tuple[int, int]]:
+        """(op number, input position) of every use of a tensor."""
+        if self._consumers is None:
+            table: List[List[Tuple[int, int]]] = [[] for _ in self.tensors]
+            for op in self.ops:
+                for position, source in enumerate(op.inputs):
+                    table[source].append((op.id, position))
+            self._consumers = table
+        return self._consumers[tensor]
+
+    def predecessors(self, op: Op) -> Iterator[int]:
+        """Numbers of the ops that ``op`` waits for, data and control."""
+        for source in op.inputs:
+            yield self.tensors[source].op
+        for control in op.control_inputs:
+            yield control
+
+    def fingerprint(self) -> str:
+        """A hash of names, types and edges of the FORWARD, BACKWARD and APPLY ops: two graphs with the same fingerprint
+        accept the same plan.  Initialisers, savers and summaries may differ."""
+        digest = hashlib.sha256()
+        for op in self.ops:
+            if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY):
+                digest.update("{} {} {}\n".format(op.name, op.type, " ".join(
+                    self.tensor_name(t) for t in op.inputs)).encode())
+        return digest.hexdigest()[:16]

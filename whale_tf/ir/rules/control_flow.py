@@ -1,0 +1,66 @@
+"""Control flow passes values on; stacks, arrays and lists keep elements whose dimensions pass.
+
+How a container's contents are divided does not follow from one op's operands (see
+:mod:`whale_tf.ir.batch_axis.control_flow`), so these rules leave the link between a write and a read open.
+"""
+from __future__ import annotations
+
+from typing import Dict, List
+
+from whale_tf.ir.graph import Op
+from whale_tf.ir.rules.rule import SAME, AnyDims, Builder, Dims, Rule, View, axes
+
+
+def _dims(view: View, tensor: int) -> AnyDims:
+    rank = view.rank(tensor)
+    return SAME if rank is None else axes(rank)
+
+
+def passing(op: Op, view: View) -> Rule:
+    """Enter, Exit, NextIteration."""
+    dims = _dims(view, op.inputs[0])
+    return Rule((dims,), (dims,), "m")
+
+
+def switch(op: Op, view: View) -> Rule:
+    dims = _dims(view, op.inputs[0])
+    return Rule((dims, ()), (dims, dims), "mn")
+
+
+def merge(op: Op, view: View) -> Rule:
+    dims = _dims(view, op.inputs[0])
+    return Rule((dims,) * len(op.inputs), (dims, ()), "a" * len(op.inputs))
+
+
+def element(position: int, stacked: int = 0) -> Builder:
+    """An op that writes operand ``position`` to a container (-1: that reads its last result from one); ``stacked``: the
+    elements lie along a new first dimension."""
+    def build(op: Op, view: View) -> Rule:
+        inputs: List[AnyDims] = [None] * len(op.inputs)
+        outputs: List[AnyDims] = [None] * len(op.outputs)
+        if position >= 0:
+            inputs[position] = _element_dims(view, op.inputs[position], stacked)
+            if op.type.startswith("Stack"):
+                outputs[0] = inputs[position]
+        else:
+            outputs[-1] = _element_dims(view, op.outputs[-1], stacked)
+        return Rule(tuple(inputs), tuple(outputs), "".join("m" if i == position else "n" for i in range(len(inputs))))
+    return build
+
+
+def _element_dims(view: View, tensor: int, stacked: int) -> AnyDims:
+    rank = view.rank(tensor)
+    if rank is None:
+        return None
+    steps: Dims = (("step",),) if stacked else ()
+    return steps + axes(rank - stacked)
+
+
+RULES: Dict[str, Builder] = {
+    "Enter": passing, "RefEnter": passing, "Exit": passing, "RefExit": passing, "NextIteration": passing,
+    "RefNextIteration": passing, "Switch": switch, "RefSwitch": switch, "Merge": merge, "RefMerge": merge,
+    "StackPushV2": element(1), "StackPopV2": element(-1), "TensorArrayWriteV3": element(2), "TensorArrayReadV3": element(-1),
+    "TensorArrayScatterV3": element(2, 1), "TensorArrayGatherV3": element(-1, 1), "TensorListPushBack": element(1),
+    "TensorListPopBack": element(-1), "TensorListSetItem": element(2), "TensorListGetItem": element(-1),
+    "TensorListStack": element(-1, 1), "TensorListFromTensor": element(0, 1), "TensorListGather": element(-1, 1),
+}

@@ -1,0 +1,152 @@
+"""Element by element: outputs have the (broadcast) shape of the operands.
+
+The letters after an op type are the operands' roles (see :mod:`whale_tf.ir.rules.rule`).
+"""
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from whale_tf.ir.graph import Op, Shape
+from whale_tf.ir.rules.rule import SAME, AnyDims, Builder, Dims, NoRule, Rule, View, axes
+
+_FLOATS = ("float", "bfloat", "double", "half", "complex")
+_CACHE: Dict[Tuple[str, int, Tuple[Shape, ...]], Rule] = {}
+
+
+def elementwise_rule(roles: str, num_outputs: int, shapes: Tuple[Shape, ...]) -> Rule:
+    """The rule of an op that broadcasts operands of the given shapes (NumPy's rules)."""
+    key = (roles, num_outputs, shapes)
+    rule = _CACHE.get(key)
+    if rule is None:
+        if len(_CACHE) > 10000:
+            _CACHE.clear()
+        rule = _CACHE[key] = _broadcast(roles, num_outputs, shapes)
+    return rule
+
+
+def _broadcast(roles: str, num_outputs: int, shapes: Tuple[Shape, ...]) -> Rule:
+    if any(shape is None for shape in shapes):
+        if all(shape is None or shape == () for shape in shapes):
+            inputs: Tuple[AnyDims, ...] = tuple(SAME if shape is None else () for shape in shapes)
+            return Rule(inputs, (SAME,) * num_outputs, roles)
+        raise NoRule("operands of unknown rank may broadcast")
+    rank = max(len(shape or ()) for shape in shapes)
+    result: List[object] = [1] * rank
+    for shape in shapes:
+        for i, size in enumerate(shape or (), rank - len(shape or ())):
+            result[i] = size if result[i] == 1 or (result[i] is None and size not in (None, 1)) else result[i]
+    full = axes(rank)
+    aligned = tuple(_align(shape or (), result, full) for shape in shapes)
+    return Rule(aligned, (full,) * num_outputs, roles)
+
+
+def _align(shape: Tuple[object, ...], result: List[object], full: Dims) -> Dims:
+    offset = len(result) - len(shape)
+    if not offset and list(shape) == result:
+        return full
+    return tuple(() if size == 1 and result[i] != 1 else full[i] for i, size in enumerate(shape, offset))
+
+
+def elementwise(roles: str) -> Builder:
+    """A builder for ops with one role per operand."""
+    def build(op: Op, view: View) -> Rule:
+        return elementwise_rule(roles, len(op.outputs), tuple(map(view.shape, op.inputs)))
+    return build
+
+
+def variadic(role: str) -> Builder:
+    """A builder for ops with any number of operands of one role."""
+    def build(op: Op, view: View) -> Rule:
+        return elementwise_rule(role * len(op.inputs), len(op.outputs), tuple(map(view.shape, op.inputs)))
+    return build
+
+
+def same_shape(role: str) -> Builder:
+    """AddN: operands do not broadcast, so a known shape stands for all."""
+    def build(op: Op, view: View) -> Rule:
+        shapes = [view.shape(t) for t in op.inputs]
+        known = next((shape for shape in shapes if shape is not None), None)
+        return elementwise_rule(role * len(op.inputs), 1, (known,) * len(op.inputs))
+    return build
+
+
+def each(role: str) -> Builder:
+    """IdentityN: output ``i`` is a function of operand ``i`` alone."""
+    def build(op: Op, view: View) -> Rule:
+        inputs: List[AnyDims] = []
+        for i, tensor in enumerate(op.inputs):
+            rank = view.rank(tensor)
+            if rank is None:
+                raise NoRule("an operand's rank is not known")
+            inputs.append(tuple(("i{}d{}".format(i, d),) for d in range(rank)))
+        return Rule(tuple(inputs), tuple(inputs), role * len(inputs))
+    return build
+
+
+def cast(op: Op, view: View) -> Rule:
+    """Casts are linear but to booleans and from floats to integers."""
+    before, after = (view.graph.tensors[t].dtype for t in (op.inputs[0], op.outputs[0]))
+    linear = "bool" not in (before, after) and (after.startswith(_FLOATS) or not before.startswith(_FLOATS))
+    return elementwise_rule("m" if linear else "n", 1, (view.shape(op.inputs[0]),))
+
+
+def quotient(op: Op, view: View) -> Rule:
+    """Division is linear in the numerator, but for integers."""
+    floating = not view.graph.tensors[op.outputs[0]].dtype.startswith(("int", "uint"))
+    return elementwise_rule("md" if floating else "nn", 1, tuple(map(view.shape, op.inputs)))
+
+
+def select(op: Op, view: View) -> Rule:
+    """Select: a vector condition picks rows of higher-rank branches."""
+    shapes = [view.shape(t) for t in op.inputs]
+    known = shapes[1] if shapes[1] is not None else shapes[2]
+    condition = shapes[0]
+    if known is not None and condition is not None and len(condition) == 1 and len(known) > 1:
+        full = axes(len(known))
+        return Rule((full[:1], full, full), (full,), "naa")
+    return elementwise_rule("naa", 1, (condition if condition == () else known, known, known))
+
+
+def per_row(op: Op, view: View) -> Rule:
+    """Ops over (data, side operand of no dimensions): the first operand keeps its shape, the others are whole."""
+    dims = axes(view.need_rank(op.inputs[0])) if view.rank(op.inputs[0]) is not None else SAME
+    return Rule((dims,) + (None,) * (len(op.inputs) - 1), (dims,) * len(op.outputs), "m" + "n" * (len(op.inputs) - 1))
+
+
+def bias_add(op: Op, view: View) -> Rule:
+    """BiasAdd ``...c,c->...c`` (or ``nc...`` under NCHW)."""
+    full = axes(view.need_rank(op.inputs[0]))
+    channel = full[1 if op.attrs.get("data_format") == "NCHW" else -1]
+    return Rule((full, (channel,)), (full,), "aa")
+
+
+def _table(roles: str, types: str) -> Dict[str, Builder]:
+    builder = elementwise(roles)
+    return {name: builder for name in types.split()}
+
+
+RULES: Dict[str, Builder] = {
+    **_table("m", "Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 Snapshot Neg Real Imag Conj "
+                  "EnsureShape PlaceholderWithDefault RefIdentity DeepCopy DebugGradientIdentity Copy CopyHost "
+                  "XlaSharding DebugIdentity"),
+    **_table("n", "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv "
+                  "Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint "
+                  "Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh ComplexAbs Angle "
+                  "OnesLike BesselI0e BesselI1e Bucketize PopulationCount DecodeRaw StringToHashBucketFast AsString "
+                  "StringToNumber FakeQuantWithMinMaxArgs"),
+    **_table("m", "ZerosLike"),
+    **_table("aa", "Add AddV2 Sub"),
+    **_table("mm", "Mul MulNoNan"),
+    **_table("nn", "Maximum Minimum Pow SquaredDifference FloorDiv FloorMod Mod TruncateMod TruncateDiv Equal NotEqual "
+                   "Less LessEqual Greater GreaterEqual LogicalAnd LogicalOr Atan2 Xlogy Xlog1py Zeta Polygamma Igamma "
+                   "Igammac IgammaGradA BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift ApproximateEqual NextAfter "
+                   "Complex"),
+    **_table("nnn", "ClipByValue Betainc"),
+    **_table("mn", "ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad "
+                   "FakeQuantWithMinMaxArgsGradient"),
+    **_table("nm", "TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad"),
+    **_table("naa", "SelectV2"),
+    "RealDiv": quotient, "Div": quotient, "DivNoNan": quotient, "Xdivy": quotient,
+    "AddN": same_shape("a"), "AccumulateNV2": same_shape("a"), "IdentityN": each("m"), "Cast": cast, "Select": select,
+    "BiasAdd": bias_add, "BiasAddV1": bias_add, "Print": per_row, "PrintV2": per_row,
+}

@@ -1,0 +1,127 @@
+"""Look-ups by index, and sums and stores by index."""
+from __future__ import annotations
+
+from typing import Dict, Tuple
+
+from whale_tf.ir.graph import Op
+from whale_tf.ir.rules.rule import LOOKUP, SUM, WHOLE, AnyDims, Builder, Dims, NoRule, Rule, ShapeOperand, View, attr, axes
+
+
+def _letters(prefix: str, count: int) -> Dims:
+    return tuple(("{}{}".format(prefix, d),) for d in range(count))
+
+
+def gather(op: Op, view: View) -> Rule:
+    """``params[..., row, ...], indices -> params[..., indices, ...]``, with leading dimensions in common (batch_dims)."""
+    params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
+    axis = view.need_ints(op, 2)[0] % len(params) if op.type == "GatherV2" else 0
+    shared = attr(op, "batch_dims", 0) % (len(indices) + 1)
+    indices = params[:shared] + indices[shared:]
+    result = params[:axis] + indices[shared:] + params[axis + 1:]
+    inputs: Tuple[AnyDims, ...] = (params, indices) + (None,) * (len(op.inputs) - 2)
+    return Rule(inputs, (result,), "m" + "n" * (len(op.inputs) - 1), {params[axis][0]: LOOKUP})
+
+
+def resource_gather(op: Op, view: View) -> Rule:
+    """Rows of a variable read through its handle, which stands for the variable's dimensions."""
+    shared = attr(op, "batch_dims", 0)
+    indices = _letters("i", view.need_rank(op.inputs[1]))
+    width = view.need_rank(op.outputs[0]) - len(indices)
+    rows: Dims = (("row",),) + _letters("c", width)
+    if shared:
+        raise NoRule("a batched look-up in a variable")
+    return Rule((rows, indices), (indices + rows[1:],), "mn", {"row": LOOKUP})
+
+
+def gather_nd(op: Op, view: View) -> Rule:
+    """The last dimension of the indices names positions in the first dimensions of the parameters."""
+    params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
+    shape = view.shape(op.inputs[1])
+    depth = shape[-1] if shape is not None else None
+    shared = attr(op, "batch_dims", 0)
+    if depth is None:
+        raise NoRule("how many dimensions its indices name is not known")
+    indices = params[:shared] + indices[shared:]
+    named = range(shared, shared + depth)
+    kinds = {**{params[d][0]: LOOKUP for d in named}, indices[-1][0]: WHOLE}
+    return Rule((params, indices), (indices[:-1] + params[shared + depth:],), "mn", kinds)
+
+
+def scatter_nd(op: Op, view: View) -> Rule:
+    """(indices, updates, shape) -> sums of updates."""
+    indices, rank = _letters("i", view.need_rank(op.inputs[0])), view.rank(op.outputs[0])
+    shape, target = view.shape(op.inputs[0]), view.value(op.inputs[2])
+    rank = len(target) if target is not None else rank
+    depth = shape[-1] if shape is not None else None
+    if rank is None or depth is None:
+        raise NoRule("the shape it fills is not known")
+    result = axes(rank)
+    kinds = {**{result[d][0]: WHOLE for d in range(depth)}, **{f[0]: SUM for f in indices[:-1]}, indices[-1][0]: WHOLE}
+    return Rule((indices, indices[:-1] + result[depth:], None), (result,), "nmn", kinds, (ShapeOperand(2, result),))
+
+
+def tensor_scatter(op: Op, view: View) -> Rule:
+    """(tensor, indices, updates): each factor that is written by index is needed whole."""
+    result, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
+    shape = view.shape(op.inputs[1])
+    depth = shape[-1] if shape is not None else None
+    if depth is None:
+        raise NoRule("how many dimensions its indices name is not known")
+    kinds = {**{result[d][0]: WHOLE for d in range(depth)}, **{f[0]: WHOLE for f in indices}}
+    return Rule((result, indices, indices[:-1] + result[depth:]), (result,), "ana", kinds)
+
+
+def segment_sum(op: Op, view: View) -> Rule:
+    """(data, segment ids, [count]) -> one row per segment."""
+    data, ids = view.need_rank(op.inputs[0]), view.rank(op.inputs[1])
+    ids = 1 if op.type.startswith("Segment") else ids
+    if ids is None:
+        raise NoRule("the rank of its segment ids is not known")
+    full = axes(data)
+    result: Dims = (("segment",),) + full[ids:]
+    how = {"Sum": SUM, "Max": "max", "Min": "min", "Prod": "prod"}.get(op.type.rsplit("Segment", 1)[1], WHOLE)
+    inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
+    roles = ("m" if how == SUM else "n") + "n" * (len(op.inputs) - 1)
+    return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
+
+
+def one_hot(op: Op, view: View) -> Rule:
+    indices = axes(view.need_rank(op.inputs[0]))
+    axis = attr(op, "axis", -1) % (len(indices) + 1)
+    return Rule((indices, None, (), ()), (indices[:axis] + (("class",),) + indices[axis:],), "nnnn", {"class": WHOLE})
+
+
+def dynamic_stitch(op: Op, view: View) -> Rule:
+    """(indices ..., data ...) -> rows placed by index: nothing of the rows' order passes."""
+    half = len(op.inputs) // 2
+    inputs = []
+    data_rank = view.need_rank(op.inputs[half]) - view.need_rank(op.inputs[0])
+    tail = _letters("c", data_rank)
+    for k in range(half):
+        inputs.append(tuple(("k{}d{}".format(k, d),) for d in range(view.need_rank(op.inputs[k]))))
+    kinds = {f[0]: WHOLE for dims in inputs for f in dims}
+    operands = tuple(inputs) + tuple(dims + tail for dims in inputs)
+    return Rule(operands, ((("row",),) + tail,), "n" * half + "a" * half, {**kinds, "row": WHOLE})
+
+
+def dynamic_partition(op: Op, view: View) -> Rule:
+    data, parts = view.need_rank(op.inputs[0]), view.need_rank(op.inputs[1])
+    full = axes(data)
+    return Rule((full, full[:parts]), (((("row",),) + full[parts:]),) * len(op.outputs), "mn",
+                {**{f[0]: WHOLE for f in full[:parts]}, "row": WHOLE})
+
+
+def where(op: Op, view: View) -> Rule:
+    """Positions of true elements: rows chosen by data."""
+    full = axes(view.need_rank(op.inputs[0]))
+    return Rule((full,), ((("row",), ("which",)),), "n", {**{f[0]: WHOLE for f in full}, "row": WHOLE, "which": WHOLE})
+
+
+RULES: Dict[str, Builder] = {
+    "Gather": gather, "GatherV2": gather, "ResourceGather": resource_gather, "GatherNd": gather_nd,
+    "ScatterNd": scatter_nd, "TensorScatterUpdate": tensor_scatter, "TensorScatterAdd": tensor_scatter,
+    "TensorScatterSub": tensor_scatter,
+    "OneHot": one_hot, "DynamicStitch": dynamic_stitch, "ParallelDynamicStitch": dynamic_stitch,
+    "DynamicPartition": dynamic_partition, "Where": where,
+}
+RULES.update({prefix + "Segment" + kind: segment_sum for prefix in ("", "Unsorted") for kind in ("Sum", "Max", "Min", "Prod")})

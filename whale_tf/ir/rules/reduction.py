@@ -1,0 +1,90 @@
+"""Reductions, and ops that need one axis whole (softmax, cumulative sums, sorting)."""
+from __future__ import annotations
+
+from typing import Dict, List
+
+from whale_tf.ir.graph import Op
+from whale_tf.ir.rules.rule import (
+    ALL, ANY, MAX, MEAN, MIN, PROD, SUM, WHOLE, AnyDims, Builder, Dims, Rule, View, attr, axes, whole)
+
+
+def reduction(kind: str) -> Builder:
+    """Sum, Mean, Max ... over the axes of operand 1."""
+    role = "m" if kind in (SUM, MEAN) else "n"
+
+    def build(op: Op, view: View) -> Rule:
+        rank = view.need_rank(op.inputs[0])
+        reduced = {a % rank for a in view.need_ints(op, 1)} if rank else set()
+        full = axes(rank)
+        if attr(op, "keep_dims", False):
+            result: Dims = tuple(() if d in reduced else f for d, f in enumerate(full))
+        else:
+            result = tuple(f for d, f in enumerate(full) if d not in reduced)
+        return Rule((full, None), (result,), role + "n", {"d{}".format(d): kind for d in reduced})
+    return build
+
+
+def total(kind: str, role: str) -> Builder:
+    """A scalar from all elements (L2Loss)."""
+    def build(op: Op, view: View) -> Rule:
+        full = axes(view.need_rank(op.inputs[0]))
+        return Rule((full,), ((),), role, {f[0]: kind for f in full})
+    return build
+
+
+def along_last(role: str, num_operands: int = 1) -> Builder:
+    """Each row along the last axis by itself: softmax."""
+    def build(op: Op, view: View) -> Rule:
+        rank = view.need_rank(op.inputs[0])
+        full = axes(rank)
+        return Rule((full,) * num_operands, (full,) * len(op.outputs), role * num_operands, whole([-1], rank))
+    return build
+
+
+def along_axis(role: str) -> Builder:
+    """Cumulative sums and reversals: operand 1 names axes that are needed whole."""
+    def build(op: Op, view: View) -> Rule:
+        rank = view.need_rank(op.inputs[0])
+        full = axes(rank)
+        return Rule((full, None), (full,), role + "n", whole(view.need_ints(op, 1), rank))
+    return build
+
+
+def arg_extreme(op: Op, view: View) -> Rule:
+    """ArgMax: the axis of operand 1 is needed whole and vanishes."""
+    rank = view.need_rank(op.inputs[0])
+    axis = view.need_ints(op, 1)[0] % rank
+    full = axes(rank)
+    return Rule((full, None), (full[:axis] + full[axis + 1:],), "nn", whole([axis], rank))
+
+
+def top_k(op: Op, view: View) -> Rule:
+    """TopK: the last axis becomes ``k``."""
+    rank = view.need_rank(op.inputs[0])
+    full = axes(rank)
+    result = full[:-1] + (("k",),)
+    others: List[AnyDims] = [None] * (len(op.inputs) - 1)
+    return Rule((full, *others), (result, result), "n" * len(op.inputs), {**whole([-1], rank), "k": WHOLE})
+
+
+def in_top_k(op: Op, view: View) -> Rule:
+    return Rule(((("b",), ("c",)), (("b",),)) + (None,) * (len(op.inputs) - 2), ((("b",),),), "n" * len(op.inputs),
+                {"c": WHOLE})
+
+
+def reverse_sequence(op: Op, view: View) -> Rule:
+    """Rows along ``batch_dim``, each reversed along ``seq_dim`` by its own length."""
+    rank = view.need_rank(op.inputs[0])
+    full = axes(rank)
+    row = attr(op, "batch_dim", 0) % rank
+    return Rule((full, (full[row],)), (full,), "mn", whole([attr(op, "seq_dim", 0)], rank))
+
+
+RULES: Dict[str, Builder] = {
+    "Sum": reduction(SUM), "Mean": reduction(MEAN), "Max": reduction(MAX), "Min": reduction(MIN), "Prod": reduction(PROD),
+    "Any": reduction(ANY), "All": reduction(ALL), "EuclideanNorm": reduction(WHOLE), "L2Loss": total(SUM, "n"),
+    "Softmax": along_last("n"), "LogSoftmax": along_last("n"), "Cumsum": along_axis("m"), "Cumprod": along_axis("n"),
+    "CumulativeLogsumexp": along_axis("n"), "ReverseV2": along_axis("m"),
+    "ArgMax": arg_extreme, "ArgMin": arg_extreme, "TopK": top_k, "TopKV2": top_k, "InTopK": in_top_k,
+    "InTopKV2": in_top_k, "ReverseSequence": reverse_sequence,
+}

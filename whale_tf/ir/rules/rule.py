@@ -1,0 +1,172 @@
+"""What a sharding rule says, and the view of an op that rule builders read.
+
+A rule is written over named factors, as in einsum (the notation of Rhino's and GSPMD's propagation): MatMul is
+``mk,kn->mn``.  Every dimension of every operand and result is a tuple of factors, major to minor; an empty tuple is a
+dimension of size one that broadcasts.  The same rule answers three questions: where the batch axis goes
+(:mod:`whale_tf.ir.batch_axis`), which sharding patterns an op has, and which layouts the automatic search may choose.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from whale_tf.ir.extents import Value, as_value, evaluate, static_ints
+from whale_tf.ir.graph import Op, OpGraph, Shape
+
+Factors = Tuple[str, ...]
+Dims = Tuple[Factors, ...]
+
+# What happens when a factor is sharded.  A factor that is not in ``Rule.kinds`` simply passes.
+SUM = "sum"  # missing in the outputs: the shards' results add up
+MEAN = "mean"  # ... and are averages over their shard
+MAX, MIN, PROD, ANY, ALL = "max", "min", "prod", "any", "all"  # ... combine in these ways
+LOOKUP = "lookup"  # rows picked by an index: a shard answers zero for rows it does not hold, then as SUM
+WHOLE = "whole"  # every shard needs all of it (a softmax's classes, a cumulative sum's axis)
+HALO = "halo"  # shards need their neighbours' rims (a convolution's image)
+STATISTIC = "statistic"  # the op takes statistics over it: on a shard those of the shard (batch normalisation)
+STATISTIC_GRADIENT = "statistic gradient"  # ... and results without it are sums (that op's gradient)
+REDUCTIONS = (SUM, MEAN, MAX, MIN, PROD, ANY, ALL)
+
+# How the op depends on an operand, one letter each (``Rule.roles``).
+ADDED = "a"  # linear in all such operands together (Add, Concat, Select's branches)
+MULTIPLIED = "m"  # linear in this operand alone (MatMul, Mul, ReluGrad's gradient)
+DIVIDED = "d"  # a divisor
+NONLINEAR = "n"  # anything else, indices included
+
+
+class Same:
+    """Stands for the dimensions of an operand of unknown rank: dimension ``d`` in is dimension ``d`` out."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+SAME = Same()
+AnyDims = Union[Dims, Same, None]  # None: not divided along any dimension
+
+
+class ShapeOperand(NamedTuple):
+    """Operand ``position`` is a shape: its element ``j`` is the product of the sizes of ``dims[j]`` and shrinks on a
+    shard of one of them (Reshape's target, Fill's dims, a convolution gradient's input sizes)."""
+
+    position: int
+    dims: Dims
+
+
+class Rule(NamedTuple):
+    """One op's sharding rule.
+
+    Attributes:
+        inputs, outputs: factors of each dimension of each operand and result.
+        roles: one letter per operand (ADDED, MULTIPLIED, DIVIDED, NONLINEAR).
+        kinds: factors that do not simply pass.
+        shapes: operands that must be rewritten on a shard (DESIGN section 5 ``localise``).
+        alias: (operand, result) pairs that are the same storage; result -1 for an update without a result edge.
+    """
+
+    inputs: Tuple[AnyDims, ...]
+    outputs: Tuple[AnyDims, ...]
+    roles: str
+    kinds: Mapping[str, str] = {}
+    shapes: Tuple[ShapeOperand, ...] = ()
+    alias: Tuple[Tuple[int, int], ...] = ()
+
+    @property
+    def factors(self) -> Tuple[str, ...]:
+        """Every factor, in order of appearance."""
+        found: Dict[str, None] = {}
+        for dims in self.inputs + self.outputs:
+            if isinstance(dims, tuple):
+                for dim in dims:
+                    found.update(dict.fromkeys(dim))
+        return tuple(found)
+
+    def kind(self, factor: str) -> str:
+        return self.kinds.get(factor, "pass")
+
+
+class NoRule(Exception):
+    """An op has no sharding rule; the text says why."""
+
+
+class View:
+    """What a builder may ask about an op's operands; the batch axis analysis overrides ``value`` and ``shape``."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self._values: Dict[int, Optional[Value]] = {}
+
+    def shape(self, tensor: int) -> Shape:
+        """The whole tensor's shape as far as it is known."""
+        return self.graph.tensors[tensor].shape
+
+    def value(self, tensor: int) -> Optional[Value]:
+        """An integer tensor's value, if it follows from constants and static shapes."""
+        if tensor not in self._values:
+            self._values[tensor] = None  # a cycle has no value
+            self._values[tensor] = self._evaluate(tensor)
+        return self._values[tensor]
+
+    def _evaluate(self, tensor: int) -> Optional[Value]:
+        op = self.graph.producer(tensor)
+        if op.type == "Const":
+            return as_value(op.value) if op.value is not None and op.value.dtype.kind in "iub" else None
+        if op.type in ("Shape", "ShapeN"):
+            shape = self.shape(op.inputs[self.graph.tensors[tensor].index])
+            return as_value(list(shape)) if shape is not None and None not in shape else None
+        inputs = [self.value(t) for t in op.inputs]
+        if not inputs or any(v is None for v in inputs):
+            return None
+        results = evaluate(op.type, op.attrs, [v for v in inputs if v is not None])
+        return results[self.graph.tensors[tensor].index] if results else None
+
+    def ints(self, op: Op, position: int) -> Optional[List[int]]:
+        """An operand's elements, None unless all are known."""
+        return static_ints(self.value(op.inputs[position]))
+
+    def rank(self, tensor: int) -> Optional[int]:
+        shape = self.shape(tensor)
+        return None if shape is None else len(shape)
+
+    def need_rank(self, tensor: int) -> int:
+        rank = self.rank(tensor)
+        if rank is None:
+            raise NoRule("the rank of {} is not known".format(self.graph.tensor_name(tensor)))
+        return rank
+
+    def need_ints(self, op: Op, position: int) -> List[int]:
+        value = self.ints(op, position)
+        if value is None:
+            raise NoRule("its operand {} is not a constant".format(self.graph.tensor_name(op.inputs[position])))
+        return value
+
+
+Builder = Callable[[Op, View], Rule]
+
+_AXES: List[Dims] = []
+
+
+def axes(rank: int) -> Dims:
+    """Factors ``d0, d1, ...`` of a tensor whose dimensions are all different."""
+    while len(_AXES) <= rank:
+        _AXES.append(tuple(("d{}".format(i),) for i in range(len(_AXES))))
+    return _AXES[rank]
+
+
+def named(letters: str) -> Dims:
+    """``"nhwc"`` as dimensions; ``1`` is a broadcast dimension."""
+    return tuple(() if letter == "1" else (letter,) for letter in letters)
+
+
+def whole(dims: Sequence[int], rank: int) -> Dict[str, str]:
+    """Kinds that need the given dimensions of ``axes(rank)`` whole."""
+    return {"d{}".format(d % rank): WHOLE for d in dims} if rank else {}
+
+
+def whole_operands(op: Op, roles: str = "") -> Tuple[AnyDims, ...]:
+    return (None,) * len(op.inputs)
+
+
+def attr(op: Op, name: str, default: Any) -> Any:
+    """An attribute's value, or ``default`` where it is not recorded."""
+    value = op.attrs.get(name)
+    return default if value is None else value

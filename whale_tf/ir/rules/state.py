@@ -1,0 +1,95 @@
+"""Variables and optimizers: an update is element by element over the variable and its slots, which share its shards.
+
+A resource handle stands for the variable behind it, so its dimensions are the variable's.  Each op type's operands are
+letters: ``v`` a variable or slot that is updated in place, ``x`` one that is only read, ``g`` a value of the variable's
+shape, ``s`` a scalar, ``r`` rows and ``i`` their numbers (sparse updates), ``z`` anything else.
+"""
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from whale_tf.ir.graph import Op
+from whale_tf.ir.rules.rule import LOOKUP, SAME, WHOLE, AnyDims, Builder, Dims, Rule, View, axes
+
+_DENSE = {
+    "ApplyGradientDescent": "vsg", "ApplyMomentum": "vvsgs", "ApplyKerasMomentum": "vvsgs", "ApplyAdam": "vvvssssssg",
+    "ApplyAdamWithAmsgrad": "vvvvssssssg", "ApplyAdaMax": "vvvsssssg", "ApplyAdagrad": "vvsg", "ApplyAdagradV2": "vvssg",
+    "ApplyAdagradDA": "vvvgssss", "ApplyRMSProp": "vvvssssg", "ApplyCenteredRMSProp": "vvvvssssg",
+    "ApplyAdadelta": "vvvsssg", "ApplyFtrl": "vvvgssss", "ApplyFtrlV2": "vvvgsssss", "ApplyAddSign": "vvssssg",
+    "ApplyPowerSign": "vvssssg", "ApplyProximalGradientDescent": "vsssg", "ApplyProximalAdagrad": "vvsssg",
+}
+_SPARSE = {
+    "ApplyMomentum": "vvsris", "ApplyKerasMomentum": "vvsris", "ApplyAdagrad": "vvsri", "ApplyAdagradV2": "vvssri",
+    "ApplyAdagradDA": "vvvrissss", "ApplyRMSProp": "vvvssssri", "ApplyCenteredRMSProp": "vvvvssssri",
+    "ApplyAdadelta": "vvvsssri", "ApplyFtrl": "vvvrissss", "ApplyFtrlV2": "vvvrisssss",
+    "ApplyProximalGradientDescent": "vsssri", "ApplyProximalAdagrad": "vvsssri",
+}
+_WRITES = {"Assign": "vg", "AssignAdd": "vg", "AssignSub": "vg", "AssignVariableOp": "vg", "AssignAddVariableOp": "vg",
+           "AssignSubVariableOp": "vg"}
+_SCATTERS = {prefix + "Scatter" + kind: "vir" for prefix in ("", "Resource")
+             for kind in ("Add", "Sub", "Update", "Mul", "Div", "Min", "Max")}
+
+
+def update(letters: str) -> Builder:
+    """A builder for an update with the given operands."""
+    def build(op: Op, view: View) -> Rule:
+        rank = _rank(op, view, letters)
+        full = axes(rank)
+        position = letters.index("i") if "i" in letters else -1
+        index_rank = view.rank(op.inputs[position]) if position >= 0 else None
+        numbers: Dims = tuple(("i{}".format(d),) for d in range(1 if index_rank is None else index_rank))
+        dims: Dict[str, AnyDims] = {"v": full, "x": full, "g": full, "s": (), "r": numbers + full[1:], "i": numbers, "z": None}
+        kinds = {**{f[0]: WHOLE for f in numbers}, "d0": LOOKUP} if position >= 0 else {}
+        results: List[AnyDims] = [full] * len(op.outputs)
+        alias = tuple((i, 0 if op.outputs and i == 0 else -1) for i, letter in enumerate(letters) if letter == "v")
+        return Rule(tuple(dims[letter] for letter in letters), tuple(results), "n" * len(letters), kinds, (), alias)
+    return build
+
+
+def _rank(op: Op, view: View, letters: str) -> int:
+    """The variable's rank: from a gradient, from rows, or from the reference itself."""
+    for letter, extra in (("g", 0), ("r", None), ("v", 0)):
+        if letter in letters:
+            rank = view.rank(op.inputs[letters.index(letter)])
+            if rank is not None:
+                if extra is None:
+                    return rank - (view.rank(op.inputs[letters.index("i")]) or 1) + 1
+                return rank
+    return 0
+
+
+def read(op: Op, view: View) -> Rule:
+    """ReadVariableOp: the value has the variable's dimensions."""
+    rank = view.rank(op.outputs[0])
+    dims: AnyDims = SAME if rank is None else axes(rank)
+    return Rule((dims,), (dims,), "m")
+
+
+def source(op: Op, view: View) -> Rule:
+    """A value from nowhere: every dimension may be divided."""
+    outputs: Tuple[AnyDims, ...] = tuple(
+        SAME if view.rank(t) is None else tuple(("o{}d{}".format(i, d),) for d in range(view.rank(t) or 0))
+        for i, t in enumerate(op.outputs))
+    return Rule((None,) * len(op.inputs), outputs, "n" * len(op.inputs))
+
+
+def undivided(op: Op, view: View) -> Rule:
+    """Neither operands nor results are divided."""
+    return Rule((None,) * len(op.inputs), (None,) * len(op.outputs), "n" * len(op.inputs))
+
+
+RULES: Dict[str, Builder] = {"ReadVariableOp": read}
+for _name, _letters in list(_DENSE.items()) + list(_WRITES.items()) + list(_SCATTERS.items()):
+    RULES[_name] = update(_letters)
+RULES.update({"Resource" + name: update(letters) for name, letters in _DENSE.items()})
+for _name, _letters in _SPARSE.items():
+    RULES["Sparse" + _name] = RULES["ResourceSparse" + _name] = update(_letters)
+RULES.update({name: source for name in (
+    "Const", "Placeholder", "PlaceholderV2", "Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable", "TemporaryVariable",
+    "IteratorGetNext", "IteratorV2", "OneShotIterator", "ImmutableConst", "Empty", "EmptyTensorList", "TensorListReserve",
+    "StackV2", "TensorArrayV3", "_Arg")})
+RULES.update({name: undivided for name in (
+    "NoOp", "Assert", "VariableShape", "VarIsInitializedOp", "IsVariableInitialized", "BroadcastGradientArgs",
+    "BroadcastArgs", "InvertPermutation", "ConcatOffset", "ListDiff", "ControlTrigger", "LoopCond", "DestroyResourceOp",
+    "StackCloseV2", "TensorArrayCloseV3", "TensorArraySizeV3", "TensorArrayGradV3", "TensorListLength", "TensorListElementShape",
+    "Abort", "CountUpTo", "DestroyTemporaryVariable")})

@@ -1,0 +1,77 @@
+"""The main path: a tf.Graph in, the same graph out, training on many devices."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Sequence
+
+from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured, capture
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.ir.batch_axis import BatchAxis, analyse
+from whale_tf.ir.region import Region, find_region
+from whale_tf.ir.verify import verify
+from whale_tf.plan import Plan
+from whale_tf.planner.annotated import TaskGraphSpec, annotated_plan, check_plan
+from whale_tf.planner.statistics import crossings, stage_statistics
+from whale_tf.rewrite.passes import Rewritten, rewrite
+
+
+class Parallelized(NamedTuple):
+    """A graph after the main path: what was captured, analysed, decided, and done."""
+
+    captured: Captured
+    batch: BatchAxis
+    region: Region
+    plan: Plan
+    rewritten: Optional[Rewritten]  # None: the plan is the local script itself
+
+
+def parallelize(
+    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None
+) -> Optional[Parallelized]:
+    """Rewrite a graph in place.
+
+    Args:
+        plan: run this plan; None: the one the annotations ask for.
+
+    Returns:
+        None when the graph has no optimizer's update yet.
+
+    Raises:
+        WhaleError: the graph cannot be parallelized as asked; the graph is then as it was.
+    """
+    captured = capture(graph)
+    if not captured.updates:
+        return None
+    verify(captured.graph)
+    batch = analyse(captured.graph, captured.sources, captured.scope)
+    region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
+    if plan is None:
+        plan = _plan(captured, region, cluster, config)
+    check_plan(plan, captured.graph, cluster)
+    if is_local(plan):
+        return Parallelized(captured, batch, region, plan, None)
+    backend = plan.gradients[0].backend if plan.gradients else "local"
+    rewritten = rewrite(graph, captured, region, plan, backend, device_names(cluster))
+    return Parallelized(captured, batch, region, plan, rewritten)
+
+
+def _plan(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Plan:
+    specs = [TaskGraphSpec(*spec) for spec in captured.specs]
+    stages = stage_statistics(region, captured.gradients, captured.variable_homes, len(specs))
+    inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
+    return annotated_plan(captured.graph, specs, stages, crossings(region), inputs, cluster, config)
+
+
+def is_local(plan: Plan) -> bool:
+    """One device, one micro-batch: nothing to rewrite."""
+    return (
+        plan.num_micro_batch == 1
+        and plan.num_model_replicas == 1
+        and {d for t in plan.task_graphs for row in t.devices for d in row} == {0}
+    )
+
+
+def device_names(cluster: Cluster) -> Sequence[str]:
+    return [device.tf_name() for device in cluster.devices]

@@ -1,0 +1,222 @@
+"""The Plan: every decision about how a graph runs on devices, as one frozen value.
+
+Planners produce it, the simulator reads it, the rewriter executes it; a person can save it, edit it and load it again.
+It is plain JSON (``Plan.to_json``, ``Plan.parse``): op and tensor names, device numbers, and counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Dict, List, Optional, Tuple, Type, TypeVar, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from whale_tf.errors import PlanError
+
+VERSION = 1
+
+_T = TypeVar("_T", bound="_Value")
+
+
+class _Value(BaseModel):
+    """A frozen, strictly validated part of a plan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskGraphPlan(_Value):
+    """One TaskGraph on its VirtualDevices.
+
+    Attributes:
+        strategy: ``replicate`` or ``split``.
+        ops: names of its forward ops; backward ops follow their forward ops.
+        devices: ``[model replica][replica]`` device numbers of the cluster: one VirtualDevice per model replica.
+        slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); None: equal.
+        warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
+    """
+
+    name: str
+    strategy: str = "replicate"
+    ops: Tuple[str, ...] = ()
+    devices: Tuple[Tuple[int, ...], ...]
+    slices: Optional[Tuple[int, ...]] = None
+    warmup: int = Field(1, ge=1)
+
+    @property
+    def device_count(self) -> int:
+        return len(self.devices[0])
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TaskGraphPlan:
+        if self.strategy not in ("replicate", "split"):
+            raise ValueError("strategy is {!r}, expected 'replicate' or 'split'".format(self.strategy))
+        if not self.devices or not self.devices[0]:
+            raise ValueError("TaskGraph {!r} has no devices".format(self.name))
+        if any(len(row) != self.device_count for row in self.devices):
+            raise ValueError("TaskGraph {!r} has rows of different device counts: {}".format(self.name, self.devices))
+        if self.slices is not None and (len(self.slices) != self.device_count or min(self.slices) < 1):
+            raise ValueError(
+                "TaskGraph {!r} needs {} slice sizes of at least 1, got {}".format(
+                    self.name, self.device_count, self.slices
+                )
+            )
+        return self
+
+
+class InputPlan(_Value):
+    """An input tensor that is divided along ``dim`` (its batch dimension)."""
+
+    tensor: str
+    dim: int = Field(0, ge=0)
+
+
+class BridgePlan(_Value):
+    """A tensor that crosses from one TaskGraph to another, once per micro-batch (or once per step).
+
+    ``pattern`` is DAPPLE's Fig. 9: ``one-to-one``, ``split``, ``concat`` or ``split-concat``.
+    """
+
+    tensor: str
+    producer: int = Field(ge=0)
+    consumer: int = Field(ge=0)
+    pattern: str
+    bytes: int = Field(ge=0)  # of one micro-batch (0 where the batch size is unknown)
+    per_step: bool = False
+
+
+class GradientPlan(_Value):
+    """How the gradients of one TaskGraph's variables are summed over its replicas.
+
+    ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.
+    """
+
+    task_graph: int = Field(ge=0)
+    backend: str
+    buckets: Tuple[Tuple[str, ...], ...] = ()
+    bytes: int = Field(0, ge=0)
+
+
+class Estimate(_Value):
+    """What the search believed: seconds per step, bytes per device, and the plans it did not take."""
+
+    search: str = "annotated"
+    latency_s: Optional[float] = None
+    peak_memory_bytes: Tuple[int, ...] = ()
+    runners_up: Tuple[str, ...] = ()
+
+
+class Plan(_Value):
+    """Everything the rewriter needs beside the graph itself.
+
+    Attributes:
+        graph: fingerprint of the graph the plan was made for.
+        num_devices: devices of the cluster.
+        num_model_replicas: degree of nested data parallelism.
+        num_micro_batch: micro-batches per mini-batch and model replica.
+        micro_batch_slices: sizes of the micro-batches relative to each other; None: equal.
+        schedule: ``backward_first`` or ``gpipe``.
+        nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
+            mini-batch is divided over them.
+        shards: per op, the sharding pattern chosen for it (``split`` TaskGraphs).
+    """
+
+    version: int = VERSION
+    graph: str
+    num_devices: int = Field(ge=1)
+    num_model_replicas: int = Field(1, ge=1)
+    num_micro_batch: int = Field(1, ge=1)
+    micro_batch_slices: Optional[Tuple[int, ...]] = None
+    schedule: str = "backward_first"
+    nested_batch: str = "own"
+    sync_batch_norm: bool = False
+    task_graphs: Tuple[TaskGraphPlan, ...]
+    inputs: Tuple[InputPlan, ...] = ()
+    bridges: Tuple[BridgePlan, ...] = ()
+    gradients: Tuple[GradientPlan, ...] = ()
+    shards: Dict[str, str] = Field(default_factory=dict)
+    estimate: Estimate = Estimate()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        if self.version != VERSION:
+            raise ValueError("plan version is {}, this whale_tf reads version {}".format(self.version, VERSION))
+        if self.schedule not in ("backward_first", "gpipe"):
+            raise ValueError("schedule is {!r}, expected 'backward_first' or 'gpipe'".format(self.schedule))
+        if self.nested_batch not in ("own", "divide"):
+            raise ValueError("nested_batch is {!r}, expected 'own' or 'divide'".format(self.nested_batch))
+        if not self.task_graphs:
+            raise ValueError("the plan has no TaskGraph")
+        if self.micro_batch_slices is not None and (
+            len(self.micro_batch_slices) != self.num_micro_batch or min(self.micro_batch_slices) < 1
+        ):
+            raise ValueError(
+                "micro_batch_slices needs {} sizes of at least 1, got {}".format(
+                    self.num_micro_batch, self.micro_batch_slices
+                )
+            )
+        for task_graph in self.task_graphs:
+            if len(task_graph.devices) != self.num_model_replicas:
+                raise ValueError(
+                    "TaskGraph {!r} lists devices for {} model replicas, the plan has {}".format(
+                        task_graph.name, len(task_graph.devices), self.num_model_replicas
+                    )
+                )
+            for device in (d for row in task_graph.devices for d in row):
+                if not 0 <= device < self.num_devices:
+                    raise ValueError(
+                        "TaskGraph {!r} uses device {}, the cluster has devices 0 to {}".format(
+                            task_graph.name, device, self.num_devices - 1
+                        )
+                    )
+        for bridge in self.bridges:
+            if max(bridge.producer, bridge.consumer) >= len(self.task_graphs):
+                raise ValueError(
+                    "the bridge of {!r} names TaskGraph {}, the plan has {}".format(
+                        bridge.tensor, max(bridge.producer, bridge.consumer), len(self.task_graphs)
+                    )
+                )
+        return self
+
+    def to_json(self, indent: int = 1) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=indent)
+
+    @classmethod
+    def parse(cls, source: Union[Plan, Dict, str]) -> Plan:
+        """A plan from a Plan, a dict, JSON text or the path of a JSON file.
+
+        Raises:
+            PlanError: unreadable, unknown or missing key, wrong type, or inconsistent; the message names the place.
+        """
+        if isinstance(source, cls):
+            return source
+        if isinstance(source, str):
+            source = _load_json(source)
+        return _validate(cls, source)
+
+
+def _load_json(source: str) -> Dict:
+    text, origin = source, "the plan"
+    if not source.lstrip().startswith("{"):
+        origin = "plan file {!r}".format(source)
+        if not os.path.exists(source):
+            raise PlanError(
+                "{} does not exist; write one with wh.current_plan().to_json() or `whale plan`".format(origin)
+            )
+        with open(source, encoding="utf8") as handle:
+            text = handle.read()
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise PlanError("{} is not JSON: {}".format(origin, error))
+
+
+def _validate(model: Type[_T], data: Dict) -> _T:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems: List[str] = []
+        for item in error.errors():
+            place = ".".join(str(part) for part in item["loc"]) or "the plan"
+            problems.append("{}: {} (got {!r:.80})".format(place, item["msg"], item.get("input")))
+        raise PlanError("not a valid plan: " + "; ".join(problems)) from None

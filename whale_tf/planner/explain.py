@@ -1,0 +1,132 @@
+"""A plan as tables, for ``wh.explain()`` and ``whale explain``."""
+
+from __future__ import annotations
+
+import io
+from typing import List, Optional, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from whale_tf.ir.region import Region
+from whale_tf.plan import Plan
+
+WIDTH = 120
+
+
+def explain_plan(plan: Plan, region: Optional[Region], devices: Sequence[str]) -> str:
+    """The tables as text.
+
+    Args:
+        region: the graph's parallel region, for what is not exact; None: the plan alone.
+        devices: name of every device of the cluster.
+    """
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
+    console.print(_title(plan), highlight=False)
+    console.print(_task_graphs(plan, devices))
+    if plan.bridges:
+        console.print(_bridges(plan))
+    if plan.gradients:
+        console.print(_gradients(plan))
+    if region is not None:
+        for line in _inexact(region):
+            console.print(line, highlight=False, markup=False)
+    return out.getvalue()
+
+
+def _title(plan: Plan) -> str:
+    used = {d for task in plan.task_graphs for row in task.devices for d in row}
+    return (
+        "{} TaskGraph(s) on {} of {} devices, {} model replica(s), {} micro-batch(es), schedule {}, found by {}".format(
+            len(plan.task_graphs),
+            len(used),
+            plan.num_devices,
+            plan.num_model_replicas,
+            plan.num_micro_batch,
+            plan.schedule,
+            plan.estimate.search,
+        )
+    )
+
+
+def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
+    table = Table(title="TaskGraphs", title_justify="left")
+    for heading in ("#", "name", "strategy", "forward ops", "warm-up"):
+        table.add_column(heading)
+    for g in range(plan.num_model_replicas):
+        table.add_column("devices" if plan.num_model_replicas == 1 else "model replica {}".format(g))
+    for index, task in enumerate(plan.task_graphs):
+        table.add_row(
+            str(index),
+            task.name,
+            "{}({})".format(task.strategy, task.device_count),
+            str(len(task.ops)),
+            str(task.warmup),
+            *[_short([devices[d] for d in row]) for row in task.devices],
+        )
+    return table
+
+
+def _short(names: Sequence[str]) -> str:
+    """``CPU:0, CPU:1`` for full device names."""
+    return ", ".join(name.rpartition("/device:")[2] or name for name in names)
+
+
+def _bridges(plan: Plan) -> Table:
+    table = Table(title="Bridges (bytes per micro-batch)", title_justify="left")
+    for heading in ("from", "to", "pattern", "tensors", "bytes", "largest"):
+        table.add_column(heading)
+    for key in sorted({(b.producer, b.consumer, b.pattern, b.per_step) for b in plan.bridges}):
+        group = [b for b in plan.bridges if (b.producer, b.consumer, b.pattern, b.per_step) == key]
+        largest = max(group, key=lambda b: b.bytes)
+        table.add_row(
+            plan.task_graphs[key[0]].name,
+            plan.task_graphs[key[1]].name,
+            key[2] + (" (once per step)" if key[3] else ""),
+            str(len(group)),
+            _bytes(sum(b.bytes for b in group)),
+            largest.tensor,
+        )
+    return table
+
+
+def _gradients(plan: Plan) -> Table:
+    table = Table(title="Gradient synchronisation (bytes per step)", title_justify="left")
+    for heading in ("TaskGraph", "replicas", "communicator", "variables", "buckets", "bytes"):
+        table.add_column(heading)
+    for sync in plan.gradients:
+        task = plan.task_graphs[sync.task_graph]
+        table.add_row(
+            task.name,
+            str(task.device_count * plan.num_model_replicas),
+            sync.backend,
+            str(sum(len(bucket) for bucket in sync.buckets)),
+            str(len(sync.buckets)),
+            _bytes(sync.bytes),
+        )
+    return table
+
+
+def _inexact(region: Region) -> List[str]:
+    found = region.batch.inexact
+    if not found:
+        return ["Exact: the parallel result equals the local one but for rounding."]
+    lines = ["Not exactly the local result ({} place(s)):".format(len(found))]
+    lines += [
+        "  {} ({}): {}".format(region.graph.ops[item.op].name, region.graph.ops[item.op].type, item.reason)
+        for item in found
+    ]
+    return lines
+
+
+def _bytes(count: int) -> str:
+    """``1.5 MiB``; a dash where the size is not known."""
+    if count == 0:
+        return "-"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return "{:.4g} {}".format(size, unit)
+        size /= 1024
+    return ""

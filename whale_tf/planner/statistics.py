@@ -1,0 +1,83 @@
+"""What a plan needs to know of each TaskGraph: bytes kept, bytes crossing, order of gradients."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Set, Tuple
+
+import numpy as np
+
+from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.region import Region
+from whale_tf.planner.annotated import Crossing, StageStatistics
+
+
+def tensor_bytes(graph: OpGraph, tensor: int) -> int:
+    """Size of a tensor's whole value; 0 if its shape or element size is not known."""
+    record = graph.tensors[tensor]
+    if record.shape is None or None in record.shape:
+        return 0
+    try:
+        size = np.dtype(record.dtype.replace("_ref", "").replace("bfloat16", "float16")).itemsize
+    except TypeError:
+        return 0
+    return size * int(np.prod([int(dim or 0) for dim in record.shape], dtype=np.int64))
+
+
+def stage_statistics(
+    region: Region, gradients: Sequence[Tuple[int, int]], variable_homes: Dict[int, int], count: int
+) -> List[StageStatistics]:
+    """One for each TaskGraph.
+
+    Args:
+        gradients: (gradient tensor, variable op) in the order the gradients become ready.
+        variable_homes: variable op -> TaskGraph.
+    """
+    graph = region.graph
+    ops: List[List[str]] = [[] for _ in range(count)]
+    kept: List[Set[int]] = [set() for _ in range(count)]
+    for index in region.ops:
+        op = graph.ops[index]
+        home = region.task_graph[index]
+        if op.phase is Phase.FORWARD:
+            ops[home].append(op.name)
+        if index in region.late:
+            kept[home].update(
+                t
+                for t in op.inputs
+                if graph.tensors[t].op in region.batch_level and graph.tensors[t].op not in region.late
+            )
+    parameters = [0] * count
+    names: List[List[str]] = [[] for _ in range(count)]
+    for tensor, variable in gradients:
+        home = variable_homes.get(variable, 0)
+        parameters[home] += tensor_bytes(graph, tensor)
+        names[home].append(graph.ops[variable].name)
+    return [
+        StageStatistics(tuple(ops[i]), sum(tensor_bytes(graph, t) for t in kept[i]), parameters[i], tuple(names[i]))
+        for i in range(count)
+    ]
+
+
+def crossings(region: Region) -> List[Crossing]:
+    """Every tensor that one TaskGraph computes and another reads, once for each reading TaskGraph."""
+    graph = region.graph
+    found: Dict[Tuple[int, int, int], Crossing] = {}
+    for index in region.ops:
+        consumer = region.task_graph[index]
+        for tensor in graph.ops[index].inputs:
+            producer = graph.tensors[tensor].op
+            home = region.task_graph[producer]
+            if home < 0 or home == consumer or not region.contains(graph.ops[producer]):
+                continue
+            if graph.tensors[tensor].dtype == "resource" or graph.tensors[tensor].dtype.endswith("_ref"):
+                continue
+            if (tensor, home, consumer) not in found:
+                per_batch = producer in region.batch_level
+                found[tensor, home, consumer] = Crossing(
+                    graph.tensor_name(tensor),
+                    home,
+                    consumer,
+                    region.batch.layout(tensor) if per_batch else None,
+                    tensor_bytes(graph, tensor),
+                )
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""Plan -> edits of the same tf.Graph, pass by pass (``rewrite.run`` is the list of passes)."""

@@ -1,0 +1,111 @@
+"""Clone the region: step-level ops once per copy of their TaskGraph, batch-level ops once per clone."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from whale_tf.graph_editor.attrs import NodeDef
+from whale_tf.graph_editor.nodes import set_input
+from whale_tf.ir.graph import Op
+from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy
+from whale_tf.rewrite.operands import Operands
+from whale_tf.rewrite.order import Order
+
+
+class _Part(NamedTuple):
+    """The ops of one TaskGraph on one level, and where they touch the rest of the graph."""
+
+    ops: Sequence[Op]
+    boundary: Sequence[Tuple[Op, int]]  # inputs that come from elsewhere, or need a conversion
+    waits: Sequence[int]  # ops elsewhere that some op has a control edge from
+    random: Sequence[Op]  # ops whose clones draw numbers of their own
+
+
+def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> None:
+    """Stage all clones.
+
+    Args:
+        after: ops outside the region that follow from it; clones cannot wait for them (see ``reroute.deferred``).
+    """
+    for task_graph in range(len(context.plan.task_graphs)):
+        step = _part(context, task_graph, batch_level=False)
+        for copy in context.copies(task_graph):
+            if copy != ORIGINAL:
+                _clone(context, operands, order, after, task_graph, step, copy)
+        batch = _part(context, task_graph, batch_level=True)
+        for clone in context.clones(task_graph):
+            _clone(context, operands, order, after, task_graph, batch, clone)
+
+
+def _part(context: Context, task_graph: int, batch_level: bool) -> _Part:
+    region, graph = context.region, context.graph
+    once = context.variables | set(region.batch.shared)
+    ops = [op for op in region.of_task_graph(task_graph, batch_level) if op.id not in once]
+    members = {op.id for op in ops}
+    changed = set(region.batch.conversions) | set(region.batch.localise) | context.rescaled
+    boundary = [
+        (op, position)
+        for op in ops
+        for position, tensor in enumerate(op.inputs)
+        if graph.tensors[tensor].op not in members or (op.id, position) in changed
+    ]
+    waits = sorted({control for op in ops for control in op.control_inputs if control not in members})
+    seeded = set(region.batch.own_seed)
+    return _Part(ops, boundary, waits, [op for op in ops if op.id in seeded])
+
+
+def _clone(
+    context: Context,
+    operands: Operands,
+    order: Order,
+    after: Set[int],
+    task_graph: int,
+    part: _Part,
+    place: Union[Clone, Copy],
+) -> None:
+    if not part.ops:
+        return
+    controls: Dict[str, Optional[str]] = {
+        context.graph.ops[wait].name: control_for(context, wait, task_graph, place, after) for wait in part.waits
+    }
+    scope = context.scope(place)
+    context.edit.clone(
+        [context.tf_ops[op.id] for op in part.ops],
+        scope,
+        device=context.device(task_graph, place),
+        control_map=controls,
+        control_inputs=order.barriers(task_graph, place),
+    )
+    for op, position in part.boundary:
+        name = operands.of(op, position, place)
+        set_input(context.edit, "{}/{}".format(scope, op.name), position, name)
+    if isinstance(place, Clone):
+        for op in part.random:
+            _reseed(context.edit.node("{}/{}".format(scope, op.name)), scope)
+
+
+def _reseed(node: NodeDef, scope: str) -> None:
+    """A cloned op with a seed would repeat the original's numbers: mix the clone's name into it."""
+    if node.attr["seed"].i or node.attr["seed2"].i:
+        node.attr["seed2"].i = (node.attr["seed2"].i + zlib.crc32(scope.encode())) % 2**31 or 1
+
+
+def control_for(
+    context: Context, wait: int, task_graph: int, place: Union[Clone, Copy], after: Set[int]
+) -> Optional[str]:
+    """Which op a clone or copy waits for where the original waits for op ``wait``; None: for none."""
+    op = context.graph.ops[wait]
+    if not context.region.contains(op):
+        return None if wait in after else op.name
+    home = context.home(op)
+    count = context.plan.task_graphs[home].device_count
+    if op.id in context.region.batch_level:
+        if not isinstance(place, Clone):
+            return None
+        peer: Tuple[int, ...] = place._replace(r=place.r % count)
+    else:
+        peer = Copy(place.g, place[-1] % count)
+        if peer == ORIGINAL or op.id in context.variables:
+            return op.name
+    return "{}/{}".format(context.scope(peer), op.name)

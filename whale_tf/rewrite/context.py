@@ -1,0 +1,131 @@
+"""What every pass of the rewrite shares: the graph, the plan, names and devices of the clones, and the staged edit."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.region import Region
+from whale_tf.plan import Plan
+
+HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
+ROOT = "whale"  # name scope of everything the rewrite adds
+
+
+class Clone(NamedTuple):
+    """Which of a TaskGraph's clones: in model replica ``g``, of micro-batch ``m``, on replica ``r``."""
+
+    g: int
+    m: int
+    r: int
+
+
+class Copy(NamedTuple):
+    """Which of a TaskGraph's devices: model replica ``g``, replica ``r``.  Step-level ops and variables have one copy each.
+    ``Copy(0, 0)`` is the original itself."""
+
+    g: int
+    r: int
+
+
+ORIGINAL = Copy(0, 0)
+
+
+class Context:
+    """State of one rewrite.
+
+    Attributes:
+        tf_graph: the graph being edited.
+        tf_ops: its ops, by number of the op graph's.
+        graph, region, plan: see there.
+        devices: TensorFlow device string of every device of the cluster.
+        host: where input pipelines and small integer arithmetic run.
+        edit: collects all new nodes.
+        variables: variable ops that have copies of their own.
+        rescaled: operands that hold the size of one model replica's mini-batch where the whole batch's is meant.
+    """
+
+    def __init__(
+        self,
+        tf_graph: tf.Graph,
+        tf_ops: Sequence[tf.Operation],
+        graph: OpGraph,
+        region: Region,
+        plan: Plan,
+        devices: Sequence[str],
+        edit: StagedEdit,
+    ) -> None:
+        self.tf_graph = tf_graph
+        self.tf_ops = tf_ops
+        self.graph = graph
+        self.region = region
+        self.plan = plan
+        self.devices = devices
+        self.host = HOST
+        self.edit = edit
+        self.variables: Set[int] = set()
+        self.rescaled: Set[Tuple[int, int]] = set()
+        self._scope = ROOT
+        index = 0
+        while self._scope in graph:  # a user's op may be called so
+            index += 1
+            self._scope = "{}_{}".format(ROOT, index)
+
+    # ------------------------------------------------------------------------------------------------------- clones
+    def copies(self, task_graph: int) -> List[Copy]:
+        """All copies of a TaskGraph's step-level ops and variables, the original first."""
+        count = self.plan.task_graphs[task_graph].device_count
+        return [Copy(g, r) for g in range(self.plan.num_model_replicas) for r in range(count)]
+
+    def clones(self, task_graph: int) -> Iterator[Clone]:
+        """All clones of a TaskGraph's batch-level ops, in the order of the examples they work on."""
+        count = self.plan.task_graphs[task_graph].device_count
+        for g in range(self.plan.num_model_replicas):
+            for m in range(self.plan.num_micro_batch):
+                for r in range(count):
+                    yield Clone(g, m, r)
+
+    def device(self, task_graph: int, place: Tuple[int, ...]) -> str:
+        """The device of a clone or a copy (first field: model replica, last field: replica)."""
+        return self.devices[self.plan.task_graphs[task_graph].devices[place[0]][place[-1]]]
+
+    def home(self, op: Op) -> int:
+        return self.region.task_graph[op.id]
+
+    # -------------------------------------------------------------------------------------------------------- names
+    def scope(self, place: Tuple[int, ...]) -> str:
+        """Name prefix of a clone (``whale/g0_m1_r0``) or a copy (``whale/g0_r0``)."""
+        letters = "gmr" if isinstance(place, Clone) else "gr"
+        return "{}/{}".format(self._scope, "_".join("{}{}".format(a, b) for a, b in zip(letters, place)))
+
+    def name(self, *parts: str) -> str:
+        """A name under the rewrite's own scope."""
+        return "/".join((self._scope,) + parts)
+
+    def tensor_in(self, tensor: int, place: Tuple[int, ...]) -> str:
+        """Name of a tensor of the region in a clone (batch level) or copy (step level)."""
+        record = self.graph.tensors[tensor]
+        name = self.graph.ops[record.op].name
+        if not isinstance(place, Clone) and place == ORIGINAL:
+            return "{}:{}".format(name, record.index)
+        return "{}/{}:{}".format(self.scope(place), name, record.index)
+
+    def flat(self, tensor: int) -> str:
+        """A tensor's name as one part of another name."""
+        return self.graph.tensor_name(tensor).replace(":", "_")
+
+    def static_shape(self, tensor: int) -> Tuple:
+        return self.graph.tensors[tensor].shape or ()
+
+    def dtype(self, tensor: int) -> tf.DType:
+        return tf.as_dtype(self.graph.tensors[tensor].dtype).base_dtype
+
+
+def group_by_copy(clones: Sequence[Clone]) -> Dict[Copy, List[Clone]]:
+    """Clones of the same device, in micro-batch order."""
+    result: Dict[Copy, List[Clone]] = {}
+    for clone in clones:
+        result.setdefault(Copy(clone.g, clone.r), []).append(clone)
+    return result

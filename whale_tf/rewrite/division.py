@@ -1,0 +1,255 @@
+"""How many examples each clone works on, and where they lie in the mini-batch.
+
+A mini-batch of ``B`` examples is divided level by level (model replicas where they share one mini-batch, micro-batches,
+replicas), each level in proportion to its slices: with running totals ``c_0 = 0 <= c_1 <= ... <= c_n``, part ``i`` of
+``b`` examples is ``floor(b c_{i+1} / c_n) - floor(b c_i / c_n)`` of them.  Boundaries are monotone in ``c``, so two
+TaskGraphs with different replica counts cut the same micro-batch consistently, and a ragged last batch just works.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import PlanError
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.plan import Plan
+from whale_tf.rewrite.context import Clone, Context
+
+Number = Union[int, str]  # a value known now, or the name of an int32 scalar
+
+
+class Shares(NamedTuple):
+    """Sizes and starts of all clones of a TaskGraph in one mini-batch, in clone order."""
+
+    total: Number
+    sizes: Tuple[Number, ...]
+    starts: Tuple[Number, ...]
+    vector: Optional[str] = None  # the sizes as one int32 tensor, where they are not known now
+    check: Tuple[str, ...] = ()  # op that fails at run time when a clone would get no example
+
+
+def running(slices: Optional[Sequence[int]], count: int) -> List[int]:
+    """Running totals ``c_0 .. c_n`` of one level."""
+    return [0] + list(itertools.accumulate(slices or [1] * count))
+
+
+def levels(plan: Plan, task_graph: int, own: bool) -> List[List[int]]:
+    """Running totals of each level at which a mini-batch is divided for a TaskGraph."""
+    task = plan.task_graphs[task_graph]
+    result = [] if own else [running(None, plan.num_model_replicas)]
+    return result + [running(plan.micro_batch_slices, plan.num_micro_batch), running(task.slices, task.device_count)]
+
+
+def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
+    """Sizes of all parts of ``batch`` examples, the last level running fastest."""
+    parts = [batch]
+    for level in totals:
+        parts = [b * high // level[-1] - b * low // level[-1] for b in parts for low, high in zip(level, level[1:])]
+    return parts
+
+
+def check_divisible(plan: Plan, batch: int, own: bool) -> None:
+    """Refuse a static mini-batch that does not divide evenly, unless the plan gives slice sizes.
+
+    Raises:
+        PlanError: with the sizes that would work.
+    """
+    for index, task in enumerate(plan.task_graphs):
+        sizes = divide(batch, levels(plan, index, own))
+        explicit = task.slices is not None or plan.micro_batch_slices is not None
+        if min(sizes) < 1 or (not explicit and len(set(sizes)) > 1):
+            parts = len(sizes)
+            raise PlanError(
+                "a mini-batch of {} examples does not divide over {} parts of TaskGraph {!r} ({}{} micro-batches x {} "
+                "replicas); use a batch size of {} or {}, or give slice sizes in the plan".format(
+                    batch,
+                    parts,
+                    task.name,
+                    "" if own else "{} model replicas x ".format(plan.num_model_replicas),
+                    plan.num_micro_batch,
+                    task.device_count,
+                    max(1, batch // parts) * parts,
+                    -(-batch // parts) * parts,
+                )
+            )
+
+
+class Division:
+    """Shares of every TaskGraph in every mini-batch (one mini-batch per model replica with ``own``, else one in all).
+
+    Args:
+        own: model replicas take their own mini-batches.
+        batch: examples of a mini-batch, None when only known at run time.
+        sources: batch input tensors and their batch dimension.
+    """
+
+    def __init__(
+        self, context: Context, nodes: Nodes, own: bool, batch: Optional[int], sources: Dict[int, int]
+    ) -> None:
+        self.own = own
+        self.batch = batch
+        self._context = context
+        self._nodes = nodes
+        self._sources = sources
+        self._shares: Dict[Tuple[int, int, int], Shares] = {}
+        self._weights: Dict[Tuple[int, int, str], Tuple[str, ...]] = {}
+
+    @property
+    def is_even(self) -> bool:
+        """All clones of every TaskGraph work on the same number of examples, known now."""
+        if self.batch is None:
+            return False
+        return all(
+            len(set(divide(self.batch, levels(self._context.plan, index, self.own)))) == 1
+            for index in range(len(self._context.plan.task_graphs))
+        )
+
+    def shares(self, source: int, task_graph: int, g: int, source_name: str) -> Shares:
+        """Shares in the mini-batch that model replica ``g`` takes of ``source``, whose tensor is ``source_name``."""
+        key = (source, task_graph, g if self.own else 0)
+        if key not in self._shares:
+            totals = levels(self._context.plan, task_graph, self.own)
+            if self.batch is not None:
+                sizes = divide(self.batch, totals)
+                starts = [0] + list(itertools.accumulate(sizes))[:-1]
+                self._shares[key] = Shares(self.batch, tuple(sizes), tuple(starts))
+            else:
+                self._shares[key] = self._at_run_time(key, totals, source_name)
+        return self._shares[key]
+
+    def position(self, task_graph: int, clone: Clone) -> int:
+        """Place of a clone in its mini-batch's shares."""
+        plan = self._context.plan
+        count = plan.task_graphs[task_graph].device_count
+        return ((0 if self.own else clone.g) * plan.num_micro_batch + clone.m) * count + clone.r
+
+    def weight(
+        self, source: int, task_graph: int, clone: Clone, dtype: tf.DType, names: Sequence[str]
+    ) -> Union[float, str]:
+        """``w_i = b_i / B``: a number, or the name of a scalar; ``names``: the source's tensor per model replica."""
+        plan = self._context.plan
+        position = self.position(task_graph, clone)
+        if self.batch is not None:
+            share = self.shares(source, task_graph, clone.g, names[clone.g])
+            return float(share.sizes[position]) / (self.batch * (plan.num_model_replicas if self.own else 1))
+        key = (source, task_graph, dtype.name)
+        if key not in self._weights:
+            self._weights[key] = self._weights_at_run_time(source, task_graph, dtype, names)
+        return self._weights[key][position + (clone.g * self._per_mini_batch(task_graph) if self.own else 0)]
+
+    def _per_mini_batch(self, task_graph: int) -> int:
+        plan = self._context.plan
+        count = plan.num_micro_batch * plan.task_graphs[task_graph].device_count
+        return count if self.own else count * plan.num_model_replicas
+
+    def _at_run_time(self, key: Tuple[int, int, int], totals: Sequence[Sequence[int]], source_name: str) -> Shares:
+        source, task_graph, g = key
+        nodes, device = self._nodes, self._context.host
+        scope = self._context.name("division", "{}_t{}_g{}".format(self._context.flat(source), task_graph, g))
+        dtype = self._context.dtype(source)
+        shape = nodes.add("Shape", scope + "/shape", [source_name], device, T=dtype, out_type=tf.int32)
+        total = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/total", tf.int32, device)
+        sizes = total
+        for depth, level in enumerate(totals):
+            sizes = self._divide_at_run_time(sizes, level, "{}/level{}".format(scope, depth), device)
+        count = self._per_mini_batch(task_graph)
+        starts = nodes.add(
+            "Cumsum",
+            scope + "/starts",
+            [sizes, nodes.const(0, scope + "/axis", tf.int32, device)],
+            device,
+            T=tf.int32,
+            Tidx=tf.int32,
+            exclusive=True,
+            reverse=False,
+        )
+        scalars = [
+            nodes.add("Unpack", "{}/{}_each".format(scope, what), [vector], device, T=tf.int32, num=count, axis=0)
+            for what, vector in (("size", sizes), ("start", starts))
+        ]
+        check = self._check(sizes, total, count, scope, device)
+        size_names, start_names = (tuple("{}:{}".format(op, i) for i in range(count)) for op in scalars)
+        return Shares(total, size_names, start_names, sizes, (check,))
+
+    def _divide_at_run_time(self, sizes: str, level: Sequence[int], scope: str, device: str) -> str:
+        """Each of ``sizes`` (a vector) divided as ``level`` says; a vector again."""
+        nodes = self._nodes
+        column = nodes.add(
+            "ExpandDims",
+            scope + "/column",
+            [sizes, nodes.const(1, scope + "/one", tf.int32, device)],
+            device,
+            T=tf.int32,
+            Tdim=tf.int32,
+        )
+        products = nodes.binary(
+            "Mul",
+            column,
+            nodes.const([level], scope + "/running", tf.int32, device),
+            scope + "/products",
+            tf.int32,
+            device,
+        )
+        bounds = nodes.binary(
+            "FloorDiv",
+            products,
+            nodes.const(level[-1], scope + "/slices", tf.int32, device),
+            scope + "/bounds",
+            tf.int32,
+            device,
+        )
+        count = len(level) - 1
+        high = nodes.slice_dim(bounds, 1, 2, 1, count, scope + "/high", tf.int32, device)
+        low = nodes.slice_dim(bounds, 1, 2, 0, count, scope + "/low", tf.int32, device)
+        parts = nodes.binary("Sub", high, low, scope + "/parts", tf.int32, device)
+        flat = nodes.const([-1], scope + "/flat", tf.int32, device)
+        return nodes.add("Reshape", scope + "/sizes", [parts, flat], device, T=tf.int32, Tshape=tf.int32)
+
+    def _check(self, sizes: str, total: str, count: int, scope: str, device: str) -> str:
+        nodes = self._nodes
+        everything = nodes.const([0], scope + "/all", tf.int32, device)
+        least = nodes.add(
+            "Min", scope + "/least", [sizes, everything], device, T=tf.int32, Tidx=tf.int32, keep_dims=False
+        )
+        enough = nodes.add(
+            "GreaterEqual",
+            scope + "/enough",
+            [least, nodes.const(1, scope + "/one", tf.int32, device)],
+            device,
+            T=tf.int32,
+        )
+        message = nodes.const(
+            "whale_tf: the mini-batch has fewer examples than the {} parts it is divided into; use a larger "
+            "batch, drop the remainder, or use fewer micro-batches. Examples:".format(count),
+            scope + "/message",
+            tf.string,
+            device,
+        )
+        return nodes.add(
+            "Assert", scope + "/check", [enough, message, total], device, T=[tf.string, tf.int32], summarize=3
+        )
+
+    def _weights_at_run_time(
+        self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]
+    ) -> Tuple[str, ...]:
+        nodes, device, plan = self._nodes, self._context.host, self._context.plan
+        scope = self._context.name(
+            "division", "{}_t{}_weights_{}".format(self._context.flat(source), task_graph, dtype.name)
+        )
+        batches = range(plan.num_model_replicas if self.own else 1)
+        shares = [self.shares(source, task_graph, g, names[g]) for g in batches]
+        sizes = nodes.concat([str(share.vector) for share in shares], 0, scope + "/sizes", tf.int32, device)
+        total = nodes.add_n([str(share.total) for share in shares], scope + "/total", tf.int32, device)
+        weights = nodes.binary(
+            "RealDiv",
+            nodes.cast(sizes, scope + "/sizes_float", tf.int32, dtype, device),
+            nodes.cast(total, scope + "/total_float", tf.int32, dtype, device),
+            scope + "/weights",
+            dtype,
+            device,
+        )
+        count = len(shares) * self._per_mini_batch(task_graph)
+        op = nodes.add("Unpack", scope + "/each", [weights], device, T=dtype, num=count, axis=0)
+        return tuple("{}:{}".format(op, i) for i in range(count))

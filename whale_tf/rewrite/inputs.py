@@ -1,0 +1,136 @@
+"""The mini-batch's way to the clones: iterators pulled once per model replica, tensors divided into parts.
+
+::
+
+    placeholder x ──> Split ──┬─> x of clone 0        iterator ──┬─> GetNext (model replica 0) ──> Split ──> ...
+                              ├─> x of clone 1                   └─> GetNext (model replica 1) ──> Split ──> ...
+                              └─> ...
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.graph_editor.attrs import NodeDef
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.graph import Op, Phase
+from whale_tf.rewrite.context import Clone, Context
+from whale_tf.rewrite.division import Division, Shares
+
+PULLS = (
+    "IteratorGetNext",
+    "IteratorGetNextSync",
+    "IteratorGetNextAsOptional",
+    "QueueDequeueV2",
+    "QueueDequeueManyV2",
+    "QueueDequeueUpToV2",
+    "QueueDequeue",
+    "QueueDequeueMany",
+    "QueueDequeueUpTo",
+)
+
+
+class Inputs:
+    """Attributes:
+    sources: batch input tensors and their batch dimension.
+    """
+
+    def __init__(self, context: Context, nodes: Nodes, division: Division, sources: Dict[int, int]) -> None:
+        self.sources = sources
+        self._context = context
+        self._nodes = nodes
+        self._division = division
+        self._parts: Dict[Tuple[int, int, int], List[str]] = {}
+        self._own_pulls = division.own and context.plan.num_model_replicas > 1
+        self._pulled = self._pull_again() if self._own_pulls else {}
+
+    def whole(self, tensor: int, g: int) -> str:
+        """An undivided tensor of the input side (or of anything outside the region) as model replica ``g`` sees it."""
+        producer = self._context.graph.producer(tensor)
+        name = self._context.graph.tensor_name(tensor)
+        if g and producer.id in self._pulled:
+            return "{}/{}".format(self._context.name("input", "g{}".format(g)), name)
+        return name
+
+    def names(self, source: int) -> List[str]:
+        return [self.whole(source, g) for g in range(self._context.plan.num_model_replicas)]
+
+    def part(self, source: int, task_graph: int, clone: Clone) -> str:
+        """A clone's part of a batch input."""
+        key = (source, task_graph, clone.g if self._division.own else 0)
+        if key not in self._parts:
+            share = self.shares(source, task_graph, clone.g)
+            scope = self._context.name(
+                "input", "g{}".format(key[2]), "t{}_{}".format(task_graph, self._context.flat(source))
+            )
+            if len(share.sizes) == 1:
+                self._parts[key] = [self.whole(source, clone.g)]
+            else:
+                self._parts[key] = self._nodes.split(
+                    self.whole(source, clone.g),
+                    share.vector or list(share.sizes),
+                    len(share.sizes),
+                    self.sources[source],
+                    scope,
+                    self._context.dtype(source),
+                    self._context.host,
+                    share.check,
+                )
+        return self._parts[key][self._division.position(task_graph, clone)]
+
+    def shares(self, source: int, task_graph: int, g: int) -> Shares:
+        return self._division.shares(source, task_graph, g, self.whole(source, g))
+
+    def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
+        """Batch inputs used outside the region where each model replica has its own: those users want all of them."""
+        if not self._own_pulls:
+            return {}
+        graph = self._context.graph
+        result: Dict[int, List[Tuple[int, int]]] = {}
+        for source in self.sources:
+            uses = [
+                (op, position)
+                for op, position in graph.consumers(source)
+                if not self._context.region.contains(graph.ops[op]) and graph.ops[op].phase is not Phase.INPUT
+            ]
+            if uses and graph.producer(source).id in self._pulled:
+                result[source] = uses
+        return result
+
+    def concatenated(self, source: int) -> str:
+        """All model replicas' mini-batches in one tensor."""
+        return self._nodes.concat(
+            self.names(source),
+            self.sources[source],
+            self._context.name("input", "all", self._context.flat(source)),
+            self._context.dtype(source),
+            self._context.host,
+        )
+
+    def _pull_again(self) -> Dict[int, Op]:
+        """Clone every op that takes elements from an input pipeline, and what follows it on the input side, once for each
+        further model replica; iterators and queues themselves are shared."""
+        graph = self._context.graph
+        pulled: Dict[int, Op] = {}
+        for op in graph.ops:
+            follows = any(graph.tensors[t].op in pulled for t in op.inputs)
+            if op.type in PULLS or (op.phase is Phase.INPUT and follows):
+                pulled[op.id] = op
+        ops = [self._context.tf_ops[i] for i in pulled]
+        for g in range(1, self._context.plan.num_model_replicas):
+            before = "" if g == 1 else self._context.name("input", "g{}".format(g - 1)) + "/"
+            self._context.edit.clone(
+                ops,
+                self._context.name("input", "g{}".format(g)),
+                device=self._context.host,
+                edit=_drop_colocation,
+                # in turn, so that model replica g always gets the same mini-batch of a step
+                control_inputs={op.name: [before + op.name] for op in pulled.values() if op.type in PULLS},
+            )
+        return pulled
+
+
+def _drop_colocation(node: NodeDef, _: tf.Operation) -> None:
+    if "_class" in node.attr:  # IteratorGetNext is colocated with an iterator that is not cloned
+        del node.attr["_class"]

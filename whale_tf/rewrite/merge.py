@@ -1,0 +1,167 @@
+"""Back from clones to the local script's tensors: sums, weighted means and concatenations."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple
+
+import numpy as np
+
+from whale_tf.communicators import Communicator, Member
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES, BatchAxis
+from whale_tf.ir.extents import Size
+from whale_tf.ir.layout import Layout
+from whale_tf.rewrite.context import Clone, Context, Copy, group_by_copy
+from whale_tf.rewrite.operands import Operands
+from whale_tf.rewrite.order import Order
+
+
+class Merge:
+    """Merged values of batch-level tensors; each is staged once."""
+
+    def __init__(
+        self, context: Context, nodes: Nodes, operands: Operands, order: Order, communicator: Communicator
+    ) -> None:
+        self._context = context
+        self._nodes = nodes
+        self._operands = operands
+        self._order = order
+        self._communicator = communicator
+        self._whole: Dict[int, str] = {}
+        self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
+        self._sums: Dict[int, Dict[Copy, str]] = {}
+
+    @property
+    def is_larger(self) -> bool:
+        """Merged values have more rows than the graph's static shapes say: model replicas take mini-batches of their own."""
+        return self._operands.division.own and self._operands.division.batch is not None
+
+    def whole(self, tensor: int) -> str:
+        """What the local script would have computed, on the first device of the tensor's TaskGraph."""
+        if tensor not in self._whole:
+            context = self._context
+            home = context.home(context.graph.producer(tensor))
+            scope = context.name("merged", context.flat(tensor))
+            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0))
+            layout = context.region.batch.layout(tensor)
+            clones = list(context.clones(home))
+            if layout.is_partial:
+                sums = self._accumulated(tensor, home)
+                value = self._nodes.add_n(list(sums.values()), scope, dtype, device)
+            elif layout.is_sharded:
+                value = self._concatenated(tensor, layout, home, clones, scope, device)
+            elif layout.kind in EXTREMES:
+                value = self._operands.combine(
+                    layout.kind, [context.tensor_in(tensor, clone) for clone in clones], scope, dtype, device
+                )
+            elif layout.kind == EXTENT.kind:
+                value = self._extent(tensor, home, clones, scope, device)
+            else:
+                value = self._operands.scale(
+                    context.tensor_in(tensor, clones[0]), tensor, layout.power, home, clones[0], scope
+                )
+            self._whole[tensor] = self._nodes.identity(value, scope + "/value", dtype, device)
+        return self._whole[tensor]
+
+    def everywhere(self, tensor: int, task_graph: int) -> Dict[Copy, str]:
+        """The merged value on every copy of ``task_graph`` (whose variables it updates)."""
+        key = (tensor, task_graph)
+        if key not in self._everywhere:
+            self._everywhere[key] = self._merged_everywhere(tensor, task_graph)
+        return self._everywhere[key]
+
+    def _merged_everywhere(self, tensor: int, task_graph: int) -> Dict[Copy, str]:
+        context = self._context
+        home = context.home(context.graph.producer(tensor))
+        layout = context.region.batch.layout(tensor)
+        copies = context.copies(task_graph)
+        if len(copies) == 1 and home == task_graph:
+            return {copies[0]: self.whole(tensor)}
+        scope, dtype = context.name("sync", context.flat(tensor)), context.dtype(tensor)
+        if layout.is_partial and home == task_graph:
+            members = [
+                Member(value, context.device(home, copy)) for copy, value in self._accumulated(tensor, home).items()
+            ]
+            return dict(zip(copies, self._communicator.all_reduce(members, scope, dtype)))
+        if layout.is_sharded:
+            clones = list(context.clones(home))
+            return {
+                copy: self._concatenated(
+                    tensor, layout, home, clones, "{}/{}_{}".format(scope, *copy), context.device(task_graph, copy)
+                )
+                for copy in copies
+            }
+        value = self.whole(tensor)
+        return {copy: value for copy in copies}
+
+    def _accumulated(self, tensor: int, home: int) -> Dict[Copy, str]:
+        """Weighted sums over micro-batches, one for each copy: a chain of additions, so that each micro-batch's gradient
+        is freed as soon as it is added."""
+        if tensor not in self._sums:
+            self._sums[tensor] = {
+                copy: self._chain(tensor, home, copy, clones)
+                for copy, clones in group_by_copy(list(self._context.clones(home))).items()
+            }
+        return self._sums[tensor]
+
+    def _chain(self, tensor: int, home: int, copy: Copy, clones: List[Clone]) -> str:
+        context = self._context
+        power = context.region.batch.layout(tensor).power
+        scope = "{}/accumulate/{}".format(context.scope(copy), context.flat(tensor))
+        dtype, device = context.dtype(tensor), context.device(home, copy)
+        even = self._operands.division.is_even
+        total = ""
+        for clone in self._order.in_backward_order(home, clones):
+            value = context.tensor_in(tensor, clone)
+            if not even:
+                value = self._operands.scale(value, tensor, power, home, clone, "{}/{}".format(scope, clone.m))
+            if total:
+                value = self._nodes.binary("Add", total, value, "{}/{}".format(scope, clone.m), dtype, device)
+                if self._context.graph.producer(tensor).id in self._context.region.late:
+                    self._order.finish_with(home, clone, value)
+            total = value
+        return self._operands.scale(total, tensor, power, home, clones[0], scope) if even else total
+
+    def _extent(self, tensor: int, home: int, clones: List[Clone], scope: str, device: str) -> str:
+        """``c0 + c1 B`` from the clones' ``c0 + c1 b_i``: their sum less ``n - 1`` times ``c0``."""
+        context, nodes = self._context, self._nodes
+        dtype = context.dtype(tensor)
+        constant = constant_part(context.region.batch, tensor)
+        if constant is None:
+            raise UnsupportedOpError(
+                "{!r} depends on the batch size in a way that clones cannot be merged in; compute it outside the "
+                "model".format(context.graph.tensor_name(tensor))
+            )
+        total = nodes.add_n([context.tensor_in(tensor, clone) for clone in clones], scope + "/sum", dtype, device)
+        surplus = nodes.const(constant * (len(clones) - 1), scope + "/surplus", dtype, device)
+        return nodes.binary("Sub", total, surplus, scope, dtype, device)
+
+    def _concatenated(
+        self, tensor: int, layout: Layout, home: int, clones: List[Clone], scope: str, device: str
+    ) -> str:
+        context, nodes = self._context, self._nodes
+        dtype = context.dtype(tensor)
+        values = [
+            self._operands.scale(
+                context.tensor_in(tensor, clone), tensor, layout.power, home, clone, "{}/{}".format(scope, i)
+            )
+            for i, clone in enumerate(clones)
+        ]
+        if layout.blocks is None or len(layout.blocks) == 1 or len(values) == 1:
+            return nodes.concat(values, layout.dim, scope, dtype, device)
+        return self._operands.join_blocks(tensor, layout, home, list(zip(clones, values)), scope, device)
+
+
+def constant_part(batch: BatchAxis, tensor: int) -> Optional[np.ndarray]:
+    """``c0`` of an extent ``c0 + c1 b``, element by element; None where it is not of that form."""
+    value = batch.extents.get(tensor)
+    if value is None:
+        return None
+    parts = []
+    for element in value.reshape(-1):
+        affine = (element, 0) if not isinstance(element, Size) else element.affine
+        if affine is None:
+            return None
+        parts.append(affine[0])
+    return np.array(parts).reshape(value.shape)

@@ -1,0 +1,201 @@
+"""Plan -> edits of the same tf.Graph: the ordered list of passes, readable top to bottom.
+
+Everything new is staged first and committed with one import; only then are edges of existing ops moved.  So an error
+while staging leaves the graph as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured
+from whale_tf.communicators import communicator
+from whale_tf.errors import PlanError, UnsupportedOpError
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.region import Region
+from whale_tf.plan import Plan
+from whale_tf.rewrite import reroute
+from whale_tf.rewrite.clones import clone_region
+from whale_tf.rewrite.context import ORIGINAL, Context
+from whale_tf.rewrite.division import Division, check_divisible
+from whale_tf.rewrite.inputs import PULLS, Inputs
+from whale_tf.rewrite.merge import Merge
+from whale_tf.rewrite.mirror import Mirror
+from whale_tf.rewrite.operands import Operands
+from whale_tf.rewrite.order import Order
+from whale_tf.rewrite.update import VARIABLE_TYPES, Update, clone_update, copy_variables, find_update, is_write
+
+
+class Rewritten(NamedTuple):
+    """A rewritten graph: what a Session needs to know of it."""
+
+    context: Context
+    nodes: Nodes
+    merge: Merge
+    mirror: Mirror
+    update: Update
+
+
+def rewrite(
+    tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, backend: str, devices: Sequence[str]
+) -> Rewritten:
+    """Execute a plan.
+
+    Args:
+        backend: communicator for gradients.
+        devices: TensorFlow device string of each of the cluster's devices.
+
+    Raises:
+        PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
+    """
+    graph = captured.graph
+    _check_writes(graph, region)
+    edit = StagedEdit(tf_graph)
+    nodes = Nodes(edit)
+    context = Context(tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit)
+    division = _division(context, nodes, captured.sources)
+    after = reroute.outside_after(graph, region)
+    update = find_update(
+        graph, {i: region.task_graph[i] for i in region.ops}, captured.variable_homes, captured.gradient_home
+    )
+    context.variables = set(update.variables)
+
+    copies = copy_variables(context, update.variables)
+    inputs = Inputs(context, nodes, division, captured.sources)
+    operands = Operands(context, nodes, division, inputs, copies)
+    order = Order(context, nodes)
+    clone_region(context, operands, order, after)
+    merge = Merge(context, nodes, operands, order, communicator(backend, nodes))
+    moves = _merge_leaving(context, nodes, inputs, merge, update)
+    update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
+
+    new = edit.commit()
+    order.close()
+    reroute.move_edges(context, moves)
+    reroute.move_controls(context, after)
+    reroute.add_waits(context, {index: [new[name] for name in names] for index, names in update_clones.items()})
+    reroute.add_waits(
+        context,
+        {
+            index: [context.tf_ops[c] for c in controls]
+            for index, controls in reroute.deferred_waits(graph, region, after).items()
+        },
+    )
+    reroute.place_originals(context, update.variables)
+    mirror = Mirror(
+        tf_graph,
+        {
+            context.tf_ops[index]: [
+                (copies[index, copy], context.device(home, copy)) for copy in context.copies(home) if copy != ORIGINAL
+            ]
+            for index, home in update.variables.items()
+            if len(context.copies(home)) > 1
+        },
+        {context.tf_ops[index] for index in update_clones} | set(new.values()),
+    )
+    mirror.update()
+    return Rewritten(context, nodes, merge, mirror, update)
+
+
+def _tf_ops(tf_graph: tf.Graph, graph: OpGraph) -> List[tf.Operation]:
+    by_name = {op.name: op for op in tf_graph.get_operations()}
+    return [by_name[op.name] for op in graph.ops]
+
+
+def _check_writes(graph: OpGraph, region: Region) -> None:
+    for index in region.ops:
+        op = graph.ops[index]
+        if is_write(op.type) and any(graph.producer(t).type in VARIABLE_TYPES for t in op.inputs):
+            raise UnsupportedOpError(
+                "op {!r} ({}) writes a variable, and a gradient is computed from its result; every micro-batch and replica "
+                "would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), "
+                "and read its value before the write".format(op.name, op.type)
+            )
+
+
+def _division(context: Context, nodes: Nodes, sources: Dict[int, int]) -> Division:
+    plan, graph = context.plan, context.graph
+    pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
+    own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
+    if own and len(pulled) < len(sources):
+        fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
+        raise PlanError(
+            "model replicas take their own mini-batches from the input pipeline, but {} is fed: set io.nested_batch "
+            "to 'divide' so that one mini-batch is divided over the {} model replicas".format(
+                fed[0], plan.num_model_replicas
+            )
+        )
+    sizes = {graph.tensors[tensor].shape[dim] for tensor, dim in sources.items() if graph.tensors[tensor].shape}
+    known: Set[int] = {size for size in sizes if size is not None}
+    if len(known) > 1:
+        raise PlanError(
+            "inputs have different batch sizes: {}".format(
+                ", ".join("{} {}".format(graph.tensor_name(t), graph.tensors[t].shape) for t in sources)
+            )
+        )
+    batch: Optional[int] = next(iter(known)) if known else None
+    if batch is not None:
+        check_divisible(plan, batch, own)
+    if own and batch is not None:
+        context.rescaled = _static_mean_divisors(context)
+    return Division(context, nodes, own, batch, sources)
+
+
+def _static_mean_divisors(context: Context) -> Set[Tuple[int, int]]:
+    """Divisors in gradients of ``Mean`` that hold the static size of one model replica's mini-batch.
+
+    With a mini-batch for each of ``G`` model replicas the whole batch is ``G`` times as large, and so is the divisor.
+    """
+    graph, region = context.graph, context.region
+    found = set()
+    for index in region.ops:
+        op = graph.ops[index]
+        if op.phase is Phase.BACKWARD and op.type in ("RealDiv", "Div") and op.forward >= 0:
+            forward = graph.ops[op.forward]
+            if (
+                forward.type == "Mean"
+                and region.batch.layout(forward.outputs[0]).is_partial
+                and graph.tensors[op.inputs[1]].op not in region.batch_level
+            ):
+                found.add((index, 1))
+    return found
+
+
+def _merge_leaving(
+    context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, update: Update
+) -> Dict[reroute.Use, str]:
+    """Stage the merged value of every tensor that leaves the region, and say which uses read it."""
+    moves: Dict[reroute.Use, str] = {}
+    for tensor, uses in context.region.leaving().items():
+        for op, position in uses:
+            task_graph = update.task_graph.get(op, -1)
+            if op in update.needed:
+                moves[op, position] = merge.everywhere(tensor, task_graph)[ORIGINAL]
+            else:
+                moves[op, position] = merge.whole(tensor)
+    for tensor, uses in inputs.leaving().items():
+        moves.update({use: inputs.concatenated(tensor) for use in uses})
+    if merge.is_larger:
+        return {use: _of_unknown_shape(context, nodes, use, name) for use, name in moves.items()}
+    return moves
+
+
+def _of_unknown_shape(context: Context, nodes: Nodes, use: reroute.Use, name: str) -> str:
+    """The same tensor without a static shape, where all model replicas' mini-batches together have more rows than the
+    graph says: TensorFlow refuses to move an edge between different static shapes."""
+    op, position = context.graph.ops[use[0]], use[1]
+    tensor = op.inputs[position]
+    layout = context.region.batch.layout(tensor)
+    if not layout.is_sharded:
+        return name
+    return nodes.add(
+        "PlaceholderWithDefault",
+        context.name("resized", op.name, str(position)),
+        [name],
+        context.host,
+        dtype=context.dtype(tensor),
+        shape=tf.TensorShape(None),
+    )

@@ -1,0 +1,97 @@
+"""The last edits, on ops that were there before: edges that left the region move to merged values."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.region import Region
+from whale_tf.rewrite.context import ORIGINAL, Context
+from whale_tf.rewrite.update import is_write
+
+Use = Tuple[int, int]  # (op number, input position)
+
+
+def outside_after(graph: OpGraph, region: Region) -> Set[int]:
+    """Ops outside the region that follow from a batch-level op, by data or control."""
+    after: Set[int] = set()
+    for op in graph.ops:
+        if not region.contains(op) and any(p in after or p in region.batch_level for p in graph.predecessors(op)):
+            after.add(op.id)
+    return after
+
+
+def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int, List[int]]:
+    """Writes of variables -> ops they wait for in place of the region's ops that they follow from.
+
+    With ``tf.control_dependencies(update_ops)`` around ``minimize``, backward ops wait for updates (moving averages) that
+    need merged values of all micro-batches. A clone that waited for them would wait for itself; the variables' writes do
+    so instead, which keeps the order that the user asked for: updates before the step ends.
+    """
+    holders: Dict[int, Set[int]] = {}
+    for index in region.ops:
+        for control in graph.ops[index].control_inputs:
+            if control in after:
+                holders.setdefault(control, set()).add(index)
+    waits: Dict[int, List[int]] = {}
+    for control, seeds in holders.items():
+        reached = set(seeds)
+        for op in graph.ops:
+            if op.id not in reached and any(graph.tensors[t].op in reached for t in op.inputs):
+                reached.add(op.id)
+                if op.phase is Phase.APPLY and is_write(op.type):
+                    waits.setdefault(op.id, []).append(control)
+    return waits
+
+
+def move_edges(context: Context, moves: Mapping[Use, str]) -> None:
+    """Let uses outside the region read merged values."""
+    for (index, position), name in moves.items():
+        tensor = context.tf_graph.get_tensor_by_name(name if ":" in name else name + ":0")
+        context.tf_ops[index]._update_input(position, tensor)
+
+
+def move_controls(context: Context, after: Set[int]) -> None:
+    """Ops outside that wait for a batch-level op wait for all its clones; step-level originals wait for nothing outside
+    that follows from the region."""
+    graph, region = context.graph, context.region
+    for op in graph.ops:
+        inside = region.contains(op)
+        if inside and op.id in region.batch_level:
+            continue
+        if not op.control_inputs:
+            continue
+        moved = [c for c in op.control_inputs if c in region.batch_level or (inside and c in after)]
+        if not moved:
+            continue
+        waits: List[tf.Operation] = [context.tf_ops[c] for c in op.control_inputs if c not in moved]
+        if not inside:
+            for control in moved:
+                name, home = graph.ops[control].name, context.home(graph.ops[control])
+                waits += [
+                    context.tf_graph.get_operation_by_name("{}/{}".format(context.scope(clone), name))
+                    for clone in context.clones(home)
+                ]
+        tf_op = context.tf_ops[op.id]
+        tf_op._remove_all_control_inputs()
+        tf_op._add_control_inputs(waits)
+
+
+def add_waits(context: Context, waits: Mapping[int, Sequence[tf.Operation]]) -> None:
+    for index, befores in waits.items():
+        context.tf_ops[index]._add_control_inputs(list(befores))
+
+
+def place_originals(context: Context, homes: Mapping[int, int]) -> None:
+    """The original ops run on the first device of their TaskGraph: variables, and whatever a fetch without an update needs.
+
+    Ops that are colocated with another op follow it.
+    """
+    graph = context.graph
+    for index in list(context.region.ops) + [i for i in homes if not context.region.contains(graph.ops[i])]:
+        op = graph.ops[index]
+        if "_class" in op.attrs and index not in homes:
+            continue
+        home = homes.get(index, context.home(op))
+        context.tf_ops[index]._set_device(context.device(home, ORIGINAL))

@@ -1,0 +1,210 @@
+"""What a Session needs around a rewritten graph: devices, merged fetches, copies kept equal.
+
+A run that needs no update uses the original ops and is left alone.  A run that reaches the clones gets its fetches of
+original tensors from merged values, so that it neither computes the model twice nor returns one clone's part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+from tensorflow.python.client import session as tf_session
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.rewrite.passes import Rewritten
+from whale_tf.rewrite.reroute import outside_after
+
+Fetch = Union[tf.Tensor, tf.Operation]
+
+
+def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool) -> v1.ConfigProto:
+    """A copy of the user's ConfigProto with as many logical CPU devices as the cluster has."""
+    result = v1.ConfigProto()
+    if config is not None:
+        result.CopyFrom(config)
+    if num_cpus > result.device_count.get("CPU", 1):
+        result.device_count["CPU"] = num_cpus
+    if uses_gpu:  # the input side and small integer arithmetic stay on the host
+        result.allow_soft_placement = True
+    return result
+
+
+class Fetches:
+    """Maps what a user fetches from a rewritten graph to what computes it."""
+
+    def __init__(self, rewritten: Rewritten) -> None:
+        self._rewritten = rewritten
+        context = rewritten.context
+        self._graph = context.tf_graph
+        self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
+        self._parallel: Dict[str, bool] = {}
+        self._merged: Dict[str, Fetch] = {}
+        self._seen = -1
+
+    def prepare(self) -> None:
+        """Call before each run: keeps copies equal when ops were added since the last one."""
+        if self._graph.version == self._seen:
+            return
+        with unfinalized(self._graph):
+            self._rewritten.mirror.update()
+        self._seen = self._graph.version
+
+    def substitutes(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
+        """The same list with originals replaced by merged values, if the run reaches any clone.
+
+        Raises:
+            UnsupportedOpError: a tensor inside the parallel region is fed.
+        """
+        if not any(self._is_parallel(fetch if isinstance(fetch, tf.Operation) else fetch.op) for fetch in fetches):
+            return list(fetches)
+        context = self._rewritten.context
+        for feed in feeds:
+            if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
+                raise UnsupportedOpError(
+                    "tensor {!r} is fed in a run that trains in parallel, but it is computed inside the parallel region, once "
+                    "for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)".format(
+                        feed.name
+                    )
+                )
+        return [self._substitute(fetch) for fetch in fetches]
+
+    def _substitute(self, fetch: Fetch) -> Fetch:
+        context = self._rewritten.context
+        op = fetch if isinstance(fetch, tf.Operation) else fetch.op
+        if fetch.name in self._merged:
+            return self._merged[fetch.name]
+        if op.name not in context.graph:
+            return fetch
+        index = context.graph.op(op.name).id
+        if index in context.region.batch_level:
+            self._merged[fetch.name] = self._merge(fetch)
+            self._seen = self._graph.version
+            return self._merged[fetch.name]
+        return fetch
+
+    def _merge(self, fetch: Fetch) -> Fetch:
+        """Stage and add the merged value of a tensor (or, for an op, something that runs all its clones)."""
+        rewritten, context = self._rewritten, self._rewritten.context
+        context.edit = rewritten.nodes.edit = StagedEdit(self._graph)
+        if isinstance(fetch, tf.Operation):
+            home = context.home(context.graph.op(fetch.name))
+            clones = ["{}/{}".format(context.scope(clone), fetch.name) for clone in context.clones(home)]
+            name = rewritten.nodes.no_op(context.name("all", fetch.name), "", clones)
+        else:
+            name = rewritten.merge.whole(context.graph.tensor(fetch.name))
+        with unfinalized(self._graph):
+            context.edit.commit()
+        if isinstance(fetch, tf.Operation):
+            return self._graph.get_operation_by_name(name)
+        return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")
+
+    def _is_parallel(self, op: tf.Operation) -> bool:
+        """Whether running ``op`` runs clones.  Ops recorded at the rewrite are known; later ones are followed back."""
+        stack, path = [op], []
+        context = self._rewritten.context
+        visited = set()
+        while stack:
+            current = stack.pop()
+            if current.name in visited:
+                continue
+            visited.add(current.name)
+            known = self._parallel.get(current.name)
+            if known is None and current.name in context.graph:
+                known = current.name in self._after
+            if known is None and current.name.startswith(context.name()):
+                known = True
+            if known:
+                self._parallel[op.name] = True
+                return True
+            if known is None:
+                path.append(current)
+                stack.extend(tensor.op for tensor in current.inputs)
+                stack.extend(current.control_inputs)
+        for current in path:
+            self._parallel[current.name] = False
+        return False
+
+
+def run(
+    fetch_map: Fetches,
+    session: Any,
+    original: Callable,
+    fetches: Any,
+    feed_dict: Optional[Dict],
+    options: Any,
+    run_metadata: Any,
+) -> Any:
+    """``Session.run`` on a rewritten graph."""
+    fetch_map.prepare()
+    mapper, elements = _elements(session, fetches)
+    substitutes = fetch_map.substitutes(elements, _feeds(session.graph, feed_dict))
+    if substitutes == elements:
+        return original(fetches, feed_dict, options, run_metadata)
+    return mapper.build_results(original(substitutes, feed_dict, options, run_metadata))
+
+
+def make_callable(
+    fetch_map: Fetches,
+    session: Any,
+    original: Callable,
+    fetches: Any,
+    feed_list: Optional[Sequence],
+    accept_options: bool,
+) -> Callable:
+    """``Session.make_callable`` on a rewritten graph."""
+    fetch_map.prepare()
+    mapper, elements = _elements(session, fetches)
+    feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
+    substitutes = fetch_map.substitutes(elements, feeds)
+    if substitutes == elements:
+        return original(fetches, feed_list, accept_options)
+    inner = original(substitutes, feed_list, accept_options)
+    return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
+
+
+def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any = None) -> None:
+    """Refuse a partial run that reaches clones: feeds arrive one by one, clones need their parts at once.
+
+    Raises:
+        UnsupportedOpError
+    """
+    _, elements = _elements(session, fetches)
+    if fetch_map.substitutes(elements, ()) != elements:
+        raise UnsupportedOpError(
+            "Session.partial_run is not supported for a training step that whale_tf runs in parallel; use "
+            "Session.run with all feeds"
+        )
+
+
+def _elements(session: Any, fetches: Any) -> Tuple[Any, List[Fetch]]:
+    """TensorFlow's own mapper of a fetch structure, and the tensors and ops in it."""
+    with session.graph.as_default():
+        mapper = tf_session._FetchMapper.for_fetch(fetches)
+    return mapper, list(mapper.unique_fetches())
+
+
+def _feeds(graph: tf.Graph, feed_dict: Optional[Dict]) -> List[tf.Tensor]:
+    feeds = []
+    for key in feed_dict or ():
+        for part in tf.nest.flatten(key, expand_composites=True) if not isinstance(key, (tf.Tensor, str)) else [key]:
+            try:
+                feeds.append(graph.as_graph_element(part, allow_operation=False))
+            except (TypeError, ValueError, KeyError):
+                continue  # TensorFlow's own run reports it
+    return feeds
+
+
+@contextlib.contextmanager
+def unfinalized(graph: tf.Graph) -> Iterator[None]:
+    """Let the rewrite add ops to a graph that a MonitoredSession has finalized."""
+    finalized = graph.finalized
+    if finalized:
+        graph._unsafe_unfinalize()
+    try:
+        yield
+    finally:
+        if finalized:
+            graph._finalized = True
