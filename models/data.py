@@ -348,7 +348,8 @@ def seq2seq(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], source
 @functools.lru_cache(maxsize=None)
 def _digits() -> Tuple[np.ndarray, np.ndarray]:
     """Pixels 0 to 16 `[1797, 8, 8]` and labels `[1797]` of scikit-learn's handwritten digits."""
-    from sklearn.datasets import load_digits  # a second to import, and only needed for images
+    # Imported here because it takes a second and only images need it.
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     bunch = load_digits()
     return bunch.images, bunch.target.astype(np.int32)
@@ -382,7 +383,7 @@ def digit_segmentation_examples(seed: int = 0, dtype: str = "float32") -> Segmen
 def digit_records(fields: int, dtype: str = "float32") -> ClickBatch:
     """All digits as records: 8 row means, the grey levels (0 to 16) of `fields` middle pixels, and "5 or more"."""
     pixels, labels = _digits()
-    rows = pixels.reshape([len(pixels), -1])
+    rows = pixels.reshape(len(pixels), -1)
     start = (rows.shape[1] - fields) // 2
     return ClickBatch((pixels.mean(axis=2) / 16.0).astype(dtype), rows[:, start:start + fields].astype(np.int32),
                       (labels >= 5).astype(dtype))

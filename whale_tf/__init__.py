@@ -75,11 +75,12 @@ def __getattr__(name: str) -> Any:
     """Loads on first use (PEP 562), so that ``import whale_tf.planner`` works where TensorFlow is not installed."""
     import importlib
 
-    home = {"Cluster": "whale_tf.cluster", "Config": "whale_tf.config", "Plan": "whale_tf.plan"}.get(
-        name, "whale_tf.api" if name in _API else ""
-    )
-    if not home:
+    home = {"Cluster": "whale_tf.cluster", "Config": "whale_tf.config", "Plan": "whale_tf.plan"}.get(name)
+    if home:
+        globals()[name] = getattr(importlib.import_module(home), name)
+    elif name in _API:
+        api = importlib.import_module("whale_tf.api")
+        globals().update({each: getattr(api, each) for each in _API})  # all: one has the name of a module
+    else:
         raise AttributeError("module 'whale_tf' has no attribute {!r}".format(name))
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+    return globals()[name]

@@ -30,6 +30,7 @@ class _Active:
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
+        self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
 
 
@@ -170,7 +171,16 @@ def _require(caller: str) -> _Active:
 
 def _ensure(state: _Active, graph: tf.Graph) -> None:
     """Rewrite ``graph`` once it has an update."""
-    if graph in state.done or not capture_annotations.annotations_of(graph).gradient_calls:
+    calls = capture_annotations.annotations_of(graph).gradient_calls
+    if graph in state.done:
+        known = len(state.done[graph].captured.gradient_calls)
+        if len(calls) > known:
+            raise PlanError(
+                "gradients of {} were added to a graph that is already rewritten: build every optimizer before the first training "
+                "step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
+            )
+        return
+    if not calls:
         return
     if state.looked_at.get(graph) == graph.version:
         return
@@ -197,7 +207,12 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
-        return original(*arguments) if fetches is None else whale_session.run(fetches, session, original, *arguments)
+        if fetches is None:
+            state.early[session] = True
+            return original(*arguments)
+        if state.early.pop(session, False):
+            fetches.catch_up(original)
+        return whale_session.run(fetches, session, original, *arguments)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
         fetches = fetch_map(session.graph)

@@ -52,6 +52,12 @@ class Fetches:
             self._rewritten.mirror.update()
         self._seen = self._graph.version
 
+    def catch_up(self, original_run: Callable) -> None:
+        """For a session that ran before the rewrite: copies of variables take the values these have by now."""
+        with unfinalized(self._graph):
+            self._rewritten.mirror.catch_up(original_run, original_run)
+        self._seen = self._graph.version
+
     def substitutes(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
         """The same list with originals replaced by merged values, if the run reaches any clone.
 

@@ -85,7 +85,7 @@ def test_attention_with_causal_bias_and_padding(graph: tf.Graph) -> None:
     query, key, value = rng.randn(3, 2, 2, 5, 4)
     mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.float64)
     bias = layers.causal_bias(5, tf.float64) + layers.padding_bias(tf.constant(mask))
-    got, = _value(layers.dot_product_attention(*[tf.constant(t) for t in (query, key, value)], bias=bias))
+    got, = _value(layers.dot_product_attention(tf.constant(query), tf.constant(key), tf.constant(value), bias))
     scores = query @ key.transpose([0, 1, 3, 2]) / 2.0
     scores = np.where(np.tril(np.ones([5, 5])) * mask[:, None, None, :] > 0, scores, -np.inf)
     np.testing.assert_allclose(got, _softmax(scores) @ value, rtol=1e-10)

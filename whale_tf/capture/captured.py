@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import Annotations, annotations_of
+from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record
 from whale_tf.capture.task_graphs import TaskGraphs, assign, check_convex
@@ -42,6 +42,7 @@ class Captured(NamedTuple):
     gradient_home: Dict[int, int]
     gradients: Tuple[Tuple[int, int], ...]
     sources: Dict[int, int]
+    gradient_calls: Tuple[GradientCall, ...]
     updates: bool
 
 
@@ -58,7 +59,7 @@ def capture(graph: tf.Graph) -> Captured:
     scope = frozenset(op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD))
     updates = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
     if not updates:
-        return Captured(ops, phases, scope, [], (), {}, {}, (), {}, False)
+        return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
     task_graphs, specs = _task_graphs(ops, annotations, phases)
     homes = {variable: home for variable, home in task_graphs.homes.items() if variable in scope}
     gradient_home: Dict[int, int] = {}
@@ -69,7 +70,7 @@ def capture(graph: tf.Graph) -> Captured:
         order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
     ready = tuple((tensor, variable) for variable, tensor in sorted(order.items(), key=lambda item: item[1]))
     sources = find_sources(ops, _candidates(ops, scope), scope)
-    return Captured(ops, phases, scope, task_graphs.of, specs, homes, gradient_home, ready, sources, True)
+    return Captured(ops, phases, scope, task_graphs.of, specs, homes, gradient_home, ready, sources, tuple(annotations.gradient_calls), True)
 
 
 def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import set_input
@@ -49,6 +49,35 @@ class Mirror:
             op._add_control_inputs([new[name] for name in names])
             self._handled.update(new[name] for name in names)
         self._version = self._graph.version
+
+    def catch_up(self, is_initialized: Callable[[Sequence[tf.Tensor]], Sequence[bool]], run: Callable[[Any], Any]) -> None:
+        """Copy the values of variables that were initialised before they had copies.
+
+        Args:
+            is_initialized: runs boolean tensors.
+            run: runs ops.
+        """
+        edit = StagedEdit(self._graph)
+        checks, assigns = {}, {}
+        for variable, copies in self._copies.items():
+            scope = "{}/catch_up".format(copies[0][0].rpartition(":")[0])
+            is_resource = variable.type == "VarHandleOp"
+            dtype = variable.get_attr("dtype")
+            where = variable.device
+            checks[variable] = edit.add(
+                "VarIsInitializedOp" if is_resource else "IsVariableInitialized", scope + "/is_initialized",
+                [variable.name], device=where)
+            value = edit.add(
+                "ReadVariableOp" if is_resource else "Identity", scope + "/value", [variable.name], device=where,
+                attrs={"dtype" if is_resource else "T": dtype})
+            assigns[variable] = [edit.add(
+                "AssignVariableOp" if is_resource else "Assign", "{}/assign".format(scope), [copy, value], device=device,
+                attrs={"dtype" if is_resource else "T": dtype}) for copy, device in copies]
+        new = edit.commit()
+        self._handled.update(new.values())
+        variables = list(checks)
+        known = is_initialized([new[checks[variable]].outputs[0] for variable in variables])
+        run([new[name] for variable, ready in zip(variables, known) if ready for name in assigns[variable]])
 
     @staticmethod
     def _stage(

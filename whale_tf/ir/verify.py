@@ -1,0 +1,144 @@
+"""Legality of an op graph, as a table of rules (tinygrad's ``spec``): each rule names what must hold and finds offenders.
+
+Checked on the way into a pass and on the way out, so that a broken graph is met where it was broken.
+"""
+from __future__ import annotations
+
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from whale_tf.errors import GraphError
+from whale_tf.ir.graph import Op, OpGraph, Phase
+
+Offence = Tuple[Optional[Op], str]
+
+
+class Law(NamedTuple):
+    """``check`` yields the ops that break the law, each with what was found."""
+
+    name: str
+    check: Callable[[OpGraph], Iterator[Offence]]
+
+
+def _numbered(graph: OpGraph) -> Iterator[Offence]:
+    following = 0
+    for place, op in enumerate(graph.ops):
+        if op.id != place:
+            yield op, "has number {} at place {}".format(op.id, place)
+        if list(op.outputs) != list(range(following, following + len(op.outputs))):
+            yield op, "has outputs {} where numbers from {} follow".format(list(op.outputs), following)
+            return
+        following += len(op.outputs)
+        for index, tensor in enumerate(op.outputs):
+            if tensor >= len(graph.tensors) or graph.tensors[tensor][:2] != (op.id, index):
+                yield op, "does not own its output {}".format(index)
+    if following != len(graph.tensors):
+        yield None, "{} tensors belong to no op".format(len(graph.tensors) - following)
+
+
+def _named(graph: OpGraph) -> Iterator[Offence]:
+    seen: Set[str] = set()
+    for op in graph.ops:
+        if not op.name or op.name in seen:
+            yield op, "has no name" if not op.name else "has the name of another op"
+        seen.add(op.name)
+
+
+def _connected(graph: OpGraph) -> Iterator[Offence]:
+    for op in graph.ops:
+        for tensor in op.inputs:
+            if not 0 <= tensor < len(graph.tensors):
+                yield op, "reads tensor {} of {}".format(tensor, len(graph.tensors))
+        for control in op.control_inputs:
+            if not 0 <= control < len(graph.ops):
+                yield op, "waits for op {} of {}".format(control, len(graph.ops))
+
+
+def _ordered(graph: OpGraph) -> Iterator[Offence]:
+    for op in graph.ops:
+        for source in graph.predecessors(op):
+            if source >= op.id and not (op.type in ("Merge", "RefMerge")
+                                        and graph.ops[source].type in ("NextIteration", "RefNextIteration")):
+                yield op, "comes before {!r}, which it needs".format(graph.ops[source].name)
+
+
+def _shaped(graph: OpGraph) -> Iterator[Offence]:
+    for record in graph.tensors:
+        shape = record.shape
+        if shape is not None and not (isinstance(shape, tuple) and all(s is None or (isinstance(s, int) and s >= 0)
+                                                                       for s in shape)):
+            yield graph.ops[record.op], "has shape {!r}".format(shape)
+        if not record.dtype:
+            yield graph.ops[record.op], "has an output without a dtype"
+
+
+def _constant(graph: OpGraph) -> Iterator[Offence]:
+    for op in graph.ops:
+        if op.value is None:
+            continue
+        shape = graph.tensors[op.outputs[0]].shape if op.outputs else None
+        if op.type != "Const" or op.inputs:
+            yield op, "has a value but is a {} of {} inputs".format(op.type, len(op.inputs))
+        elif shape is not None and tuple(op.value.shape) != shape:
+            yield op, "has a value of shape {} but its output has {}".format(tuple(op.value.shape), shape)
+
+
+_ARITIES: Dict[str, Tuple[int, int]] = {
+    "Enter": (1, 1), "Exit": (1, 1), "NextIteration": (1, 1), "LoopCond": (1, 1), "Switch": (2, 2), "Const": (0, 1),
+    "Identity": (1, 1), "_Arg": (0, 1), "_Retval": (1, 0)}
+
+
+def _arity(graph: OpGraph) -> Iterator[Offence]:
+    for op in graph.ops:
+        arity = _ARITIES.get(op.type)
+        if arity is not None and (len(op.inputs), len(op.outputs)) != arity:
+            yield op, "has {} inputs and {} outputs, not {} and {}".format(len(op.inputs), len(op.outputs), *arity)
+        if op.type == "Merge" and (not op.inputs or len(op.outputs) != 2):
+            yield op, "merges {} inputs into {} outputs".format(len(op.inputs), len(op.outputs))
+
+
+def _annotated(graph: OpGraph) -> Iterator[Offence]:
+    for op in graph.ops:
+        if not isinstance(op.phase, Phase):
+            yield op, "has phase {!r}".format(op.phase)
+        if op.task_graph < -1:
+            yield op, "has TaskGraph {}".format(op.task_graph)
+        if op.forward != -1 and not (0 <= op.forward < len(graph.ops) and op.forward != op.id):
+            yield op, "is the backward op of op {}".format(op.forward)
+
+
+LAWS: List[Law] = [
+    Law("ops and tensors are numbered densely, outputs in order", _numbered),
+    Law("names are unique", _named),
+    Law("edges end at ops and tensors of the graph", _connected),
+    Law("ops come after what they need, but for the back edges of loops", _ordered),
+    Law("shapes are tuples of sizes, dtypes are named", _shaped),
+    Law("values belong to constants and have their shape", _constant),
+    Law("ops of the machinery have their numbers of operands", _arity),
+    Law("phases and annotations are valid", _annotated),
+]
+
+
+def verify(graph: OpGraph, where: str = "") -> None:
+    """Check every law, function bodies included.
+
+    Args:
+        where: who built the graph, for the message.
+
+    Raises:
+        GraphError: the law, the op and what was found.
+    """
+    _verify(graph, where, set())
+
+
+def _verify(graph: OpGraph, where: str, seen: Set[int]) -> None:
+    if id(graph) in seen:
+        return
+    seen.add(id(graph))
+    for law in LAWS:
+        for op, found in law.check(graph):
+            raise GraphError("{}illegal op graph: {} {}, but {}".format(
+                where + ": " if where else "", "{!r} (a {})".format(op.name, op.type) if op is not None else "it", found,
+                law.name))
+    for op in graph.ops:
+        for name, body in (op.body or {}).items():
+            _verify(body, "{}{} of {!r}".format(where + ", " if where else "", name, op.name), seen)
