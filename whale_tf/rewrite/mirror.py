@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import set_input
@@ -16,19 +16,27 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.rewrite.update import is_write
 
 
+class VariableCopy(NamedTuple):
+    """A copy of a variable: its tensor's name, and where it lives."""
+
+    tensor: str
+    device: str
+
+
 class Mirror:
     """Keeps copies equal to the original variable, whatever is added to the graph later.
 
     Args:
-        copies: original variable op -> [(tensor name of the copy, its device)].
+        copies: for each copy of the model (by its name scope): original variable op -> its copy there.
         handled: writes that have clones of their own (the optimizer's).
     """
 
     def __init__(
-        self, graph: tf.Graph, copies: Dict[tf.Operation, Sequence[Tuple[str, str]]], handled: Set[tf.Operation]
+        self, graph: tf.Graph, copies: Dict[str, Dict[tf.Operation, VariableCopy]], handled: Set[tf.Operation]
     ) -> None:
         self._graph = graph
         self._copies = copies
+        self._variables = list(dict.fromkeys(variable for group in copies.values() for variable in group))
         self._handled = set(handled)
         self._version = -1
 
@@ -36,19 +44,32 @@ class Mirror:
         """Mirror all writes that are new since the last call."""
         if not self._copies or self._graph.version == self._version:
             return
-        edit = StagedEdit(self._graph)
-        mirrored: List[Tuple[tf.Operation, List[str]]] = []
-        for variable, copies in self._copies.items():
+        writes: Dict[tf.Operation, tf.Operation] = {}
+        for variable in self._variables:
             for op in variable.outputs[0].consumers():
-                if op in self._handled or not is_write(op.type):
-                    continue
-                self._handled.add(op)
-                mirrored.append((op, self._stage(edit, variable, op, copies)))
-        new = edit.commit()
-        for op, names in mirrored:
-            op._add_control_inputs([new[name] for name in names])
-            self._handled.update(new[name] for name in names)
+                if op not in self._handled and is_write(op.type):
+                    writes[op] = variable
+        if writes:
+            self._mirror(writes)
         self._version = self._graph.version
+
+    def _mirror(self, writes: Dict[tf.Operation, tf.Operation]) -> None:
+        """Add a clone of each write (op -> the variable it writes) for every copy."""
+        edit = StagedEdit(self._graph)
+        waits: Dict[tf.Operation, List[str]] = {op: [] for op in writes}
+        for scope, group in self._copies.items():
+            ops = [op for op, variable in writes.items() if variable in group]
+            names = edit.clone(ops, scope + "/mirror", device=lambda op, group=group: group[writes[op]].device)
+            for op in ops:
+                for position, tensor in enumerate(op.inputs):
+                    if tensor.op in group:
+                        set_input(edit, names[op.name], position, group[tensor.op].tensor)
+                waits[op].append(names[op.name])
+        new = edit.commit()
+        for op, copies in waits.items():
+            op._add_control_inputs([new[name] for name in copies])
+        self._handled.update(writes)
+        self._handled.update(new.values())
 
     def catch_up(self, is_initialized: Callable[[Sequence[tf.Tensor]], Sequence[bool]], run: Callable[[Any], Any]) -> None:
         """Copy the values of variables that were initialised before they had copies.
@@ -58,37 +79,38 @@ class Mirror:
             run: runs ops.
         """
         edit = StagedEdit(self._graph)
-        checks, assigns = {}, {}
-        for variable, copies in self._copies.items():
-            scope = "{}/catch_up".format(copies[0][0].rpartition(":")[0])
+        checks: Dict[tf.Operation, str] = {}
+        assigns: Dict[tf.Operation, List[str]] = {}
+        for variable in self._variables:
             is_resource = variable.type == "VarHandleOp"
-            dtype = variable.get_attr("dtype")
-            where = variable.device
+            attrs = {"dtype" if is_resource else "T": variable.get_attr("dtype")}
+            copies = {scope: group[variable] for scope, group in self._copies.items() if variable in group}
+            scope = "{}/catch_up/{}".format(next(iter(copies)), variable.name)
             checks[variable] = edit.add(
-                "VarIsInitializedOp" if is_resource else "IsVariableInitialized", scope + "/is_initialized",
-                [variable.name], device=where)
+                "VarIsInitializedOp" if is_resource else "IsVariableInitialized",
+                scope + "/is_initialized",
+                [variable.name],
+                device=variable.device,
+            )
             value = edit.add(
-                "ReadVariableOp" if is_resource else "Identity", scope + "/value", [variable.name], device=where,
-                attrs={"dtype" if is_resource else "T": dtype})
-            assigns[variable] = [edit.add(
-                "AssignVariableOp" if is_resource else "Assign", "{}/assign".format(scope), [copy, value], device=device,
-                attrs={"dtype" if is_resource else "T": dtype}) for copy, device in copies]
+                "ReadVariableOp" if is_resource else "Identity",
+                scope + "/value",
+                [variable.name],
+                device=variable.device,
+                attrs=attrs,
+            )
+            assigns[variable] = [
+                edit.add(
+                    "AssignVariableOp" if is_resource else "Assign",
+                    scope + "/assign",
+                    [copy.tensor, value],
+                    device=copy.device,
+                    attrs=attrs,
+                )
+                for copy in copies.values()
+            ]
         new = edit.commit()
         self._handled.update(new.values())
         variables = list(checks)
         known = is_initialized([new[checks[variable]].outputs[0] for variable in variables])
         run([new[name] for variable, ready in zip(variables, known) if ready for name in assigns[variable]])
-
-    @staticmethod
-    def _stage(
-        edit: StagedEdit, variable: tf.Operation, op: tf.Operation, copies: Sequence[Tuple[str, str]]
-    ) -> List[str]:
-        names = []
-        for copy, device in copies:
-            scope = copy.rpartition(":")[0] + "/mirror"
-            name = edit.clone([op], scope, device=device)[op.name]
-            for position, tensor in enumerate(op.inputs):
-                if tensor.op is variable:
-                    set_input(edit, name, position, copy)
-            names.append(name)
-        return names

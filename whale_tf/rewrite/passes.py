@@ -19,11 +19,11 @@ from whale_tf.ir.region import Region
 from whale_tf.plan import Plan
 from whale_tf.rewrite import reroute
 from whale_tf.rewrite.clones import clone_region
-from whale_tf.rewrite.context import ORIGINAL, Context
+from whale_tf.rewrite.context import ORIGINAL, Context, Copy
 from whale_tf.rewrite.division import Division, check_divisible
 from whale_tf.rewrite.inputs import PULLS, Inputs
 from whale_tf.rewrite.merge import Merge
-from whale_tf.rewrite.mirror import Mirror
+from whale_tf.rewrite.mirror import Mirror, VariableCopy
 from whale_tf.rewrite.operands import Operands
 from whale_tf.rewrite.order import Order
 from whale_tf.rewrite.update import VARIABLE_TYPES, Update, clone_update, copy_variables, find_update, is_write
@@ -86,18 +86,19 @@ def rewrite(
     )
     reroute.place_originals(context, update.variables)
     mirror = Mirror(
-        tf_graph,
-        {
-            context.tf_ops[index]: [
-                (copies[index, copy], context.device(home, copy)) for copy in context.copies(home) if copy != ORIGINAL
-            ]
-            for index, home in update.variables.items()
-            if len(context.copies(home)) > 1
-        },
-        {context.tf_ops[index] for index in update_clones} | set(new.values()),
+        tf_graph, _variable_copies(context, copies), {context.tf_ops[index] for index in update_clones} | set(new.values())
     )
     mirror.update()
     return Rewritten(context, nodes, merge, mirror, update)
+
+
+def _variable_copies(context: Context, copies: Dict[Tuple[int, Copy], str]) -> Dict[str, Dict[tf.Operation, VariableCopy]]:
+    result: Dict[str, Dict[tf.Operation, VariableCopy]] = {}
+    for (index, copy), tensor in copies.items():
+        if copy != ORIGINAL:
+            op = context.tf_graph.get_operation_by_name(tensor.rpartition(":")[0])
+            result.setdefault(context.scope(copy), {})[context.tf_ops[index]] = VariableCopy(tensor, op.device)
+    return result
 
 
 def _tf_ops(tf_graph: tf.Graph, graph: OpGraph) -> List[tf.Operation]:

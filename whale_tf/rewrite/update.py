@@ -13,7 +13,7 @@ those that follow from several TaskGraphs or from none (a global norm, the learn
 from __future__ import annotations
 
 import re
-from typing import Dict, FrozenSet, List, NamedTuple, Set, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import set_input
@@ -99,28 +99,27 @@ def find_update(
 def copy_variables(context: Context, variables: Dict[int, int]) -> Dict[Tuple[int, Copy], str]:
     """Stage a copy of each variable for every copy of its home TaskGraph; returns the tensor name of each."""
     names: Dict[Tuple[int, Copy], str] = {}
-    for index, home in variables.items():
-        op = context.graph.ops[index]
+    for home in range(len(context.plan.task_graphs)):
+        own = [index for index, task_graph in variables.items() if task_graph == home]
+        waits: Dict[str, Optional[str]] = {
+            context.graph.ops[c].name: None for index in own for c in context.graph.ops[index].control_inputs
+        }
         for copy in context.copies(home):
-            names[(index, copy)] = context.tensor_in(op.outputs[0], copy)
-            if copy != ORIGINAL:
-                scope = context.scope(copy)
-
-                def rename(node: NodeDef, _: object, scope: str = scope, name: str = op.name) -> None:
-                    node.attr["shared_name"].s = "{}/{}".format(scope, name).encode()
-
+            names.update({(index, copy): context.tensor_in(context.graph.ops[index].outputs[0], copy) for index in own})
+            if copy != ORIGINAL and own:
                 context.edit.clone(
-                    [context.tf_ops[index]],
-                    scope,
+                    [context.tf_ops[index] for index in own],
+                    context.scope(copy),
                     device=context.device(home, copy),
-                    edit=rename,
-                    control_map={c: None for c in _control_names(context, op)},
+                    edit=_share_nothing,
+                    control_map=waits,
                 )
     return names
 
 
-def _control_names(context: Context, op: Op) -> List[str]:
-    return [context.graph.ops[c].name for c in op.control_inputs]
+def _share_nothing(node: NodeDef, _: object) -> None:
+    """A variable of its own, not one more handle to the original's."""
+    node.attr["shared_name"].s = node.name.encode()
 
 
 def clone_update(
