@@ -12,6 +12,7 @@ from whale_tf.capture import hooks
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
+from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
@@ -184,7 +185,7 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         return
     if state.looked_at.get(graph) == graph.version:
         return
-    with whale_session.unfinalized(graph):
+    with whale_session.unfinalized(graph), garbage_collection_paused():
         done = _parallelize(graph, state.cluster, state.config, state.plan)
     state.looked_at[graph] = graph.version
     if done is not None:

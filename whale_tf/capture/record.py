@@ -8,16 +8,15 @@ parameter and ends with one ``_Retval`` op per result, both with an ``index`` at
 """
 from __future__ import annotations
 
-import contextlib
-import gc
 import heapq
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf._tf_compat import op_def, tf
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
 from whale_tf.errors import GraphError
+from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 
 MAX_CONST_ELEMENTS = 4096
@@ -27,13 +26,16 @@ _Outputs = List[Tuple[Shape, str]]
 
 
 class _Node(NamedTuple):
-    """A node before it is numbered: its place in the export, its edges by place, and the rest."""
+    """A node before it is numbered: its edges are by place in the export."""
 
-    definition: Any
+    name: str
+    type: str
+    device: str
     outputs: _Outputs
     attrs: Dict[str, Any]
     inputs: List[_Edge]
     controls: List[int]
+    body: Optional[Dict[str, OpGraph]] = None
 
 
 def record(graph: tf.Graph) -> OpGraph:
@@ -44,21 +46,9 @@ def record(graph: tf.Graph) -> OpGraph:
     rest.  Constants of up to 4096 elements carry their value (read-only); attributes are plain Python values, with
     functions as their names and tensors as arrays.
     """
-    with _no_garbage_collection():
+    with garbage_collection_paused():
         graph_def = graph.as_graph_def()
         return _Recorder(graph, graph_def.library).top_level(graph_def)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Recording makes many objects and no garbage; collections over TensorFlow's heap would double its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Recorder:
@@ -75,18 +65,19 @@ class _Recorder:
         operations = self._graph.get_operations()
         places = {definition.name: place for place, definition in enumerate(definitions)}
         nodes = []
-        for definition, operation in zip(definitions, operations):
-            if operation.name != definition.name:
-                operation = self._graph.get_operation_by_name(definition.name)
+        for name, definition, operation in zip(places, definitions, operations):
+            if operation.name != name:
+                operation = self._graph.get_operation_by_name(name)
             inputs, controls = _edges(definition.input, places, _graph_edge)
-            nodes.append(_Node(definition, self._described(operation), self._attributes(definition), inputs, controls))
-        return self._build(nodes)
+            nodes.append(_Node(name, definition.op, definition.device, self._described(operation),
+                               self._attributes(definition), inputs, controls, self._bodies_of(definition)))
+        return _build(nodes, OpGraph())
 
     def body(self, name: str) -> OpGraph:
         """The op graph of library function ``name``."""
         if name not in self._bodies:
             self._bodies[name] = OpGraph()  # a recursive function finds its own graph, still growing
-            self._build(self._function_nodes(self._functions[name]), self._bodies[name])
+            _build(self._function_nodes(self._functions[name]), self._bodies[name])
         return self._bodies[name]
 
     # -- nodes ----------------------------------------------------------------------------------------------------
@@ -94,29 +85,29 @@ class _Recorder:
         return [(self._shape(output.shape), output.dtype.name) for output in operation.outputs]
 
     def _function_nodes(self, function: Any) -> List[_Node]:
-        python_graph = self._python_graph(function.signature.name)
-        arguments = [_Pseudo(argument.name, "_Arg") for argument in function.signature.input_arg]
-        results = [_Pseudo(result.name + "_retval", "_Retval") for result in function.signature.output_arg]
-        places = {node.name: place for place, node in enumerate(arguments + list(function.node_def))}
+        signature, definitions = function.signature, function.node_def
+        python_graph = self._python_graph(signature.name)
+        starts: Dict[str, Dict[str, int]] = {argument.name: {} for argument in signature.input_arg}
         nodes = []
-        for index, argument in enumerate(function.signature.input_arg):
-            shape = self._argument_shape(function, python_graph, index)
-            dtype = tf.as_dtype(argument.type).name
-            nodes.append(_Node(arguments[index], [(shape, dtype)], {"T": dtype, "index": index}, [], []))
-        starts: Dict[str, Dict[str, int]] = {argument.name: {} for argument in arguments}
-        pending = []
-        for definition in function.node_def:
+        for index, argument in enumerate(signature.input_arg):
+            shape, dtype = self._argument_shape(function, python_graph, index), tf.as_dtype(argument.type).name
+            nodes.append(_Node(argument.name, "_Arg", "", [(shape, dtype)], {"T": dtype, "index": index}, [], []))
+        described = []
+        for definition in definitions:
             attrs = self._attributes(definition)
             dtypes, starts[definition.name] = self._output_types(definition.op, attrs)
-            shapes = self._body_shapes(definition, python_graph, len(dtypes))
-            pending.append((definition, list(zip(shapes, dtypes)), attrs))
-        for definition, outputs, attrs in pending:
-            inputs, controls = _edges(definition.input, places, lambda text: _function_edge(text, starts))
-            nodes.append(_Node(definition, outputs, attrs, inputs, controls))
-        for index, result in enumerate(function.signature.output_arg):
-            inputs, controls = _edges([function.ret[result.name]], places, lambda text: _function_edge(text, starts))
+            described.append((list(zip(self._body_shapes(definition, python_graph, len(dtypes)), dtypes)), attrs))
+        places = {name: place for place, name in enumerate(starts)}
+
+        def edges(texts: Sequence[str]) -> Tuple[List[_Edge], List[int]]:
+            return _edges(texts, places, lambda text: _function_edge(text, starts))
+
+        for definition, (outputs, attrs) in zip(definitions, described):
+            nodes.append(_Node(definition.name, definition.op, definition.device, outputs, attrs,
+                               *edges(definition.input), self._bodies_of(definition)))
+        for index, result in enumerate(signature.output_arg):
             attrs = {"T": tf.as_dtype(result.type).name, "index": index}
-            nodes.append(_Node(results[index], [], attrs, inputs, controls))
+            nodes.append(_Node(result.name + "_retval", "_Retval", "", [], attrs, *edges([function.ret[result.name]])))
         return nodes
 
     def _python_graph(self, name: str) -> Optional[tf.Graph]:
@@ -188,39 +179,14 @@ class _Recorder:
         dims = None if rank is None else tuple(shape.as_list()) if rank else ()
         return self._shapes.setdefault(dims, dims)
 
-    # -- the op graph ---------------------------------------------------------------------------------------------
-    def _build(self, nodes: List[_Node], op_graph: Optional[OpGraph] = None) -> OpGraph:
-        op_graph = OpGraph() if op_graph is None else op_graph
-        ops: List[Optional[Op]] = [None] * len(nodes)
-        for place in _order(nodes):
-            ops[place] = self._add(op_graph, nodes[place])
-        for op, node in zip(ops, nodes):
-            assert op is not None
-            op.inputs = tuple([ops[place].outputs[index] for place, index in node.inputs])  # type: ignore[union-attr]
-            op.control_inputs = tuple([ops[place].id for place in node.controls])  # type: ignore[union-attr]
-            forward = op.attrs.pop(FORWARD_ATTR, None)
-            if forward is not None and forward in op_graph:
-                op.forward = op_graph.op(forward).id
-        return op_graph
-
-    def _add(self, op_graph: OpGraph, node: _Node) -> Op:
-        definition, attrs = node.definition, node.attrs
-        op = op_graph.add(definition.name, definition.op, (), node.outputs, attrs=attrs, device=definition.device,
-                          task_graph=attrs.pop(TASK_GRAPH_ATTR, -1), body=self._bodies_of(definition.op, node))
-        if attrs.get(PHASE_ATTR) == "backward":
-            op.phase = Phase.BACKWARD
-        if definition.op == "Const":
-            op.value = attrs.pop("value", None)
-        return op
-
-    def _bodies_of(self, type_: str, node: _Node) -> Optional[Dict[str, OpGraph]]:
+    def _bodies_of(self, definition: Any) -> Optional[Dict[str, OpGraph]]:
         """The functions an op calls: by attribute name, ``name[i]`` in a list, its own type if that is a function."""
         if not self._functions:
             return None
         bodies = {}
-        if type_ in self._functions:
-            bodies[type_] = self.body(type_)
-        for name, value in node.definition.attr.items():
+        if definition.op in self._functions:
+            bodies[definition.op] = self.body(definition.op)
+        for name, value in definition.attr.items():
             kind = value.WhichOneof("value")
             if kind == "func" and value.func.name in self._functions:
                 bodies[name] = self.body(value.func.name)
@@ -230,13 +196,29 @@ class _Recorder:
         return bodies or None
 
 
-class _Pseudo(NamedTuple):
-    """A parameter or result of a function, in the dress of a NodeDef."""
+# -- the op graph ---------------------------------------------------------------------------------------------------
+def _build(nodes: List[_Node], op_graph: OpGraph) -> OpGraph:
+    ops: List[Op] = [_UNBUILT] * len(nodes)
+    for place in _order(nodes):
+        ops[place] = _add(op_graph, nodes[place])
+    for op, node in zip(ops, nodes):
+        op.inputs = tuple([ops[place].outputs[index] for place, index in node.inputs])
+        op.control_inputs = tuple([ops[place].id for place in node.controls])
+        forward = op.attrs.pop(FORWARD_ATTR, None)
+        if forward is not None and forward in op_graph:
+            op.forward = op_graph.op(forward).id
+    return op_graph
 
-    name: str
-    op: str
-    device: str = ""
-    attr: Dict[str, Any] = {}
+
+_UNBUILT = Op(-1, "", "")
+
+
+def _add(op_graph: OpGraph, node: _Node) -> Op:
+    attrs = node.attrs
+    value = attrs.pop("value", None) if node.type == "Const" else None
+    phase = Phase.BACKWARD if attrs.get(PHASE_ATTR) == "backward" else Phase.FORWARD
+    return op_graph.add(node.name, node.type, (), node.outputs, attrs=attrs, value=value, phase=phase,
+                        task_graph=attrs.pop(TASK_GRAPH_ATTR, -1), device=node.device, body=node.body)
 
 
 # -- edges --------------------------------------------------------------------------------------------------------
@@ -295,20 +277,20 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
     if len(order) < len(nodes):
         stuck = next(place for place, count in enumerate(missing) if count > 0)
         raise GraphError("op {!r} ({}) waits for itself: the graph has a cycle that is not a while loop.".format(
-            nodes[stuck].definition.name, nodes[stuck].definition.op))
+            nodes[stuck].name, nodes[stuck].type))
     return order
 
 
 def _is_sorted(place: int, node: _Node, nodes: List[_Node]) -> bool:
     for source, _ in node.inputs:
-        if source >= place and nodes[source].definition.op not in _BACK_EDGES:
+        if source >= place and nodes[source].type not in _BACK_EDGES:
             return False
     return not node.controls or max(node.controls) < place
 
 
 def _sources(node: _Node, nodes: List[_Node]) -> List[int]:
     """Places of the nodes that must come before ``node``."""
-    return [source for source, _ in node.inputs if nodes[source].definition.op not in _BACK_EDGES] + node.controls
+    return [source for source, _ in node.inputs if nodes[source].type not in _BACK_EDGES] + node.controls
 
 
 _BACK_EDGES = ("NextIteration", "RefNextIteration")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
-from whale_tf._tf_compat import tf
 
+from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.staged import StagedEdit
 
 

@@ -21,7 +21,6 @@ otherwise (``x``).
 from __future__ import annotations
 
 import contextlib
-import gc
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import GraphDef, NodeDef, op_def, tf, v1
@@ -30,6 +29,7 @@ from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.control_flow import ENTER_TYPES, Frame, check_whole_loops, frames, fresh_frame_names
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
+from whale_tf.graph_editor.garbage import garbage_collection_paused
 
 Rename = Union[str, Callable[[str], str]]
 Device = Union[None, str, Callable[[tf.Operation], Optional[str]]]
@@ -155,7 +155,7 @@ class StagedEdit:
         ops = list(ops)
         names = self._clone_names(ops, rename)
         edges = CloneEdges(names, input_map or {}, control_map or {})
-        with self._all_or_nothing(), _gc_paused():
+        with self._all_or_nothing(), garbage_collection_paused():
             clones = self._copy_nodes(ops, names, edges, _per_op(control_inputs))
             enters = [node for node in clones if node.op in ENTER_TYPES]
             if enters:
@@ -259,7 +259,7 @@ class StagedEdit:
         devices = {node.name: node.device for node in self._graph_def.node if node.device}
         for name in devices:  # set afterwards: import applies devices through a device scope per op, which is slow
             self._staged[name].device = ""
-        with _gc_paused():
+        with garbage_collection_paused():
             new_ops = self._import(tensors)
             for name, where in devices.items():
                 new_ops[name]._set_device(where)
@@ -407,17 +407,6 @@ def _contexts_hidden(tensors: Iterable[tf.Tensor]) -> Iterator[None]:
     finally:
         for op, context in hidden.items():
             op._set_control_flow_context(context)
-
-
-@contextlib.contextmanager
-def _gc_paused() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

@@ -67,6 +67,7 @@ class Context:
         self.edit = edit
         self.variables: Set[int] = set()
         self.rescaled: Set[Tuple[int, int]] = set()
+        self._scopes: Dict[Tuple[int, ...], str] = {}
         self._scope = ROOT
         index = 0
         while self._scope in graph:  # a user's op may be called so
@@ -97,8 +98,12 @@ class Context:
     # -------------------------------------------------------------------------------------------------------- names
     def scope(self, place: Tuple[int, ...]) -> str:
         """Name prefix of a clone (``whale/g0_m1_r0``) or a copy (``whale/g0_r0``)."""
-        letters = "gmr" if isinstance(place, Clone) else "gr"
-        return "{}/{}".format(self._scope, "_".join("{}{}".format(a, b) for a, b in zip(letters, place)))
+        if place not in self._scopes:
+            letters = "gmr" if isinstance(place, Clone) else "gr"
+            self._scopes[place] = "{}/{}".format(
+                self._scope, "_".join("{}{}".format(a, b) for a, b in zip(letters, place))
+            )
+        return self._scopes[place]
 
     def name(self, *parts: str) -> str:
         """A name under the rewrite's own scope."""

@@ -86,18 +86,22 @@ def rewrite(
     )
     reroute.place_originals(context, update.variables)
     mirror = Mirror(
-        tf_graph, _variable_copies(context, copies), {context.tf_ops[index] for index in update_clones} | set(new.values())
+        tf_graph,
+        _variable_copies(context, copies, update.variables),
+        {context.tf_ops[index] for index in update_clones} | set(new.values()),
     )
     mirror.update()
     return Rewritten(context, nodes, merge, mirror, update)
 
 
-def _variable_copies(context: Context, copies: Dict[Tuple[int, Copy], str]) -> Dict[str, Dict[tf.Operation, VariableCopy]]:
+def _variable_copies(
+    context: Context, copies: Dict[Tuple[int, Copy], str], homes: Dict[int, int]
+) -> Dict[str, Dict[tf.Operation, VariableCopy]]:
     result: Dict[str, Dict[tf.Operation, VariableCopy]] = {}
     for (index, copy), tensor in copies.items():
         if copy != ORIGINAL:
-            op = context.tf_graph.get_operation_by_name(tensor.rpartition(":")[0])
-            result.setdefault(context.scope(copy), {})[context.tf_ops[index]] = VariableCopy(tensor, op.device)
+            group = result.setdefault(context.scope(copy), {})
+            group[context.tf_ops[index]] = VariableCopy(tensor, context.device(homes[index], copy))
     return result
 
 

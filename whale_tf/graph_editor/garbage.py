@@ -1,0 +1,20 @@
+"""Garbage collection, paused while many long-lived objects are made.
+
+The collector would walk TensorFlow's whole heap again and again and find nothing.
+"""
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import Iterator
+
+
+@contextlib.contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
