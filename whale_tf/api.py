@@ -177,13 +177,15 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         known = len(state.done[graph].captured.gradient_calls)
         if len(calls) > known:
             raise PlanError(
-                "gradients of {} were added to a graph that is already rewritten: build every optimizer before the first training "
-                "step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
+                "gradients of {} were added to a graph that is already rewritten: build every optimizer before the first "
+                "training step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
             )
         return
-    if not calls:
-        return
     if state.looked_at.get(graph) == graph.version:
+        return
+    if not calls:
+        _check_gradients(graph)
+        state.looked_at[graph] = graph.version
         return
     with whale_session.unfinalized(graph), garbage_collection_paused():
         done = _parallelize(graph, state.cluster, state.config, state.plan)
@@ -193,6 +195,17 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         state.latest = weakref.ref(graph)
         if done.rewritten is not None:
             state.fetches[graph] = whale_session.Fetches(done.rewritten)
+
+
+def _check_gradients(graph: tf.Graph) -> None:
+    """Refuse an annotated graph with an optimizer's update whose gradients we did not see (a GradientTape in graph mode)."""
+    if capture_annotations.annotations_of(graph).items:
+        for op in graph.get_operations():
+            if "Apply" in op.type:
+                raise PlanError(
+                    "op {!r} updates a variable with gradients that whale_tf did not see. Compute them with tf.gradients or a "
+                    "tf.compat.v1.train optimizer, after wh.init(); tf.GradientTape is not supported in a graph".format(op.name)
+                )
 
 
 def _callbacks(state: _Active) -> hooks.Callbacks:

@@ -8,9 +8,10 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, capture
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.ir.batch_axis import BatchAxis, analyse
+from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
+from whale_tf.optimizations.batch_norm import decompose
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import TaskGraphSpec, annotated_plan, check_plan
 from whale_tf.planner.statistics import crossings, stage_statistics
@@ -41,15 +42,32 @@ def parallelize(
     Raises:
         WhaleError: the graph cannot be parallelized as asked; the graph is then as it was.
     """
-    captured = capture(graph)
+    is_pipeline = (plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1) > 1
+    captured = capture(graph, is_pipeline, plan)
     if not captured.updates:
         return None
+    if not (config if plan is None else plan).sync_batch_norm:
+        return _parallelize(graph, captured, cluster, config, plan, Options())
+    decomposition = decompose(graph, captured.graph)
+    try:
+        done = _parallelize(graph, capture(graph, is_pipeline, plan), cluster, config, plan, Options(sync=lambda op: True))
+    except Exception:
+        decomposition.undo()
+        raise
+    if done.rewritten is None:
+        decomposition.undo()
+    return done
+
+
+def _parallelize(
+    graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options
+) -> Parallelized:
     verify(captured.graph)
-    batch = analyse(captured.graph, captured.sources, captured.scope)
+    batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
     if plan is None:
         plan = _plan(captured, region, cluster, config)
-    check_plan(plan, captured.graph, cluster)
+    check_plan(plan, cluster)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)
     backend = plan.gradients[0].backend if plan.gradients else "local"

@@ -139,6 +139,7 @@ def test_annotating_inside_a_body_of_an_annotated_loop_is_nesting(graph: Any, co
             v1.while_loop(lambda i: i < 3, body, [0])
 
 
+@pytest.mark.slow
 def test_inside_a_function_that_is_traced(graph: Any) -> None:
     """A function of its own, such as a whole training step, can be annotated."""
     found: List[Any] = []
@@ -227,6 +228,7 @@ def test_hessians_are_calls_of_the_same_graph(graph: Any) -> None:
     assert [call.index for call in calls] == list(range(len(calls)))
 
 
+@pytest.mark.slow
 def test_a_forgotten_graph_frees_its_annotations() -> None:
     with tf.Graph().as_default() as graph:
         with notes.annotate(graph, "replicate", 1):

@@ -142,6 +142,7 @@ def test_the_session_config_can_be_changed() -> None:
             assert len([d for d in session.list_devices() if d.device_type == "CPU"]) == 2
 
 
+@pytest.mark.slow
 def test_monitored_session_order() -> None:
     log: List[str] = []
     hooks.install(recording(log))
@@ -198,6 +199,43 @@ def test_backward_ops_name_their_forward_op(graph: Any) -> None:
     assert gradient.op.get_attr("_whale_phase") == b"backward"
     with pytest.raises(ValueError):
         y.op.get_attr("_whale_phase")
+
+
+def test_a_gradient_function_that_takes_gradients_is_one_call(graph: Any) -> None:
+    @tf.custom_gradient
+    def squared(x: Any) -> Any:
+        y = x * x
+        return y, lambda dy: dy * tf.gradients(y, x)[0]
+
+    hooks.install(hooks.Callbacks())
+    x = placeholder()
+    tf.gradients(squared(x), x)
+    assert [call.xs for call in annotations_of(graph).gradient_calls] == [["x:0"]]
+
+
+def test_tapes_do_not_leave_calls_in_function_bodies(graph: Any, control_flow: Any, monkeypatch: Any) -> None:
+    """A tape differentiates a condition's body through the same function; that is no call of the user's."""
+    control_flow(True)
+    noted: List[Any] = []
+    monkeypatch.setattr(hooks, "gradient_call", lambda *arguments: noted.append(arguments))
+    hooks.install(hooks.Callbacks())
+    x = placeholder()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = v1.cond(tf.reduce_sum(x) > 0, lambda: tf.tanh(x), lambda: 2.0 * x)
+    assert tape.gradient(y, x) is not None
+    assert noted == []
+
+
+@pytest.mark.parametrize("name", ["loop", "condition", "function_call"])
+def test_ops_of_bodies_have_no_forward_op(graph: Any, control_flow: Any, name: str) -> None:
+    """The forward op of an op in a backward body is in another body, where a name means another op."""
+    control_flow(True)
+    hooks.install(hooks.Callbacks())
+    MODELS[name]()
+    functions = graph.as_graph_def().library.function
+    assert functions
+    assert not any("_whale_forward" in node.attr for function in functions for node in function.node_def)
 
 
 def test_gradients_are_the_same_with_and_without() -> None:

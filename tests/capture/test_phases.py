@@ -329,6 +329,39 @@ def test_a_value_written_on_the_way_stays_outside(graph: Any) -> None:
     assert {ops.ops[wait.on].name for wait in phases.waits} == {write.name}
 
 
+def test_a_written_reference_that_is_used_stays_outside(graph: Any) -> None:
+    x = placeholder()
+    state = v1.get_variable("state", [], use_resource=False, trainable=False)
+    scale = v1.assign_add(state, 1.0, name="write")
+    v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(dense(x * scale, 1, "a")))
+    ops, phases = phases_of(graph)
+    assert ops.op("write").phase is Phase.OTHER
+    assert phases.writes_inside == ()
+
+
+def test_state_of_the_forward_pass_is_no_part_of_an_update_that_waits_for_it(graph: Any) -> None:
+    h = dense(placeholder(), 1, "a")
+    average = v1.get_variable("average", [], use_resource=True, trainable=False)
+    count = v1.get_variable("count", [], use_resource=True, trainable=False)
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(tf.reduce_mean(tf.square(h)))
+    updates = [average.assign(tf.reduce_mean(h)).op, count.assign_add(1.0).op]
+    with tf.control_dependencies(updates):
+        optimizer.apply_gradients(pairs)
+    ops, _ = phases_of(graph)
+    assert [ops.op(update.name).phase for update in updates] == [Phase.OTHER, Phase.APPLY]
+    assert [ops.op(name).phase for name in ("average", "count")] == [Phase.OTHER, Phase.APPLY]
+
+
+def test_what_the_model_enqueues_is_no_input(graph: Any) -> None:
+    h = dense(placeholder(), 4, "a")
+    tf.queue.FIFOQueue(10, [tf.float32]).enqueue(h)
+    v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(h))
+    ops, _ = phases_of(graph)
+    assert ops.op(h.op.name).phase is Phase.FORWARD
+    assert ops.op("a/MatMul").phase is Phase.FORWARD
+
+
 def test_update_under_a_condition(graph: Any, control_flow: Any) -> None:
     """Loss scaling applies the gradients only if they are finite."""
     control_flow(False)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.capture.models import dense, placeholder
-from whale_tf.capture.annotations import annotate, annotations_of, set_default_strategy
+from whale_tf.capture.annotations import Annotations, annotate, annotations_of, set_default_strategy
 from whale_tf.capture.phases import find_phases
 from whale_tf.capture.record import record
 from whale_tf.capture.task_graphs import TaskGraphs, assign, check_convex, find_detour
@@ -58,7 +58,7 @@ def test_two_stages(graph: Any, resource: bool) -> None:
     for op in ops.ops:
         assert (task_graphs.of[op.id] >= 0) == (op.phase in (Phase.FORWARD, Phase.BACKWARD)), op
     assert find_detour(ops, task_graphs) is None
-    check_convex(ops, task_graphs, annotations_of(graph))
+    check_convex(ops, task_graphs, [item.name for item in annotations_of(graph).items])
 
 
 def test_backward_ops_follow_their_forward_ops_wherever_gradients_are_taken(graph: Any) -> None:
@@ -83,6 +83,25 @@ def test_sums_of_gradients_come_after_their_parts(graph: Any) -> None:
     ops, task_graphs = assigned(graph)
     sums = [task_graphs.of[op.id] for op in ops.ops if op.type == "AddN" and op.phase is Phase.BACKWARD]
     assert sums == [1]
+
+
+def test_backward_ops_without_a_forward_op_on_a_hand_made_graph() -> None:
+    ops = OpGraph()
+
+    def add(name: str, phase: Phase, inputs: Tuple[int, ...] = (), task_graph: int = -1) -> int:
+        return ops.add(name, "Any", inputs, [((), "float32")], phase=phase, task_graph=task_graph).outputs[0]
+
+    first = add("first", Phase.FORWARD, (), 0)
+    second = add("second", Phase.FORWARD, (first,), 1)
+    third = add("third", Phase.FORWARD, (second,), 2)
+    constant = add("constant", Phase.BACKWARD)
+    start = add("start", Phase.BACKWARD, (first, third))
+    add("from_constant", Phase.BACKWARD, (constant, start))
+    annotations = Annotations()
+    for _ in range(3):
+        annotations.enter("replicate", 1, None)
+    of = by_name(ops, assign(ops, annotations))
+    assert of == {"first": 0, "second": 1, "third": 2, "start": 2, "from_constant": 2, "constant": 2}
 
 
 def test_shared_variable_lives_with_its_first_reader(graph: Any) -> None:
@@ -118,6 +137,7 @@ def test_variable_created_in_a_later_stage_than_its_first_reader(graph: Any) -> 
     minimize(tf.reduce_mean(k) + tf.reduce_mean(again))
     ops, task_graphs = assigned(graph)
     assert task_graphs.homes == {ops.op("w").id: 0}
+    assert find_detour(ops, task_graphs) is None  # reading a variable is no way from one TaskGraph to another
 
 
 @pytest.mark.parametrize("functional", [False, True])
@@ -174,7 +194,7 @@ def test_a_path_out_and_back_in_is_shown(graph: Any) -> None:
     assert [ops.ops[op].name for op in detour.path] == ["leaves", "between", "returns"]
     with pytest.raises(AnnotationError, match=r"TaskGraph 0 \('outer'\) is not convex: .*leaves \(TaskGraph 0\) -> "
                                               r"between \(TaskGraph 1\) -> returns \(TaskGraph 0\)\. Put the ops"):
-        check_convex(ops, task_graphs, annotations_of(graph))
+        check_convex(ops, task_graphs, [item.name for item in annotations_of(graph).items])
 
 
 def test_task_graphs_that_wait_for_each_other_without_a_path(graph: Any) -> None:
@@ -236,4 +256,4 @@ def test_annotation_inside_a_v1_loop_is_not_convex(graph: Any, control_flow: Any
     minimize(tf.reduce_mean(dense(h, 1, "a")))
     ops, task_graphs = assigned(graph)
     with pytest.raises(AnnotationError, match="not convex"):
-        check_convex(ops, task_graphs, annotations_of(graph))
+        check_convex(ops, task_graphs, [item.name for item in annotations_of(graph).items])

@@ -108,10 +108,19 @@ def sum_with_l2(inputs: Inputs, stages: Stages, dtype: str) -> Script:
         return minimised(tf.train.GradientDescentOptimizer(1e-3), loss, {})
 
 
+def mean_of_weighted(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """What tf.losses computes by default, in the losses' own precision (tf.losses computes all in float32)."""
+    present = tf.reduce_sum(tf.cast(tf.not_equal(weights, 0.0), losses.dtype))
+    return tf.div_no_nan(tf.reduce_sum(losses * weights), present)
+
+
 def weighted_loss(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     """tf.losses ends in a quotient of two sums; the number of non-zero weights differs between parts of a batch."""
     logits = perceptron(inputs, stages, CLASSES)
-    loss = tf.losses.sparse_softmax_cross_entropy(inputs["label"], logits, weights=inputs["weight"])
+    if dtype == "float32":
+        loss = tf.losses.sparse_softmax_cross_entropy(inputs["label"], logits, weights=inputs["weight"])
+    else:
+        loss = mean_of_weighted(cross_entropy(inputs, logits), inputs["weight"])
     return minimised(tf.train.GradientDescentOptimizer(0.1), loss, {"logits": logits})
 
 

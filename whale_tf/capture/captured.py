@@ -8,9 +8,11 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record
-from whale_tf.capture.task_graphs import TaskGraphs, assign, check_convex
+from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex
+from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import find_sources
 from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.plan import Plan
 
 
 class Spec(NamedTuple):
@@ -46,8 +48,12 @@ class Captured(NamedTuple):
     updates: bool
 
 
-def capture(graph: tf.Graph) -> Captured:
+def capture(graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None) -> Captured:
     """Record a graph, find its phases, TaskGraphs, variables and batch inputs.
+
+    Args:
+        is_pipeline: there will be several micro-batches, so TaskGraphs must be able to run one after the other.
+        plan: its TaskGraphs in place of the annotations'.
 
     Raises:
         AnnotationError: annotations that mean nothing, or TaskGraphs that cannot be stages.
@@ -60,7 +66,7 @@ def capture(graph: tf.Graph) -> Captured:
     updates = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
     if not updates:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
-    task_graphs, specs = _task_graphs(ops, annotations, phases)
+    task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
     homes = {variable: home for variable, home in task_graphs.homes.items() if variable in scope}
     gradient_home: Dict[int, int] = {}
     order: Dict[int, int] = {}
@@ -70,28 +76,51 @@ def capture(graph: tf.Graph) -> Captured:
         order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
     ready = tuple((tensor, variable) for variable, tensor in sorted(order.items(), key=lambda item: item[1]))
     sources = find_sources(ops, _candidates(ops, scope), scope)
-    return Captured(ops, phases, scope, task_graphs.of, specs, homes, gradient_home, ready, sources, tuple(annotations.gradient_calls), True)
+    calls = tuple(annotations.gradient_calls)
+    return Captured(ops, phases, scope, task_graphs.of, specs, homes, gradient_home, ready, sources, calls, True)
 
 
-def _task_graphs(ops: OpGraph, annotations: Annotations, phases: Phases) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
+def _task_graphs(
+    ops: OpGraph, annotations: Annotations, phases: Phases, is_pipeline: bool, plan: Optional[Plan]
+) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
     """TaskGraphs of the region; a graph without annotations is one, replicated over all devices."""
-    found = assign(ops, annotations, phases.variables)
-    if not annotations.items:
-        of = [0 if op.phase in (Phase.FORWARD, Phase.BACKWARD) else -1 for op in ops.ops]
-        homes = {
-            variable.op: 0
-            for variable in phases.variables
-            if any(ops.ops[op].phase is Phase.FORWARD for op in variable.reads)
-        }
-        return TaskGraphs(of, homes), (Spec("model", "replicate", None),)
-    check_convex(ops, found, annotations, phases.variables)
+    if plan is not None:
+        found = assign_planned(ops, _members(ops, plan), phases.variables)
+        specs = tuple(Spec(task.name, task.strategy, task.device_count) for task in plan.task_graphs)
+    elif annotations.items:
+        found = assign(ops, annotations, phases.variables)
+        specs = tuple(Spec(item.name, item.strategy, item.device_count) for item in annotations.items)
+    else:
+        found = assign_planned(ops, [[op.name for op in ops.ops]], phases.variables)
+        specs = (Spec("model", "replicate", None),)
+    if is_pipeline:
+        check_convex(ops, found, [spec.name for spec in specs], phases.variables)
     of = list(found.of)
     for reader, variables in phases.variables.read_by.items():  # ops that take a handle run where the variable is
         if of[reader] >= 0 and variables[0] in found.homes:
             of[reader] = found.homes[variables[0]]
-    return TaskGraphs(of, found.homes), tuple(
-        Spec(item.name, item.strategy, item.device_count) for item in annotations.items
-    )
+    return TaskGraphs(of, found.homes), specs
+
+
+def _members(ops: OpGraph, plan: Plan) -> List[Tuple[str, ...]]:
+    """Forward ops of each of the plan's TaskGraphs.
+
+    Raises:
+        PlanError: the plan was made for another graph.
+    """
+    fingerprint = ops.fingerprint()
+    if plan.graph != fingerprint:
+        raise PlanError(
+            "the plan was made for graph {}, this graph is {}: the model, the optimizer or the annotations changed; make a "
+            "new plan (wh.current_plan().to_json())".format(plan.graph, fingerprint)
+        )
+    for task in plan.task_graphs:
+        for name in task.ops:
+            if name not in ops:
+                raise PlanError(
+                    "TaskGraph {!r} of the plan lists op {!r}, which the graph does not have".format(task.name, name)
+                )
+    return [task.ops for task in plan.task_graphs]
 
 
 def _candidates(ops: OpGraph, scope: FrozenSet[int]) -> List[int]:

@@ -9,7 +9,7 @@
 """
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.capture.annotations import Annotations
 from whale_tf.capture.variables import Variables, find_variables
@@ -41,11 +41,26 @@ def assign(graph: OpGraph, annotations: Annotations, variables: Optional[Variabl
     """
     variables = find_variables(graph) if variables is None else variables
     _check_bodies(graph)
-    of = [-1] * len(graph.ops)
     if not annotations.items:
-        return TaskGraphs(of, {})
+        return TaskGraphs([-1] * len(graph.ops), {})
     _check_annotations(graph, annotations)
-    _assign_forward(graph, annotations, of)
+    return _complete(graph, _annotated(graph, annotations), variables)
+
+
+def assign_planned(graph: OpGraph, members: Sequence[Sequence[str]], variables: Variables) -> TaskGraphs:
+    """TaskGraph membership from a plan's lists of forward ops; ops that no list names join as un-annotated ones do."""
+    of = [-1] * len(graph.ops)
+    for index, names in enumerate(members):
+        for name in names:
+            op = graph.op(name)
+            if op.phase is Phase.FORWARD:
+                of[op.id] = index
+    return _complete(graph, of, variables)
+
+
+def _complete(graph: OpGraph, of: List[int], variables: Variables) -> TaskGraphs:
+    """Membership of all ops from that of some forward ops."""
+    _assign_forward(graph, of)
     homes = _homes(graph, variables, of)
     for variable, home in homes.items():
         if graph.ops[variable].phase is Phase.FORWARD:
@@ -68,7 +83,7 @@ def find_detour(graph: OpGraph, task_graphs: TaskGraphs, variables: Optional[Var
     return Detour(cycle[0], _path(graph, task_graphs, cycle, edges))
 
 
-def check_convex(graph: OpGraph, task_graphs: TaskGraphs, annotations: Annotations,
+def check_convex(graph: OpGraph, task_graphs: TaskGraphs, names: Sequence[str],
                  variables: Optional[Variables] = None) -> None:
     """Raises:
         AnnotationError: :func:`find_detour` finds one; the message shows the path.
@@ -80,7 +95,7 @@ def check_convex(graph: OpGraph, task_graphs: TaskGraphs, annotations: Annotatio
     raise AnnotationError(
         "TaskGraph {} ({!r}) is not convex: a path leaves it and comes back, so it cannot be a pipeline stage: {}. Put "
         "the ops in between under the same annotation, or open a new annotation where the path comes back.".format(
-            detour.task_graph, annotations.items[detour.task_graph].name, steps))
+            detour.task_graph, names[detour.task_graph], steps))
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
@@ -126,15 +141,23 @@ def _check_annotations(graph: OpGraph, annotations: Annotations) -> None:
 
 
 # -- membership -----------------------------------------------------------------------------------------------------
-def _assign_forward(graph: OpGraph, annotations: Annotations, of: List[int]) -> None:
-    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+def _annotated(graph: OpGraph, annotations: Annotations) -> List[int]:
+    """Membership of the forward ops that were created under an annotation or have a default strategy."""
+    of = [-1] * len(graph.ops)
     default = annotations.default.index if annotations.default is not None else -1
     count = len(annotations.items)
-    for op in forward:
+    for op in graph.ops:
+        if op.phase is not Phase.FORWARD:
+            continue
         if 0 <= op.task_graph < count and not op.attrs.get("_whale_phase"):
             of[op.id] = op.task_graph
-        elif default >= 0:
+        else:
             of[op.id] = default
+    return of
+
+
+def _assign_forward(graph: OpGraph, of: List[int]) -> None:
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
     for op in forward:
         if of[op.id] < 0:
             of[op.id] = max((of[source] for source in graph.predecessors(op)), default=-1)

@@ -93,7 +93,7 @@ class Merge:
                 for copy in copies
             }
         value = self.whole(tensor)
-        return {copy: value for copy in copies}
+        return dict.fromkeys(copies, value)
 
     def _accumulated(self, tensor: int, home: int) -> Dict[Copy, str]:
         """Weighted sums over micro-batches, one for each copy: a chain of additions, so that each micro-batch's gradient

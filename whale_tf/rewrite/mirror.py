@@ -59,7 +59,8 @@ class Mirror:
         waits: Dict[tf.Operation, List[str]] = {op: [] for op in writes}
         for scope, group in self._copies.items():
             ops = [op for op, variable in writes.items() if variable in group]
-            names = edit.clone(ops, scope + "/mirror", device=lambda op, group=group: group[writes[op]].device)
+            where = {op: group[writes[op]].device for op in ops}
+            names = edit.clone(ops, scope + "/mirror", device=where.__getitem__)
             for op in ops:
                 for position, tensor in enumerate(op.inputs):
                     if tensor.op in group:

@@ -217,7 +217,10 @@ class Operands:
     def _bridge_partial(
         self, tensor: int, layout: Layout, producer: int, consumer: int, place: Clone, scope: str
     ) -> str:
-        """Sum over the producer's replicas, divided again: ``v'_j = V w_j^(1-k) / sum_j' w_j'`` makes ``sum_j w_j^k v'_j = V``."""
+        """Sum over the producer's replicas, divided again.
+
+        ``v'_j = V w_j^(1-k) / sum_j' w_j'`` makes ``sum_j w_j^k v'_j = V``.
+        """
         context, nodes = self.context, self.nodes
         dtype, device = context.dtype(tensor), context.device(consumer, place)
         count = context.plan.task_graphs[producer].device_count

@@ -150,13 +150,13 @@ def _check_acyclic(context: Context, orders: List[List[Step]], steps: List[Dict[
     for m in range(context.plan.num_micro_batch):
         whole.add_edges_from(((group[a], m), (group[b], m)) for a, b in data.edges if group[a] != group[b])
     for index, order in enumerate(orders):
-        for before, after in _pairs([step for step in order if steps[index][step.kind]]):
+        for step, following in _pairs([step for step in order if steps[index][step.kind]]):
             whole.add_edge(
-                (group[(index, before.kind)], before.micro_batch), (group[(index, after.kind)], after.micro_batch)
+                (group[(index, step.kind)], step.micro_batch), (group[(index, following.kind)], following.micro_batch)
             )
     if not nx.is_directed_acyclic_graph(whole):
         raise PlanError(
-            "schedule {!r} cannot order this graph: its stages wait for each other's gradients within a micro-batch (gradients of "
-            "gradients across TaskGraphs); use pipeline.schedule = 'gpipe', one micro-batch, or one TaskGraph for the "
+            "schedule {!r} cannot order this graph: its stages wait for each other's gradients within a micro-batch (gradients "
+            "of gradients across TaskGraphs); use pipeline.schedule = 'gpipe', one micro-batch, or one TaskGraph for the "
             "part that is differentiated twice".format(context.plan.schedule)
         )

@@ -26,7 +26,7 @@ from whale_tf.rewrite.merge import Merge
 from whale_tf.rewrite.mirror import Mirror, VariableCopy
 from whale_tf.rewrite.operands import Operands
 from whale_tf.rewrite.order import Order
-from whale_tf.rewrite.update import VARIABLE_TYPES, Update, clone_update, copy_variables, find_update, is_write
+from whale_tf.rewrite.update import Update, clone_update, copy_variables, find_update
 
 
 class Rewritten(NamedTuple):
@@ -52,7 +52,7 @@ def rewrite(
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
     """
     graph = captured.graph
-    _check_writes(graph, region)
+    _check_writes(captured)
     edit = StagedEdit(tf_graph)
     nodes = Nodes(edit)
     context = Context(tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit)
@@ -110,15 +110,14 @@ def _tf_ops(tf_graph: tf.Graph, graph: OpGraph) -> List[tf.Operation]:
     return [by_name[op.name] for op in graph.ops]
 
 
-def _check_writes(graph: OpGraph, region: Region) -> None:
-    for index in region.ops:
-        op = graph.ops[index]
-        if is_write(op.type) and any(graph.producer(t).type in VARIABLE_TYPES for t in op.inputs):
-            raise UnsupportedOpError(
-                "op {!r} ({}) writes a variable, and a gradient is computed from its result; every micro-batch and replica "
-                "would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), "
-                "and read its value before the write".format(op.name, op.type)
-            )
+def _check_writes(captured: Captured) -> None:
+    for index in captured.phases.writes_inside:
+        op = captured.graph.ops[index]
+        raise UnsupportedOpError(
+            "op {!r} ({}) writes a variable, and a gradient is computed from its result; every micro-batch and replica "
+            "would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), "
+            "and read its value before the write".format(op.name, op.type)
+        )
 
 
 def _division(context: Context, nodes: Nodes, sources: Dict[int, int]) -> Division:
@@ -133,7 +132,8 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int]) -> Divisi
                 fed[0], plan.num_model_replicas
             )
         )
-    sizes = {graph.tensors[tensor].shape[dim] for tensor, dim in sources.items() if graph.tensors[tensor].shape}
+    shapes = [(graph.tensors[tensor].shape, dim) for tensor, dim in sources.items()]
+    sizes = {shape[dim] for shape, dim in shapes if shape is not None}
     known: Set[int] = {size for size in sizes if size is not None}
     if len(known) > 1:
         raise PlanError(

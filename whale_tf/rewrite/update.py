@@ -17,7 +17,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import set_input
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.rewrite.context import ORIGINAL, Context, Copy
 from whale_tf.rewrite.merge import Merge
 from whale_tf.rewrite.operands import Operands

@@ -1,0 +1,1 @@
+"""Edits of the local graph that change how it computes, not what."""
