@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from whale_tf.bridges import cuts, pattern
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import AnnotationError, PlanError
@@ -197,21 +198,13 @@ def _activation_communication_ratio(
 
 
 def _bridge(crossing: Crossing, rows: Sequence[Tuple[Tuple[int, ...], ...]], micro_batches: int) -> BridgePlan:
-    producers, consumers = len(rows[crossing.producer][0]), len(rows[crossing.consumer][0])
-    if crossing.layout is None or producers == consumers:
-        pattern = "one-to-one"
-    elif consumers % producers == 0:
-        pattern = "split"
-    elif producers % consumers == 0:
-        pattern = "concat"
-    else:
-        pattern = "split-concat"
+    producers, consumers = (cuts(len(rows[index][0])) for index in (crossing.producer, crossing.consumer))
     per_step = crossing.layout is None
     return BridgePlan(
         tensor=crossing.tensor,
         producer=crossing.producer,
         consumer=crossing.consumer,
-        pattern=pattern,
+        pattern="one-to-one" if per_step else pattern(producers, consumers),
         bytes=crossing.bytes // (1 if per_step else micro_batches),
         per_step=per_step,
     )

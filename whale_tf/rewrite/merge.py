@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Tuple
 
 import numpy as np
 
 from whale_tf.communicators import Communicator, Member
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.batch_axis import EXTENT, EXTREMES, BatchAxis
-from whale_tf.ir.extents import Size
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
 from whale_tf.rewrite.context import Clone, Context, Copy, group_by_copy
-from whale_tf.rewrite.operands import Operands
+from whale_tf.rewrite.convert import Converter, affine_components
 from whale_tf.rewrite.order import Order
 
 
@@ -21,11 +20,11 @@ class Merge:
     """Merged values of batch-level tensors; each is staged once."""
 
     def __init__(
-        self, context: Context, nodes: Nodes, operands: Operands, order: Order, communicator: Communicator
+        self, context: Context, nodes: Nodes, converter: Converter, order: Order, communicator: Communicator
     ) -> None:
         self._context = context
         self._nodes = nodes
-        self._operands = operands
+        self._converter = converter
         self._order = order
         self._communicator = communicator
         self._whole: Dict[int, str] = {}
@@ -35,7 +34,7 @@ class Merge:
     @property
     def is_larger(self) -> bool:
         """Merged values have more rows than the graph's static shapes say: model replicas take mini-batches of their own."""
-        return self._operands.division.own and self._operands.division.batch is not None
+        return self._converter.division.own and self._converter.division.batch is not None
 
     def whole(self, tensor: int) -> str:
         """What the local script would have computed, on the first device of the tensor's TaskGraph."""
@@ -52,13 +51,13 @@ class Merge:
             elif layout.is_sharded:
                 value = self._concatenated(tensor, layout, home, clones, scope, device)
             elif layout.kind in EXTREMES:
-                value = self._operands.combine(
+                value = self._converter.combine(
                     layout.kind, [context.tensor_in(tensor, clone) for clone in clones], scope, dtype, device
                 )
             elif layout.kind == EXTENT.kind:
                 value = self._extent(tensor, home, clones, scope, device)
             else:
-                value = self._operands.scale(
+                value = self._converter.scale(
                     context.tensor_in(tensor, clones[0]), tensor, layout.power, home, clones[0], scope
                 )
             self._whole[tensor] = self._nodes.identity(value, scope + "/value", dtype, device)
@@ -110,30 +109,31 @@ class Merge:
         power = context.region.batch.layout(tensor).power
         scope = "{}/accumulate/{}".format(context.scope(copy), context.flat(tensor))
         dtype, device = context.dtype(tensor), context.device(home, copy)
-        even = self._operands.division.is_even
+        even = self._converter.division.is_even
         total = ""
         for clone in self._order.in_backward_order(home, clones):
             value = context.tensor_in(tensor, clone)
             if not even:
-                value = self._operands.scale(value, tensor, power, home, clone, "{}/{}".format(scope, clone.m))
+                value = self._converter.scale(value, tensor, power, home, clone, "{}/{}".format(scope, clone.m))
             if total:
                 value = self._nodes.binary("Add", total, value, "{}/{}".format(scope, clone.m), dtype, device)
                 if self._context.graph.producer(tensor).id in self._context.region.late:
                     self._order.finish_with(home, clone, value)
             total = value
-        return self._operands.scale(total, tensor, power, home, clones[0], scope) if even else total
+        return self._converter.scale(total, tensor, power, home, clones[0], scope) if even else total
 
     def _extent(self, tensor: int, home: int, clones: List[Clone], scope: str, device: str) -> str:
         """``c0 + c1 B`` from the clones' ``c0 + c1 b_i``: their sum less ``n - 1`` times ``c0``."""
         context, nodes = self._context, self._nodes
         dtype = context.dtype(tensor)
-        constant = constant_part(context.region.batch, tensor)
-        if constant is None:
+        components = affine_components(context.region.batch, tensor)
+        if components is None:
             raise UnsupportedOpError(
                 "{!r} depends on the batch size in a way that clones cannot be merged in; compute it outside the "
                 "model".format(context.graph.tensor_name(tensor))
             )
         total = nodes.add_n([context.tensor_in(tensor, clone) for clone in clones], scope + "/sum", dtype, device)
+        constant = np.array([c0 for c0, _ in components]).reshape(context.static_shape(tensor))
         surplus = nodes.const(constant * (len(clones) - 1), scope + "/surplus", dtype, device)
         return nodes.binary("Sub", total, surplus, scope, dtype, device)
 
@@ -143,25 +143,11 @@ class Merge:
         context, nodes = self._context, self._nodes
         dtype = context.dtype(tensor)
         values = [
-            self._operands.scale(
+            self._converter.scale(
                 context.tensor_in(tensor, clone), tensor, layout.power, home, clone, "{}/{}".format(scope, i)
             )
             for i, clone in enumerate(clones)
         ]
         if layout.blocks is None or len(layout.blocks) == 1 or len(values) == 1:
             return nodes.concat(values, layout.dim, scope, dtype, device)
-        return self._operands.join_blocks(tensor, layout, home, list(zip(clones, values)), scope, device)
-
-
-def constant_part(batch: BatchAxis, tensor: int) -> Optional[np.ndarray]:
-    """``c0`` of an extent ``c0 + c1 b``, element by element; None where it is not of that form."""
-    value = batch.extents.get(tensor)
-    if value is None:
-        return None
-    parts = []
-    for element in value.reshape(-1):
-        affine = (element, 0) if not isinstance(element, Size) else element.affine
-        if affine is None:
-            return None
-        parts.append(affine[0])
-    return np.array(parts).reshape(value.shape)
+        return self._converter.join_blocks(tensor, layout, home, list(zip(clones, values)), scope, device)

@@ -68,7 +68,7 @@ def rewrite(
     operands = Operands(context, nodes, division, inputs, copies)
     order = Order(context, nodes)
     clone_region(context, operands, order, after)
-    merge = Merge(context, nodes, operands, order, communicator(backend, nodes))
+    merge = Merge(context, nodes, operands.converter, order, communicator(backend, nodes))
     moves = _merge_leaving(context, nodes, inputs, merge, update)
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
 

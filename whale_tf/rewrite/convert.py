@@ -1,0 +1,326 @@
+"""What happens to an operand inside a clone, as the batch axis analysis asks: slices, weights, sums over all clones."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.batch_axis import BatchAxis, Conversion, Offset, Reduce, Scale, Slice, Whole
+from whale_tf.ir.extents import Size
+from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import Layout
+from whale_tf.rewrite.context import Clone, Context, Copy
+from whale_tf.rewrite.division import Division, Number, Shares
+from whale_tf.rewrite.inputs import Inputs
+
+
+class Converter:
+    """Stages conversions; each is staged once and shared."""
+
+    def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs) -> None:
+        self.context = context
+        self.nodes = nodes
+        self.division = division
+        self.inputs = inputs
+        self._converted: Dict[Tuple, str] = {}
+
+    def convert(
+        self,
+        name: str,
+        tensor: int,
+        conversion: Conversion,
+        task_graph: int,
+        place: Clone,
+        op: Op,
+    ) -> str:
+        key = (name, conversion, task_graph, place)
+        if key not in self._converted:
+            scope = "{}/{}_{}".format(
+                self.context.scope(place), type(conversion).__name__.lower(), self.context.flat(tensor)
+            )
+            if isinstance(conversion, Scale):
+                done = self.scale(name, tensor, conversion.power, task_graph, place, scope, self._source_of_op(op))
+            elif isinstance(conversion, Slice):
+                done = self._slice(name, tensor, conversion, task_graph, place, scope, op)
+            elif isinstance(conversion, Whole):
+                done = self._whole_extent(tensor, conversion, task_graph, place, scope, op)
+            elif isinstance(conversion, Offset):
+                done = self._offset(name, tensor, conversion, task_graph, place, scope, op)
+            else:
+                done = self.reduced(tensor, conversion)
+            self._converted[key] = done
+        return self._converted[key]
+
+    def scale(
+        self, name: str, tensor: int, power: int, task_graph: int, place: Clone, scope: str, source: Optional[int] = None
+    ) -> str:
+        """``w^power`` times a tensor."""
+        if power == 0:
+            return name
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        weight = self.weight(tensor, task_graph, place, dtype, source)
+        if not isinstance(weight, str):
+            if weight == 1.0:
+                return name
+            factor = self.nodes.const(weight**power, scope + "/weight", dtype, device)
+        else:
+            factor = weight
+            if power != 1:
+                exponent = self.nodes.const(power, scope + "/power", dtype, device)
+                factor = self.nodes.binary("Pow", weight, exponent, scope + "/weight_power", dtype, device)
+        # the constant waits for the tensor's frame or branch where there is one
+        return self.nodes.binary("Mul", name, factor, scope + "/scaled", dtype, device)
+
+    def _slice(
+        self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, scope: str, op: Op
+    ) -> str:
+        """This clone's rows of a tensor that was computed for the whole mini-batch."""
+        share, position = self._share_of_op(op, task_graph, place)
+        size, start = share.sizes[position], share.starts[position]
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        rank, parts, before = self.rank(tensor), [], 0
+        for index, block in enumerate(conversion.blocks):
+            where = "{}/block{}".format(scope, index)
+            begin = self.times(start, block, where + "/start")
+            if before:
+                begin = self.plus(begin, self.times(share.total, before, where + "/offset"), where)
+            parts.append(
+                self.nodes.slice_dim(
+                    name,
+                    conversion.dim,
+                    rank,
+                    begin,
+                    self.times(size, block, where + "/size_of"),
+                    where,
+                    dtype,
+                    device,
+                )
+            )
+            before += block
+        return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
+
+    def _offset(
+        self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op
+    ) -> str:
+        """Positions within the clone's examples as positions within the mini-batch."""
+        share, position = self._share_of_op(op, task_graph, place)
+        start = share.starts[position]
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        if not isinstance(start, str):
+            shift = self.nodes.const(np.array(conversion.coefficient) * start, scope + "/shift", dtype, device)
+        else:
+            begin = self.nodes.cast(start, scope + "/start", tf.int32, dtype, device)
+            coefficient = self.nodes.const(conversion.coefficient, scope + "/coefficient", dtype, device)
+            shift = self.nodes.binary("Mul", coefficient, begin, scope + "/shift", dtype, device)
+        return self.nodes.binary("Add", name, shift, scope, dtype, device)
+
+    def _whole_extent(
+        self, tensor: int, conversion: Whole, task_graph: int, place: Clone, scope: str, op: Op
+    ) -> str:
+        """A clone's extent as the whole batch's: ``c0 + c1 B``."""
+        source = self._source_of_op(op)
+        replicas = self.context.plan.num_model_replicas if self.division.own else 1
+        totals = [self.inputs.shares(source, task_graph, g).total for g in range(replicas)]
+        batch = totals[0]
+        for index, total in enumerate(totals[1:]):
+            batch = self.plus(batch, total, "{}/{}".format(scope, index))
+        return self._affine(tensor, conversion.components, batch, task_graph, place, scope)
+
+    def extent(self, tensor: int, task_graph: int, place: Clone, scope: str) -> str:
+        """An extent that another TaskGraph computed for its own share, for this clone's: ``c0 + c1 b_i``."""
+        components = affine_components(self.context.region.batch, tensor)
+        if components is None:
+            raise UnsupportedOpError(
+                "{!r} crosses between TaskGraphs with different replicas, and how it follows from the batch size is not known; "
+                "use equal replica counts, or static shapes".format(self.context.graph.tensor_name(tensor))
+            )
+        return self._affine(tensor, components, self.size(tensor, task_graph, place), task_graph, place, scope)
+
+    def _affine(
+        self, tensor: int, components: Sequence[Tuple[int, int]], size: Number, task_graph: int, place: Clone, scope: str
+    ) -> str:
+        """``c0 + c1 size`` for each component, in the shape of ``tensor``."""
+        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        shape = self.context.graph.tensors[tensor].shape or ()
+        constant = np.array([c0 for c0, _ in components]).reshape(shape)
+        slope = np.array([c1 for _, c1 in components]).reshape(shape)
+        if not isinstance(size, str):
+            return self.nodes.const(constant + slope * size, scope, dtype, device)
+        scalar = self.nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
+        size = self.nodes.add("Reshape", scope + "/size", [size, scalar], device, T=tf.int32, Tshape=tf.int32)
+        size = self.nodes.cast(size, scope + "/cast", tf.int32, dtype, device)
+        grown = self.nodes.binary(
+            "Mul", self.nodes.const(slope, scope + "/slope", dtype, device), size, scope + "/grown", dtype, device
+        )
+        constant_name = self.nodes.const(constant, scope + "/constant", dtype, device)
+        return self.nodes.binary("Add", grown, constant_name, scope, dtype, device)
+
+    def reduced(self, tensor: int, conversion: Reduce) -> str:
+        """The whole batch's value of a partial tensor: the weighted sum (or max, ...) over all clones of its TaskGraph."""
+        home = self.context.home(self.context.graph.producer(tensor))
+        scope = self.context.name("reduce_" + conversion.kind, self.context.flat(tensor))
+        key = (tensor, conversion)
+        if key not in self._converted:
+            dtype, device = self.context.dtype(tensor), self.context.device(home, Copy(0, 0))
+            terms = [
+                self.scale(
+                    self.context.tensor_in(tensor, clone),
+                    tensor,
+                    conversion.power,
+                    home,
+                    clone,
+                    "{}/{}".format(scope, i),
+                )
+                for i, clone in enumerate(self.context.clones(home))
+            ]
+            self._converted[key] = self.combine(conversion.kind, terms, scope, dtype, device)
+        return self._converted[key]
+
+    def combine(self, kind: str, terms: Sequence[str], scope: str, dtype: tf.DType, device: str) -> str:
+        """``sum``, ``max``, ``min``, ``prod``, ``any`` or ``all`` of tensors of one shape."""
+        if kind == "sum":
+            return self.nodes.add_n(terms, scope, dtype, device)
+        op_type = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "any": "LogicalOr", "all": "LogicalAnd"}[kind]
+        total = terms[0]
+        for index, term in enumerate(terms[1:]):
+            where = "{}/{}".format(scope, index)
+            if dtype == tf.bool:
+                total = self.nodes.add(op_type, where, [total, term], device)
+            else:
+                total = self.nodes.binary(op_type, total, term, where, dtype, device)
+        return total
+
+    def localised(self, op: Op, position: int, place: Clone) -> str:
+        """A shape operand with the static batch size baked in, rewritten for this clone's examples."""
+        home = self.context.home(op)
+        share, index = self._share_of_op(op, home, place)
+        size = share.sizes[index]
+        scope = "{}/local_{}_{}".format(self.context.scope(place), op.name, position)
+        dtype, device = self.context.dtype(op.inputs[position]), self.context.device(home, place)
+        components = self.context.region.batch.localise[(op.id, position)].components
+        value = self.context.graph.producer(op.inputs[position]).value
+        if isinstance(size, str) or (value is None and None in components):
+            raise UnsupportedOpError(
+                "op {!r} has the batch size baked into a constant, but the batch size of the input is only known at run time; "
+                "give the input a static batch size, or build the shape from tf.shape".format(op.name)
+            )
+        old = [None] * len(components) if value is None else np.asarray(value).reshape(-1).tolist()
+        new = [c[0] + c[1] * size if c is not None else kept for c, kept in zip(components, old)]
+        shape = self.context.graph.tensors[op.inputs[position]].shape
+        return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
+
+    def times_model_replicas(self, name: str, tensor: int, home: int, place: Clone) -> str:
+        dtype, device = self.context.dtype(tensor), self.context.device(home, place)
+        key = (name, "model replicas", home, place)
+        if key not in self._converted:
+            scope = "{}/times_model_replicas_{}".format(self.context.scope(place), self.context.flat(tensor))
+            count = self.nodes.const(self.context.plan.num_model_replicas, scope + "/count", dtype, device)
+            self._converted[key] = self.nodes.binary("Mul", name, count, scope, dtype, device)
+        return self._converted[key]
+
+    def weight(
+        self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
+    ) -> Union[float, str]:
+        """``w_i``, from an input that the tensor (or the op that reads it: ``source``) depends on anyway."""
+        if source is None:
+            source = self.context.region.batch.source_of[tensor]
+        return self.division.weight(source, task_graph, place, dtype, self.inputs.names(source))
+
+    def _share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
+        """Shares of the mini-batch that an op's operands or results follow, and the clone's position in them."""
+        source = self._source_of_op(op)
+        return self.inputs.shares(source, task_graph, place.g), self.division.position(task_graph, place)
+
+    def _source_of_op(self, op: Op) -> int:
+        known = self.context.region.batch.source_of
+        return next((known[t] for t in op.outputs + op.inputs if t in known), next(iter(self.inputs.sources)))
+
+    def _share(self, tensor: int, task_graph: int, place: Clone) -> Tuple[Number, Number]:
+        source = self.context.region.batch.source_of[tensor]
+        share = self.inputs.shares(source, task_graph, place.g)
+        position = self.division.position(task_graph, place)
+        return share.sizes[position], share.starts[position]
+
+    def size(self, tensor: int, task_graph: int, place: Clone) -> Number:
+        return self._share(tensor, task_graph, place)[0]
+
+    def start(self, tensor: int, task_graph: int, place: Clone) -> Number:
+        return self._share(tensor, task_graph, place)[1]
+
+    def times(self, value: Number, factor: int, scope: str) -> Number:
+        return self._arithmetic("Mul", value, factor, scope + "/times")
+
+    def plus(self, a: Number, b: Number, scope: str) -> Number:
+        return self._arithmetic("Add", a, b, scope + "/plus")
+
+    def minus(self, a: Number, b: Number, scope: str) -> Number:
+        return self._arithmetic("Sub", a, b, scope + "/minus")
+
+    def _arithmetic(self, op_type: str, a: Number, b: Number, scope: str) -> Number:
+        if not isinstance(a, str) and not isinstance(b, str):
+            return {"Mul": a * b, "Add": a + b, "Sub": a - b}[op_type]
+        if op_type == "Mul" and b == 1:
+            return a
+        names = [
+            x if isinstance(x, str) else self.nodes.const(x, scope + "/const", tf.int32, self.context.host)
+            for x in (a, b)
+        ]
+        return self.nodes.binary(op_type, names[0], names[1], scope, tf.int32, self.context.host)
+
+    def rank(self, tensor: int) -> int:
+        shape: Optional[Tuple] = self.context.graph.tensors[tensor].shape
+        if shape is None:
+            raise UnsupportedOpError(
+                "tensor {!r} has to be divided over clones, but its rank is not known; set its shape "
+                "with tf.ensure_shape".format(self.context.graph.tensor_name(tensor))
+            )
+        return len(shape)
+
+    def join_blocks(
+        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
+    ) -> str:
+        """Clones' values of a sharded tensor as the whole: block by block, each block from all clones."""
+        assert layout.blocks is not None
+        parts = [
+            self.block(tensor, layout, index, home, clone, name, "{}/block{}_{}".format(scope, index, number))
+            for index in range(len(layout.blocks))
+            for number, (clone, name) in enumerate(pieces)
+        ]
+        return self.nodes.concat(parts, layout.dim, scope, self.context.dtype(tensor), device)
+
+    def block(
+        self, tensor: int, layout: Layout, index: int, task_graph: int, clone: Clone, name: str, scope: str
+    ) -> str:
+        """Block ``index`` of a clone's value of a sharded tensor."""
+        assert layout.blocks is not None
+        if len(layout.blocks) == 1:
+            return name
+        size = self.size(tensor, task_graph, clone)
+        return self.nodes.slice_dim(
+            name,
+            layout.dim,
+            self.rank(tensor),
+            self.times(size, sum(layout.blocks[:index]), scope + "/from"),
+            self.times(size, layout.blocks[index], scope + "/size_of"),
+            scope,
+            self.context.dtype(tensor),
+            self.context.device(task_graph, clone),
+        )
+
+
+def affine_components(batch: BatchAxis, tensor: int) -> Optional[List[Tuple[int, int]]]:
+    """``(c0, c1)`` of every element of an extent ``c0 + c1 b``; None where it is not of that form."""
+    value = batch.extents.get(tensor)
+    if value is None:
+        return None
+    components = []
+    for element in value.reshape(-1):
+        affine = element.affine if isinstance(element, Size) else (int(element), 0)
+        if affine is None:
+            return None
+        components.append(affine)
+    return components
