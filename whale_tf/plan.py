@@ -188,7 +188,7 @@ class Plan(_Value):
         Raises:
             PlanError: unreadable, unknown or missing key, wrong type, or inconsistent; the message names the place.
         """
-        if isinstance(source, cls):
+        if isinstance(source, Plan):
             return source
         if isinstance(source, str):
             source = _load_json(source)

@@ -1,0 +1,238 @@
+"""AMP's cost of a strategy (section 3.4, Eq. 3 to 5), with what the paper averages away.
+
+A strategy places ``pp x dp x tmp`` ranks on devices, ``placement[p][d][t]``.  As in the paper: a ring all-reduce of M bytes
+over n devices takes ``2 (n - 1) M / (n B)`` with B the slowest link of the group (Eq. 3); a pipeline takes
+``(gas - 1) max t + sum e + sum t`` (Eq. 5); the iteration the slowest pipeline plus the slowest gradient all-reduce (Eq. 4).
+
+Beyond the paper:
+
+* every stage of every pipeline has the speed of its own slowest device (the authors' code mixes all types into one average);
+* a layer costs its measured time for the first measured samples and FLOPs for every further one, so launch overhead, which rules
+  small micro-batches and tensor parallelism, is not multiplied by the micro-batch;
+* the gradient rings that leave a node at the same time share its adapters;
+* a boundary costs the activations and their gradients;
+* memory: parameters, gradients, optimizer state and the activations of the micro-batches in flight of the 1F1B schedule.
+"""
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+
+import numpy
+
+from whale_tf.cluster import Cluster, Link
+from whale_tf.planner.amp import layer_assignment
+from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.profiler.model_profile import ModelProfile
+
+
+class Degrees(NamedTuple):
+    """Pipeline stages, pipelines side by side, devices that share each layer."""
+
+    pp: int
+    dp: int
+    tmp: int
+
+
+class Strategy(NamedTuple):
+    """The paper's Eq. 2.  ``placement`` is ``[pp, dp, tmp]`` device numbers; stage p holds layers ``cuts[p]`` to
+    ``cuts[p + 1] - 1``; ``micro_batch`` is the samples of one micro-batch of one pipeline."""
+
+    degrees: Degrees
+    micro_batch: int
+    placement: numpy.ndarray
+    cuts: Tuple[int, ...]
+
+
+class Estimate(NamedTuple):
+    """Seconds of an iteration, bytes of every device of the cluster, whether they fit."""
+
+    seconds: float
+    pipeline_s: float
+    allreduce_s: float
+    peak_bytes: Tuple[int, ...]
+    fits: bool
+
+
+class Costs:
+    """The cost model of one profile on one cluster.
+
+    Args:
+        blocking: a stage waits for its messages (else they overlap with its next micro-batch, section 6.1).
+        shared_adapters: gradient rings leaving a node share its adapters.
+    """
+
+    def __init__(self, profile: ModelProfile, cluster: Cluster, global_batch: int, blocking: bool = False,
+                 shared_adapters: bool = True) -> None:
+        self.profile, self.cluster, self.global_batch = profile, cluster, global_batch
+        self.blocking, self.shared_adapters = blocking, shared_adapters
+        layers = profile.layers
+        self.outputs = numpy.array([layer.output_bytes for layer in layers], dtype=float)
+        self._split = numpy.array([layer.tensor_parallel_bytes is not None for layer in layers])
+        self._kept = numpy.array([layer.activation_bytes for layer in layers], dtype=float)
+        self._summed = numpy.array([layer.tensor_parallel_bytes or 0 for layer in layers], dtype=float)
+        self._columns: Dict[Tuple[str, int, int], Tuple[numpy.ndarray, numpy.ndarray]] = {}
+        self._links: Dict[FrozenSet[int], Link] = {}
+        self._wired: Dict[Tuple[bytes, Degrees], Tuple[numpy.ndarray, numpy.ndarray, float]] = {}
+
+    def accumulation(self, degrees: Degrees, micro_batch: int) -> int:
+        """``gas``: micro-batches of one pipeline."""
+        return self.global_batch // (degrees.dp * micro_batch)
+
+    # ---- Eq. 5 -----------------------------------------------------------------------------------------------------
+
+    def layer_times(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> numpy.ndarray:
+        """``[dp, L, pp]`` seconds, forward and backward, of one micro-batch of every layer on every stage."""
+        pp, dp, tmp = degrees
+        table: Dict[Tuple[Tuple[str, ...], float, float], numpy.ndarray] = {}
+        times = numpy.empty((dp, len(self.profile.layers), pp))
+        for p in range(pp):
+            for d in range(dp):
+                group = placement[p, d]
+                types = tuple(sorted({self.cluster.devices[device].type for device in group}))
+                link = self.link(group)
+                key = (types, link.bandwidth_bytes_per_s, link.latency_s)
+                if key not in table:
+                    table[key] = self._group_times(types, link, tmp, micro_batch)
+                times[d, :, p] = table[key]
+        return times
+
+    def edge_times(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> numpy.ndarray:
+        """``[dp, L - 1, pp - 1]`` seconds of the tensors behind layer c crossing from stage p to p + 1 and their gradients back:
+        each device sends to its counterpart."""
+        per_byte, latency_s, _ = self._wires(degrees, placement)
+        sizes = self.outputs[:-1] * micro_batch
+        return 2 * (sizes[None, :, None] * per_byte[:, None, :] + latency_s[:, None, :])
+
+    # ---- Eq. 4 -----------------------------------------------------------------------------------------------------
+
+    def assign(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> Optional[Strategy]:
+        """The strategy with the best layer assignment; None when there are more stages than layers.
+
+        The pipelines of a heterogeneous cluster differ; all hold the same layers, so the assignment is made for the slowest
+        device and link of each stage over all pipelines (exact where the pipelines are alike).
+        """
+        times = self.layer_times(degrees, micro_batch, placement).max(axis=0)
+        alike = bool(numpy.all(times == times[:, :1]))
+        edges = self.edge_times(degrees, micro_batch, placement).max(axis=0)
+        found = layer_assignment.assign(times[:, 0] if alike else times, edges, self.accumulation(degrees, micro_batch),
+                                        degrees.pp, self.blocking)
+        return None if found is None else Strategy(degrees, micro_batch, placement, found.cuts)
+
+    def estimate(self, strategy: Strategy) -> Estimate:
+        """Eq. 4 of a strategy, pipeline by pipeline, and its memory."""
+        degrees, micro_batch, placement, cuts = strategy
+        gas = self.accumulation(degrees, micro_batch)
+        times = self.layer_times(degrees, micro_batch, placement)
+        edges = self.edge_times(degrees, micro_batch, placement)
+        pipeline_s = max(layer_assignment.evaluate(times[d], edges[d], gas, cuts, self.blocking) for d in range(degrees.dp))
+        allreduce_s = max((self.allreduce_seconds(degrees, placement, p, cuts) for p in range(degrees.pp)), default=0.0)
+        peak, fits = self._memory(strategy, gas)
+        return Estimate(pipeline_s + allreduce_s, pipeline_s, allreduce_s, peak, fits)
+
+    def allreduce_seconds(self, degrees: Degrees, placement: numpy.ndarray, stage: int, cuts: Tuple[int, ...]) -> float:
+        """The slowest gradient ring of a stage (Eq. 3): one ring for each tensor-parallel rank, over all pipelines."""
+        if degrees.dp == 1:
+            return 0.0
+        share = self._wires(degrees, placement)[2]
+        seconds = 0.0
+        for t in range(degrees.tmp):
+            group = placement[stage, :, t]
+            link = self.link(group)
+            crossing = len({self.cluster.devices[device].node for device in group}) > 1
+            bandwidth = link.bandwidth_bytes_per_s / (share if crossing and self.shared_adapters else 1.0)
+            size = self.device_parameters(cuts[stage], cuts[stage + 1], degrees.tmp)
+            seconds = max(seconds, 2.0 * (degrees.dp - 1) / degrees.dp * size / bandwidth
+                          + 2 * (degrees.dp - 1) * link.latency_s)
+        return seconds
+
+    def device_parameters(self, first: int, end: int, tmp: int) -> float:
+        """Parameter bytes of layers first to end - 1 on one device, a tied parameter once."""
+        total, seen = 0.0, set()
+        for index, layer in enumerate(self.profile.layers[first:end], first):
+            if layer.tied is None or layer.tied not in seen:
+                total += layer.parameter_bytes / (tmp if self._split[index] else 1)
+            seen.add(layer.tied)
+        return total
+
+    def link(self, group: numpy.ndarray) -> Link:
+        """The slowest link of a group (Eq. 3's B')."""
+        key = frozenset(int(device) for device in group)
+        if key not in self._links:
+            self._links[key] = self.cluster.bottleneck(key)
+        return self._links[key]
+
+    # ---- parts -----------------------------------------------------------------------------------------------------
+
+    def _group_times(self, types: Tuple[str, ...], link: Link, tmp: int, micro_batch: int) -> numpy.ndarray:
+        """Seconds of every layer on a tensor-parallel group: its slowest device, and the sums over the group."""
+        columns = [self._column(name, tmp, micro_batch) for name in types]
+        seconds = numpy.max([column for column, _ in columns], axis=0)
+        if tmp > 1:
+            samples = numpy.max([unmeasured for _, unmeasured in columns], axis=0)
+            ring = 2.0 * (tmp - 1) / tmp / link.bandwidth_bytes_per_s
+            # one sum forward and one backward, of the samples whose sums are not in a measured time
+            seconds = seconds + 2 * self._summed * samples * ring + (self._summed > 0) * (samples > 0) * (
+                4 * (tmp - 1) * link.latency_s)
+        return numpy.asarray(seconds)
+
+    def _column(self, name: str, tmp: int, micro_batch: int) -> Tuple[numpy.ndarray, numpy.ndarray]:
+        key = (name, tmp, micro_batch)
+        if key not in self._columns:
+            device = next(device for device in self.cluster.devices if device.type == name)
+            times = [layer_seconds(self.profile, layer, device, micro_batch, tmp) for layer in self.profile.layers]
+            batch = max(micro_batch, self.profile.batch_granularity or 1)
+            self._columns[key] = (numpy.array([time.forward_s + time.backward_s for time in times]),
+                                  numpy.array([batch - min(batch, time.measured_batch) for time in times]))
+        return self._columns[key]
+
+    def _wires(self, degrees: Degrees, placement: numpy.ndarray) -> Tuple[numpy.ndarray, numpy.ndarray, float]:
+        """(``[dp, pp - 1]`` seconds per byte, ``[dp, pp - 1]`` latency, rings that share the busiest adapter)."""
+        key = (placement.tobytes(), degrees)
+        if key not in self._wired:
+            pp, dp, tmp = degrees
+            per_byte, latency_s = numpy.zeros((dp, pp - 1)), numpy.zeros((dp, pp - 1))
+            for d in range(dp):
+                for p in range(pp - 1):
+                    links = [self.cluster.link(int(a), int(b)) for a, b in zip(placement[p, d], placement[p + 1, d])]
+                    per_byte[d, p] = max(1.0 / link.bandwidth_bytes_per_s for link in links)
+                    latency_s[d, p] = max(link.latency_s for link in links)
+            self._wired[key] = (per_byte, latency_s, float(self._rings_on_an_adapter(degrees, placement)))
+        return self._wired[key]
+
+    def _rings_on_an_adapter(self, degrees: Degrees, placement: numpy.ndarray) -> int:
+        rings: Dict[int, int] = {}
+        nodes = numpy.array([device.node for device in self.cluster.devices])[placement]
+        for p in range(degrees.pp):
+            for t in range(degrees.tmp):
+                touched = set(nodes[p, :, t].tolist())
+                for node in touched if len(touched) > 1 else ():
+                    rings[node] = rings.get(node, 0) + 1
+        adapters = [node.nic.count if node.nic is not None else 1 for node in self.cluster.description.nodes]
+        return max([-(-count // adapters[node]) for node, count in rings.items()] or [1])
+
+    def _memory(self, strategy: Strategy, gas: int) -> Tuple[Tuple[int, ...], bool]:
+        degrees, micro_batch, placement, cuts = strategy
+        peak = [0] * len(self.cluster.devices)
+        kept = numpy.where(self._split, self._kept / degrees.tmp, self._kept)
+        for p in range(degrees.pp):
+            first, end = cuts[p], cuts[p + 1]
+            fixed = self.device_parameters(first, end, degrees.tmp) * self.profile.bytes_per_parameter_byte
+            in_flight = min(gas, degrees.pp - p)
+            size = int(fixed + in_flight * micro_batch * float(kept[first:end].sum()))
+            for device in placement[p].ravel().tolist():
+                peak[device] = size
+        devices = self.cluster.devices
+        return tuple(peak), all(size <= devices[index].memory_bytes for index, size in enumerate(peak))
+
+
+def tensor_degrees(profile: ModelProfile, cluster: Cluster) -> List[int]:
+    """Degrees of tensor parallelism to try: divisors of the smallest node (tensor parallelism stays within a node, as in
+    Megatron), and for a model known only by measurements those that were measured on every device type."""
+    smallest = min(len(node) for node in cluster.nodes)
+    degrees = [n for n in range(1, smallest + 1) if all(len(node) % n == 0 for node in cluster.nodes)]
+    for layer in profile.layers:
+        if layer.measured and not (layer.forward_flops or layer.traffic_bytes) and layer.tensor_parallel_bytes is not None:
+            for name in {device.type for device in cluster.devices}:
+                known = {point.tensor_parallel for point in layer.measured if point.device == name}
+                degrees = [n for n in degrees if n in known]
+    return degrees

@@ -1,0 +1,83 @@
+"""AMP's optimization procedure (Algorithm 1): enumerate degrees and micro-batches, place, assign layers, estimate, and run the
+best ones if there is something to run them on."""
+from __future__ import annotations
+
+from typing import Callable, Iterator, List, NamedTuple, Optional
+
+from whale_tf.cluster import Cluster
+from whale_tf.planner.amp.cost import Costs, Degrees, Estimate, Strategy, tensor_degrees
+from whale_tf.planner.amp.placement import megatron
+from whale_tf.profiler.model_profile import ModelProfile
+
+# seconds of one iteration of a strategy, on the machine at hand
+Trial = Callable[[Strategy], float]
+
+
+class Candidate(NamedTuple):
+    """A strategy with its estimate; ``measured_s`` when it was run."""
+
+    strategy: Strategy
+    estimate: Estimate
+    origin: str = "amp"
+    measured_s: Optional[float] = None
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.seconds if self.measured_s is None else self.measured_s
+
+    def describe(self) -> str:
+        """``pp 4 x dp 4 x tmp 1, micro-batch 1, 1.085 s``."""
+        degrees = self.strategy.degrees
+        return "pp {} x dp {} x tmp {}, micro-batch {}, {:.4g} s{}{} ({})".format(
+            degrees.pp, degrees.dp, degrees.tmp, self.strategy.micro_batch, self.estimate.seconds,
+            "" if self.measured_s is None else ", measured {:.4g} s".format(self.measured_s),
+            "" if self.estimate.fits else ", does not fit memory", self.origin)
+
+
+def degrees(profile: ModelProfile, cluster: Cluster) -> Iterator[Degrees]:
+    """All (pp, dp, tmp) whose product is the number of devices, with no more stages than layers."""
+    total = len(cluster.devices)
+    for tmp in tensor_degrees(profile, cluster):
+        for dp in _divisors(total // tmp):
+            pp = total // tmp // dp
+            if pp * dp * tmp == total and pp <= len(profile.layers):
+                yield Degrees(pp, dp, tmp)
+
+
+def micro_batches(global_batch: int, dp: int, granularity: int) -> List[int]:
+    """Samples of a micro-batch: whatever divides a pipeline's share of the batch, of at least the granularity where possible."""
+    if global_batch % dp:
+        return []
+    sizes = _divisors(global_batch // dp)
+    return [size for size in sizes if size >= min(granularity, sizes[-1])]
+
+
+def search(costs: Costs, trial: Optional[Trial] = None, budget: int = 10) -> List[Candidate]:
+    """Every strategy, best first: those that fit memory, by estimated seconds, then those that do not.
+
+    Args:
+        trial: runs a strategy; the ``budget`` best that fit are run and ranked by what was measured, before all others.
+    """
+    record: List[Candidate] = []
+    granularity = costs.profile.batch_granularity or 1
+    for degree in degrees(costs.profile, costs.cluster):
+        placement = megatron(costs.cluster, degree)
+        for size in micro_batches(costs.global_batch, degree.dp, granularity):
+            strategy = costs.assign(degree, size, placement)
+            if strategy is not None:
+                record.append(Candidate(strategy, costs.estimate(strategy)))
+    record = ranked(record)
+    if trial is None:
+        return record
+    tried = [c._replace(measured_s=trial(c.strategy)) for c in record[:budget] if c.estimate.fits]
+    return sorted(tried, key=lambda c: c.seconds) + record[len(tried):]
+
+
+def ranked(record: List[Candidate]) -> List[Candidate]:
+    """Those that fit first; ties by fewer stages, less tensor parallelism, larger micro-batches."""
+    return sorted(record, key=lambda c: (not c.estimate.fits, c.estimate.seconds, c.strategy.degrees.pp,
+                                         c.strategy.degrees.tmp, -c.strategy.micro_batch))
+
+
+def _divisors(number: int) -> List[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,308 @@
+"""DAPPLE's cost of a hybrid plan: pipeline latency (section IV-A, Eq. 1 and 2), memory and warm-up depth (section V-C).
+
+A plan is a chain of computation stages; between two of them stands a communication stage::
+
+    stage 0   F0 F1 F2 -- B0 F3 B1 ...          computation, replicated on its devices
+    wire 0       c0 c1 c2    c0 ...             activations forward, gradients back
+    stage 1         F0 B0 F1 B1 ...
+
+**The latency** of ``M`` micro-batches with pivot ``Q``, over computation and communication stages alike::
+
+    L(Q) = sum_{s<=Q} F_s + (M - 1) C_Q + max_s (AR_s + e_s)        C_Q = F_Q + B_Q
+    e_s  = sum_{a=s}^{Q} B_a  for s <= Q,      - sum_{a=Q+1}^{s-1} B_a  for s > Q
+
+Eq. 1 prints ``- sum_{a=Q}^{s} B_a`` for every ``s >= Q``.  Read literally the pivot's own last backward pass is subtracted
+where it has to be added (one stage alone would end before it), so the time at which the last backward pass of ``s`` ends,
+relative to the start of the pivot's, stands here; :func:`printed_latency` evaluates the equation as printed.
+
+**The pivot** is the stage without bubbles.  Every stage gives a bound if it had none, so ``L`` is the largest ``L(Q)``;
+formula 3 (:func:`printed_pivot`) is the paper's heuristic for the same stage.
+
+**Memory** enters twice: a stage must hold its parameters, gradients, optimizer state and at least one micro-batch, and with
+room for only ``D`` micro-batches its cycle is no shorter than ``R / D``, where ``R`` is the round trip from its forward to its
+backward pass of one micro-batch: ``C_s = max(F_s + B_s, R_s / D_s)``.  Eq. 1 leaves that out; where memory is ample the term
+never binds.
+"""
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy
+
+from whale_tf.planner.dapple.device_sets import Counts, Servers
+from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.profiler.model_profile import ModelProfile
+
+UNLIMITED = 1 << 30
+
+
+class Stage(NamedTuple):
+    """Layers ``first`` to ``end - 1`` on the devices ``taken`` behind those ``used`` by earlier stages."""
+
+    first: int
+    end: int
+    used: Counts
+    taken: Counts
+
+    @property
+    def replicas(self) -> int:
+        return sum(self.taken)
+
+
+Stages = Tuple[Stage, ...]
+
+
+class Element(NamedTuple):
+    """A computation or communication stage as Eq. 1 sees it; seconds, ``depth``: micro-batches it can hold."""
+
+    forward_s: float
+    backward_s: float
+    allreduce_s: float = 0.0
+    depth: int = UNLIMITED
+
+
+def latency(elements: Sequence[Element], micro_batches: int) -> float:
+    """``L = max_Q L(Q)`` of the module's docstring, in seconds; quadratic in the number of stages, straight from the
+    formula."""
+    return max(_latency_at(elements, micro_batches, pivot) for pivot in range(len(elements)))
+
+
+def _latency_at(elements: Sequence[Element], micro_batches: int, pivot: int) -> float:
+    warmup_s = sum(e.forward_s for e in elements[:pivot + 1])
+    steady_s = (micro_batches - 1) * cycle_seconds(elements, pivot)
+    ending_s = max(
+        e.allreduce_s + (sum(a.backward_s for a in elements[s:pivot + 1]) if s <= pivot else
+                         -sum(a.backward_s for a in elements[pivot + 1:s]))
+        for s, e in enumerate(elements))
+    return warmup_s + steady_s + ending_s
+
+
+def cycle_seconds(elements: Sequence[Element], stage: int) -> float:
+    """Time between two micro-batches at a stage: its own work, or the round trip over the micro-batches it can hold."""
+    round_trip_s = sum(e.forward_s + e.backward_s for e in elements[stage:])
+    return max(elements[stage].forward_s + elements[stage].backward_s, round_trip_s / elements[stage].depth)
+
+
+def printed_pivot(elements: Sequence[Element], micro_batches: int) -> int:
+    """Formula 3: from the last stage to the first, the pivot moves to ``s`` when ``s`` is busier than the pivot and all
+    between them."""
+    work = [e.forward_s + e.backward_s for e in elements]
+    pivot = len(elements) - 1
+    for stage in range(len(elements) - 2, -1, -1):
+        if (micro_batches - 1) * work[stage] > (micro_batches - 1) * work[pivot] + sum(work[stage + 1:pivot]):
+            pivot = stage
+    return pivot
+
+
+def printed_latency(elements: Sequence[Element], micro_batches: int, pivot: Optional[int] = None) -> float:
+    """Eq. 1 and 2 as printed, with formula 3's pivot (or the given one)."""
+    if pivot is None:
+        pivot = printed_pivot(elements, micro_batches)
+    ending_s = max(
+        e.allreduce_s + (-sum(a.backward_s for a in elements[pivot:s + 1]) if s >= pivot else
+                         sum(a.backward_s for a in elements[s:pivot + 1]))
+        for s, e in enumerate(elements))
+    work_s = elements[pivot].forward_s + elements[pivot].backward_s
+    return sum(e.forward_s for e in elements[:pivot + 1]) + (micro_batches - 1) * work_s + ending_s
+
+
+class StageMemory(NamedTuple):
+    """Bytes on each device of a stage: ``fixed`` (parameters, gradients, optimizer state, what is recomputed for one
+    micro-batch), ``each`` for every micro-batch in flight, ``limit`` of the smallest device."""
+
+    fixed: float
+    each: float
+    limit: float
+
+    @property
+    def depth(self) -> int:
+        """DAPPLE's D: micro-batches that fit; 0: not even one."""
+        room = self.limit - self.fixed
+        if room < self.each or room < 0:
+            return 0
+        return UNLIMITED if self.each == 0 else int(min(room / self.each, UNLIMITED))
+
+
+class _SetCost(NamedTuple):
+    """What one device set makes of the layers: prefix sums over layers for every device type in it."""
+
+    replicas: int
+    slice_samples: int
+    forward: List[List[float]]
+    backward: List[List[float]]
+    allreduce_s_per_byte: float
+    allreduce_s: float
+    memory_bytes: float
+
+
+class Costs:
+    """Every cost of one model on one cluster with one number of micro-batches.
+
+    Samples are not divisible: a stage on ``g`` devices computes ``ceil(micro-batch / g)`` samples on its busiest one.
+
+    Attributes:
+        micro_batches: M; the micro-batch has ``global_batch / M`` samples.
+    """
+
+    def __init__(self, profile: ModelProfile, servers: Servers, global_batch: int, micro_batches: int,
+                 recompute: bool = False) -> None:
+        self.profile, self.servers, self.recompute = profile, servers, recompute
+        self.global_batch, self.micro_batches = global_batch, micro_batches
+        self.micro_batch = -(-global_batch // micro_batches)
+        self.num_layers = len(profile.layers)
+        self.outputs = [layer.output_bytes for layer in profile.layers]
+        self.parameters = _range_parameters(profile)
+        kept = [0.0]
+        for layer in profile.layers:
+            kept.append(kept[-1] + layer.activation_bytes)
+        self._kept = kept
+        self._prefixes: Dict[Tuple[str, int], Tuple[List[float], List[float]]] = {}
+        self._sets: Dict[Tuple[Counts, Counts], _SetCost] = {}
+        self._wires: Dict[Tuple[Counts, Counts, Counts], Tuple[float, float]] = {}
+
+    # ---- stages ----------------------------------------------------------------------------------------------------
+
+    def set_cost(self, used: Counts, taken: Counts) -> _SetCost:
+        key = (used, taken)
+        if key not in self._sets:
+            self._sets[key] = self._make_set(used, taken)
+        return self._sets[key]
+
+    def times(self, stage: Stage) -> Tuple[float, float]:
+        """(F_s, B_s): seconds of one micro-batch on the busiest device of the stage."""
+        cost = self.set_cost(stage.used, stage.taken)
+        pairs = [(f[stage.end] - f[stage.first], b[stage.end] - b[stage.first])
+                 for f, b in zip(cost.forward, cost.backward)]
+        return max(f for f, _ in pairs), max(b for _, b in pairs)
+
+    def allreduce_seconds(self, stage: Stage) -> float:
+        """AR(P_s, g_s): ring all-reduce of the stage's gradients over its devices."""
+        cost = self.set_cost(stage.used, stage.taken)
+        if cost.replicas == 1:
+            return 0.0
+        return cost.allreduce_s + cost.allreduce_s_per_byte * self.parameters[stage.first][stage.end]
+
+    def kept_bytes(self, first: int, end: int) -> float:
+        """Activations of layers first to end - 1 for one sample."""
+        return self._kept[end] - self._kept[first]
+
+    def memory(self, stage: Stage) -> StageMemory:
+        cost = self.set_cost(stage.used, stage.taken)
+        fixed = self.parameters[stage.first][stage.end] * self.profile.bytes_per_parameter_byte
+        each = self.kept_bytes(stage.first, stage.end) * cost.slice_samples
+        if self.recompute:
+            fixed += each
+            each = float((self.outputs[stage.first - 1] if stage.first else self.outputs[0]) * cost.slice_samples)
+        return StageMemory(fixed, each, cost.memory_bytes)
+
+    def element(self, stage: Stage, depth: Optional[int] = None) -> Element:
+        """The stage as Eq. 1 sees it; ``depth``: micro-batches in flight (default: what memory allows)."""
+        forward_s, backward_s = self.times(stage)
+        fits = self.memory(stage).depth
+        return Element(forward_s, backward_s, self.allreduce_seconds(stage), fits if depth is None else min(depth, fits))
+
+    def wire(self, boundary: int, used: Counts, taken: Counts, receivers: Counts) -> float:
+        """Seconds of one micro-batch's tensors crossing behind layer ``boundary - 1``, one way.
+
+        ``taken`` (behind ``used``) sends to ``receivers``, who come next on each server.  Every replica holds an equal
+        slice of the micro-batch.  What stays on a server uses its inner links, each device its own; the difference
+        between what a server holds before and after passes through its network adapters, shared by its devices.
+        """
+        key = (used, taken, receivers)
+        if key not in self._wires:
+            self._wires[key] = self._make_wire(used, taken, receivers)
+        per_byte, latency_s = self._wires[key]
+        return latency_s + per_byte * self.outputs[boundary - 1] * self.micro_batch
+
+    # ---- whole plans -----------------------------------------------------------------------------------------------
+
+    def elements(self, stages: Sequence[Stage], depths: Optional[Sequence[int]] = None) -> List[Element]:
+        """Computation and communication stages of a plan, in order."""
+        made: List[Element] = []
+        for index, stage in enumerate(stages):
+            if index:
+                before = stages[index - 1]
+                wire_s = self.wire(stage.first, before.used, before.taken, stage.taken)
+                made.append(Element(wire_s, wire_s))
+            made.append(self.element(stage, None if depths is None else depths[index]))
+        return made
+
+    def fits(self, stages: Sequence[Stage]) -> bool:
+        return all(self.memory(stage).depth >= 1 for stage in stages)
+
+    def latency(self, stages: Sequence[Stage], depths: Optional[Sequence[int]] = None) -> float:
+        """``L`` of a plan, scored from its stages alone."""
+        return latency(self.elements(stages, depths), self.micro_batches)
+
+    # ---- construction ----------------------------------------------------------------------------------------------
+
+    def _make_set(self, used: Counts, taken: Counts) -> _SetCost:
+        devices = self.servers.devices(used, taken)
+        cluster = self.servers.cluster
+        replicas = len(devices)
+        slice_samples = -(-self.micro_batch // replicas)
+        types = {cluster.devices[device].type: device for device in devices}
+        prefixes = [self.prefix(name, device, slice_samples) for name, device in sorted(types.items())]
+        per_byte = latency_s = 0.0
+        if replicas > 1:
+            link = cluster.bottleneck(devices)
+            per_byte = 2.0 * (replicas - 1) / replicas / link.bandwidth_bytes_per_s
+            latency_s = 2.0 * (replicas - 1) * link.latency_s
+        return _SetCost(replicas, slice_samples, [f for f, _ in prefixes], [b for _, b in prefixes], per_byte, latency_s,
+                        float(min(cluster.devices[device].memory_bytes for device in devices)))
+
+    def prefix(self, name: str, device: int, samples: int) -> Tuple[List[float], List[float]]:
+        key = (name, samples)
+        if key not in self._prefixes:
+            forward, backward = [0.0], [0.0]
+            for layer in self.profile.layers:
+                time = layer_seconds(self.profile, layer, self.servers.cluster.devices[device], samples)
+                forward.append(forward[-1] + time.forward_s)
+                backward.append(backward[-1] + time.backward_s + (time.forward_s if self.recompute else 0.0))
+            self._prefixes[key] = (forward, backward)
+        return self._prefixes[key]
+
+    def _make_wire(self, used: Counts, taken: Counts, receivers: Counts) -> Tuple[float, float]:
+        cluster = self.servers.cluster
+        senders_n, receivers_n = sum(taken), sum(receivers)
+        behind = tuple(a + b for a, b in zip(used, taken))
+        sending = [self.servers.devices(*_only(used, taken, k)) for k in range(len(taken))]
+        receiving = [self.servers.devices(*_only(behind, receivers, k)) for k in range(len(taken))]
+        per_byte = latency_s = 0.0
+        crossing = [abs(a / senders_n - b / receivers_n) for a, b in zip(taken, receivers)]
+        for k in range(len(taken)):
+            if sending[k] and receiving[k]:
+                links = [cluster.link(a, b) for a in sending[k] for b in receiving[k]]
+                slowest = min(link.bandwidth_bytes_per_s for link in links)
+                per_byte = max(per_byte, max(1.0 / senders_n, 1.0 / receivers_n) / slowest)
+                latency_s = max(latency_s, max(link.latency_s for link in links))
+            if crossing[k] > 1e-12:
+                out = taken[k] / senders_n > receivers[k] / receivers_n
+                here, others = (sending[k], receiving) if out else (receiving[k], sending)
+                links = [cluster.link(here[0], there[0]) for other, there in enumerate(others) if there and other != k]
+                fastest = max(link.bandwidth_bytes_per_s for link in links)
+                adapters = min(cluster.description.nodes[k].nic.count, len(here))  # type: ignore[union-attr]
+                per_byte = max(per_byte, crossing[k] / (fastest * adapters))
+                latency_s = max(latency_s, max(link.latency_s for link in links))
+        return per_byte, latency_s
+
+
+def _only(used: Counts, taken: Counts, server: int) -> Tuple[Counts, Counts]:
+    """The part of a device set on one server."""
+    return used, tuple(count if k == server else 0 for k, count in enumerate(taken))
+
+
+def _range_parameters(profile: ModelProfile) -> List[List[float]]:
+    """``[first][end]``: parameter bytes of layers first to end - 1, a tied parameter once."""
+    size = len(profile.layers)
+    table = numpy.zeros((size + 1, size + 1))
+    for first in range(size):
+        seen = set()
+        total = 0.0
+        for end, layer in enumerate(profile.layers[first:], first + 1):
+            if layer.tied is None or layer.tied not in seen:
+                total += layer.parameter_bytes
+            seen.add(layer.tied)
+            table[first, end] = total
+    result: List[List[float]] = table.tolist()
+    return result

@@ -1,0 +1,319 @@
+"""The exact planner: the partition, replication and placement of least pipeline latency.
+
+Problem.  Given N layers, a cluster and M micro-batches, choose stages (contiguous layers, each on a set of devices; all
+devices used, all layers covered) to minimise ``L = max_Q L(Q)`` (:mod:`whale_tf.planner.dapple.cost`), every stage
+holding at least one micro-batch.
+
+Method.  Dynamic programming over suffixes: state (first layer j, used counts per server, device set of the stage at j).
+Four numbers of a suffix decide what any prefix makes of it::
+
+    X = max over pivots Q and stages s of the suffix of its terms of L
+    Y = max_s (AR_s - sum of B before s)            end of the last all-reduce, for pivots before the suffix
+    Z = max_Q (sum_{a<=Q} (F_a + B_a) + (M - 1) C_Q)  pivots of the suffix, for stages before it
+    R = sum (F + B)                                  round trip, for cycles bounded by memory
+
+Putting an element (F, B, AR, C) in front gives::
+
+    X' = max(F + X,  F + (M - 1) C + max(AR + B, Y),  F + B + AR + Z)
+    Y' = max(AR, Y - B)      Z' = F + B + max((M - 1) C, Z)      R' = F + B + R
+
+All four grow with X, Y, Z and R, so a state keeps only its Pareto-optimal labels and nothing is lost.  Labels that cannot lead
+below the best plan known are dropped: the layers before j need at least their work spread over all the devices used.
+"""
+from __future__ import annotations
+
+import bisect
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from whale_tf.planner.dapple.cost import UNLIMITED, Costs, Stage, Stages
+from whale_tf.planner.dapple.device_sets import Counts
+
+INFINITY = float("inf")
+# Two plans whose latencies differ by less are equal: floating-point sums in another order.
+TOLERANCE = 1e-12
+
+# Growing limits of the search, the first relative to the lower bound.
+FIRST_LIMIT, GROWTH = 1.1, 1.2
+
+# Larger clusters, and those with more used-count states, are searched over fewer device sets (Servers.round_sets).
+MAX_DEVICES_OF_ALL_SETS, MAX_STATES_OF_ALL_SETS = 16, 200
+
+
+class _Label(NamedTuple):
+    x: float
+    y: float
+    z: float
+    r: float
+    stage: Stage
+    rest: Optional[_Label]  # type: ignore[misc]  # recursive
+
+
+# labels of one (layer, used) state by the set of their first stage
+_Groups = Dict[Counts, List[_Label]]
+
+
+def solve(costs: Costs, bound: float = INFINITY) -> Optional[Stages]:
+    """The plan of least latency, or None when none has less than ``bound`` seconds (or none fits memory).
+
+    On clusters of more than :data:`MAX_DEVICES_OF_ALL_SETS` devices or :data:`MAX_STATES_OF_ALL_SETS` used-count states the
+    device sets are those of :meth:`Servers.round_sets`, and the plan is the best of those.  Searched under a limit a little
+    above the lower bound, then under growing limits: the tighter the limit, the fewer labels survive, and a plan found under
+    any limit is the best of all.
+    """
+    limit = FIRST_LIMIT * lower_bound(costs)
+    last = min(bound, upper_bound(costs))
+    while True:
+        found = below(costs, min(limit, last))
+        if found is not None or limit >= last:
+            return found
+        limit *= GROWTH
+
+
+def below(costs: Costs, limit: float) -> Optional[Stages]:
+    """The plan of least latency if it takes less than ``limit`` seconds, else None: one pass."""
+    return _Search(costs, limit).run()
+
+
+def lower_bound(costs: Costs) -> float:
+    """The work spread evenly over all devices, without any communication."""
+    return costs.micro_batches * _Floors(costs).work[-1] / costs.servers.num_devices
+
+
+def upper_bound(costs: Costs) -> float:
+    """No plan takes longer: every micro-batch alone through all layers on one device, all wires and one all-reduce."""
+    cluster, samples = costs.servers.cluster, costs.micro_batch
+    types = sorted({device.type: device.index for device in cluster.devices}.items())
+    work_s = max(sum(part[-1] for part in costs.prefix(name, device, samples)) for name, device in types)
+    links = [cluster.link(0, device.index) for device in cluster.devices[1:]]
+    slowest = min([link.bandwidth_bytes_per_s for link in links] or [INFINITY])
+    latency_s = max([link.latency_s for link in links] or [0.0])
+    wires_s = 2 * (sum(costs.outputs) * samples / slowest + costs.num_layers * latency_s)
+    allreduce_s = 2 * costs.parameters[0][-1] / slowest + 2 * len(cluster) * latency_s
+    return 2 * (costs.micro_batches + 1) * (work_s + wires_s) + allreduce_s
+
+
+class _Search:
+    """The dynamic programming, for plans below ``bound``."""
+
+    def __init__(self, costs: Costs, bound: float) -> None:
+        self.costs, self.servers = costs, costs.servers
+        self.steady = costs.micro_batches - 1
+        self.bound = bound
+        self.states: Dict[Tuple[int, Counts], _Groups] = {}
+        self._sets: Dict[Counts, List[Counts]] = {}
+        self._moves: Dict[Tuple[Counts, Counts], Tuple[Counts, Counts]] = {}
+        self._matches: Dict[Tuple[Counts, Counts, Counts], Counts] = {}
+        self._floors = _Floors(costs)
+        self.memory_binds = _memory_binds(costs)
+
+    def run(self) -> Optional[Stages]:
+        best: Optional[_Label] = None
+        for labels in self._solve(0, self.servers.none()).values():
+            for label in labels:
+                if best is None or label.x < best.x:
+                    best = label
+        return None if best is None else self._placed(best)
+
+    def _solve(self, layer: int, used: Counts) -> _Groups:
+        """Pareto-optimal suffix plans of ``layer`` to the last on the devices not ``used``."""
+        key = (layer, used)
+        if key in self.states:
+            return self.states[key]
+        groups: _Groups = {}
+        self.states[key] = groups
+        count = sum(used)
+        floor_f, floor_w = self._floors.of(layer, count)
+        rest_w = self._floors.work[-1] - floor_w
+        busiest_s = max(floor_w / max(1, count), rest_w / max(1, self.servers.num_devices - count))
+        if self.steady * busiest_s * (1 - TOLERANCE) + floor_f >= self.bound:
+            return groups
+        for taken in self._sets_from(used):
+            labels = self._with_first_set(layer, used, taken, floor_f)
+            if labels:
+                groups[taken] = labels
+        return groups
+
+    def _with_first_set(self, layer: int, used: Counts, taken: Counts, floor_f: float) -> List[_Label]:
+        costs, steady, bound = self.costs, self.steady, self.bound
+        floor_c = self._floors.of(layer, sum(used))[1] / max(1, sum(used))
+        labels: List[_Label] = []
+        last = self.servers.free(used) == taken
+        behind, sent = (used, taken) if last else self._behind(used, taken)
+        ends: Iterable[int] = (costs.num_layers,) if last else self._ends(layer, sum(behind))
+        table = costs.set_cost(used, taken)
+        forward, backward = table.forward, table.backward
+        for end in ends:
+            stage = Stage(layer, end, used, taken)
+            if len(forward) == 1:
+                forward_s, backward_s = forward[0][end] - forward[0][layer], backward[0][end] - backward[0][layer]
+            else:
+                forward_s, backward_s = costs.times(stage)
+            work_s = forward_s + backward_s
+            if (steady + 1) * work_s + floor_f >= bound:
+                break
+            rests = {} if last else self._solve(end, behind)
+            if not (rests or last):
+                continue
+            depth = costs.memory(stage).depth
+            if depth < 1:
+                break
+            allreduce_s = costs.allreduce_seconds(stage)
+            if last:
+                label = _Label(forward_s + steady * work_s + allreduce_s + backward_s, allreduce_s,
+                               work_s + steady * work_s, work_s, stage, None)
+                if label.x + floor_f < bound:
+                    _insert(labels, label, self.memory_binds)
+                break
+            for receivers, group in rests.items():
+                wire_s = costs.wire(end, _minus(behind, sent), sent, self._matched(behind, receivers, sent))
+                for rest in group:
+                    # the communication stage, then the computation stage in front of it
+                    x = wire_s + max(rest.x, 2 * steady * wire_s + max(wire_s, rest.y), wire_s + rest.z)
+                    y = rest.y - wire_s
+                    z = 2 * wire_s + max(2 * steady * wire_s, rest.z)
+                    r = work_s + 2 * wire_s + rest.r
+                    cycle_s = work_s if depth >= UNLIMITED else max(work_s, r / depth)
+                    x = forward_s + max(x, steady * cycle_s + max(allreduce_s + backward_s, y),
+                                        backward_s + allreduce_s + z)
+                    z = work_s + max(steady * cycle_s, z)
+                    if max(x + floor_f, z + floor_c) < bound:
+                        _insert(labels, _Label(x, max(allreduce_s, y - backward_s), z, r, stage, rest), self.memory_binds)
+        return labels
+
+    def _ends(self, layer: int, devices: int) -> Iterable[int]:
+        """Where a stage from ``layer`` can end, ``devices`` being used then: neither the layers before nor those behind may keep
+        their devices busy beyond the bound."""
+        work, size = self._floors.work, self.costs.num_layers
+        if not self.steady:
+            return range(layer + 1, size)
+        busy = self.bound / self.steady / (1 - TOLERANCE)
+        rest = self.servers.num_devices - devices
+        return range(max(layer + 1, bisect.bisect_left(work, work[-1] - busy * rest)),
+                     min(size, bisect.bisect_right(work, busy * devices)))
+
+    def _matched(self, behind: Counts, receivers: Counts, sent: Counts) -> Counts:
+        key = (behind, receivers, sent)
+        if key not in self._matches:
+            self._matches[key] = self.servers.matched(behind, receivers, sent)
+        return self._matches[key]
+
+    def _sets_from(self, used: Counts) -> List[Counts]:
+        if used not in self._sets:
+            every = (self.servers.num_devices <= MAX_DEVICES_OF_ALL_SETS
+                     and self.servers.count_states() <= MAX_STATES_OF_ALL_SETS)
+            sets = self.servers.all_sets(used) if every else self.servers.round_sets(used)
+            self._sets[used] = sorted(sets, key=lambda taken: (sum(taken), taken))
+        return self._sets[used]
+
+    def _behind(self, used: Counts, taken: Counts) -> Tuple[Counts, Counts]:
+        """Canonical used counts after the stage, and ``taken`` in their order of servers."""
+        key = (used, taken)
+        if key not in self._moves:
+            order = self.servers.canonical_order(used, taken)
+            self._moves[key] = (tuple(used[k] + taken[k] for k in order), tuple(taken[k] for k in order))
+        return self._moves[key]
+
+    def _placed(self, label: _Label) -> Stages:
+        """Undoes the exchanges of servers: the stages with the servers' own numbers."""
+        place = list(range(len(self.servers.sizes)))  # real server of each canonical place
+        used = list(self.servers.none())
+        before: Optional[Counts] = None
+        stages: List[Stage] = []
+        step: Optional[_Label] = label
+        while step is not None:
+            taken = step.stage.taken if before is None else self.servers.matched(step.stage.used, step.stage.taken, before)
+            real = [0] * len(used)
+            for slot, count in enumerate(taken):
+                real[place[slot]] = count
+            stages.append(Stage(step.stage.first, step.stage.end, tuple(used), tuple(real)))
+            used = [a + b for a, b in zip(used, real)]
+            # ``taken`` may be a permutation of the state's own spelling: move tied servers to where that one has them
+            spelled = _same_spelling(taken, step.stage.taken, step.stage.used, self.servers.classes)
+            order = self.servers.canonical_order(step.stage.used, step.stage.taken)
+            place = [place[spelled[k]] for k in order]
+            before = tuple(step.stage.taken[k] for k in order)
+            step = step.rest
+        return tuple(stages)
+
+
+def _same_spelling(real: Counts, spelled: Counts, used: Counts, classes: Counts) -> List[int]:
+    """For each place of ``spelled`` a place of ``real`` with the same class, used count and taken count, each once."""
+    free = list(range(len(real)))
+    result = []
+    for k in range(len(spelled)):
+        match = next(m for m in free if (classes[m], used[m], real[m]) == (classes[k], used[k], spelled[k]))
+        free.remove(match)
+        result.append(match)
+    return result
+
+
+def _minus(total: Counts, part: Counts) -> Counts:
+    return tuple(a - b for a, b in zip(total, part))
+
+
+def _insert(labels: List[_Label], new: _Label, with_round_trip: bool) -> None:
+    """Keeps ``labels`` Pareto-optimal in (X, Y, Z) and, where memory can bind, R."""
+    x, y, z, r = new[0], new[1], new[2], new[3]
+    for old in labels:
+        if old.x <= x and old.y <= y and old.z <= z and (not with_round_trip or old.r <= r):
+            return
+    labels[:] = [old for old in labels
+                 if not (x <= old.x and y <= old.y and z <= old.z and (not with_round_trip or r <= old.r))]
+    labels.append(new)
+
+
+def _memory_binds(costs: Costs) -> bool:
+    """Whether some stage might hold fewer micro-batches than the longest chain of stages keeps in flight.
+
+    With ``n`` computation stages to the end there are ``2 n - 1`` elements and no round trip exceeds that many of the
+    longest cycle, so a depth of ``2 n - 1`` never binds.
+    """
+    longest = 2 * min(costs.num_layers, costs.servers.num_devices) - 1
+    memory = min(device.memory_bytes for device in costs.servers.cluster.devices)
+    total = costs.memory(Stage(0, costs.num_layers, costs.servers.none(), _single(costs)))
+    return total.fixed + longest * total.each > memory
+
+
+def _single(costs: Costs) -> Counts:
+    """One device of the first server: the largest slice."""
+    return tuple(1 if k == 0 else 0 for k in range(len(costs.servers.sizes)))
+
+
+class _Floors:
+    """Lower bounds for the layers before ``layer`` on ``devices`` devices: (forward seconds of one micro-batch, device
+    seconds of forward and backward work)."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._forward: Dict[int, List[float]] = {}
+        work = [INFINITY] * costs.num_layers
+        for replicas in range(1, costs.servers.num_devices + 1):
+            forward, backward = self._fastest(replicas)
+            work = [min(w, replicas * (f + b)) for w, f, b in zip(work, forward, backward)]
+        self.work = _sums(work)
+
+    def _fastest(self, replicas: int) -> Tuple[List[float], List[float]]:
+        """Seconds of every layer on the fastest device type."""
+        costs, cluster = self.costs, self.costs.servers.cluster
+        samples = -(-costs.micro_batch // replicas)
+        tables = [costs.prefix(name, device, samples)
+                  for name, device in sorted({d.type: d.index for d in cluster.devices}.items())]
+        forward, backward = ([min(table[part][k + 1] - table[part][k] for table in tables)
+                              for k in range(costs.num_layers)] for part in (0, 1))
+        return forward, backward
+
+    def of(self, layer: int, devices: int) -> Tuple[float, float]:
+        if layer == 0:
+            return 0.0, 0.0
+        if devices not in self._forward:
+            self._forward[devices] = _sums(self._fastest(devices)[0])
+        return self._forward[devices][layer], self.work[layer]
+
+
+def _sums(values: List[float]) -> List[float]:
+    """Prefix sums, rounded down a little so that sums in another order stay above them."""
+    total, result = 0.0, [0.0]
+    for value in values:
+        total += value
+        result.append(total * (1 - 1e-12))
+    return result

@@ -1,0 +1,231 @@
+"""DAPPLE's planner from profile to plan: micro-batch counts, candidates, and the choice among them.
+
+Every number of micro-batches M that divides the batch into whole ones of at least the profile's granularity is tried.  For each
+M the exact planner gives the least L; beside it stand the best two-stage plan and data parallelism with and without overlap of
+its all-reduce.  All are then played (:mod:`whale_tf.planner.dapple.rehearse`) under both warm-up policies, and the fastest wins.
+"""
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.planner.dapple import baselines, exact, printed
+from whale_tf.planner.dapple.cost import Costs, Stages
+from whale_tf.planner.dapple.device_sets import Servers
+from whale_tf.planner.dapple.rehearse import depths_of, rehearse
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.schedule import warmup_depths
+
+Solver = Callable[[Costs], Optional[Stages]]
+
+SOLVERS: Mapping[str, Solver] = {
+    "exact": exact.solve,
+    "printed": printed.solve,
+    "two-stages": baselines.two_stages,
+    "data-parallel": baselines.data_parallel,
+    "pipedream": baselines.pipedream,
+    "torchgpipe": baselines.block_partition,
+    "even": baselines.even,
+}
+
+# Policy B keeps more micro-batches alive; it has to gain this much (DAPPLE Table IV: 1.02 was not worth it).
+POLICY_B_GAIN = 1.02
+
+
+class Candidate(NamedTuple):
+    """A plan and what is known of it.
+
+    Attributes:
+        origin: which solver it comes from.
+        formula_s: L of Eq. 1 and 2; with ``overlapped``, data parallelism whose all-reduce runs beside the last backward
+            pass.
+        latency_s: the time of playing it.
+        policy: ``PA`` or ``PB``; ``depths`` are its K_i.
+        ratio: DAPPLE's activation-communication ratio (Table V).
+    """
+
+    origin: str
+    costs: Costs
+    stages: Stages
+    formula_s: float
+    latency_s: float
+    policy: str
+    depths: Tuple[int, ...]
+    overlapped: bool
+    ratio: float
+
+    @property
+    def micro_batches(self) -> int:
+        return self.costs.micro_batches
+
+    @property
+    def held_back(self) -> bool:
+        """Whether memory keeps some stage from the warm-up depth of its policy."""
+        wanted = warmup_depths(self.policy, len(self.stages), None, self.micro_batches)
+        return any(depth < want for depth, want in zip(self.depths, wanted))
+
+    def peak_bytes(self) -> List[int]:
+        """Of every device of the cluster."""
+        peaks = [0] * self.costs.servers.num_devices
+        for stage, depth in zip(self.stages, self.depths):
+            memory = self.costs.memory(stage)
+            for device in self.costs.servers.devices(stage.used, stage.taken):
+                peaks[device] = int(memory.fixed + depth * memory.each)
+        return peaks
+
+    def describe(self) -> str:
+        """``8:8 (30+21 layers), 4 micro-batches, 0.830 s``."""
+        if len(self.stages) == 1:
+            what = "data parallel on {}{}".format(self.stages[0].replicas, ", overlapped" if self.overlapped else "")
+        elif all(stage.replicas == 1 for stage in self.stages):
+            what = "straight, {} stages".format(len(self.stages))
+        else:
+            what = "{} ({} layers)".format(":".join(str(stage.replicas) for stage in self.stages),
+                                           "+".join(str(stage.end - stage.first) for stage in self.stages))
+        return "{}, {} micro-batch{}{}, {:.4g} s ({})".format(
+            what, self.micro_batches, "es" if self.micro_batches > 1 else "",
+            ", recomputed" if self.costs.recompute else "", self.latency_s, self.origin)
+
+
+def micro_batch_counts(profile: ModelProfile, global_batch: int) -> List[int]:
+    """Every M that divides the batch and leaves micro-batches of at least the profile's granularity (or one, M = 1)."""
+    least = profile.batch_granularity or 1
+    return [m for m in range(1, global_batch + 1) if global_batch % m == 0 and (global_batch // m >= least or m == 1)]
+
+
+def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact", recompute: bool = False
+           ) -> List[Candidate]:
+    """Candidates from fast to slow; empty when nothing fits memory.
+
+    Args:
+        solver: a key of :data:`SOLVERS`.
+        recompute: keep only stage inputs and compute the rest again in the backward pass.
+    """
+    servers = Servers(cluster)
+    every = [Costs(profile, servers, global_batch, count, recompute) for count in micro_batch_counts(profile, global_batch)]
+    if solver == "exact":
+        found = _exact(every)
+    else:
+        found = [scored(solver, costs, stages) for costs in every for stages in [SOLVERS[solver](costs)] if stages]
+        if solver == "data-parallel":
+            found += _overlapped(found)
+    return ranked(found)
+
+
+def ranked(found: List[Candidate]) -> List[Candidate]:
+    """Fast plans first; of two that differ by less than 0.1% the one with fewer stages (section IV-D1)."""
+    unique: Dict[Tuple[int, Stages, bool, bool], Candidate] = {}
+    for candidate in found:
+        key = (candidate.micro_batches, candidate.stages, candidate.overlapped, candidate.costs.recompute)
+        unique.setdefault(key, candidate)
+    ranked = sorted(unique.values(), key=lambda c: (c.latency_s, len(c.stages)))
+    if ranked:
+        near = [c for c in ranked if c.latency_s <= ranked[0].latency_s * 1.001]
+        first = min(near, key=lambda c: (len(c.stages), c.latency_s))
+        ranked.remove(first)
+        ranked.insert(0, first)
+    return ranked
+
+
+def _exact(every: List[Costs]) -> List[Candidate]:
+    found: List[Candidate] = []
+    for name in ("data-parallel", "two-stages"):
+        for costs in every:
+            stages = SOLVERS[name](costs)
+            if stages:
+                found.append(scored(name, costs, stages))
+    found += _overlapped([c for c in found if c.origin == "data-parallel"])
+    limits = {costs.micro_batches: exact.FIRST_LIMIT * exact.lower_bound(costs) for costs in every}
+    last = {costs.micro_batches: exact.upper_bound(costs) for costs in every}
+    pending = list(every)
+    while pending:
+        # the micro-batch count with the lowest limit goes first; whatever it finds bounds the others
+        costs = min(pending, key=lambda c: limits[c.micro_batches])
+        count = costs.micro_batches
+        bound = min([c.latency_s for c in found] + [last[count]])
+        stages = exact.below(costs, min(limits[count], bound))
+        if stages:
+            found.append(scored("exact", costs, stages))
+        if stages or limits[count] >= bound:
+            pending.remove(costs)
+        limits[count] *= exact.GROWTH
+    return found
+
+
+def scored(origin: str, costs: Costs, stages: Stages) -> Candidate:
+    """The plan, scored from its stages alone: by Eq. 1 and 2, and by playing it under both policies."""
+    elements = costs.elements(stages)
+    times = {}
+    for policy in ("PA", "PB"):
+        depths = depths_of(costs, stages, policy)
+        times[policy] = (rehearse(elements, costs.micro_batches, depths), depths)
+    policy = "PB" if times["PB"][0] * POLICY_B_GAIN < times["PA"][0] else "PA"
+    return Candidate(origin, costs, stages, costs.latency(stages), times[policy][0], policy, times[policy][1], False,
+                     communication_ratio(costs, stages))
+
+
+def communication_ratio(costs: Costs, stages: Stages) -> float:
+    """Mean time of a boundary, forward and back, over the mean time of a stage (Table V's ACR); 0 for one stage."""
+    elements = costs.elements(stages)
+    wires = [wire.forward_s + wire.backward_s for wire in elements[1::2]]
+    work = [stage.forward_s + stage.backward_s for stage in elements[0::2]]
+    return sum(wires) / len(wires) / (sum(work) / len(work)) if wires and sum(work) else 0.0
+
+
+def _overlapped(found: List[Candidate]) -> List[Candidate]:
+    """Data parallelism with the all-reduce of every layer started as soon as its gradients are ready."""
+    made = []
+    for candidate in found:
+        latency_s = overlapped_seconds(candidate.costs, candidate.stages)
+        if latency_s < candidate.latency_s:
+            made.append(candidate._replace(origin="data-parallel, overlapped", formula_s=latency_s, latency_s=latency_s,
+                                           overlapped=True))
+    return made
+
+
+def overlapped_seconds(costs: Costs, stages: Stages) -> float:
+    """One stage; gradients accumulate over all micro-batches but the last, whose backward pass the all-reduces run beside,
+    one after the other in the order of the layers (Poseidon: the paper's "DP Overlap", section VI-C)."""
+    (stage,) = stages
+    forward_s, backward_s = costs.times(stage)
+    table = costs.set_cost(stage.used, stage.taken)
+    slowest = max(table.backward, key=lambda prefix: prefix[-1])
+    ready_s = sent_s = 0.0
+    for layer in reversed(range(costs.num_layers)):
+        ready_s += slowest[layer + 1] - slowest[layer]
+        if costs.parameters[layer][layer + 1] and stage.replicas > 1:
+            seconds = table.allreduce_s + table.allreduce_s_per_byte * costs.parameters[layer][layer + 1]
+            sent_s = max(sent_s, ready_s) + seconds
+    return forward_s * costs.micro_batches + backward_s * (costs.micro_batches - 1) + max(ready_s, sent_s)
+
+
+def single_device_seconds(profile: ModelProfile, cluster: Cluster, global_batch: int) -> float:
+    """All micro-batches one after the other on the first device: the numerator of the paper's speed-ups (section VI-C)."""
+    count = max(micro_batch_counts(profile, global_batch))
+    costs = Costs(profile, Servers(cluster), global_batch, count)
+    device = cluster.devices[0]
+    return count * sum(part[-1] for part in costs.prefix(device.type, device.index, costs.micro_batch))
+
+
+def least_memory(profile: ModelProfile, cluster: Cluster, global_batch: int, recompute: bool) -> float:
+    """Bytes per device of the plan that needs least on its fullest device: the smallest micro-batch, one in flight, layers
+    spread over as many stages as help (dynamic programming over layers and devices)."""
+    servers = Servers(cluster)
+    costs = Costs(profile, servers, global_batch, max(micro_batch_counts(profile, global_batch)), recompute)
+    devices = min(servers.num_devices, 4 * costs.num_layers)
+    widths = [1 << k for k in range(devices.bit_length()) if 1 << k <= devices]
+    fixed_rate = profile.bytes_per_parameter_byte
+    best = [[0.0 if layer == 0 else float("inf")] * (devices + 1) for layer in range(costs.num_layers + 1)]
+    for end in range(1, costs.num_layers + 1):
+        for used in range(1, devices + 1):
+            for width in widths:
+                if width > used:
+                    break
+                samples = -(-costs.micro_batch // width)
+                for first in range(end):
+                    kept = costs.kept_bytes(first, end) * samples
+                    need = costs.parameters[first][end] * fixed_rate + kept
+                    if recompute:
+                        need += costs.outputs[max(0, first - 1)] * samples
+                    best[end][used] = min(best[end][used], max(need, best[first][used - width]))
+    return min(best[costs.num_layers])

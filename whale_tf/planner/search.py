@@ -1,0 +1,143 @@
+"""One front for the searches over a model profile: ``search(profile, cluster, global_batch, method=...)``."""
+from __future__ import annotations
+
+import time
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
+from whale_tf.planner.amp import annealing, baselines
+from whale_tf.planner.amp import search as amp
+from whale_tf.planner.amp.cost import Costs as AmpCosts
+from whale_tf.planner.dapple import search as dapple
+from whale_tf.planner.result import SearchResult, Stage, kind_of
+from whale_tf.profiler.model_profile import ModelProfile
+
+GIB = float(1 << 30)
+RUNNERS_UP = 5
+
+
+class Method(NamedTuple):
+    """A search by name.  ``solver`` is a key of DAPPLE's solvers; ``strategies`` a search over AMP's costs."""
+
+    summary: str
+    solver: Optional[str] = None
+    strategies: Optional[Callable[[AmpCosts], List[amp.Candidate]]] = None
+
+
+METHODS: Mapping[str, Method] = {
+    "dapple": Method("pipeline and data parallelism, exact (DAPPLE)", solver="exact"),
+    "dapple-printed": Method("the same by the paper's memoised search", solver="printed"),
+    "two-stages": Method("the best plan of two stages", solver="two-stages"),
+    "data-parallel": Method("every device holds the model", solver="data-parallel"),
+    "pipedream": Method("PipeDream's planner, run synchronously", solver="pipedream"),
+    "torchgpipe": Method("torchgpipe's block partition", solver="torchgpipe"),
+    "even": Method("as many layers and devices for each stage", solver="even"),
+    "amp": Method("pipeline, data and tensor parallelism (AMP)", strategies=amp.search),
+    "amp-annealing": Method("the same with placements by simulated annealing", strategies=annealing.anneal),
+    "megatron": Method("Megatron's heuristics, layers balanced by number", strategies=baselines.megatron),
+    "random": Method("random strategies", strategies=baselines.random_search),
+}
+
+
+def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
+           recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10) -> SearchResult:
+    """The best plan ``method`` finds.
+
+    Args:
+        profile: a profile, its file, or a built-in name.
+        cluster: any spelling :meth:`Cluster.parse` takes.
+        global_batch: samples of one step.
+        method: a key of :data:`METHODS`.
+        recompute: DAPPLE family: keep only stage inputs; None: where that is faster, memory being short without.
+        trial: AMP family: runs a strategy and returns its seconds; the ``budget`` best are run.
+
+    Raises:
+        PlanError: unknown method or profile, or a profile without batch granularity.
+        ClusterError: no such cluster, or its devices are not connected.
+        InfeasibleError: nothing fits; the message says the smallest memory that would.
+    """
+    profile, cluster = ModelProfile.parse(profile), Cluster.parse(cluster)
+    if method not in METHODS:
+        raise PlanError("there is no search {!r}; there are {}.{}".format(
+            method, ", ".join(METHODS), did_you_mean(method, METHODS)))
+    if global_batch < 1:
+        raise PlanError("global_batch is {}, expected at least 1".format(global_batch))
+    if profile.batch_granularity is None:
+        raise PlanError(
+            "profile {!r} does not say its batch granularity, so micro-batches cannot be sized; add \"batch_granularity\": the "
+            "number of samples it was measured with, or the smallest a device computes efficiently".format(profile.name))
+    if method != "random" and (trial is not None) and METHODS[method].strategies is not amp.search:
+        raise PlanError("search {!r} runs no trials; use 'amp'".format(method))
+    start = time.perf_counter()
+    if METHODS[method].solver is not None:
+        return _dapple(profile, cluster, global_batch, method, recompute, start)
+    return _amp(profile, cluster, global_batch, method, trial, budget, start)
+
+
+def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool], start: float
+            ) -> SearchResult:
+    solver = METHODS[method].solver
+    assert solver is not None
+    found = dapple.search(profile, cluster, global_batch, solver, bool(recompute))
+    if recompute is None and (not found or found[0].held_back):
+        found = dapple.ranked(found + dapple.search(profile, cluster, global_batch, solver, recompute=True))
+    if not found:
+        least = dapple.least_memory(profile, cluster, global_batch, recompute is not False)
+        raise InfeasibleError(_too_large(profile, cluster, method, least, recompute is not False))
+    best = found[0]
+    servers = best.costs.servers
+    stages = tuple(Stage(first_layer=stage.first, last_layer=stage.end - 1, warmup=depth,
+                         devices=(servers.devices(stage.used, stage.taken),))
+                   for stage, depth in zip(best.stages, best.depths))
+    return SearchResult(
+        search=method, model=profile.name, cluster=cluster.name, global_batch=global_batch, num_devices=len(cluster),
+        kind=kind_of(stages), stages=stages, micro_batches=best.micro_batches, latency_s=best.latency_s,
+        formula_latency_s=best.formula_s, peak_memory_bytes=tuple(best.peak_bytes()), recompute=best.costs.recompute,
+        activation_communication_ratio=best.ratio, warmup_policy=best.policy, overlapped_all_reduce=best.overlapped,
+        search_seconds=time.perf_counter() - start, description=best.describe(),
+        runners_up=tuple(c.describe() for c in found[1:1 + RUNNERS_UP]))
+
+
+def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, trial: Optional[amp.Trial], budget: int,
+         start: float) -> SearchResult:
+    costs = AmpCosts(profile, cluster, global_batch)
+    strategies = METHODS[method].strategies
+    assert strategies is not None
+    found = amp.search(costs, trial, budget) if trial is not None else strategies(costs)
+    if not found:
+        raise InfeasibleError(
+            "{!r} finds no strategy for {!r} on the {} devices of {!r}: with a batch of {} no pipeline of at most {} stages "
+            "divides it; use a batch that more devices divide".format(
+                method, profile.name, len(cluster), cluster.name, global_batch, len(profile.layers)))
+    best = found[0]
+    if not best.estimate.fits:
+        least = min(found, key=lambda c: max(c.estimate.peak_bytes))
+        raise InfeasibleError(_too_large(profile, cluster, method, float(max(least.estimate.peak_bytes)), False))
+    degrees, placement, cuts = best.strategy.degrees, best.strategy.placement, best.strategy.cuts
+    gas = costs.accumulation(degrees, best.strategy.micro_batch)
+    stages = tuple(_amp_stage(placement[p].tolist(), cuts[p], cuts[p + 1] - 1, degrees.pp, degrees.tmp,
+                              min(gas, degrees.pp - p)) for p in range(degrees.pp))
+    return SearchResult(
+        search=method, model=profile.name, cluster=cluster.name, global_batch=global_batch, num_devices=len(cluster),
+        kind=kind_of(stages), stages=stages, micro_batches=gas, model_replicas=len(stages[0].devices),
+        latency_s=best.seconds, formula_latency_s=best.estimate.seconds, peak_memory_bytes=best.estimate.peak_bytes,
+        search_seconds=time.perf_counter() - start, description=best.describe(),
+        runners_up=tuple(c.describe() for c in found[1:1 + RUNNERS_UP]))
+
+
+def _amp_stage(rows: Sequence[Sequence[int]], first: int, last: int, stages: int, tmp: int, warmup: int) -> Stage:
+    """Pure data parallelism is one replicated stage; otherwise each pipeline is a model replica of its own."""
+    devices: Tuple[Tuple[int, ...], ...] = tuple(tuple(int(device) for device in row) for row in rows)
+    if stages == 1 and tmp == 1:
+        devices = (tuple(device for row in devices for device in row),)
+    return Stage(first_layer=first, last_layer=last, devices=devices, strategy="split" if tmp > 1 else "replicate",
+                 warmup=warmup)
+
+
+def _too_large(profile: ModelProfile, cluster: Cluster, method: str, least_bytes: float, recompute: bool) -> str:
+    smallest = min(cluster.devices, key=lambda device: device.memory_bytes)
+    return ("no plan of {!r} fits the {} devices of {!r} ({} has {:.1f} GiB){}: the least that {!r} could do with needs "
+            "{:.1f} GiB on its fullest device; use devices with at least that, more of them, or a smaller batch".format(
+                profile.name, len(cluster), cluster.name, smallest.type, smallest.memory_bytes / GIB,
+                ", even with recomputation" if recompute else "", method, least_bytes / GIB))

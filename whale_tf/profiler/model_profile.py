@@ -1,0 +1,257 @@
+"""ModelProfile: what a planner knows about a model, layer by layer, per sample.
+
+The planners see a model as a chain of layers (DAPPLE section II-C: execution time, activation size and parameter size of
+each).  Times are either measured on a device type or follow from FLOPs and memory traffic, see
+:func:`whale_tf.profiler.layer_time.layer_seconds`.  On disk a profile is JSON; equal consecutive layers are written once with
+a ``repeat``.
+"""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from whale_tf.cluster import PRECISIONS
+from whale_tf.errors import PlanError, did_you_mean
+
+VERSION = 1
+
+# Optimizer state beside the parameter and its gradient, in bytes per parameter byte.
+OPTIMIZER_STATE: Mapping[str, float] = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "rmsprop": 2.0}
+
+
+class _Value(BaseModel):
+    """A frozen, strictly validated part of a profile."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Measurement(_Value):
+    """One timed run of a layer: ``batch`` samples on a device of type ``device``, split over ``tensor_parallel`` devices.
+
+    The times include the layer's own tensor-parallel collectives.
+    """
+
+    device: str
+    tensor_parallel: int = Field(1, ge=1)
+    batch: float = Field(gt=0)
+    forward_s: float = Field(ge=0)
+    backward_s: float = Field(ge=0)
+
+
+class LayerProfile(_Value):
+    """One layer; everything is per sample unless it says otherwise.
+
+    Attributes:
+        forward_flops: floating-point operations of the forward pass (a multiply-add is two).
+        backward_flops: of the backward pass; None: twice the forward pass.
+        traffic_bytes: device memory read and written by the forward pass outside its matrix products and convolutions
+            (normalisation, activation functions, dropout, look-ups); the backward pass moves twice as much.
+        utilization: share of the device's peak FLOP rate the layer reaches; above 1 where an algorithm needs fewer
+            multiplications than the textbook count (Winograd convolution).
+        parameter_bytes: of all its parameters (not per sample).
+        output_bytes: everything that crosses a cut behind this layer in the forward direction, skip connections included;
+            as much comes back as gradients.
+        activation_bytes: kept from the forward to the backward pass.
+        tensor_parallel_bytes: summed over the devices in the forward pass when the layer is split over several (as much
+            again in the backward pass); None: the layer cannot be split, every device computes all of it.
+        tied: name of a parameter this layer shares with other layers; a stage that holds several of them stores and
+            synchronises it once.
+        measured: timed runs; where there is one for a device type it replaces FLOPs.
+        ops: names of the graph ops the layer stands for, when the profile was recorded from a graph.
+    """
+
+    name: str = Field(min_length=1)
+    forward_flops: float = Field(0.0, ge=0)
+    backward_flops: Optional[float] = Field(None, ge=0)
+    traffic_bytes: float = Field(0.0, ge=0)
+    utilization: float = Field(0.75, gt=0)
+    parameter_bytes: int = Field(0, ge=0)
+    output_bytes: int = Field(0, ge=0)
+    activation_bytes: int = Field(0, ge=0)
+    tensor_parallel_bytes: Optional[int] = Field(None, ge=0)
+    tied: Optional[str] = None
+    measured: Tuple[Measurement, ...] = ()
+    ops: Tuple[str, ...] = ()
+
+
+class ModelProfile(_Value):
+    """A chain of layers.
+
+    Attributes:
+        name: for tables and messages.
+        source: where the numbers come from.
+        precision: key of ``Device.peak_flops_per_s``.
+        batch_granularity: smallest number of samples a device computes efficiently; a smaller slice takes as long.  The
+            planners need it; None: unknown.
+        optimizer: which optimizer the memory is counted for.
+        optimizer_bytes_per_parameter_byte: its state, beside the parameter and its gradient.
+        graph: fingerprint of the graph the profile was recorded from; empty for a built-in one.
+    """
+
+    version: int = VERSION
+    name: str = Field(min_length=1)
+    source: str = ""
+    precision: str = "fp32"
+    batch_granularity: Optional[int] = Field(None, ge=1)
+    optimizer: str = "adam"
+    optimizer_bytes_per_parameter_byte: float = Field(2.0, ge=0)
+    graph: str = ""
+    layers: Tuple[LayerProfile, ...] = Field(min_length=1)
+
+    @field_validator("precision")
+    @classmethod
+    def _known_precision(cls, precision: str) -> str:
+        if precision not in PRECISIONS:
+            raise ValueError("precision is {!r}, expected one of {}".format(precision, ", ".join(PRECISIONS)))
+        return precision
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelProfile:
+        if self.version != VERSION:
+            raise ValueError("profile version is {}, this whale_tf reads version {}".format(self.version, VERSION))
+        names = [layer.name for layer in self.layers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError("two layers are called {!r}".format(twice[0]))
+        return self
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of the whole model, a tied parameter once."""
+        return self.stage_parameter_bytes(0, len(self.layers))
+
+    @property
+    def bytes_per_parameter_byte(self) -> float:
+        """Parameter, gradient and optimizer state."""
+        return 2.0 + self.optimizer_bytes_per_parameter_byte
+
+    def stage_parameter_bytes(self, first: int, end: int) -> int:
+        """Parameters of layers ``first`` to ``end - 1``, a tied one once."""
+        total, seen = 0, set()
+        for layer in self.layers[first:end]:
+            if layer.tied is None or layer.tied not in seen:
+                total += layer.parameter_bytes
+            seen.add(layer.tied)
+        return total
+
+    def scaled(self, name: str, granularity: Optional[int]) -> ModelProfile:
+        """The same layers under another name and batch granularity."""
+        return self.model_copy(update={"name": name, "batch_granularity": granularity})
+
+    def to_json(self) -> str:
+        """JSON text; equal consecutive layers are written once, with ``repeat``."""
+        head = self.model_dump(mode="json", exclude={"layers"}, exclude_defaults=True)
+        layers = ",\n  ".join(json.dumps(row) for row in _folded(self.layers))
+        text = json.dumps(dict({"version": self.version}, **head), indent=1)
+        return "{},\n \"layers\": [\n  {}\n ]\n}}\n".format(text[:-2], layers)
+
+    @classmethod
+    def parse(cls, source: Union[ModelProfile, Mapping[str, Any], str]) -> ModelProfile:
+        """A profile from a ModelProfile, a dict, JSON text, the path of a JSON file or the name of a built-in profile.
+
+        Raises:
+            PlanError: unknown name, unreadable file, unknown or missing key, or a wrong value; the message names the place.
+        """
+        if isinstance(source, cls):
+            return source
+        if isinstance(source, str):
+            source = _load(source)
+        assert not isinstance(source, ModelProfile)
+        try:
+            return cls.model_validate(_unfolded(source))
+        except ValidationError as error:
+            raise PlanError("not a valid model profile: " + "; ".join(
+                "{}: {} (got {!r:.80})".format(".".join(str(part) for part in item["loc"]) or "the profile", item["msg"],
+                                               item.get("input")) for item in error.errors()[:3])) from None
+
+
+def builtin_names() -> Tuple[str, ...]:
+    """Names of the profiles that come with the package."""
+    return tuple(sorted(name[:-len(".json")] for name in os.listdir(_BUILTIN) if name.endswith(".json")))
+
+
+def load_builtin(name: str) -> ModelProfile:
+    """The built-in profile of that name.  Raises PlanError for an unknown one."""
+    known = builtin_names()
+    if name not in known:
+        raise PlanError("there is no model profile {!r}; built-in ones are {}.{}".format(
+            name, ", ".join(known), did_you_mean(name, known)))
+    return ModelProfile.parse(os.path.join(_BUILTIN, name + ".json"))
+
+
+_BUILTIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "builtin")
+
+
+def _load(source: str) -> Dict[str, Any]:
+    if not source.lstrip().startswith("{"):
+        if not os.path.exists(source):
+            known = builtin_names()
+            if source not in known:
+                raise PlanError("model profile {!r} is neither a file nor a built-in name; built-in ones are {}.{}".format(
+                    source, ", ".join(known), did_you_mean(source, known)))
+            source = os.path.join(_BUILTIN, source + ".json")
+        with open(source, encoding="utf8") as handle:
+            text = handle.read()
+    else:
+        text = source
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise PlanError("the model profile is not JSON: {}".format(error))
+    if not isinstance(value, dict):
+        raise PlanError("the model profile is {!r:.40}, expected a JSON object with \"layers\"".format(value))
+    return value
+
+
+def _folded(layers: Tuple[LayerProfile, ...]) -> List[Dict[str, Any]]:
+    """Runs of layers that differ only in a number at the end of their names, each as one row with ``repeat``."""
+    rows: List[Dict[str, Any]] = []
+    for layer in layers:
+        row = layer.model_dump(mode="json", exclude_defaults=True)
+        stem, number = _numbered(layer.name)
+        if rows and number is not None and not layer.ops:
+            last = rows[-1]
+            if dict(row, name=stem + "{}") == {key: value for key, value in last.items() if key not in ("repeat", "start")} \
+                    and last["start"] + last["repeat"] == number:
+                last["repeat"] += 1
+                continue
+        if number is not None and not layer.ops:
+            row = dict(row, name=stem + "{}", repeat=1, start=number)
+        rows.append(row)
+    return [_single(row) if row.get("repeat") == 1 else row for row in rows]
+
+
+def _single(row: Dict[str, Any]) -> Dict[str, Any]:
+    name = row["name"].format(row["start"])
+    return dict({key: value for key, value in row.items() if key not in ("repeat", "start")}, name=name)
+
+
+def _numbered(name: str) -> Tuple[str, Optional[int]]:
+    """``layer_12`` to (``layer_``, 12); no number: (name, None).  Names with braces or leading zeros are left alone."""
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem):]
+    if not digits or str(int(digits)) != digits or "{" in name or "}" in name:
+        return name, None
+    return stem, int(digits)
+
+
+def _unfolded(source: Mapping[str, Any]) -> Dict[str, Any]:
+    rows = source.get("layers")
+    if not isinstance(rows, (list, tuple)):
+        return dict(source)
+    layers: List[Any] = []
+    for row in rows:
+        if not isinstance(row, dict) or "repeat" not in row:
+            layers.append(row)
+            continue
+        count, start, name = row["repeat"], row.get("start", 0), row.get("name")
+        if not isinstance(count, int) or count < 1 or not isinstance(start, int) or not isinstance(name, str) \
+                or name.count("{}") != 1:
+            raise PlanError("not a valid model profile: a layer with \"repeat\" needs a count of at least 1 and a name with "
+                            "one {{}} for its number, got {!r:.80}".format(row))
+        body = {key: value for key, value in row.items() if key not in ("repeat", "start")}
+        layers += [dict(body, name=name.replace("{}", str(start + index))) for index in range(count)]
+    return dict(source, layers=layers)
