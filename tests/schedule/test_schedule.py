@@ -69,8 +69,7 @@ def test_gpipe_keeps_all_alive(num_micro_batch: int, warmup: int) -> None:
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), COUNTS)
 def test_stages_finish_together_exactly_when_the_warmups_are_accepted(warmups: List[int], num_micro_batch: int) -> None:
-    orders = [order("backward_first", num_micro_batch, warmup, stage, len(warmups))
-              for stage, warmup in enumerate(warmups)]
+    orders = [order("backward_first", num_micro_batch, warmup, stage, len(warmups)) for stage, warmup in enumerate(warmups)]
     try:
         check_warmups(warmups, num_micro_batch)
         accepted = True
@@ -116,20 +115,23 @@ def test_auto_policy_is_that_of_dapple_table_iv(ratio: float, policy: str) -> No
     assert auto_policy(ratio) == policy
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: schedule("backward_frist", 0, 1, 1, 1), PlanError, "Did you mean 'backward_first'"),
-    (lambda: schedule("gpipe", 2, 2, 1, 1), PlanError, "stage is 2, expected 0 to 1"),
-    (lambda: schedule("gpipe", 0, 1, 0, 1), PlanError, "num_micro_batch is 0"),
-    (lambda: schedule("gpipe", 0, 1, 1, 0), PlanError, "warmup is 0"),
-    (lambda: warmup_depths("PC", 2, None, 2), PlanError, "'PC', expected one of PA, PB"),
-    (lambda: warmup_depths("PA", 0), PlanError, "num_stages is 0"),
-    (lambda: warmup_depths("PA", 3, (1, 1), 2), PlanError, "2 entries"),
-    (lambda: warmup_depths("PA", 3, (2, 0, 1), 2), InfeasibleError, "do not fit on stage 1"),
-    (lambda: check_warmups((1, 2), 4), PlanError, "use warmup <= 1 on stage 1"),
-    (lambda: check_warmups((1, 0), 4), PlanError, "stage 1 has warmup 0"),
-    (lambda: auto_policy(float("nan")), PlanError, "nan"),
-    (lambda: auto_policy(-1), PlanError, "expected a number of at least 0"),
-])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: schedule("backward_frist", 0, 1, 1, 1), PlanError, "Did you mean 'backward_first'"),
+        (lambda: schedule("gpipe", 2, 2, 1, 1), PlanError, "stage is 2, expected 0 to 1"),
+        (lambda: schedule("gpipe", 0, 1, 0, 1), PlanError, "num_micro_batch is 0"),
+        (lambda: schedule("gpipe", 0, 1, 1, 0), PlanError, "warmup is 0"),
+        (lambda: warmup_depths("PC", 2, None, 2), PlanError, "'PC', expected one of PA, PB"),
+        (lambda: warmup_depths("PA", 0), PlanError, "num_stages is 0"),
+        (lambda: warmup_depths("PA", 3, (1, 1), 2), PlanError, "2 entries"),
+        (lambda: warmup_depths("PA", 3, (2, 0, 1), 2), InfeasibleError, "do not fit on stage 1"),
+        (lambda: check_warmups((1, 2), 4), PlanError, "use warmup <= 1 on stage 1"),
+        (lambda: check_warmups((1, 0), 4), PlanError, "stage 1 has warmup 0"),
+        (lambda: auto_policy(float("nan")), PlanError, "nan"),
+        (lambda: auto_policy(-1), PlanError, "expected a number of at least 0"),
+    ],
+)
 def test_refusals(call, error, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=message.replace("(", r"\(")):
         call()

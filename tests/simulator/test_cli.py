@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from whale_tf.cli.simulate import compare, simulate
+from whale_tf.plan import Plan, TaskGraphPlan
+from whale_tf.simulator import built_in_model
+
+app = typer.Typer()
+app.command()(simulate)
+app.command()(compare)
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_built_in_model_and_cluster_need_nothing_else() -> None:
+    result = call(*"simulate --model gpt2 --cluster hc2 --dp 8 --tp 2 --pp 1 --micro-batches 1 --global-batch 64 --json".split())
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert {
+        "step_time_s",
+        "samples_per_s",
+        "peak_memory_bytes",
+        "oom",
+        "bubble",
+        "exposed_communication_s",
+        "tasks",
+        "compile_seconds",
+        "simulate_seconds",
+    } <= set(found)
+    assert len(found["peak_memory_bytes"]) == 16 and found["samples_per_s"] == pytest.approx(64 / found["step_time_s"])
+
+
+def test_the_table_names_the_bottleneck() -> None:
+    result = call(*"simulate --model mlp --cluster cpu:4 --pp 4 --micro-batches 2".split())
+    assert result.exit_code == 0 and "bottleneck: stage" in result.output
+
+
+@pytest.mark.slow
+def test_files(tmp_path: Any) -> None:
+    paths = {name: str(tmp_path / name) for name in ("t.json", "t.png", "m.svg", "r.html")}
+    result = call(
+        "simulate",
+        "--model",
+        "mlp",
+        "--cluster",
+        "hc2",
+        "--pp",
+        "4",
+        "--micro-batches",
+        "8",
+        "--trace",
+        paths["t.json"],
+        "--timeline",
+        paths["t.png"],
+        "--memory",
+        paths["m.svg"],
+        "--report",
+        paths["r.html"],
+    )
+    assert result.exit_code == 0, result.output
+    with open(paths["t.png"], "rb") as handle:
+        assert handle.read(8) == b"\x89PNG\r\n\x1a\n"
+    for name, start in (("t.json", '{"traceEvents"'), ("m.svg", "<?xml"), ("r.html", "<!DOCTYPE html>")):
+        with open(paths[name], encoding="utf8") as handle:
+            assert handle.read().startswith(start)
+
+
+def test_a_plan_file_with_a_built_in_model(tmp_path: Any) -> None:
+    ops = tuple(op.name for op in built_in_model("mlp", 1).ops)
+    plan = Plan(graph="mlp", num_devices=2, task_graphs=(TaskGraphPlan(name="all", ops=ops, devices=((0, 1),)),))
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    result = call("simulate", "--plan", str(path), "--cluster", "cpu:2", "--global-batch", "8", "--json")
+    assert result.exit_code == 0, result.output
+    uniform = call("simulate", "--model", "mlp", "--cluster", "cpu:2", "--dp", "2", "--global-batch", "8", "--json")
+    assert json.loads(result.stdout)["step_time_s"] == json.loads(uniform.stdout)["step_time_s"]
+    ranked = call("compare", str(path), "1x2x1", "2x1x1", "--model", "mlp", "--cluster", "cpu:2", "--global-batch", "8", "--json")
+    rows = [json.loads(line) for line in ranked.stdout.splitlines()]
+    assert [row["step_time_s"] for row in rows] == sorted(row["step_time_s"] for row in rows) and len(rows) == 3
+
+
+def test_a_profile(tmp_path: Any) -> None:
+    result = call("simulate", "--profile", "vgg-19", "--cluster", "dapple-b", "--dp", "2", "--global-batch", "64", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["samples_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("simulate --cluster hc1", "a plan holds names, not times; add --model"),
+        ("simulate --cluster hc9 --model mlp", "hc9"),
+        ("simulate --cluster hc1 --model gpt3", "Did you mean 'gpt2'"),
+        ("simulate --cluster hc1 --model mlp --profile vgg-19", "keep one"),
+        ("simulate --cluster hc1 --model mlp --dp 16", "cluster 'hc1' has devices 0 to 7"),
+        ("simulate --cluster hc1 --model mlp --plan nowhere.json", "does not exist"),
+        ("simulate --cluster cpu:4 --model mlp --dp 2 --global-batch 3", "use a multiple of 2"),
+        ("simulate --cluster hc1 --model m6-10b --dp 8 --trace x.json", "no trace of an infeasible plan"),
+        ("compare 2by2 --cluster hc1 --model mlp --global-batch 8", "neither a plan file nor of the form DPxTPxPP"),
+    ],
+)
+def test_refusals(arguments: str, message: str) -> None:
+    result = call(*arguments.split())
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_a_cluster_without_links_is_refused(tmp_path: Any) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"nodes": [{"devices": ["V100-32GB", "V100-32GB"]}]}))
+    result = call("simulate", "--cluster", str(path), "--model", "mlp", "--dp", "2")
+    assert result.exit_code == 1 and "links" in result.output

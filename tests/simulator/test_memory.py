@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.simulator.synthetic import NO_RESERVE, KnownTimes, chain_model, flat_cluster, pipeline
+from whale_tf.cluster import Cluster
+from whale_tf.simulator import Options, built_in_model, simulate, uniform_3d
+from whale_tf.simulator.builtin.transformers import transformer
+
+
+def small(batch: int = 8):  # type: ignore[no-untyped-def]
+    return transformer("small", batch, 4, 64, 8, 32, 128)
+
+
+def peak(**options) -> float:  # type: ignore[no-untyped-def]
+    return simulate(uniform_3d(small(), **options), Cluster.parse("hc1"), NO_RESERVE).peak_memory_bytes[0]
+
+
+def test_what_is_held_all_the_time_is_sixteen_bytes_a_parameter_with_adam() -> None:
+    model = small()
+    result = simulate(uniform_3d(model), flat_cluster(1), NO_RESERVE)
+    assert result.memory[0].bytes[0] == pytest.approx(16 * model.parameter_count)
+
+
+@pytest.mark.parametrize("zero, held", [(0, 16.0), (1, 8 + 8 / 8.0), (2, 4 + 12 / 8.0), (3, 16 / 8.0)])
+def test_zero_divides_what_its_stage_says(zero: int, held: float) -> None:
+    model = small()
+    result = simulate(uniform_3d(model, 8, zero=zero), Cluster.parse("hc1"), NO_RESERVE)
+    assert result.memory[0].bytes[0] == pytest.approx(held * model.parameter_count)
+
+
+def test_tensor_parallelism_divides_what_it_partitions() -> None:
+    model = small()
+    split = sum(model.tensors[op.inputs[1].tensor].size for op in model.ops if op.split and op.name != "head/logits")
+    result = simulate(uniform_3d(model, 1, 4), Cluster.parse("hc1"), NO_RESERVE)
+    biases = sum(
+        t.size for t in model.tensors if t.name.endswith(("query_bias_b", "key_bias_b", "value_bias_b", "expand_bias_b"))
+    )
+    divided = split + biases
+    assert result.memory[0].bytes[0] == pytest.approx(16 * (model.parameter_count - divided * 3 / 4.0))
+
+
+def test_recomputation_and_activation_partitioning_save_memory() -> None:
+    assert peak(recompute="block") < 0.7 * peak()
+    assert peak(tp=4, partition_activations=True) < peak(tp=4)
+    assert peak(offload="optimizer") < peak()
+    assert peak(offload="parameters") < peak(offload="optimizer")
+
+
+@pytest.mark.slow
+def test_recomputation_costs_about_one_more_forward() -> None:
+    plain, again = (
+        simulate(uniform_3d(built_in_model("bert-large", 4), recompute=how), Cluster.parse("hc2")) for how in ("", "block")
+    )
+    assert 1.2 < again.step_time_s / plain.step_time_s < 1.4
+
+
+def test_a_buffer_lives_from_its_writer_to_its_last_reader() -> None:
+    """One layer, 1 s forward, 2 s backward; the kept bytes are there from 0 to 3 s."""
+    model = chain_model(1, kept_bytes=1000.0)
+    result = simulate(pipeline(model, 1, 1, "gpipe", (1,)), flat_cluster(1), NO_RESERVE, KnownTimes(model, 1.0, 2.0))
+    curve = result.memory[0]
+    base = curve.bytes[0]
+    assert [(t, size - base) for t, size in zip(curve.time_s, curve.bytes) if t == 0.0][-1] == (0.0, 1000.0)
+    assert (curve.time_s[-1], curve.bytes[-1]) == (3.0, base)
+    assert curve.at_peak["activations"] == 1000.0 and curve.largest == (("layer0/op (saved)", 1000.0),)
+
+
+@pytest.mark.slow
+def test_reserved_memory_decides_about_the_last_gigabyte() -> None:
+    strategy = uniform_3d(built_in_model("bert-48", 2), 1, 1, 2, 3, "gpipe")
+    cluster = Cluster.parse("dapple-b")
+    assert simulate(strategy, cluster).oom and not simulate(strategy, cluster, NO_RESERVE).oom
+    assert "out of memory" in simulate(strategy, cluster).bottleneck()
+    assert simulate(strategy, cluster, Options(reserved_bytes={"GPU": 10 << 30})).oom
+
+
+@pytest.mark.slow
+def test_what_runs_out_is_named_with_advice() -> None:
+    result = simulate(uniform_3d(built_in_model("m6-10b", 8), 8), Cluster.parse("hc2"))
+    assert result.oom and "optimizer state: shard it (ZeRO)" in result.bottleneck()

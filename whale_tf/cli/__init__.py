@@ -1,0 +1,16 @@
+"""The ``whale`` command.  Each module holds commands as plain functions; they are put together here."""
+from __future__ import annotations
+
+import typer
+
+from whale_tf.cli import plan, simulate
+
+app = typer.Typer(name="whale", no_args_is_help=True, add_completion=False,
+                  help="Plan, simulate and compare distributed training.")
+for _command in (plan.plan, plan.diff, simulate.simulate, simulate.compare):
+    app.command()(_command)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

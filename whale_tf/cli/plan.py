@@ -1,0 +1,173 @@
+"""``whale plan`` and ``whale diff``."""
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whale_tf.cluster import BUILTIN, Cluster
+from whale_tf.errors import WhaleError
+from whale_tf.plan import Plan
+from whale_tf.planner.result import SearchResult
+from whale_tf.planner.search import METHODS, search
+from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
+
+GIB = float(1 << 30)
+COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
+
+
+def plan(
+    model: Optional[str] = typer.Option(None, help="model profile: a built-in name or a JSON file"),
+    cluster: Optional[str] = typer.Option(None, help="a built-in name, a JSON file, or a short form such as 2xV100-32GB:8"),
+    global_batch: Optional[int] = typer.Option(None, help="samples of one training step"),
+    search_method: str = typer.Option("dapple", "--search", help=", ".join(METHODS)),
+    recompute: Optional[bool] = typer.Option(None, "--recompute/--no-recompute",
+                                             help="recompute activations (default: only if nothing fits without)"),
+    output: Optional[str] = typer.Option(None, "--output", "-o", help="write the plan to this file"),
+    as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
+    list_names: bool = typer.Option(False, "--list", help="list the built-in models, clusters and searches"),
+) -> None:
+    """Search for the best parallel plan of a model on a cluster."""
+    if list_names:
+        _list(as_json)
+        return
+    if model is None or cluster is None or global_batch is None:
+        raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
+    try:
+        profile, machines = ModelProfile.parse(model), Cluster.parse(cluster)
+        with Console(stderr=True).status("searching ({})".format(search_method)):
+            found = search(profile, machines, global_batch, search_method, recompute)
+        if output is not None:
+            with open(output, "w", encoding="utf8") as handle:
+                handle.write(found.to_plan(profile).to_json() + "\n")
+    except (WhaleError, OSError) as error:
+        typer.echo("error: {}".format(error), err=True)
+        raise typer.Exit(1)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        _show(found, profile, machines)
+
+
+def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argument(..., help="another one"),
+         as_json: bool = typer.Option(False, "--json", help="print one JSON object: place -> [a, b]")) -> None:
+    """Show where two plans differ; exit status 1 when they do."""
+    try:
+        first, second = Plan.parse(a), Plan.parse(b)
+    except WhaleError as error:
+        typer.echo("error: {}".format(error), err=True)
+        raise typer.Exit(2)
+    places = differences(first.model_dump(mode="json"), second.model_dump(mode="json"))
+    if as_json:
+        typer.echo(json.dumps(places))
+    elif not places:
+        typer.echo("the plans are equal")
+    else:
+        table = Table("place", a, b)
+        for place, (left, right) in places.items():
+            table.add_row(place, _short(left), _short(right))
+        Console().print(table)
+    raise typer.Exit(1 if places else 0)
+
+
+def differences(a: Any, b: Any, place: str = "") -> Dict[str, List[Any]]:
+    """``{"task_graphs[1].devices": [left, right]}``; a part that only one side has is None on the other."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        found: Dict[str, List[Any]] = {}
+        for key in list(a) + [key for key in b if key not in a]:
+            found.update(differences(a.get(key), b.get(key), "{}.{}".format(place, key) if place else key))
+        return found
+    if isinstance(a, list) and isinstance(b, list) and any(isinstance(item, dict) for item in a + b):
+        found = {}
+        for index in range(max(len(a), len(b))):
+            left, right = (side[index] if index < len(side) else None for side in (a, b))
+            found.update(differences(left, right, "{}[{}]".format(place, index)))
+        return found
+    return {} if a == b else {place: [a, b]}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _list(as_json: bool) -> None:
+    names = {"models": list(builtin_names()), "clusters": list(BUILTIN), "searches": list(METHODS)}
+    if as_json:
+        typer.echo(json.dumps(names))
+        return
+    console = Console()
+    models = Table("model", "layers", "parameters", "batch granularity", "source")
+    for name in names["models"]:
+        profile = load_builtin(name)
+        models.add_row(name, str(len(profile.layers)), "{:,.0f}M".format(profile.parameter_bytes / 4e6),
+                       str(profile.batch_granularity), profile.source)
+    clusters = Table("cluster", "source")
+    for name, row in BUILTIN.items():
+        clusters.add_row(name, row.source)
+    searches = Table("search", "what it does")
+    for name, method in METHODS.items():
+        searches.add_row(name, method.summary)
+    for table in (models, clusters, searches):
+        console.print(table)
+
+
+def _show(found: SearchResult, profile: ModelProfile, cluster: Cluster) -> None:
+    console = Console()
+    console.print("[bold]{}[/bold] on {} with a batch of {}: {}".format(
+        found.model, found.cluster, found.global_batch, found.description))
+    table = Table("stage", "layers", "devices", "replicas", "warm-up", "parameters", "peak memory")
+    for number, stage in enumerate(found.stages):
+        layers = profile.layers[stage.first_layer:stage.last_layer + 1]
+        size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
+        table.add_row(
+            str(number), "{}-{} ({} to {})".format(stage.first_layer, stage.last_layer, layers[0].name, layers[-1].name),
+            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), "{:,.0f}M".format(size / 4e6),
+            "{:.1f} GiB".format(max(found.peak_memory_bytes[device] for device in stage.all_devices) / GIB))
+    console.print(table)
+    for row in picture(found, cluster):
+        console.print(row)
+    facts = ["{} micro-batch{}".format(found.micro_batches, "es" if found.micro_batches > 1 else "")]
+    if found.model_replicas > 1:
+        facts.append("{} model replicas".format(found.model_replicas))
+    if found.warmup_policy is not None:
+        facts.append("warm-up policy {}, activation-communication ratio {:.2f}".format(
+            found.warmup_policy, found.activation_communication_ratio or 0.0))
+    if found.recompute:
+        facts.append("activations recomputed")
+    facts.append("searched in {:.2f} s".format(found.search_seconds))
+    console.print(", ".join(facts))
+    runners = Table("", "plan")
+    for place, text in enumerate((found.description, *found.runners_up), 1):
+        runners.add_row(str(place), text)
+    console.print(runners)
+
+
+def picture(found: SearchResult, cluster: Cluster) -> List[Text]:
+    """One line for each node, the stage number on each device: ``node 0  0 0 0 0 1 1 1 1``."""
+    stage_of = {device: number for number, stage in enumerate(found.stages) for device in stage.all_devices}
+    width = len(str(max(0, len(found.stages) - 1)))
+    lines = []
+    for node, devices in enumerate(cluster.nodes):
+        line = Text("node {:<3d}".format(node))
+        for device in devices:
+            number = stage_of.get(device)
+            label = "." if number is None else str(number)
+            line.append(" " + label.rjust(width), style="" if number is None else COLOURS[number % len(COLOURS)])
+        lines.append(line)
+    return lines
+
+
+def _ranges(numbers: Any) -> str:
+    """``0-7, 12``."""
+    runs: List[List[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else "{}-{}".format(a, b) for a, b in runs)

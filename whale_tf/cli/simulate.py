@@ -1,0 +1,261 @@
+"""``whale simulate`` and ``whale compare``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import List, NamedTuple, Optional, Tuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError, WhaleError
+from whale_tf.plan import Plan
+from whale_tf.profiler.model_profile import ModelProfile, builtin_names
+from whale_tf.simulator import (
+    MODELS,
+    LayerEstimator,
+    OpEstimator,
+    Options,
+    Simulation,
+    Simulator,
+    Strategy,
+    built_in_model,
+    layer_names,
+    layered_model,
+    micro_batch_size,
+    strategy_from_plan,
+    trace_of,
+    uniform_3d,
+    write_chrome,
+)
+from whale_tf.simulator.model_graph import ModelGraph
+
+GIB = 2.0**30
+_UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
+
+
+class Source(NamedTuple):
+    """Where the model's costs come from: a built-in model, or a profile."""
+
+    name: str
+    profile: Optional[ModelProfile]
+
+    def graph(self, batch: int) -> ModelGraph:
+        return built_in_model(self.name, batch) if self.profile is None else layered_model(self.profile, batch)
+
+    def estimator(self, graph: ModelGraph, tp: int = 1) -> Optional[OpEstimator]:
+        if self.profile is None:
+            return None
+        split = {op.name: tp for op in graph.ops if op.split is not None}
+        return LayerEstimator(graph, self.profile, split)
+
+
+class Uniform(NamedTuple):
+    """``DPxTPxPP`` and the number of micro-batches."""
+
+    dp: int
+    tp: int
+    pp: int
+    micro_batches: int
+
+
+def simulate(
+    plan: Optional[str] = typer.Option(None, help="plan.json (written by `whale plan` or wh.current_plan())"),
+    model: Optional[str] = typer.Option(None, help="built-in model: {}, bert-N".format(", ".join(sorted(MODELS)))),
+    profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
+    cluster: str = typer.Option(..., help="cluster.json, or a name: hc1, hc2, hc3, a100:1024, cpu:4, 2xV100-32GB:8"),
+    dp: int = typer.Option(1, help="data parallelism"),
+    tp: int = typer.Option(1, help="tensor parallelism"),
+    pp: int = typer.Option(1, help="pipeline stages"),
+    micro_batches: int = typer.Option(1, help="micro-batches in a step"),
+    global_batch: Optional[int] = typer.Option(None, help="examples in a step; default: one per replica and micro-batch"),
+    schedule: str = typer.Option("backward_first", help="backward_first or gpipe"),
+    policy: str = typer.Option("PA", help="warm-up depths: DAPPLE's PA or PB"),
+    recompute: str = typer.Option("", help="'', stage or block"),
+    zero: int = typer.Option(0, min=0, max=3, help="shard over replicas: 1 optimizer state, 2 gradients, 3 parameters"),
+    as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
+    trace: Optional[str] = typer.Option(None, help="write a Chrome/Perfetto trace here"),
+    timeline: Optional[str] = typer.Option(None, help="write the timeline here (.png or .svg)"),
+    memory: Optional[str] = typer.Option(None, help="write the memory curve here (.png or .svg)"),
+    report: Optional[str] = typer.Option(None, help="write a self-contained HTML report here"),
+    sharing: bool = typer.Option(True, help="concurrent communications share links"),
+    overlap: bool = typer.Option(True, help="computation and gradient communication slow each other down"),
+    collapse: bool = typer.Option(True, help="simulate one of each class of equal devices"),
+    steady_state: bool = typer.Option(False, help="extend from few micro-batches where the pipeline is periodic"),
+) -> None:
+    """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
+    try:
+        described = Cluster.parse(cluster)
+        simulator = Simulator(described, Options(sharing, overlap, collapse, steady_state))
+        loaded = Plan.parse(plan) if plan is not None else None
+        source = _source(model, profile, loaded)
+        if loaded is not None:
+            result = _run_plan(simulator, source, loaded, global_batch)
+        else:
+            result = _run_uniform(
+                simulator, source, Uniform(dp, tp, pp, micro_batches), global_batch, schedule, policy, recompute, zero
+            )
+        _write(result, trace, timeline, memory, report)
+    except WhaleError as error:
+        typer.echo("error: {}".format(error), err=True)
+        raise typer.Exit(1)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict()))
+    else:
+        _print(result)
+
+
+def compare(
+    strategies: List[str] = typer.Argument(..., help="plan files, or DPxTPxPP:MICRO_BATCHES, e.g. 8x2x1 2x4x2:4"),
+    cluster: str = typer.Option(..., help="cluster.json or a name"),
+    model: Optional[str] = typer.Option(None, help="built-in model"),
+    profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
+    global_batch: int = typer.Option(..., help="examples in a step"),
+    schedule: str = typer.Option("backward_first", help="backward_first or gpipe (of the uniform strategies)"),
+    as_json: bool = typer.Option(False, "--json", help="print one JSON object per strategy, best first"),
+) -> None:
+    """Predict several strategies and rank them."""
+    try:
+        simulator = Simulator(Cluster.parse(cluster))
+        found: List[Tuple[str, Simulation]] = []
+        for text in strategies:
+            shape = _UNIFORM.match(text)
+            if shape:
+                uniform = Uniform(*(int(value or 1) for value in shape.groups()))
+                result = _run_uniform(simulator, _source(model, profile, None), uniform, global_batch, schedule, "PA", "", 0)
+            elif os.path.exists(text):
+                loaded = Plan.parse(text)
+                result = _run_plan(simulator, _source(model, profile, loaded), loaded, global_batch)
+            else:
+                raise PlanError("{!r} is neither a plan file nor of the form DPxTPxPP:MICRO_BATCHES, e.g. 2x4x2:4".format(text))
+            found.append((text, result))
+    except WhaleError as error:
+        typer.echo("error: {}".format(error), err=True)
+        raise typer.Exit(1)
+    found.sort(key=lambda item: (item[1].oom, item[1].step_time_s))
+    if as_json:
+        for name, result in found:
+            typer.echo(json.dumps(dict(result.to_dict(), strategy=name)))
+        return
+    table = Table("rank", "strategy", "step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak GiB")
+    for rank, (name, result) in enumerate(found, 1):
+        table.add_row(str(rank), name, *_row(result))
+    console = Console()
+    console.print(table)
+    for name, result in found:
+        console.print("{}: {}".format(name, result.bottleneck()))
+
+
+def _row(result: Simulation) -> Tuple[str, ...]:
+    return (
+        "{:.2f}".format(result.step_time_s * 1e3),
+        "{:.1f}".format(result.samples_per_s),
+        "{:.1%}".format(result.bubble),
+        "{:.2f}".format(result.exposed_communication_s * 1e3),
+        "{:.1%}".format(result.mfu),
+        "{:.2f}{}".format(max(result.peak_memory_bytes) / GIB, " (out of memory)" if result.oom else ""),
+    )
+
+
+def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan]) -> Source:
+    """What the options name; a plan made for a built-in model or profile names it itself."""
+    if model is not None and profile is not None:
+        raise PlanError("--model {} and --profile {} both say what to simulate; keep one".format(model, profile))
+    if profile is not None:
+        parsed = ModelProfile.parse(profile)
+        return Source(parsed.name, parsed)
+    if model is None and plan is not None and plan.graph in builtin_names():
+        return Source(plan.graph, ModelProfile.parse(plan.graph))
+    if model is None and plan is not None and plan.graph in MODELS:
+        model = plan.graph
+    if model is None:
+        raise PlanError(
+            "nothing says what the ops cost: a plan holds names, not times; add --model gpt2, or --profile with "
+            "a profile that `whale profile` wrote"
+        )
+    return Source(model, None)
+
+
+def _run_uniform(
+    simulator: Simulator,
+    source: Source,
+    shape: Uniform,
+    global_batch: Optional[int],
+    schedule: str,
+    policy: str,
+    recompute: str,
+    zero: int,
+) -> Simulation:
+    batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
+    graph = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp))
+    strategy = uniform_3d(
+        graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, schedule, policy, recompute=recompute, zero=zero
+    )
+    return simulator.run(strategy, source.estimator(graph, shape.tp))
+
+
+def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Optional[int]) -> Simulation:
+    if plan.num_devices > len(simulator.cluster.devices):
+        raise PlanError(
+            "the plan is for {} devices, cluster {!r} has {}; simulate it on a cluster of at least that size".format(
+                plan.num_devices, simulator.cluster.name, len(simulator.cluster.devices)
+            )
+        )
+    batch = global_batch if global_batch is not None else plan.num_model_replicas * plan.num_micro_batch
+    graph = source.graph(micro_batch_size(batch, plan.num_micro_batch, plan.num_model_replicas))
+    aliases = layer_names(source.profile) if source.profile is not None else None
+    strategy: Strategy = strategy_from_plan(plan, graph, aliases)
+    return simulator.run(strategy, source.estimator(graph))
+
+
+def _write(
+    result: Simulation, trace: Optional[str], timeline: Optional[str], memory: Optional[str], report: Optional[str]
+) -> None:
+    if trace is not None:
+        write_chrome(trace, [trace_of(result)])
+    if timeline is None and memory is None and report is None:
+        return
+    from whale_tf.viz.report import write_report  # matplotlib takes a second to load; only pictures need it
+    from whale_tf.viz.timeline import memory_figure, save, timeline_figure
+
+    if timeline is not None:
+        save(timeline_figure(trace_of(result)), timeline)
+    if memory is not None:
+        events = trace_of(result)
+        save(memory_figure(events, {d: result.cluster.devices[d].memory_bytes for d in events.devices}), memory)
+    if report is not None:
+        write_report(report, result)
+
+
+def _print(result: Simulation) -> None:
+    console = Console()
+    summary = Table(
+        "step ms",
+        "samples/s",
+        "not computing",
+        "exposed ms",
+        "MFU",
+        "peak GiB",
+        title="{} on {}".format(result.program.strategy.model.name, result.cluster.name),
+    )
+    summary.add_row(*_row(result))
+    console.print(summary)
+    devices = Table("device", "stands for", "stage", "computes", "exposed", "idle", "MFU", "peak GiB")
+    for use, size in zip(result.devices, result.class_sizes()):
+        step = result.step_time_s
+        devices.add_row(
+            str(use.device),
+            str(size),
+            str(use.stage),
+            "{:.1%}".format(use.computation_s / step),
+            "{:.1%}".format(use.exposed_s / step),
+            "{:.1%}".format(use.bubble_s / step),
+            "{:.1%}".format(use.mfu),
+            "{:.2f}{}".format(use.peak_memory_bytes / GIB, " (out of memory)" if use.oom else ""),
+        )
+    console.print(devices)
+    console.print("bottleneck: " + result.bottleneck())

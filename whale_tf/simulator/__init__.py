@@ -1,0 +1,57 @@
+"""Predict a step of any strategy on any described cluster: time, memory, timeline (Proteus, on our Plan).
+
+model         layers and ops over named dimensions       model_graph, builtin, layered
+strategy      how each is partitioned and scheduled      configs, strategy_tree, uniform, from_plan
+compile       collectives where configs differ           transformation, compiler, synchronise -> program
+collapse      one of each class of equal devices         collapse
+unfold        tasks over devices and micro-batches       execution_graph
+execute       when each starts and ends                  engine, network, costs
+look          memory, use, bottleneck, trace             memory, result, trace
+"""
+
+from __future__ import annotations
+
+from whale_tf.simulator.builtin import MODELS, built_in_model
+from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
+from whale_tf.simulator.costs import Efficiency, OpEstimator, Profile
+from whale_tf.simulator.from_plan import strategy_from_plan
+from whale_tf.simulator.layered import LayerEstimator, layer_names, layered_model
+from whale_tf.simulator.model_graph import Builder, ModelGraph
+from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
+from whale_tf.simulator.simulate import Options, Simulator, simulate
+from whale_tf.simulator.strategy_tree import Strategy, StrategyTree
+from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, trace_of_run_metadata, write_chrome
+from whale_tf.simulator.uniform import micro_batch_size, uniform_3d
+
+__all__ = [
+    "Builder",
+    "DeviceUse",
+    "Efficiency",
+    "LayerEstimator",
+    "LinkUse",
+    "MODELS",
+    "ModelGraph",
+    "OpConfig",
+    "OpEstimator",
+    "Options",
+    "Profile",
+    "ScheduleConfig",
+    "Simulation",
+    "Simulator",
+    "Strategy",
+    "StrategyTree",
+    "Trace",
+    "TraceEvent",
+    "built_in_model",
+    "layer_names",
+    "layered_model",
+    "micro_batch_size",
+    "op_config",
+    "simulate",
+    "strategy_from_plan",
+    "to_chrome",
+    "trace_of",
+    "trace_of_run_metadata",
+    "uniform_3d",
+    "write_chrome",
+]

@@ -1,0 +1,81 @@
+"""Buffers of an execution graph: which task writes each, which tasks read it, once per micro-batch or once per step."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Tuple
+
+import numpy as np
+
+from whale_tf.simulator.program import UPDATE, BlockKey
+
+
+class BufferTable(NamedTuple):
+    """Buffers of all micro-batches.
+
+    Attributes:
+        slot, bytes, kind, producer: per buffer its device, size, number in ``Program.buffers`` and writing task.
+        reader_buffer, reader_task: the (buffer, reading task) pairs.
+    """
+
+    slot: np.ndarray
+    bytes: np.ndarray
+    kind: np.ndarray
+    producer: np.ndarray
+    reader_buffer: np.ndarray
+    reader_task: np.ndarray
+
+
+class BufferRows:
+    """Buffers of one micro-batch (or of the update), with tasks numbered inside their blocks."""
+
+    def __init__(self) -> None:
+        self.rows: List[Tuple[int, float, int]] = []
+        self._written: Dict[BlockKey, List[Tuple[int, int]]] = {}
+        self._read: Dict[BlockKey, List[Tuple[int, int]]] = {}
+
+    def add(self, slot: int, size: float, kind: int, block: BlockKey, task: int) -> int:
+        """A buffer on one device and the task that writes it; returns its row."""
+        self.rows.append((slot, size, kind))
+        self._written.setdefault(block, []).append((len(self.rows) - 1, task))
+        return len(self.rows) - 1
+
+    def read(self, row: int, block: BlockKey, task: int) -> None:
+        self._read.setdefault(block, []).append((row, task))
+
+    def unfold(self, offsets: Mapping[BlockKey, np.ndarray], count: int) -> BufferTable:
+        """Every row ``count`` times; ``offsets[block]``: first task of the block for each time."""
+        steps = np.arange(count)[:, None]
+        producer = np.zeros(count * len(self.rows), np.int64)
+        for block, edges in self._written.items():
+            pairs = np.array(edges, np.int64)
+            tasks = (offsets[block][:, None] + pairs[:, 1]).ravel()
+            producer[(steps * len(self.rows) + pairs[:, 0]).ravel()] = tasks
+        reader_buffer, reader_task = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for block, edges in self._read.items():
+            pairs = np.array(edges, np.int64)
+            reader_buffer.append((steps * len(self.rows) + pairs[:, 0]).ravel())
+            reader_task.append((offsets[block][:, None] + pairs[:, 1]).ravel())
+        return BufferTable(
+            np.tile(np.array([row[0] for row in self.rows], np.int64), count),
+            np.tile(np.array([row[1] for row in self.rows], np.float64), count),
+            np.tile(np.array([row[2] for row in self.rows], np.int64), count),
+            producer,
+            np.concatenate(reader_buffer),
+            np.concatenate(reader_task),
+        )
+
+
+def joined(first: BufferTable, second: BufferTable) -> BufferTable:
+    """Both tables as one."""
+    return BufferTable(
+        np.concatenate([first.slot, second.slot]),
+        np.concatenate([first.bytes, second.bytes]),
+        np.concatenate([first.kind, second.kind]),
+        np.concatenate([first.producer, second.producer]),
+        np.concatenate([first.reader_buffer, second.reader_buffer + len(first.slot)]),
+        np.concatenate([first.reader_task, second.reader_task]),
+    )
+
+
+def is_per_step(block: BlockKey) -> bool:
+    return block[1] == UPDATE

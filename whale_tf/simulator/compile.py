@@ -1,0 +1,33 @@
+"""Execution graph compiler: strategy -> program (Proteus section V)."""
+
+from __future__ import annotations
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError
+from whale_tf.simulator.compiler import Compiler
+from whale_tf.simulator.costs import OpEstimator
+from whale_tf.simulator.program import FORWARD, Program
+from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.synchronise import Synchroniser
+
+
+def compile_strategy(strategy: Strategy, cluster: Cluster, estimator: OpEstimator) -> Program:
+    """The program of a strategy.
+
+    Raises:
+        PlanError: the strategy uses devices the cluster does not have.
+    """
+    worst = max(device for stage in strategy.stages for device in stage.devices)
+    if worst >= len(cluster.devices):
+        raise PlanError(
+            "the strategy uses device {}, cluster {!r} has devices 0 to {}; use a larger cluster or fewer devices".format(
+                worst, cluster.name, len(cluster.devices) - 1
+            )
+        )
+    compiler = Compiler(strategy, cluster, estimator)
+    for number in range(len(strategy.model.ops)):
+        compiler.forward(number, compiler.values, FORWARD, "forward")
+    for number in reversed(range(len(strategy.model.ops))):
+        compiler.backward(number)
+    static_bytes = Synchroniser(compiler).run()
+    return Program(strategy, tuple(compiler.instructions), tuple(compiler.buffers), compiler.blocks, static_bytes)

@@ -1,0 +1,433 @@
+"""The compiler's state, and its forward and backward passes (Proteus section V).
+
+Walks the model forward, then backward, and keeps for every tensor the configs it is at hand in.  Where an op needs
+another config, the strategy transformation's collectives are inserted.  Parameters' gradients end in buckets, one
+collective each, and in updates.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.simulator.configs import (
+    REPLICATED,
+    OpConfig,
+    TensorAxis,
+    TensorConfig,
+    coordinates,
+    fractions,
+    op_fractions,
+    tensor_config,
+)
+from whale_tf.simulator.costs import OpEstimator
+from whale_tf.simulator.model_graph import INPUT, KINDS, PARAMETER, ModelOp, Use
+from whale_tf.simulator.program import (
+    BACKWARD,
+    COMPUTATION,
+    FEATURE,
+    FORWARD,
+    BlockKey,
+    Buffer,
+    Instruction,
+    Parts,
+)
+from whale_tf.simulator.strategy_tree import Strategy, parameter_uses, sharded_over_replicas
+from whale_tf.simulator.transformation import SEND_RECV, Communication, host_copy, transformation
+
+
+class Held(NamedTuple):
+    """A tensor at hand: in which config, after which instruction, in which buffer."""
+
+    config: TensorConfig
+    dependency: int
+    buffer: int
+
+
+Table = Dict[int, List[Held]]
+
+
+class Compiler:
+    """State of one compilation; :class:`Synchroniser` continues it after the backward."""
+
+    def __init__(self, strategy: Strategy, cluster: Cluster, estimator: OpEstimator) -> None:
+        self.strategy = strategy
+        self.model = strategy.model
+        self.cluster = cluster
+        self.estimator = estimator
+        self.instructions: List[Instruction] = []
+        self.buffers: List[Buffer] = []
+        self.blocks: Dict[BlockKey, List[int]] = {}
+        self.values: Table = {}
+        self.recomputed: Table = {}
+        self.gradients: Table = {}
+        self.parameter_gradients: List[Tuple[int, TensorConfig, int]] = []  # (parameter, config, instruction), as ready
+        self.uses = parameter_uses(self.model)
+        self.stage_of_device = {device: number for number, stage in enumerate(strategy.stages) for device in stage.devices}
+        self._unit_of_tensor: Dict[int, str] = {
+            use.tensor: strategy.recompute[number] for number, op in enumerate(self.model.ops) for use in op.outputs
+        }
+        self._done_units: Dict[Tuple[str, int], None] = {}
+        self._scratch: Dict[Tuple[int, str], int] = {}
+        self._parts: Dict[Tuple, Parts] = {}
+        self._gathered: Dict[Tuple[int, str], Held] = {}
+        self._gather_after: Dict[BlockKey, List[Instruction]] = {}
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def forward(self, number: int, table: Table, phase: str, label: str) -> None:
+        """Emit one op's forward into its stage's block of ``phase``."""
+        op, config = self.model.ops[number], self.strategy.op_configs[number]
+        if op.kind == "wire":
+            self._wire(op, config, table, phase)
+            return
+        instruction = self.computation(op.name, config.devices, phase, label)
+        moved = float(op.scratch_bytes)
+        for use in op.inputs:
+            tensor = self.model.tensors[use.tensor]
+            wanted = tensor_config(config, use.dims, False)
+            if tensor.role == PARAMETER:
+                self._need_parameter(instruction, use, wanted)
+            elif tensor.role != INPUT:
+                source = table if use.tensor in table else self.values
+                self._need(instruction, self._obtain(source, use.tensor, wanted, phase))
+        parts = self.parts_of(config)
+        instruction.parts = parts
+        instruction.seconds = self._seconds(number, parts, op.flops, self._traffic(op, op.inputs + op.outputs, config))
+        self.place(instruction)
+        for use in op.outputs:
+            written = tensor_config(config, use.dims, True)
+            buffer = self._write(
+                instruction,
+                self.model.tensors[use.tensor].name,
+                "activations",
+                written,
+                self.model.tensors[use.tensor].bytes,
+            )
+            table[use.tensor] = [Held(written, instruction.id, buffer)]
+        if moved:
+            shares = op_fractions(config)
+            sizes = tuple(moved * shares[first] for first in parts.first)
+            self._scratch[number, phase] = self.buffer(instruction, op.name + " (saved)", "activations", parts, sizes)
+
+    def _wire(self, op: ModelOp, config: OpConfig, table: Table, phase: str) -> None:
+        """The output is the input, in the config the op needs it in."""
+        source = table if op.inputs[0].tensor in table else self.values
+        held = self._obtain(source, op.inputs[0].tensor, tensor_config(config, op.inputs[0].dims, False), phase)
+        table[op.outputs[0].tensor] = [held._replace(config=tensor_config(config, op.outputs[0].dims, True))]
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def backward(self, number: int) -> None:
+        """Emit the backward of one op; before it, the recomputation of its unit if it is the unit's first."""
+        op, config = self.model.ops[number], self.strategy.op_configs[number]
+        unit = self.strategy.recompute[number]
+        if unit:
+            self._recompute(unit, self.stage_of_device[config.devices[0]])
+        incoming: List[Held] = []
+        for use in op.outputs:
+            held = self._gradient(use.tensor, tensor_config(config, use.dims, True).summed())
+            if held is not None:
+                incoming.append(held)
+        if not incoming and op.kind != "loss":
+            return
+        kind = KINDS[op.kind]
+        targets = self.model.gradients_of(op)
+        if kind.backward == "alias" or kind.backward == "parameters":
+            for use in targets:
+                if self.model.tensors[use.tensor].role != PARAMETER:
+                    self._add_gradient(
+                        use.tensor,
+                        Held(tensor_config(config, use.dims, False), incoming[0].dependency, incoming[0].buffer),
+                    )
+        if kind.backward == "parameters":
+            parameters = tuple(use for use in targets if self.model.tensors[use.tensor].role == PARAMETER)
+            self._backward_op(number, incoming, parameters, (), op.flops, 1.0)
+        elif kind.backward == "one" and targets:
+            read = op.inputs if kind.saved == "inputs" else op.outputs if kind.saved == "outputs" else ()
+            self._backward_op(number, incoming, targets, read, op.flops * kind.factor, 1.0)
+        elif kind.backward == "each":
+            # gradients of activations first: others wait for them, while parameters' gradients can be computed
+            # meanwhile
+            for use in sorted(targets, key=lambda use: self.model.tensors[use.tensor].role == PARAMETER):
+                others = tuple(other for other in op.inputs if other is not use)
+                self._backward_op(number, incoming, (use,), others, op.flops, 1.0 / len(targets))
+
+    def _backward_op(
+        self,
+        number: int,
+        incoming: Sequence[Held],
+        targets: Tuple[Use, ...],
+        read: Tuple[Use, ...],
+        flops: float,
+        share: float,
+    ) -> None:
+        op, config = self.model.ops[number], self.strategy.op_configs[number]
+        name = (
+            op.name
+            if len(targets) != 1
+            else "{} d_{}".format(op.name, self.model.tensors[targets[0].tensor].name.rsplit("/", 1)[-1])
+        )
+        instruction = self.computation(name, config.devices, BACKWARD, "backward")
+        for held in incoming:
+            self._need(instruction, held)
+        for use in read:
+            self._need_saved(instruction, number, use)
+        saved_phase = BACKWARD if self.strategy.recompute[number] else FORWARD
+        if (number, saved_phase) in self._scratch:
+            instruction.reads.append(self._scratch[number, saved_phase])
+        instruction.parts = self.parts_of(config)
+        moved = self._traffic(op, read + targets + op.outputs, config)
+        instruction.seconds = self._seconds(number, instruction.parts, flops, moved, True, share)
+        self.place(instruction)
+        for use in targets:
+            tensor = self.model.tensors[use.tensor]
+            gradient = tensor_config(config, use.dims, True)
+            if tensor.role == PARAMETER:
+                self.parameter_gradients.append((use.tensor, gradient, instruction.id))
+            else:
+                buffer = self._write(
+                    instruction, "gradient of " + tensor.name, "gradients of activations", gradient, tensor.bytes
+                )
+                self._add_gradient(use.tensor, Held(gradient, instruction.id, buffer))
+
+    def _recompute(self, unit: str, stage: int) -> None:
+        if (unit, stage) in self._done_units:
+            return
+        self._done_units[unit, stage] = None
+        ops = [number for number in self.strategy.stages[stage].ops if self.strategy.recompute[number] == unit]
+        for number in ops:
+            self.forward(number, self.recomputed, BACKWARD, "recompute")
+
+    def _need_saved(self, instruction: Instruction, number: int, use: Use) -> None:
+        """A value of the forward that the backward reads: kept, or from the recomputation of the same unit."""
+        tensor = self.model.tensors[use.tensor]
+        wanted = tensor_config(self.strategy.op_configs[number], use.dims, False)
+        if tensor.role == PARAMETER:
+            self._need_parameter(instruction, use, wanted)
+            return
+        if tensor.role == INPUT:
+            return
+        unit = self.strategy.recompute[number]
+        if unit and self._unit_of_tensor[use.tensor] == unit and use.tensor in self.recomputed:
+            self._need(instruction, self._obtain(self.recomputed, use.tensor, wanted, BACKWARD))
+            return
+        held = self._obtain(self.values, use.tensor, wanted, BACKWARD)
+        if self.strategy.partition_activations:
+            held = self._kept_in_parts(use.tensor, held)
+        self._need(instruction, held)
+
+    def _kept_in_parts(self, tensor: int, held: Held) -> Held:
+        """The value gathered again from the parts its replicas kept (activation partitioning)."""
+        axes = tuple(TensorAxis(axis.degree, 0) if axis.what == REPLICATED else axis for axis in held.config.axes)
+        kept = TensorConfig(held.config.devices, axes)
+        if kept == held.config:
+            return held
+        name = self.model.tensors[tensor].name
+        table = self.recomputed.setdefault(-1 - tensor, [])
+        if not table:
+            parts = self.parts_of(kept)
+            self.buffers.append(
+                Buffer(
+                    name + " (part)",
+                    "activations",
+                    held.dependency,
+                    parts,
+                    self._bytes(kept, parts, self.model.tensors[tensor].bytes),
+                )
+            )
+            table.append(Held(kept, held.dependency, len(self.buffers) - 1))
+        return self._obtain(self.recomputed, -1 - tensor, held.config, BACKWARD)
+
+    def _add_gradient(self, tensor: int, held: Held) -> None:
+        self.gradients.setdefault(tensor, []).append(held)
+
+    def _gradient(self, tensor: int, wanted: TensorConfig) -> Optional[Held]:
+        """The sum of all contributions to a tensor's gradient, in config ``wanted``.
+
+        Contributions in the same config are added before they are transformed, so partial sums are reduced once.
+        """
+        by_config: Dict[TensorConfig, List[Held]] = {}
+        for held in self.gradients.get(tensor, ()):
+            by_config.setdefault(held.config, []).append(held)
+        if not by_config:
+            return None
+        sums = [self._sum(tensor, group) for group in by_config.values()]
+        moved = []
+        for held in sums:
+            table = {tensor: [held]}
+            moved.append(self._obtain(table, tensor, wanted, BACKWARD, gradient=True))
+        return self._sum(tensor, moved)
+
+    def _sum(self, tensor: int, group: Sequence[Held]) -> Held:
+        if len(group) == 1:
+            return group[0]
+        config = group[0].config
+        size = self.model.tensors[tensor].bytes
+        name = "gradient of " + self.model.tensors[tensor].name
+        instruction = self.computation(name + " (sum)", config.devices, BACKWARD, "backward")
+        for held in group:
+            self._need(instruction, held)
+        instruction.parts = self.parts_of(config)
+        instruction.seconds = tuple(
+            self.estimator.roofline(
+                self.cluster.devices[config.devices[first]], 0.0, (len(group) + 1) * size * fractions(config)[first]
+            )
+            for first in instruction.parts.first
+        )
+        self.place(instruction)
+        return Held(config, instruction.id, self._write(instruction, name, "gradients of activations", config, size))
+
+    # ---- tensors in the config an op needs --------------------------------------------------------------------------
+
+    def _need(self, instruction: Instruction, held: Held) -> None:
+        instruction.dependencies.append(held.dependency)
+        instruction.reads.append(held.buffer)
+
+    def _need_parameter(self, instruction: Instruction, use: Use, wanted: TensorConfig) -> None:
+        """With ZeRO 3 a parameter is gathered before its use, with offloading it is copied from the host: once in the
+        forward and once in the backward."""
+        zero = self.strategy.zero >= 3
+        offload = self.strategy.offload == "parameters"
+        stored = self.zero_config(use.tensor, wanted) if zero else wanted
+        if not offload and stored == wanted:
+            return
+        phase = instruction.block[1]
+        key = (use.tensor, phase)
+        if key not in self._gathered:
+            after = self._gather_after.setdefault(instruction.block, [])
+            ahead = after[-2].id if len(after) > 1 else -1  # at most two at hand ahead of their use
+            source = Held(stored, ahead, -1)
+            if offload:
+                tensor = self.model.tensors[use.tensor]
+                copy = host_copy(stored)
+                source = self._communicate(tensor.name, "copied parameters", tensor.bytes, source, copy, phase)
+            table = {use.tensor: [source]}
+            self._gathered[key] = self._obtain(table, use.tensor, wanted, phase, category="gathered parameters")
+            after.append(instruction)
+        self._need(instruction, self._gathered[key])
+
+    def zero_config(self, parameter: int, value: TensorConfig) -> TensorConfig:
+        """How ZeRO stores a parameter whose value the ops need as ``value``: cut over its batch-parallel axes."""
+        for number, dims in self.uses[parameter]:
+            config = self.strategy.op_configs[number]
+            if config.devices == value.devices:
+                return sharded_over_replicas(tensor_config(config, dims, True))
+        return value
+
+    def _obtain(
+        self, table: Table, tensor: int, wanted: TensorConfig, phase: str, gradient: bool = False, category: str = ""
+    ) -> Held:
+        """``tensor`` in config ``wanted``; inserts communication if it is not at hand like that."""
+        held = table[tensor]
+        for one in held:
+            if one.config == wanted:
+                return one
+        best = min(held, key=lambda one: _distance(one.config, wanted))
+        model_tensor = self.model.tensors[tensor if tensor >= 0 else -1 - tensor]
+        name = ("gradient of " if gradient else "") + model_tensor.name
+        category = category or ("gradients of activations" if gradient else "activations")
+        found = best
+        for step in transformation(best.config, wanted):
+            found = self._communicate(name, category, model_tensor.bytes, found, step, phase)
+        found = found._replace(config=wanted)
+        if not gradient:
+            held.append(found)
+        return found
+
+    def _communicate(self, name: str, category: str, size: float, held: Held, step: Communication, phase: str) -> Held:
+        first = step.groups[0].pairs[0][0] if step.groups[0].pairs else step.groups[0].devices[0]
+        instruction = self.instruction(name, (self.stage_of_device[first], phase), FEATURE, step.kind)
+        if held.dependency >= 0:
+            instruction.dependencies.append(held.dependency)
+        if held.buffer >= 0:
+            instruction.reads.append(held.buffer)
+        instruction.groups = step.groups
+        instruction.size_bytes = size if step.kind == SEND_RECV else size * step.fraction
+        self.place(instruction)
+        return Held(step.result, instruction.id, self._write(instruction, name, category, step.result, size))
+
+    # ---- instructions and buffers -----------------------------------------------------------------------------------
+
+    def computation(self, name: str, devices: Sequence[int], phase: str, label: str) -> Instruction:
+        return self.instruction(name, (self.stage_of_device[devices[0]], phase), COMPUTATION, label)
+
+    def instruction(self, name: str, block: BlockKey, lane: int, label: str) -> Instruction:
+        return Instruction(-1, name, block, lane, label)
+
+    def place(self, instruction: Instruction) -> None:
+        """Give it its number: after everything it needs."""
+        instruction.id = len(self.instructions)
+        self.instructions.append(instruction)
+        self.blocks.setdefault(instruction.block, []).append(instruction.id)
+
+    def _write(self, instruction: Instruction, name: str, category: str, config: TensorConfig, size: float) -> int:
+        parts = self.parts_of(config)
+        return self.buffer(instruction, name, category, parts, self._bytes(config, parts, size))
+
+    def buffer(self, instruction: Instruction, name: str, category: str, parts: Parts, sizes: Tuple[float, ...]) -> int:
+        """A buffer an instruction writes; ``sizes`` per class of ``parts``."""
+        self.buffers.append(Buffer(name, category, instruction.id, parts, sizes))
+        instruction.writes.append(len(self.buffers) - 1)
+        return len(self.buffers) - 1
+
+    @staticmethod
+    def _bytes(config: TensorConfig, parts: Parts, size: float) -> Tuple[float, ...]:
+        shares = fractions(config)
+        return tuple(size * shares[first] for first in parts.first)
+
+    def _traffic(self, op: ModelOp, uses: Tuple[Use, ...], config: OpConfig) -> List[Tuple[float, Tuple[float, ...]]]:
+        """(bytes of the whole tensor, fractions per device) of what an op moves; a lookup moves only its rows."""
+        moved = []
+        for use in uses:
+            tensor = self.model.tensors[use.tensor]
+            if op.kind == "embedding" and tensor.role == PARAMETER and tensor.sparse_rows is not None:
+                continue
+            moved.append((tensor.bytes, fractions(tensor_config(config, use.dims, True))))
+        return moved
+
+    def _seconds(
+        self,
+        number: int,
+        parts: Parts,
+        flops: float,
+        moved: List[Tuple[float, Tuple[float, ...]]],
+        backward: bool = False,
+        share: float = 1.0,
+    ) -> Tuple[float, ...]:
+        shares = op_fractions(self.strategy.op_configs[number])
+        return tuple(
+            self.estimator.seconds(
+                number,
+                self.cluster.devices[parts.devices[first]],
+                flops * shares[first],
+                sum(size * fraction[first] for size, fraction in moved),
+                shares[first],
+                backward,
+                share,
+            )
+            for first in parts.first
+        )
+
+    def parts_of(self, config) -> Parts:  # type: ignore[no-untyped-def]  # OpConfig or TensorConfig
+        """Classes of equal parts: same device type, same place along every axis with unequal slices."""
+        key = (config.devices, config.axes)
+        if key not in self._parts:
+            unequal = [i for i, axis in enumerate(config.axes) if axis.slices is not None]
+            points = coordinates(tuple(axis.degree for axis in config.axes))
+            numbers: Dict[Tuple, int] = {}
+            kinds, first = [], []
+            for position, device in enumerate(config.devices):
+                what = (self.cluster.devices[device].type,) + tuple(points[position][i] for i in unequal)
+                if what not in numbers:
+                    numbers[what] = len(numbers)
+                    first.append(position)
+                kinds.append(numbers[what])
+            self._parts[key] = Parts(config.devices, tuple(kinds), tuple(first))
+        return self._parts[key]
+
+
+def _distance(config: TensorConfig, wanted: TensorConfig) -> Tuple[int, float]:
+    """Fewer and cheaper steps first; crossing to other devices last."""
+    steps = transformation(config, wanted)
+    return sum(1 if step.kind != SEND_RECV else 10 for step in steps), sum(step.fraction for step in steps)

@@ -1,0 +1,126 @@
+"""Time of one op on one device: measured where a profile has it, else the roofline of the hardware table.
+
+``seconds = max(flops / peak flops, bytes moved / memory bandwidth) + launch`` with the attainable fractions of both
+peaks (:class:`Efficiency`).  A profile maps an op's name to its measured forward seconds at the model's micro-batch on
+one device type; parts of an op scale with their fraction of the work.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, NamedTuple, Optional, Tuple
+
+from whale_tf.cluster.devices import Device
+from whale_tf.errors import PlanError
+from whale_tf.simulator.model_graph import KINDS, OPTIMIZERS, ModelGraph
+
+
+class Efficiency(NamedTuple):
+    """Fractions of the peaks that real kernels reach, and the time to start one.
+
+    Defaults for GPUs are what large float32 matrix products and streaming kernels reach with cuBLAS and cuDNN (70 to
+    90%); ``whale calibrate`` replaces them.
+    """
+
+    compute: float = 0.8
+    memory: float = 0.8
+    launch_s: float = 5e-6
+
+
+# The overlap factor (Proteus section VI-C): by how much computation and gradient communication slow each other down
+# while they overlap.  Proteus profiles it per machine and model and prints no values; on CPUs both compete for the same
+# cores.
+DEFAULT_GAMMA = {"GPU": 0.15, "CPU": 0.5}
+
+
+class Profile(NamedTuple):
+    """Measured seconds per op: ``forward_s[op]`` and ``backward_s[op]`` for a whole op on ``device_type``."""
+
+    device_type: str
+    forward_s: Mapping[str, float]
+    backward_s: Mapping[str, float]
+
+
+class OpEstimator:
+    """Costs of a model's ops on the devices of a cluster.
+
+    Args:
+        profiles: per device type; None: roofline for everything.
+        allow_roofline: whether an op or device type missing from the profiles may fall back to the roofline.
+    """
+
+    def __init__(
+        self,
+        model: ModelGraph,
+        efficiency: Efficiency = Efficiency(),  # noqa: B008 (a frozen tuple)
+        profiles: Optional[Mapping[str, Profile]] = None,
+        allow_roofline: bool = True,
+    ) -> None:
+        self.model = model
+        self.efficiency = efficiency
+        self.profiles = profiles
+        self.allow_roofline = allow_roofline
+        self._rates: Dict[Tuple[str, bool], Tuple[float, float]] = {}
+        if model.optimizer not in OPTIMIZERS:
+            raise PlanError(
+                "model {!r} uses optimizer {!r}, known ones are {}".format(
+                    model.name, model.optimizer, ", ".join(sorted(OPTIMIZERS))
+                )
+            )
+        for op in model.ops:
+            if op.kind not in KINDS:
+                raise PlanError(
+                    "op {!r} is of kind {!r}, which has no cost; known kinds: {}".format(
+                        op.name, op.kind, ", ".join(sorted(KINDS))
+                    )
+                )
+
+    def seconds(
+        self,
+        op: int,
+        device: Device,
+        flops: float,
+        size_bytes: float,
+        fraction: float,
+        backward: bool = False,
+        share: float = 1.0,
+    ) -> float:
+        """Time of a part of an op.
+
+        Args:
+            op: number in ``model.ops``.
+            flops, size_bytes: of this part.
+            fraction: of the whole op's work.
+            share: which share of the op's backward this is (several backward ops come from one forward op).
+        """
+        measured = self._measured(op, device, backward)
+        if measured is not None:
+            return measured * fraction * share
+        return self.roofline(device, flops, size_bytes, KINDS[self.model.ops[op].kind].compute_bound)
+
+    def roofline(self, device: Device, flops: float, size_bytes: float, matrix: bool = False) -> float:
+        """``matrix``: runs on the matrix units (the precision's own peak); everything else runs in float32."""
+        key = (device.type, matrix)
+        if key not in self._rates:
+            precision = self.model.precision if matrix else "fp32"
+            self._rates[key] = (
+                1.0 / (device.peak_flops_per_s[precision] * self.efficiency.compute),
+                1.0 / (device.memory_bandwidth_bytes_per_s * self.efficiency.memory),
+            )
+        per_flop, per_byte = self._rates[key]
+        return max(flops * per_flop, size_bytes * per_byte) + self.efficiency.launch_s
+
+    def _measured(self, op: int, device: Device, backward: bool) -> Optional[float]:
+        if self.profiles is None:
+            return None
+        profile = self.profiles.get(device.type)
+        name = self.model.ops[op].name
+        if profile is not None:
+            table = profile.backward_s if backward else profile.forward_s
+            if name in table:
+                return table[name]
+        if self.allow_roofline:
+            return None
+        raise PlanError(
+            "op {!r} has no measured {} time on {!r}; profile it (`whale profile`), or allow the roofline "
+            "with allow_roofline=True (--roofline)".format(name, "backward" if backward else "forward", device.type)
+        )

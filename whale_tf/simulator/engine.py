@@ -1,0 +1,260 @@
+"""HTAE, the event engine (Proteus section VI): when every task starts and ends.
+
+A device has a computation queue, a feature communication queue and a gradient communication queue; the execution graph
+already orders computation.  A communication starts when all its devices' queues have come to it; queues serve in order
+of readiness, ties by instruction.  Two run-time behaviours change speeds while tasks run:
+
+* bandwidth sharing: communications on one link share it fairly (:func:`whale_tf.simulator.network.fair_share`);
+* overlap: a computation and a gradient communication on one device slow each other down by ``1 + gamma``.
+
+Both are exact for piecewise constant speeds: whenever the set of running tasks changes, what is left of the tasks
+concerned is brought up to date and their ends are moved.  All events of one instant are handled before any speed is
+computed, so the answer depends on no order within it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Deque, Dict, List, NamedTuple, Sequence, Set, Tuple
+
+from whale_tf.errors import PlanError
+from whale_tf.simulator.execution_graph import QUEUES_PER_DEVICE, ExecutionGraph
+from whale_tf.simulator.network import fair_share
+from whale_tf.simulator.program import GRADIENT
+
+
+class Times(NamedTuple):
+    """Seconds from the start of the step, per task."""
+
+    start: List[float]
+    end: List[float]
+
+    @property
+    def makespan(self) -> float:
+        return max(self.end, default=0.0)
+
+
+def run(
+    graph: ExecutionGraph,
+    bandwidths: Sequence[float],
+    gammas: Sequence[float],
+    sharing: bool = True,
+    overlap: bool = True,
+) -> Times:
+    """Simulate the graph.
+
+    Args:
+        bandwidths: bytes per second of each link.
+        gammas: overlap factor of each simulated device.
+        sharing, overlap: switch the two run-time behaviours off.
+
+    Raises:
+        PlanError: some tasks wait for each other for ever.
+    """
+    return _Engine(graph, bandwidths, gammas if overlap else [0.0] * len(gammas), sharing).run()
+
+
+class _Engine:
+    def __init__(self, graph: ExecutionGraph, bandwidths: Sequence[float], gammas: Sequence[float], sharing: bool) -> None:
+        count, slots = len(graph.seconds), len(graph.devices)
+        self.graph = graph
+        self.bandwidths = bandwidths
+        self.gammas = gammas
+        self.sharing = sharing
+        self.now = 0.0
+        self.start = [0.0] * count
+        self.end = [-1.0] * count  # while running: the end as known now
+        self.done = [False] * count
+        self.waits_for = list(graph.waits_for)
+        self.events: List[Tuple[float, int]] = []
+        # running tasks whose speed is not 1 or may change: (what was left, when, speed)
+        self.left: Dict[int, Tuple[float, float, float]] = {}
+        self.computing = [-1] * slots  # the computation running on each device
+        self.reducing = [-1] * slots  # the gradient communication running on each device
+        self.queues: List[Deque[int]] = [deque() for _ in range(slots * QUEUES_PER_DEVICE)]
+        self.busy = [False] * (slots * QUEUES_PER_DEVICE)
+        self.freed: List[int] = []  # queues whose task has just ended
+        self.on_link: Dict[int, Dict[int, None]] = {}  # link -> running communications
+        self.level: Dict[int, float] = {}  # link -> fair share, bytes per second
+        self.dirty_links: Set[int] = set()
+        self.dirty: Set[int] = set()  # tasks whose speed has to be computed again
+
+    def run(self) -> Times:
+        finished = 0
+        ready = [task for task, waits in enumerate(self.waits_for) if not waits]
+        while True:
+            finished += self._begin(ready)
+            if self.dirty or self.dirty_links:
+                self._change_speeds()
+            if not self.events:
+                break
+            ready = []
+            self.now = now = self.events[0][0]
+            while self.events and self.events[0][0] == now:
+                task = heappop(self.events)[1]
+                if not self.done[task] and self.end[task] == now:
+                    finished += 1
+                    self._finish(task, ready)
+        if finished < len(self.done):
+            raise PlanError(
+                "deadlock: {} of {} tasks never run; tasks {} wait for each other".format(
+                    len(self.done) - finished, len(self.done), self._blocked()
+                )
+            )
+        return Times(self.start, self.end)
+
+    # ---- one instant ------------------------------------------------------------------------------------------------
+
+    def _finish(self, task: int, ready: List[int]) -> None:
+        """A running task ends; tasks that waited only for it become ready."""
+        self.done[task] = True
+        graph = self.graph
+        if graph.lane[task]:
+            self._release(task)
+        else:
+            slot = graph.slots[task][0]
+            self.computing[slot] = -1
+            if task in self.left:
+                del self.left[task]
+            if self.reducing[slot] >= 0:
+                self.dirty.add(self.reducing[slot])
+        waits_for = self.waits_for
+        for successor in graph.successors[graph.first_successor[task] : graph.first_successor[task + 1]]:
+            waits_for[successor] -= 1
+            if not waits_for[successor]:
+                ready.append(successor)
+
+    def _release(self, task: int) -> None:
+        self.left.pop(task, None)
+        for queue in self.graph.queues[task]:
+            self.busy[queue] = False
+            self.freed.append(queue)
+        if self.sharing:
+            for link, _, _ in self.graph.links.get(task, ()):
+                self.on_link[link].pop(task, None)
+                self.dirty_links.add(link)
+        if self.graph.lane[task] == GRADIENT:
+            for slot in self.graph.slots[task]:
+                self.reducing[slot] = -1
+                if self.computing[slot] >= 0:
+                    self.dirty.add(self.computing[slot])
+
+    def _begin(self, ready: List[int]) -> int:
+        """Start everything that can start now; returns how many tasks of no duration have ended at once."""
+        graph, now, at_once = self.graph, self.now, 0
+        lanes, seconds = graph.lane, graph.seconds
+        communications: List[int] = []
+        while ready:
+            task = ready.pop()
+            lane = lanes[task]
+            if lane > 0:
+                communications.append(task)
+                continue
+            self.start[task] = now
+            duration = seconds[task]
+            if lane < 0 or duration <= 0.0:
+                self.end[task] = now
+                self.done[task] = True
+                at_once += 1
+                for successor in graph.successors[graph.first_successor[task] : graph.first_successor[task + 1]]:
+                    self.waits_for[successor] -= 1
+                    if not self.waits_for[successor]:
+                        ready.append(successor)
+                continue
+            slot = graph.slots[task][0]
+            self.computing[slot] = task
+            if self.reducing[slot] >= 0:
+                self.left[task] = (duration, now, 0.0)
+                self.dirty.add(task)
+                self.dirty.add(self.reducing[slot])
+            else:
+                self.end[task] = now + duration
+                heappush(self.events, (now + duration, task))
+        if communications or self.freed:
+            self._start_communications(sorted(communications))
+        return at_once
+
+    def _start_communications(self, ready: List[int]) -> None:
+        """Queue what is ready; start what is first in all its queues, if those are free."""
+        candidates: Dict[int, None] = {}
+        for queue in self.freed:
+            if self.queues[queue]:
+                candidates[self.queues[queue][0]] = None
+        self.freed = []
+        for task in ready:
+            for queue in self.graph.queues[task]:
+                self.queues[queue].append(task)
+            candidates[task] = None
+        for task in candidates:
+            queues = self.graph.queues[task]
+            if any(self.busy[queue] or self.queues[queue][0] != task for queue in queues):
+                continue
+            for queue in queues:
+                self.queues[queue].popleft()
+                self.busy[queue] = True
+            self._start_communication(task)
+
+    def _start_communication(self, task: int) -> None:
+        graph = self.graph
+        self.start[task] = self.now
+        self.left[task] = (graph.seconds[task], self.now, 0.0)
+        self.dirty.add(task)
+        if self.sharing:
+            for link, _, _ in graph.links.get(task, ()):
+                self.on_link.setdefault(link, {})[task] = None
+                self.dirty_links.add(link)
+        if graph.lane[task] == GRADIENT:
+            for slot in graph.slots[task]:
+                self.reducing[slot] = task
+                running = self.computing[slot]
+                if running >= 0 and running not in self.left:
+                    self.left[running] = (self.end[running] - self.now, self.now, 1.0)
+                if running >= 0:
+                    self.dirty.add(running)
+
+    # ---- speeds -----------------------------------------------------------------------------------------------------
+
+    def _change_speeds(self) -> None:
+        for link in sorted(self.dirty_links):
+            users = self.on_link[link]
+            demands = [(demand, count) for task in users for name, demand, count in self.graph.links[task] if name == link]
+            level = fair_share(self.bandwidths[link], demands)
+            if level != self.level.get(link):
+                self.level[link] = level
+                self.dirty.update(users)
+        self.dirty_links.clear()
+        for task in sorted(self.dirty):
+            if not self.done[task] and task in self.left:
+                self._set_speed(task, self._speed(task))
+        self.dirty.clear()
+
+    def _set_speed(self, task: int, speed: float) -> None:
+        left, since, old = self.left[task]
+        if speed == old:
+            return
+        left = max(0.0, left - (self.now - since) * old)
+        self.left[task] = (left, self.now, speed)
+        end = self.now + left / speed
+        if end != self.end[task]:
+            self.end[task] = end
+            heappush(self.events, (end, task))
+
+    def _speed(self, task: int) -> float:
+        graph = self.graph
+        slots = graph.slots[task]
+        if graph.lane[task] == 0:
+            return 1.0 / (1.0 + self.gammas[slots[0]]) if self.reducing[slots[0]] >= 0 else 1.0
+        speed = 1.0
+        if self.sharing:
+            for link, demand, _ in graph.links.get(task, ()):
+                level = self.level[link]
+                if level < demand * speed:
+                    speed = level / demand
+        if graph.lane[task] == GRADIENT:
+            gamma = max((self.gammas[slot] for slot in slots if self.computing[slot] >= 0), default=0.0)
+            speed /= 1.0 + gamma
+        return speed
+
+    def _blocked(self) -> List[int]:
+        return [task for task, done in enumerate(self.done) if not done][:5]

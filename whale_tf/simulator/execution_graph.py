@@ -1,0 +1,359 @@
+"""The distributed execution graph: a program unfolded over devices and micro-batches (Proteus section V).
+
+Tasks are numbered block by block in every stage's schedule order.  A stage's blocks follow each other on its devices,
+which is the control dependency of the schedule; ``begin`` tasks of no duration stand between them::
+
+    stage 0   begin F0 ... | begin F1 ... | begin B0 ... | begin F2 ... | ... | begin update ...
+                    \\ send                      / send
+    stage 1          begin F0 ... | begin B0 ...
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.schedule import check_warmups, schedule
+from whale_tf.simulator.buffers import BufferRows, BufferTable, is_per_step, joined
+from whale_tf.simulator.collapse import Collapse
+from whale_tf.simulator.network import Network
+from whale_tf.simulator.program import (
+    BACKWARD,
+    COMPUTATION,
+    FORWARD,
+    GRADIENT,
+    UPDATE,
+    BlockKey,
+    Instruction,
+    Parts,
+    Program,
+)
+from whale_tf.simulator.strategy_tree import Strategy
+
+LinkUse = Tuple[int, float, int]  # link, bytes per second a communication takes alone, how many such
+
+
+class ExecutionGraph(NamedTuple):
+    """Tasks and everything the engine needs to run them; all sequences are indexed by task unless said otherwise.
+
+    Attributes:
+        seconds: time of each task alone.
+        lane: COMPUTATION, FEATURE or GRADIENT; -1 for ``begin`` tasks.
+        instruction: number in ``Program.instructions``; -1 for ``begin`` tasks.
+        micro_batch: -1 for the update.
+        slots: places in ``devices`` of the devices a task occupies.
+        queues: communication queues a task occupies (see :func:`queue_of`).
+        links: what a communication takes of which links.
+        successors, first_successor: tasks that wait for task ``t`` are ``successors[first_successor[t]:...[t + 1]]``.
+        waits_for: number of tasks each task waits for.
+        devices: the simulated devices.
+        blocks: (stage, phase) -> number of the first task of every micro-batch's block, and how many tasks it has.
+        buffers: see :class:`whale_tf.simulator.buffers.BufferTable`.
+    """
+
+    seconds: List[float]
+    lane: List[int]
+    instruction: List[int]
+    micro_batch: List[int]
+    slots: List[Tuple[int, ...]]
+    queues: Dict[int, Tuple[int, ...]]
+    links: Dict[int, Tuple[LinkUse, ...]]
+    successors: List[int]
+    first_successor: List[int]
+    waits_for: List[int]
+    devices: Tuple[int, ...]
+    blocks: Dict[BlockKey, Tuple[np.ndarray, int]]
+    buffers: BufferTable
+
+
+QUEUES_PER_DEVICE = 3  # feature communication out, feature communication in, gradient communication
+
+
+def queue_of(slot: int, lane: int, incoming: bool = False) -> int:
+    """Links are full duplex: a device sends one tensor and receives another at once; collectives do both."""
+    return slot * QUEUES_PER_DEVICE + (2 if lane == 2 else 1 if incoming else 0)
+
+
+class _Template:
+    """One block for one micro-batch: its tasks, numbered from 0, the ``begin`` tasks of the stage's devices first."""
+
+    def __init__(self, key: BlockKey, slots: Sequence[int]) -> None:
+        self.key = key
+        self.slots = list(slots)
+        self.instruction: List[int] = [-1] * len(slots)
+        self.lane: List[int] = [-1] * len(slots)
+        self.seconds: List[float] = [0.0] * len(slots)
+        self.task_slots: List[Tuple[int, ...]] = [(slot,) for slot in slots]
+        self.queues: Dict[int, Tuple[int, ...]] = {}
+        self.links: Dict[int, Tuple[LinkUse, ...]] = {}
+        self.edges: List[Tuple[int, int]] = []
+        self.crossing: List[Tuple[BlockKey, int, int]] = []  # (other block, its task, task here)
+        self.last: Dict[int, int] = {slot: number for number, slot in enumerate(slots)}
+
+    def __len__(self) -> int:
+        return len(self.instruction)
+
+
+class Unfolder:
+    """Tasks of one program on the devices ``collapse`` keeps, block by block; :meth:`unfold` repeats the blocks."""
+
+    def __init__(self, program: Program, collapse: Collapse, network: Network) -> None:
+        self.program = program
+        self.collapse = collapse
+        self.network = network
+        self.slot_of = {device: slot for slot, device in enumerate(collapse.kept)}
+        self.place: Dict[int, Dict[int, int]] = {}  # instruction -> device (computation) or group place -> local task
+        self._parts_slots: Dict[int, List[Tuple[int, int, int]]] = {}
+        self.templates: Dict[BlockKey, _Template] = {}
+        for number, stage in enumerate(program.strategy.stages):
+            slots = [self.slot_of[device] for device in stage.devices if device in self.slot_of]
+            for phase in (FORWARD, BACKWARD, UPDATE):
+                self.templates[number, phase] = _Template((number, phase), slots)
+        for instruction in program.instructions:
+            template = self.templates[instruction.block]
+            if instruction.lane == COMPUTATION:
+                self._computation(template, instruction)
+            else:
+                self._communication(template, instruction)
+
+    def _computation(self, template: _Template, instruction: Instruction) -> None:
+        rows = self._kept_parts(instruction.parts)
+        local = len(template)
+        self.place[instruction.id] = {device: local + i for i, (device, _, _) in enumerate(rows)}
+        template.instruction += [instruction.id] * len(rows)
+        template.lane += [COMPUTATION] * len(rows)
+        template.seconds += [instruction.seconds[kind] for _, _, kind in rows]
+        waits = [i for i in instruction.dependencies if self.program.instructions[i].lane != COMPUTATION]
+        for device, slot, _ in rows:
+            template.task_slots.append((slot,))
+            template.edges.append((template.last[slot], local))
+            template.last[slot] = local
+            for source in waits:
+                task = self._covering(source, device)
+                if task is not None:
+                    self._edge(template, source, task, local)
+            local += 1
+
+    def _communication(self, template: _Template, instruction: Instruction) -> None:
+        classes = self.collapse.groups(instruction.label, instruction.groups)
+        self.place[instruction.id] = {}
+        representative = self.collapse.representative
+        for place, number in enumerate(classes.kept):
+            group = instruction.groups[number]
+            local = len(template)
+            self.place[instruction.id][place] = local
+            algorithms = self.network.algorithms_of(instruction.label, group)
+            costs = [a.latency_s + instruction.size_bytes * a.seconds_per_byte for a in algorithms]
+            best = costs.index(min(costs))
+            devices = sorted({representative[device] for device in group.devices})
+            template.instruction.append(instruction.id)
+            template.lane.append(instruction.lane)
+            template.seconds.append(costs[best])
+            template.task_slots.append(tuple(self.slot_of[device] for device in devices))
+            template.queues[local] = self._queues(instruction.lane, group.pairs, devices)
+            if costs[best] > 0:
+                per_second = instruction.size_bytes / costs[best]
+                template.links[local] = tuple(
+                    (link, load * per_second, count) for link, load, count in classes.entries[place][best]
+                )
+            tasks = {
+                (source, task)
+                for source in instruction.dependencies
+                for device in devices
+                for task in [self._covering(source, device)]
+                if task is not None
+            }
+            for source, task in sorted(tasks):
+                self._edge(template, source, task, local)
+            # a feature communication belongs into its block; gradients are sent as soon as they are ready
+            waits = any(
+                instruction.lane == GRADIENT or self.program.instructions[source].block == template.key for source, _ in tasks
+            )
+            if not waits:
+                begins = {slot: task for task, slot in enumerate(template.slots)}
+                for device in devices:
+                    if self.slot_of[device] in begins:
+                        template.edges.append((begins[self.slot_of[device]], local))
+
+    def _queues(self, lane: int, pairs: Sequence[Tuple[int, int, float]], devices: Sequence[int]) -> Tuple[int, ...]:
+        if not pairs:
+            queues = [queue_of(self.slot_of[device], lane) for device in devices]
+            if lane == 1:
+                queues += [queue_of(self.slot_of[device], lane, incoming=True) for device in devices]
+            return tuple(sorted(queues))
+        representative = self.collapse.representative
+        sending = {queue_of(self.slot_of[representative[a]], lane) for a, _, _ in pairs}
+        receiving = {queue_of(self.slot_of[representative[b]], lane, incoming=True) for _, b, _ in pairs}
+        return tuple(sorted(sending | receiving))
+
+    def _edge(self, template: _Template, source: int, task: int, local: int) -> None:
+        block = self.program.instructions[source].block
+        if block == template.key:
+            template.edges.append((task, local))
+        else:
+            template.crossing.append((block, task, local))
+
+    def _covering(self, source: int, device: int) -> Optional[int]:
+        """The local task of instruction ``source`` on a kept device, if it has one there."""
+        instruction = self.program.instructions[source]
+        if instruction.lane == COMPUTATION:
+            return self.place[source].get(device)
+        place = self.collapse.groups(instruction.label, instruction.groups).of_device.get(device)
+        return None if place is None else self.place[source][place]
+
+    def _kept_parts(self, parts: Parts) -> List[Tuple[int, int, int]]:
+        """(device, slot, class) of the simulated devices of a config."""
+        found = self._parts_slots.get(id(parts))
+        if found is None:
+            found = self._parts_slots[id(parts)] = [
+                (device, self.slot_of[device], kind) for device, kind in zip(parts.devices, parts.kind) if device in self.slot_of
+            ]
+        return found
+
+    # ---- over micro-batches -----------------------------------------------------------------------------------------
+
+    def unfold(self, strategy: Strategy) -> ExecutionGraph:
+        """All micro-batches of ``strategy``, which may differ from the program's in schedule, warm-up and their number.
+
+        Raises:
+            PlanError: the stages' warm-up depths do not go together.
+        """
+        warmups = [stage.warmup for stage in strategy.stages]
+        if strategy.schedule == "backward_first":
+            check_warmups(warmups, strategy.num_micro_batch)
+        offsets: Dict[BlockKey, np.ndarray] = {
+            key: np.zeros(1 if key[1] == UPDATE else strategy.num_micro_batch, np.int64) for key in self.templates
+        }
+        order: List[Tuple[BlockKey, int]] = []
+        last_backward: Dict[int, int] = {}
+        total = 0
+        chains: List[List[Tuple[BlockKey, int]]] = []
+        for number, stage in enumerate(strategy.stages):
+            chain: List[Tuple[BlockKey, int]] = []
+            for step in schedule(strategy.schedule, number, len(strategy.stages), strategy.num_micro_batch, stage.warmup):
+                chain.append(((number, FORWARD if step.kind == "forward" else BACKWARD), step.micro_batch))
+                if step.kind == "backward":
+                    last_backward[number] = step.micro_batch
+            chain.append(((number, UPDATE), 0))
+            for key, micro_batch in chain:
+                offsets[key][micro_batch] = total
+                total += len(self.templates[key])
+            order += chain
+            chains.append(chain)
+        sources, targets = self._edges(offsets, chains, last_backward)
+        arrays = self._repeat(order, strategy)
+        by_source = np.argsort(sources, kind="stable")
+        first = np.zeros(total + 1, np.int64)
+        np.cumsum(np.bincount(sources, minlength=total), out=first[1:])
+        queues, links = self._per_communication(order, offsets)
+        return ExecutionGraph(
+            arrays[0],
+            arrays[1],
+            arrays[2],
+            arrays[3],
+            arrays[4],
+            queues,
+            links,
+            targets[by_source].tolist(),
+            first.tolist(),
+            np.bincount(targets, minlength=total).tolist(),
+            self.collapse.kept,
+            {key: (offsets[key], len(template)) for key, template in self.templates.items()},
+            self._buffers(offsets, strategy.num_micro_batch),
+        )
+
+    def _repeat(self, order: Sequence[Tuple[BlockKey, int]], strategy: Strategy) -> Tuple[List, List, List, List, List]:
+        seconds: List[float] = []
+        lane: List[int] = []
+        instruction: List[int] = []
+        micro_batches: List[int] = []
+        slots: List[Tuple[int, ...]] = []
+        factors = _micro_batch_factors(strategy)
+        for key, micro_batch in order:
+            template = self.templates[key]
+            if factors is None or key[1] == UPDATE:
+                seconds += template.seconds
+            else:
+                seconds += [value * factors[micro_batch] for value in template.seconds]
+            lane += template.lane
+            instruction += template.instruction
+            micro_batches += [-1 if key[1] == UPDATE else micro_batch] * len(template)
+            slots += template.task_slots
+        return seconds, lane, instruction, micro_batches, slots
+
+    def _edges(
+        self,
+        offsets: Dict[BlockKey, np.ndarray],
+        chains: Sequence[Sequence[Tuple[BlockKey, int]]],
+        last_backward: Dict[int, int],
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        sources: List[np.ndarray] = []
+        targets: List[np.ndarray] = []
+        for key, template in self.templates.items():
+            here = offsets[key]
+            if template.edges:
+                pairs = np.array(template.edges, np.int64)
+                sources.append((here[:, None] + pairs[:, 0]).ravel())
+                targets.append((here[:, None] + pairs[:, 1]).ravel())
+            groups: Dict[BlockKey, List[Tuple[int, int]]] = {}
+            for block, task, local in template.crossing:
+                groups.setdefault(block, []).append((task, local))
+            for block, edges in groups.items():
+                pairs = np.array(edges, np.int64)
+                there = offsets[block]
+                if key[1] == UPDATE and block[1] != UPDATE:
+                    there = there[last_backward[block[0]] :][:1]
+                sources.append((there[:, None] + pairs[:, 0]).ravel())
+                targets.append((here[:, None] + pairs[:, 1]).ravel())
+        for chain in chains:
+            for (key, micro_batch), (next_key, next_micro_batch) in zip(chain, chain[1:]):
+                template, following = self.templates[key], self.templates[next_key]
+                last = np.array([template.last[slot] for slot in following.slots], np.int64)
+                sources.append(offsets[key][micro_batch] + last)
+                targets.append(offsets[next_key][next_micro_batch] + np.arange(len(last)))
+        return np.concatenate(sources), np.concatenate(targets)
+
+    def _per_communication(
+        self, order: Sequence[Tuple[BlockKey, int]], offsets: Dict[BlockKey, np.ndarray]
+    ) -> Tuple[Dict[int, Tuple[int, ...]], Dict[int, Tuple[LinkUse, ...]]]:
+        queues: Dict[int, Tuple[int, ...]] = {}
+        links: Dict[int, Tuple[LinkUse, ...]] = {}
+        for key, micro_batch in order:
+            offset, template = int(offsets[key][micro_batch]), self.templates[key]
+            for local, value in template.queues.items():
+                queues[offset + local] = value
+            for local, use in template.links.items():
+                links[offset + local] = use
+        return queues, links
+
+    def _buffers(self, offsets: Dict[BlockKey, np.ndarray], count: int) -> BufferTable:
+        """Every buffer, with the tasks that write and read it."""
+        instructions = self.program.instructions
+        readers: List[List[int]] = [[] for _ in self.program.buffers]
+        for instruction in instructions:
+            for read in instruction.reads:
+                if read >= 0:
+                    readers[read].append(instruction.id)
+        per_micro_batch, per_step = BufferRows(), BufferRows()
+        for number, buffer in enumerate(self.program.buffers):
+            block = instructions[buffer.producer].block
+            table = per_step if is_per_step(block) else per_micro_batch
+            for device, slot, kind in self._kept_parts(buffer.parts):
+                producer = self._covering(buffer.producer, device)
+                if producer is None or buffer.bytes[kind] <= 0.0:
+                    continue
+                row = table.add(slot, buffer.bytes[kind], number, block, producer)
+                for reader in readers[number]:
+                    task = self._covering(reader, device)
+                    if task is not None:
+                        table.read(row, instructions[reader].block, task)
+        return joined(per_micro_batch.unfold(offsets, count), per_step.unfold(offsets, 1))
+
+
+def _micro_batch_factors(strategy: Strategy) -> Optional[List[float]]:
+    """Size of each micro-batch relative to the mean; None if they are equal."""
+    slices = strategy.micro_batch_slices
+    if slices is None:
+        return None
+    return [size * len(slices) / float(sum(slices)) for size in slices]

@@ -1,0 +1,96 @@
+"""A Plan as a strategy: the simulator reads the same value the rewriter executes."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from whale_tf.errors import PlanError, did_you_mean
+from whale_tf.plan import Plan, TaskGraphPlan
+from whale_tf.simulator.configs import OpAxis, OpConfig
+from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
+from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, device_groups, propagate_configs
+
+
+def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[str, str]] = None) -> Strategy:
+    """The strategy a plan stands for.
+
+    A model replica takes its part of the batch, a ``replicate`` TaskGraph divides that over its replicas (unevenly with
+    ``slices``), a ``split`` TaskGraph partitions the dimension that ``plan.shards`` names for each op and computes the
+    others on every device.  Ops the plan does not name follow from the data flow.
+
+    Args:
+        model: built for one micro-batch of all model replicas together.
+        aliases: graph op name -> name of the model's op that stands for it (a profile's layer).
+
+    Raises:
+        PlanError: the plan names an op the model does not have, or asks for what an op cannot do.
+    """
+    numbers = {op.name: number for number, op in enumerate(model.ops)}
+    configs: Dict[int, OpConfig] = {}
+    warmup: Dict[int, int] = {}
+    for task_graph in plan.task_graphs:
+        for name in task_graph.ops:
+            number = numbers.get((aliases or {}).get(name, name))
+            if number is None:
+                raise PlanError(
+                    "the plan's TaskGraph {!r} has op {!r}, model {!r} has not; simulate it with the model it was "
+                    "made for.{}".format(task_graph.name, name, model.name, did_you_mean(name, numbers))
+                )
+            if number not in configs:
+                configs[number] = _config(task_graph, model.ops[number], plan.shards.get(name))
+                warmup[number] = task_graph.warmup
+    if not configs:
+        raise PlanError(
+            "the plan's TaskGraphs name no op or layer, so nothing says what runs where; search again with a profile of "
+            "the graph, or simulate a plan of wh.current_plan()"
+        )
+    complete = propagate_configs(model, configs)
+    stages = tuple(
+        Stage(ops, devices, max((warmup[number] for number in ops if number in warmup), default=1))
+        for ops, devices in device_groups(complete)
+    )
+    return Strategy(
+        model,
+        complete,
+        plan.num_micro_batch,
+        plan.schedule,
+        stages,
+        ("",) * len(model.ops),
+        buckets=_buckets(plan, model, stages),
+        micro_batch_slices=plan.micro_batch_slices,
+    )
+
+
+def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpConfig:
+    devices = tuple(device for row in task_graph.devices for device in row)
+    axes: List[OpAxis] = []
+    if len(task_graph.devices) > 1:
+        axes.append(OpAxis(len(task_graph.devices), "b"))
+    if task_graph.device_count > 1:
+        if task_graph.strategy == "replicate":
+            axes.append(OpAxis(task_graph.device_count, "b", task_graph.slices))
+        else:
+            if shard is not None and shard not in op.dims:
+                raise PlanError(
+                    "the plan shards op {!r} by {!r}; its dimensions are {}".format(
+                        op.name, shard, ", ".join(repr(dim) for dim in op.dims)
+                    )
+                )
+            axes.append(OpAxis(task_graph.device_count, shard))
+    return checked_config(op, OpConfig(devices, tuple(axes)))
+
+
+def _buckets(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...]) -> Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]]:
+    """The plan's gradient buckets per stage, by the model's parameters; None if it names none the model knows."""
+    parameters = {tensor.name: number for number, tensor in enumerate(model.tensors) if tensor.role == PARAMETER}
+    chosen: List[List[Tuple[int, ...]]] = [[] for _ in stages]
+    found = False
+    stage_of = {device: number for number, stage in enumerate(stages) for device in stage.devices}
+    for gradient in plan.gradients:
+        stage = stage_of[plan.task_graphs[gradient.task_graph].devices[0][0]]
+        for bucket in gradient.buckets:
+            members = tuple(parameters[name] for name in bucket if name in parameters)
+            if members:
+                found = True
+                chosen[stage].append(members)
+    return tuple(tuple(rows) for rows in chosen) if found else None

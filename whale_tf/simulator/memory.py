@@ -1,0 +1,88 @@
+"""Memory by reference counts (Proteus section VI-B): a buffer lives from the start of the task that writes it to the
+end of the last task that reads it."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Tuple
+
+import numpy as np
+
+from whale_tf.simulator.engine import Times
+from whale_tf.simulator.execution_graph import ExecutionGraph
+from whale_tf.simulator.program import Program
+
+
+class MemoryCurve(NamedTuple):
+    """Memory of one device over a step.
+
+    Attributes:
+        time_s, bytes: after each change, from the start of the step; the first entry is what is held all the time.
+        peak_bytes: the largest value, first reached at ``peak_s``.
+        at_peak: bytes per category at that moment, and the largest single tensors with their bytes.
+        final_bytes: of what is not held all the time, at the end: zero in every correct program.
+    """
+
+    time_s: np.ndarray
+    bytes: np.ndarray
+    peak_bytes: float
+    peak_s: float
+    at_peak: Dict[str, float]
+    largest: Tuple[Tuple[str, float], ...]
+    final_bytes: float
+
+
+def lifetimes(graph: ExecutionGraph, times: Times) -> Tuple[np.ndarray, np.ndarray]:
+    """(from, to) of every buffer in seconds; ``to`` is when its reference count falls to zero."""
+    start, end = np.array(times.start), np.array(times.end)
+    table = graph.buffers
+    born = start[table.producer]
+    dies = end[table.producer].copy()
+    np.maximum.at(dies, table.reader_buffer, end[table.reader_task])
+    return born, dies
+
+
+def memory_curves(program: Program, graph: ExecutionGraph, times: Times, largest: int = 5) -> List[MemoryCurve]:
+    """The curve of every simulated device, in the order of ``graph.devices``."""
+    born, dies = lifetimes(graph, times)
+    table = graph.buffers
+    by_slot = np.argsort(table.slot, kind="stable")
+    bounds = np.searchsorted(table.slot[by_slot], np.arange(len(graph.devices) + 1))
+    return [
+        _curve(program, graph, device, by_slot[bounds[slot] : bounds[slot + 1]], born, dies, largest)
+        for slot, device in enumerate(graph.devices)
+    ]
+
+
+def _curve(
+    program: Program,
+    graph: ExecutionGraph,
+    device: int,
+    rows: np.ndarray,
+    born: np.ndarray,
+    dies: np.ndarray,
+    largest: int,
+) -> MemoryCurve:
+    static = program.static_bytes[device]
+    base = float(sum(static.values()))
+    sizes = graph.buffers.bytes[rows]
+    when = np.concatenate([dies[rows], born[rows]])  # at one moment, buffers are freed before others are made
+    change = np.concatenate([-sizes, sizes])
+    # a buffer that dies in the instant it is made is still counted: made first
+    brief = dies[rows] <= born[rows]
+    order_key = np.concatenate([np.where(brief, 2, 0), np.ones(len(rows), np.int64)])
+    order = np.lexsort((order_key, when))
+    level = base + np.cumsum(change[order])
+    time_s = np.concatenate([[0.0], when[order]])
+    level = np.concatenate([[base], level])
+    top = int(np.argmax(level))
+    peak_s = float(time_s[top])
+    alive = rows[(born[rows] <= peak_s) & (dies[rows] > peak_s)]
+    at_peak = dict(static)
+    names: Dict[str, float] = {}
+    for row in alive:
+        buffer = program.buffers[graph.buffers.kind[row]]
+        size = float(graph.buffers.bytes[row])
+        at_peak[buffer.category] = at_peak.get(buffer.category, 0.0) + size
+        names[buffer.name] = names.get(buffer.name, 0.0) + size
+    ranked = tuple(sorted(names.items(), key=lambda item: (-item[1], item[0]))[:largest])
+    return MemoryCurve(time_s, level, float(level[top]), peak_s, at_peak, ranked, float(level[-1]) - base)

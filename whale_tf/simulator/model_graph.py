@@ -1,0 +1,314 @@
+"""A model as the simulator sees it: ops over named dimensions, for one micro-batch size.
+
+Every op lists its dimensions (a linear layer: ``b s h o``) and which of them are the axes of each tensor it reads or
+writes; partitioning an op means partitioning some of its dimensions (Proteus section II).  Backward ops are not listed:
+they follow from the kind of the forward op (:data:`KINDS`).
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+ACTIVATION = "activation"
+PARAMETER = "parameter"
+INPUT = "input"
+
+
+class ModelTensor(NamedTuple):
+    """``dims`` names the axes (the names the producer gave them), ``shape`` their sizes for the whole micro-batch;
+    ``sparse``: the gradient covers only the rows that were looked up, ``sparse_rows`` of them."""
+
+    name: str
+    dims: Tuple[str, ...]
+    shape: Tuple[float, ...]
+    itemsize: int
+    role: str
+    sparse_rows: Optional[int] = None
+
+    @property
+    def size(self) -> float:
+        """Number of elements."""
+        size = 1.0
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    @property
+    def bytes(self) -> float:
+        return self.size * self.itemsize
+
+
+class Use(NamedTuple):
+    """A tensor as an op sees it: its number, and the op's name of each of its axes."""
+
+    tensor: int
+    dims: Tuple[str, ...]
+
+
+class Kind(NamedTuple):
+    """What the backward of an op kind is.
+
+    ``backward``: ``each``: one op per differentiable input, as costly as the forward; ``one``: a single op for all
+    inputs; ``alias``: the output's gradient is the input's gradient, no op.  ``factor``: flops of a ``one`` backward
+    relative to the forward.  ``saved``: what the backward reads beside the output's gradient.
+    """
+
+    backward: str
+    saved: str = ""
+    factor: float = 1.0
+    compute_bound: bool = False
+
+
+KINDS: Dict[str, Kind] = {
+    "matmul": Kind("each", "inputs", compute_bound=True),
+    "convolution": Kind("each", "inputs", compute_bound=True),
+    "bias": Kind("parameters"),
+    "activation": Kind("one", "inputs"),
+    "relu": Kind("one", "outputs"),
+    "dropout": Kind("one", "mask"),
+    "scale": Kind("one"),
+    "softmax": Kind("one", "outputs", 2.0),
+    "norm": Kind("one", "inputs", 2.0),
+    "pool": Kind("one", "inputs"),
+    "multiply": Kind("one", "inputs", 2.0),
+    "embedding": Kind("one"),
+    "concat": Kind("one"),
+    "add": Kind("alias"),
+    "loss": Kind("one", "inputs"),
+    "layer": Kind("one", factor=2.0, compute_bound=True),  # a whole layer of a profile
+    "wire": Kind("alias"),  # the same tensor under another size: no task, no memory
+}
+
+
+class ModelOp(NamedTuple):
+    """One forward op.
+
+    Attributes:
+        path: node names of the strategy tree down to this op; the last is the op's own.
+        kind: a key of :data:`KINDS`.
+        dims: size of each dimension.
+        whole: dimensions that cannot be partitioned (the normalised axis of a softmax, the image axes of a
+        convolution). flops: of the whole op's forward.
+        split: the dimension tensor parallelism partitions here by default, or None.
+        scratch_bytes: extra bytes the forward writes and the backward reads (dropout masks, pooling indices).
+    """
+
+    path: Tuple[str, ...]
+    kind: str
+    dims: Dict[str, float]
+    inputs: Tuple[Use, ...]
+    outputs: Tuple[Use, ...]
+    flops: float
+    whole: Tuple[str, ...] = ()
+    split: Optional[str] = None
+    scratch_bytes: float = 0
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.path)
+
+
+class ModelGraph(NamedTuple):
+    """A model at one micro-batch size.
+
+    Attributes:
+        batch: examples in a micro-batch (the size of dimension ``b``).
+        precision: what arithmetic runs in (a key of a device's ``peak_flops_per_s``).
+        optimizer: a key of :data:`OPTIMIZERS`.
+    """
+
+    name: str
+    batch: int
+    precision: str
+    optimizer: str
+    tensors: Tuple[ModelTensor, ...]
+    ops: Tuple[ModelOp, ...]
+
+    @property
+    def parameter_count(self) -> float:
+        return sum(t.size for t in self.tensors if t.role == PARAMETER)
+
+    @property
+    def forward_flops(self) -> float:
+        """Floating-point operations of the forward of one micro-batch."""
+        return sum(op.flops for op in self.ops)
+
+    @property
+    def training_flops(self) -> float:
+        """Matrix arithmetic of forward and backward of one micro-batch, without recomputation: what MFU counts."""
+        return sum(op.flops + self.backward_flops(op) for op in self.ops if KINDS[op.kind].compute_bound)
+
+    def backward_flops(self, op: ModelOp) -> float:
+        """Of the whole op's backward."""
+        kind = KINDS[op.kind]
+        if kind.backward == "each":
+            return op.flops * len(self.gradients_of(op))
+        return 0.0 if kind.backward == "alias" else op.flops * kind.factor
+
+    def gradients_of(self, op: ModelOp) -> Tuple[Use, ...]:
+        """The inputs of ``op`` that get a gradient: parameters, and activations."""
+        return tuple(use for use in op.inputs if self.tensors[use.tensor].role != INPUT)
+
+
+class Optimizer(NamedTuple):
+    """Per parameter: ``state_bytes`` kept beside value and gradient, and ``passes`` over memory (in parameters read or
+    written) of one update."""
+
+    state_bytes: int
+    passes: int
+
+
+OPTIMIZERS: Dict[str, Optimizer] = {
+    "sgd": Optimizer(0, 3),
+    "momentum": Optimizer(4, 5),
+    "adagrad": Optimizer(4, 5),
+    "rmsprop": Optimizer(8, 7),
+    "adam": Optimizer(8, 7),
+    "adafactor": Optimizer(0, 4),  # row and column sums only: about sqrt(size) numbers
+}
+
+
+class Builder:
+    """Builds a :class:`ModelGraph` op by op; ``scope`` nests nodes of the strategy tree."""
+
+    def __init__(self, name: str, batch: int, precision: str = "fp32", optimizer: str = "adam") -> None:
+        self.name = name
+        self.batch = batch
+        self.precision = precision
+        self.optimizer = optimizer
+        self.itemsize = 2 if precision in ("fp16", "bf16") else 4
+        self.tensors: List[ModelTensor] = []
+        self.ops: List[ModelOp] = []
+        self._scope: Tuple[str, ...] = ()
+
+    def graph(self) -> ModelGraph:
+        return ModelGraph(self.name, self.batch, self.precision, self.optimizer, tuple(self.tensors), tuple(self.ops))
+
+    def scope(self, name: str) -> _Scope:
+        return _Scope(self, name)
+
+    # ---- tensors -----------------------------------------------------------------------------------------------------
+
+    def tensor(
+        self,
+        name: str,
+        dims: str,
+        shape: Tuple[float, ...],
+        role: str,
+        itemsize: Optional[int] = None,
+        sparse_rows: Optional[int] = None,
+    ) -> int:
+        self.tensors.append(
+            ModelTensor(
+                "/".join(self._scope + (name,)),
+                tuple(dims.split()),
+                tuple(shape),
+                itemsize or self.itemsize,
+                role,
+                sparse_rows,
+            )
+        )
+        return len(self.tensors) - 1
+
+    def input(self, name: str, dims: str, shape: Tuple[float, ...], itemsize: int = 4) -> int:
+        return self.tensor(name, dims, shape, INPUT, itemsize)
+
+    def parameter(self, name: str, dims: str, shape: Tuple[float, ...], sparse_rows: Optional[int] = None) -> int:
+        """Parameters and their gradients are kept in the model's precision; masters are the optimizer's business."""
+        return self.tensor(name, dims, shape, PARAMETER, sparse_rows=sparse_rows)
+
+    # ---- ops ---------------------------------------------------------------------------------------------------------
+
+    def op(
+        self,
+        name: str,
+        kind: str,
+        spec: str,
+        inputs: Tuple[int, ...],
+        flops: Optional[float] = None,
+        whole: Tuple[str, ...] = (),
+        split: Optional[str] = None,
+        sizes: Optional[Dict[str, float]] = None,
+        scratch_bytes: float = 0,
+        itemsize: Optional[int] = None,
+    ) -> int:
+        """An op with one output; ``spec`` is ``"b s h, h o -> b s o"``; sizes of dimensions no input has: ``sizes``.
+
+        ``flops`` None: two per point of the iteration space.
+        """
+        left, right = spec.split("->")
+        terms = [tuple(term.split()) for term in left.split(",")]
+        out = tuple(right.split())
+        dims: Dict[str, float] = dict(sizes or {})
+        for tensor, term in zip(inputs, terms):
+            shape = self.tensors[tensor].shape
+            assert len(shape) == len(term), (name, spec, shape)
+            for dim, extent in zip(term, shape):
+                assert dims.setdefault(dim, extent) == extent, (name, spec, dim, extent, dims)
+        if flops is None:
+            flops = 2.0
+            for extent in dims.values():
+                flops *= extent
+        output = self.tensor(name, " ".join(out), tuple(dims[dim] for dim in out), ACTIVATION, itemsize)
+        self.ops.append(
+            ModelOp(
+                self._scope + (name,),
+                kind,
+                dims,
+                tuple(map(Use, inputs, terms)),
+                (Use(output, out),),
+                flops,
+                whole,
+                split,
+                scratch_bytes,
+            )
+        )
+        return output
+
+    def pointwise(
+        self,
+        name: str,
+        kind: str,
+        x: int,
+        flops: float = 1.0,
+        whole: Tuple[str, ...] = (),
+        split: Optional[str] = None,
+        mask: bool = False,
+    ) -> int:
+        """An op of one tensor that keeps its shape; ``flops`` per element; ``mask``: a byte per element is kept."""
+        dims = " ".join(self.tensors[x].dims)
+        size = self.tensors[x].size
+        return self.op(name, kind, "{0} -> {0}".format(dims), (x,), flops * size, whole, split, scratch_bytes=size if mask else 0)
+
+    def add(self, name: str, x: int, y: int) -> int:
+        dims = " ".join(self.tensors[x].dims)
+        return self.op(name, "add", "{0}, {0} -> {0}".format(dims), (x, y), float(self.tensors[x].size))
+
+    def bias(self, name: str, x: int, axes: int = 1) -> int:
+        """Add a parameter over the last ``axes`` axes."""
+        tensor = self.tensors[x]
+        dims = " ".join(tensor.dims)
+        last = " ".join(tensor.dims[-axes:])
+        bias = self.parameter(name + "_b", last, tensor.shape[-axes:])
+        return self.op(name, "bias", "{0}, {1} -> {0}".format(dims, last), (x, bias), float(tensor.size))
+
+    def layer_norm(self, name: str, x: int) -> int:
+        tensor = self.tensors[x]
+        dims, last = " ".join(tensor.dims), tensor.dims[-1]
+        gamma = self.parameter(name + "_gamma", last, tensor.shape[-1:])
+        beta = self.parameter(name + "_beta", last, tensor.shape[-1:])
+        return self.op(
+            name, "norm", "{0}, {1}, {1} -> {0}".format(dims, last), (x, gamma, beta), 8.0 * tensor.size, whole=(last,)
+        )
+
+
+class _Scope:
+    def __init__(self, builder: Builder, name: str) -> None:
+        self._builder = builder
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._builder._scope += (self._name,)
+
+    def __exit__(self, *error: object) -> None:
+        self._builder._scope = self._builder._scope[:-1]

@@ -1,0 +1,282 @@
+"""What a communication puts on each link, and how concurrent communications share links.
+
+Every algorithm of a collective is two things: a start-up latency, and the bytes each named link of the cluster carries
+per byte of the collective (its *loads*).  Alone, it takes ``latency + max over links (bytes on the link / bandwidth)``:
+the alpha-beta model with the bandwidth of the slowest link, summed over parallel channels (Proteus section VII).
+Together, communications share every link fairly (Proteus section VI-C); :func:`fair_share` is that rule for one link.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.cluster.devices import Link
+from whale_tf.errors import ClusterError, ConfigError, did_you_mean
+from whale_tf.simulator.transformation import ALL_GATHER, ALL_TO_ALL, HOST_COPY, REDUCE_SCATTER, SEND_RECV, Group
+
+Loads = Tuple[Tuple[int, float], ...]  # (link number, bytes on it per byte of the collective)
+
+ALGORITHMS = ("ring", "tree", "hierarchical")
+
+
+class Algorithm(NamedTuple):
+    """One way to run a collective over one group: ``seconds = latency_s + size * seconds_per_byte``."""
+
+    name: str
+    latency_s: float
+    seconds_per_byte: float
+    loads: Loads
+
+
+class Network:
+    """Loads and costs of communications on one cluster; remembers every group it has seen.
+
+    Args:
+        correction: per collective kind, measured over modelled bandwidth term (1: the model is exact); ``whale
+            calibrate`` writes them.
+        algorithms: which of :data:`ALGORITHMS` an all-reduce may use; the fastest for the size is taken, as NCCL does.
+    """
+
+    def __init__(
+        self, cluster: Cluster, correction: Optional[Mapping[str, float]] = None, algorithms: Sequence[str] = ALGORITHMS
+    ) -> None:
+        for name in algorithms:
+            if name not in ALGORITHMS:
+                raise ConfigError(
+                    "collective algorithm is {!r}, expected one of {}.{}".format(
+                        name, ", ".join(ALGORITHMS), did_you_mean(name, ALGORITHMS)
+                    )
+                )
+        self.cluster = cluster
+        self.correction = dict(correction or {})
+        self.algorithms = tuple(algorithms)
+        self.link_names: List[str] = []
+        self.bandwidths: List[float] = []  # [link number] bytes per second
+        self._numbers: Dict[str, int] = {}
+        self._known: Dict[Tuple[str, Group], Tuple[Algorithm, ...]] = {}
+        self._paths: Dict[Tuple[int, int], Tuple[int, ...]] = {}
+
+    def algorithms_of(self, kind: str, group: Group) -> Tuple[Algorithm, ...]:
+        """The ways to run a collective of this kind over this group."""
+        key = (kind, group)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = tuple(self._build(kind, group))
+        return found
+
+    def best(self, kind: str, group: Group, size_bytes: float) -> Algorithm:
+        """The fastest algorithm for ``size_bytes``."""
+        return min(self.algorithms_of(kind, group), key=lambda a: a.latency_s + size_bytes * a.seconds_per_byte)
+
+    def path(self, a: int, b: int) -> Tuple[int, ...]:
+        """Numbers of the links from device ``a`` to ``b``."""
+        key = (a, b)
+        found = self._paths.get(key)
+        if found is None:
+            found = self._paths[key] = tuple(self._number(name) for name in self.cluster.path(a, b))
+        return found
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = len(self.link_names)
+            self.link_names.append(name)
+            self.bandwidths.append(self.cluster.resource(name).bandwidth_bytes_per_s)
+        return self._numbers[name]
+
+    # ---- algorithms --------------------------------------------------------------------------------------------------
+
+    def _build(self, kind: str, group: Group) -> List[Algorithm]:
+        if kind == HOST_COPY:
+            link = host_link(self.cluster, group.devices[0])
+            return [Algorithm("copy", link.latency_s, 1.0 / link.bandwidth_bytes_per_s, ())]
+        if kind == SEND_RECV:
+            return [self._send_recv(group)]
+        if kind == ALL_TO_ALL:
+            return [self._all_to_all(group)]
+        count = len(group.devices)
+        step = self._latency(group.devices)
+        if kind in (ALL_GATHER, REDUCE_SCATTER):
+            loads = self._scaled(self._ring(group.devices), (count - 1) / count)
+            return [self._algorithm(kind, "ring", (count - 1) * step, loads)]
+        found = []
+        for name in self.algorithms:
+            if name == "ring":
+                loads = self._scaled(self._ring(group.devices), 2.0 * (count - 1) / count)
+                found.append(self._algorithm(kind, name, 2 * (count - 1) * step, loads))
+            elif name == "tree":
+                # reduce up and broadcast down a binary tree; two complementary trees keep every link busy both ways
+                loads = self._scaled(self._ring(group.devices), 2.0)
+                found.append(self._algorithm(kind, name, 2 * math.ceil(math.log(count, 2)) * step, loads))
+            else:
+                found += self._hierarchical(kind, group)
+        if not found:
+            raise ConfigError("no collective algorithm is allowed; add 'ring' to algorithms")
+        return found
+
+    def _algorithm(self, kind: str, name: str, latency_s: float, loads: Mapping[int, float]) -> Algorithm:
+        worst = max((load / self.bandwidths[link] for link, load in loads.items()), default=0.0)
+        return Algorithm(name, latency_s, worst * self.correction.get(kind, 1.0), tuple(sorted(loads.items())))
+
+    def _latency(self, devices: Sequence[int]) -> float:
+        """Of one step of a ring over the group: the slowest hop between neighbours."""
+        nodes = self._by_node(devices)
+        hops: List[Tuple[int, int]] = []
+        for members in nodes:
+            lanes = self._lanes(members) if len(members) > 1 else {}
+            hops += list(lanes) or list(zip(members, members[1:]))
+            if not lanes and len(nodes) == 1:
+                hops.append((members[-1], members[0]))
+        if len(nodes) > 1:
+            hops += [(here[-1], there[0]) for here, there in zip(nodes, nodes[1:] + nodes[:1])]
+        return max(self.cluster.link(a, b).latency_s for a, b in hops)
+
+    def _by_node(self, devices: Iterable[int]) -> List[List[int]]:
+        nodes: Dict[int, List[int]] = {}
+        for device in sorted(devices):
+            nodes.setdefault(self.cluster.devices[device].node, []).append(device)
+        return [nodes[node] for node in sorted(nodes)]
+
+    def _ring(self, devices: Sequence[int]) -> Dict[int, float]:
+        """Loads if every member passes one byte to the next: inside the nodes and between them."""
+        nodes = self._by_node(devices)
+        loads: Dict[int, float] = {}
+        for members in nodes:
+            if len(members) > 1:
+                self._add(loads, self._inside(members, closed=len(nodes) == 1))
+        if len(nodes) > 1:
+            for here, there in zip(nodes, nodes[1:] + nodes[:1]):
+                self._add(loads, self._between(here, there))
+        return loads
+
+    def _inside(self, members: List[int], closed: bool) -> Dict[int, float]:
+        """One byte from each member to the next in a node.
+
+        Over direct NVLink lanes a member spreads its byte over all its lanes into the group (NCCL runs several rings);
+        otherwise it goes along the path to the next member.
+        """
+        lanes = self._lanes(members)
+        loads: Dict[int, float] = {}
+        if lanes:
+            for a in members:
+                out = {link for (x, _), path in lanes.items() if x == a for link in path[:1]}
+                total = sum(self.bandwidths[link] for link in out)
+                for link in out:
+                    loads[link] = self.bandwidths[link] / total
+            return loads
+        ends = members[1:] + members[:1] if closed else members[1:]
+        for a, b in zip(members, ends):
+            self._add(loads, dict.fromkeys(self.path(a, b), 1.0))
+        return loads
+
+    def _lanes(self, members: List[int]) -> Dict[Tuple[int, int], Tuple[int, ...]]:
+        """Direct NVLink paths between members, if they connect all of them; else none."""
+        lanes = {(a, b): self.path(a, b) for a in members for b in members if a != b and self.cluster.link(a, b).name == "nvlink"}
+        reached, frontier = {members[0]}, [members[0]]
+        while frontier:
+            a = frontier.pop()
+            new = [b for b in members if b not in reached and (a, b) in lanes]
+            reached.update(new)
+            frontier += new
+        return lanes if len(reached) == len(members) else {}
+
+    def _between(self, here: List[int], there: List[int]) -> Dict[int, float]:
+        """One byte from a node to the next, over as many adapters as the members of both ends use."""
+        channels: Dict[Tuple[str, ...], Tuple[int, int]] = {}
+        for number, a in enumerate(reversed(here)):
+            b = there[number % len(there)]
+            nics = tuple(name for name in self.cluster.path(a, b) if "nic" in name)
+            channels.setdefault(nics, (a, b))
+        loads: Dict[int, float] = {}
+        for a, b in channels.values():
+            self._add(loads, dict.fromkeys(self.path(a, b), 1.0 / len(channels)))
+        return loads
+
+    def _hierarchical(self, kind: str, group: Group) -> List[Algorithm]:
+        """Reduce-scatter inside the nodes, all-reduce of the parts between nodes, all-gather inside."""
+        nodes = self._by_node(group.devices)
+        size = len(nodes[0])
+        if len(nodes) < 2 or size < 2 or any(len(members) != size for members in nodes):
+            return []
+        loads: Dict[int, float] = {}
+        for members in nodes:
+            self._add(loads, self._scaled(self._inside(members, closed=True), 2.0 * (size - 1) / size))
+        across = 2.0 * (len(nodes) - 1) / len(nodes)
+        for here, there in zip(nodes, nodes[1:] + nodes[:1]):
+            for a, b in zip(here, there):
+                self._add(loads, dict.fromkeys(self.path(a, b), across / size))
+        latency = 2 * (size - 1) * self._latency(nodes[0]) + 2 * (len(nodes) - 1) * self._latency(
+            [members[0] for members in nodes]
+        )
+        return [self._algorithm(kind, "hierarchical", latency, loads)]
+
+    def _all_to_all(self, group: Group) -> Algorithm:
+        """Every member sends one ``1 / n`` part of its byte to each other member."""
+        count = len(group.devices)
+        loads: Dict[int, float] = {}
+        nodes = self._by_node(group.devices)
+        for number, members in enumerate(nodes):
+            for a in members:
+                for b in members:
+                    if a != b:
+                        self._add(loads, dict.fromkeys(self.path(a, b), 1.0 / count))
+                if len(nodes) > 1:  # what leaves and enters a node takes the same way whatever the other end is
+                    away = nodes[1 - number if number < 2 else 0][0]
+                    share = (count - len(members)) / count
+                    ends = [link for path in (self.path(a, away), self.path(away, a)) for link in path]
+                    mine = "node{}/".format(self.cluster.devices[a].node)
+                    own = [link for link in ends if self.link_names[link].startswith(mine)]
+                    self._add(loads, dict.fromkeys(own, share))
+        return self._algorithm(ALL_TO_ALL, "pairwise", (count - 1) * self._latency(group.devices), loads)
+
+    def _send_recv(self, group: Group) -> Algorithm:
+        """Sizes of the pairs are fractions of the whole tensor, so the byte is one of the whole tensor."""
+        loads: Dict[int, float] = {}
+        for sender, receiver, fraction in group.pairs:
+            self._add(loads, dict.fromkeys(self.path(sender, receiver), fraction))
+        latency = max(self.cluster.link(sender, receiver).latency_s for sender, receiver, _ in group.pairs)
+        return self._algorithm(SEND_RECV, "direct", latency, loads)
+
+    @staticmethod
+    def _add(loads: Dict[int, float], more: Mapping[int, float]) -> None:
+        for link, load in more.items():
+            loads[link] = loads.get(link, 0.0) + load
+
+    @staticmethod
+    def _scaled(loads: Mapping[int, float], factor: float) -> Dict[int, float]:
+        return {link: load * factor for link, load in loads.items()}
+
+
+def host_link(cluster: Cluster, device: int) -> Link:
+    """The way between a device's memory and its host's.
+
+    Raises:
+        ClusterError: the description gives no link to the host.
+    """
+    links = cluster.description.nodes[cluster.devices[device].node].links
+    if links.pcie is not None:
+        return links.pcie.link("pcie")
+    if links.local is not None:
+        return links.local.link("local")
+    raise ClusterError(
+        "cluster {!r} has no link between device {} and its host, which offloading needs; add "
+        '"pcie": {{"bandwidth_gbytes_per_s": 12}} to its node\'s links'.format(cluster.name, device)
+    )
+
+
+def fair_share(bandwidth: float, demands: Sequence[Tuple[float, int]]) -> float:
+    """The largest rate any communication gets on a link: water filling.
+
+    ``demands``: (bytes per second a communication would take alone, how many such communications).  Those below the
+    level take what they want, the others get the level each; the link is never over-full and never idle while someone
+    waits. Returns infinity if everything fits.
+    """
+    left, count = bandwidth, sum(number for _, number in demands)
+    for demand, number in sorted(demands):
+        if demand * count <= left * (1.0 + 1e-12):
+            left -= demand * number
+            count -= number
+        else:
+            return left / count
+    return float("inf")

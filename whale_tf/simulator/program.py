@@ -1,0 +1,96 @@
+"""The compiled strategy: what every stage does for one micro-batch, and once per step.
+
+A :class:`Program` is the distributed execution graph of Proteus section V folded over devices and micro-batches: an
+instruction stands for all devices of its config, a block for all micro-batches.  :mod:`execution_graph` unfolds it.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.transformation import Group
+
+FORWARD = "forward"
+BACKWARD = "backward"
+UPDATE = "update"
+
+COMPUTATION = 0
+FEATURE = 1  # feature communication
+GRADIENT = 2  # gradient communication
+LANES = ("computation", "feature communication", "gradient communication")
+
+BlockKey = Tuple[int, str]  # (stage, FORWARD | BACKWARD | UPDATE)
+
+
+class Parts(NamedTuple):
+    """Which of a config's devices do the same: ``kind[i]`` is the class of ``devices[i]``, ``first[k]`` a position of
+    class ``k``."""
+
+    devices: Tuple[int, ...]
+    kind: Tuple[int, ...]
+    first: Tuple[int, ...]
+
+
+class Instruction:
+    """One op part or one communication, for all devices it concerns.
+
+    Attributes:
+        id: number in ``Program.instructions``; also its priority.
+        lane: COMPUTATION, FEATURE or GRADIENT.
+        label: what a timeline shows it as: ``forward``, ``backward``, ``recompute``, ``update``, or the collective.
+        parts, seconds: of a computation: its devices, and the time per class of them.
+        groups, size_bytes: of a communication.
+        dependencies: instructions whose results it needs (on the same devices).
+        reads, writes: buffers.
+    """
+
+    __slots__ = (
+        "id",
+        "name",
+        "block",
+        "lane",
+        "label",
+        "parts",
+        "seconds",
+        "groups",
+        "size_bytes",
+        "dependencies",
+        "reads",
+        "writes",
+    )
+
+    def __init__(self, id: int, name: str, block: BlockKey, lane: int, label: str) -> None:  # noqa: A002
+        self.id = id
+        self.name = name
+        self.block = block
+        self.lane = lane
+        self.label = label
+        self.parts = Parts((), (), ())
+        self.seconds: Tuple[float, ...] = ()
+        self.groups: Tuple[Group, ...] = ()
+        self.size_bytes = 0.0
+        self.dependencies: List[int] = []
+        self.reads: List[int] = []
+        self.writes: List[int] = []
+
+
+class Buffer(NamedTuple):
+    """A tensor part that lives from the start of ``producer`` to the end of its last reader, once per micro-batch;
+    ``bytes`` per class of ``parts``."""
+
+    name: str
+    category: str
+    producer: int
+    parts: Parts
+    bytes: Tuple[float, ...]
+
+
+class Program(NamedTuple):
+    """``blocks``: instructions in order; ``static_bytes[device][category]``: what is held for the whole step."""
+
+    strategy: Strategy
+    instructions: Tuple[Instruction, ...]
+    buffers: Tuple[Buffer, ...]
+    blocks: Mapping[BlockKey, Sequence[int]]
+    static_bytes: Dict[int, Dict[str, float]]

@@ -1,0 +1,277 @@
+"""What a simulation found: times, memory, use of devices and links, and the bottleneck in words."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.cluster import Cluster
+from whale_tf.simulator.configs import op_fractions
+from whale_tf.simulator.engine import Times
+from whale_tf.simulator.execution_graph import ExecutionGraph
+from whale_tf.simulator.memory import MemoryCurve
+from whale_tf.simulator.model_graph import KINDS
+from whale_tf.simulator.program import COMPUTATION, Program
+
+
+class DeviceUse(NamedTuple):
+    """One simulated device.
+
+    ``bubble_s``: neither computing nor communicating; ``exposed_s``: communicating but not computing; ``mfu``: matrix
+    arithmetic of the model done here, over what the device could do in the step.
+    """
+
+    device: int
+    stage: int
+    computation_s: float
+    exposed_s: float
+    bubble_s: float
+    mfu: float
+    peak_memory_bytes: float
+    oom: bool
+
+
+class LinkUse(NamedTuple):
+    """A link: bytes it carries in a step and the fraction of the step it would need at full speed."""
+
+    name: str
+    bytes: float
+    utilisation: float
+
+
+class Simulation(NamedTuple):
+    """The result for one strategy on one cluster.
+
+    Attributes:
+        step_time_s: of the whole step, all micro-batches.
+        devices: the simulated devices, one per class of equal ones; ``representative`` maps every device to its own.
+        links: busiest first.
+        usable_bytes: memory a step may take on each simulated device.
+        steady: whether the step time was extended from fewer micro-batches (see :mod:`steady`).
+    """
+
+    program: Program
+    graph: ExecutionGraph
+    times: Times
+    memory: Tuple[MemoryCurve, ...]
+    cluster: Cluster
+    step_time_s: float
+    samples: int
+    usable_bytes: Tuple[float, ...]
+    devices: Tuple[DeviceUse, ...]
+    representative: Dict[int, int]
+    links: Tuple[LinkUse, ...]
+    compile_seconds: float
+    simulate_seconds: float
+    steady: bool = False
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.step_time_s
+
+    @property
+    def oom(self) -> bool:
+        """Whether some device needs more memory than it has."""
+        return any(use.oom for use in self.devices)
+
+    @property
+    def bubble(self) -> float:
+        """Fraction of the devices' time without computation: 1 - DAPPLE's pipeline efficiency (section II-A)."""
+        return 1.0 - self._mean([use.computation_s for use in self.devices]) / self.step_time_s
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Communication that no computation hides: the mean over devices."""
+        return self._mean([use.exposed_s for use in self.devices])
+
+    @property
+    def mfu(self) -> float:
+        return self._mean([use.mfu for use in self.devices])
+
+    @property
+    def tasks(self) -> int:
+        """Computations and communications simulated."""
+        return sum(1 for lane in self.graph.lane if lane >= 0)
+
+    @property
+    def peak_memory_bytes(self) -> Tuple[int, ...]:
+        """Per device of the strategy, in order of their numbers."""
+        peaks = {use.device: use.peak_memory_bytes for use in self.devices}
+        return tuple(int(round(peaks[kept])) for _, kept in sorted(self.representative.items()))
+
+    def _mean(self, values: Sequence[float]) -> float:
+        """Over all devices, from one value per simulated device."""
+        weights = self.class_sizes()
+        return sum(value * weight for value, weight in zip(values, weights)) / sum(weights)
+
+    def class_sizes(self) -> List[int]:
+        """How many devices each simulated device stands for."""
+        sizes = dict.fromkeys(self.graph.devices, 0)
+        for kept in self.representative.values():
+            sizes[kept] += 1
+        return [sizes[device] for device in self.graph.devices]
+
+    def to_dict(self) -> Dict[str, Any]:
+        """What ``whale simulate --json`` prints."""
+        return {
+            "model": self.program.strategy.model.name,
+            "cluster": self.cluster.name,
+            "step_time_s": self.step_time_s,
+            "samples_per_s": self.samples_per_s,
+            "peak_memory_bytes": list(self.peak_memory_bytes),
+            "oom": self.oom,
+            "bubble": self.bubble,
+            "exposed_communication_s": self.exposed_communication_s,
+            "mfu": self.mfu,
+            "tasks": self.tasks,
+            "devices_simulated": len(self.graph.devices),
+            "steady_state": self.steady,
+            "compile_seconds": self.compile_seconds,
+            "simulate_seconds": self.simulate_seconds,
+            "bottleneck": self.bottleneck(),
+        }
+
+    # ---- bottleneck
+    # ---------------------------------------------------------------------------------------------------
+
+    def bottleneck(self) -> str:
+        """Which stage or link holds the step back, and what to change."""
+        if self.oom:
+            return self._memory_words()
+        slowest = max(self.devices, key=lambda use: use.computation_s)
+        lines = [
+            "stage {} (device {}) computes {:.0%} of the step".format(
+                slowest.stage, slowest.device, slowest.computation_s / self.step_time_s
+            )
+        ]
+        idle = self._mean([use.bubble_s for use in self.devices]) / self.step_time_s
+        exposed = self.exposed_communication_s / self.step_time_s
+        if exposed > 0.1 and exposed >= idle and self.links:
+            link = self.links[0]
+            lines.append(
+                "communication is exposed for {:.0%} of the step; the busiest link is {} ({:.0%} of the step at "
+                "full speed): use less tensor or data parallelism across it, larger micro-batches, or a faster "
+                "link".format(exposed, link.name, link.utilisation)
+            )
+        elif idle > 0.1:
+            lines.append(self._idle_words(idle))
+        else:
+            lines.append("little else is left: only faster devices, less arithmetic or more devices help")
+        return "; ".join(lines)
+
+    def _memory_words(self) -> str:
+        place = max(range(len(self.devices)), key=lambda i: self.devices[i].peak_memory_bytes / self.usable_bytes[i])
+        use, curve = self.devices[place], self.memory[place]
+        category = max(curve.at_peak, key=lambda name: curve.at_peak[name])
+        advice = {
+            "activations": "recompute, use smaller micro-batches, or fewer in flight (backward_first, less warm-up)",
+            "optimizer state": "shard it (ZeRO), or use more stages or tensor parallelism",
+            "parameters": "use more stages, tensor parallelism or ZeRO 3",
+            "gradients": "use ZeRO 2, more stages or tensor parallelism",
+        }
+        return "out of memory: device {} of stage {} needs {:.2f} GiB of {:.2f} GiB, {:.2f} GiB of it {}: {}".format(
+            use.device,
+            use.stage,
+            use.peak_memory_bytes / 2**30,
+            self.usable_bytes[place] / 2**30,
+            curve.at_peak[category] / 2**30,
+            category,
+            advice.get(category, "use smaller micro-batches"),
+        )
+
+    def _idle_words(self, idle: float) -> str:
+        strategy = self.program.strategy
+        by_stage: Dict[int, float] = {}
+        for use in self.devices:
+            by_stage[use.stage] = max(by_stage.get(use.stage, 0.0), use.computation_s)
+        if len(by_stage) > 1 and max(by_stage.values()) > 1.2 * min(by_stage.values()):
+            slow = max(by_stage, key=lambda stage: by_stage[stage])
+            return (
+                "devices idle {:.0%} of the step because stage {} has {:.1f} times the work of the least loaded stage: "
+                "move ops from it to other stages".format(idle, slow, by_stage[slow] / min(by_stage.values()))
+            )
+        if len(by_stage) > 1:
+            return (
+                "devices idle {:.0%} of the step filling and draining {} stages with {} micro-batches: use more "
+                "micro-batches or fewer stages".format(idle, len(by_stage), strategy.num_micro_batch)
+            )
+        return "devices idle {:.0%} of the step waiting for each other: balance unequal devices".format(idle)
+
+
+def device_uses(
+    program: Program,
+    graph: ExecutionGraph,
+    times: Times,
+    memory: Sequence[MemoryCurve],
+    cluster: Cluster,
+    step_time_s: float,
+    usable_bytes: Sequence[float],
+) -> Tuple[DeviceUse, ...]:
+    """Use of every simulated device over the step; ``usable_bytes``: memory a step may take on each."""
+    stage_of = {device: number for number, stage in enumerate(program.strategy.stages) for device in stage.devices}
+    intervals: List[Tuple[List[Tuple[float, float]], List[Tuple[float, float]]]] = [([], []) for _ in graph.devices]
+    for task, lane in enumerate(graph.lane):
+        if lane == COMPUTATION:
+            intervals[graph.slots[task][0]][0].append((times.start[task], times.end[task]))
+        elif lane > 0:
+            for slot in graph.slots[task]:
+                intervals[slot][1].append((times.start[task], times.end[task]))
+    flops = _matrix_flops(program, graph)
+    uses = []
+    for slot, device in enumerate(graph.devices):
+        computing, communicating = (np.array(sorted(rows), np.float64).reshape(-1, 2) for rows in intervals[slot])
+        busy = float((computing[:, 1] - computing[:, 0]).sum())
+        union = _union(np.concatenate([computing, communicating]))
+        peak_flops = cluster.devices[device].peak_flops_per_s[program.strategy.model.precision]
+        peak = memory[slot].peak_bytes
+        uses.append(
+            DeviceUse(
+                device,
+                stage_of[device],
+                busy,
+                max(0.0, union - busy),
+                max(0.0, step_time_s - union),
+                flops[slot] / (peak_flops * step_time_s),
+                peak,
+                peak > usable_bytes[slot],
+            )
+        )
+    return tuple(uses)
+
+
+def _union(intervals: np.ndarray) -> float:
+    """Total length covered by intervals."""
+    if not len(intervals):
+        return 0.0
+    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(ordered[:, 1])
+    before = np.concatenate([[-np.inf], reach[:-1]])
+    return float(np.maximum(0.0, ordered[:, 1] - np.maximum(ordered[:, 0], before)).sum())
+
+
+def _matrix_flops(program: Program, graph: ExecutionGraph) -> List[float]:
+    """Matrix arithmetic of forward and backward each simulated device does in a step (no recomputation)."""
+    strategy = program.strategy
+    slot_of = {device: slot for slot, device in enumerate(graph.devices)}
+    total = [0.0] * len(graph.devices)
+    for op, config in zip(strategy.model.ops, strategy.op_configs):
+        if not KINDS[op.kind].compute_bound:
+            continue
+        flops = (op.flops + strategy.model.backward_flops(op)) * strategy.num_micro_batch
+        for device, share in zip(config.devices, op_fractions(config)):
+            if device in slot_of:
+                total[slot_of[device]] += flops * share
+    return total
+
+
+def link_uses(
+    graph: ExecutionGraph, names: Sequence[str], bandwidths: Sequence[float], step_time_s: float
+) -> Tuple[LinkUse, ...]:
+    """The links, busiest first."""
+    carried: Dict[int, float] = {}
+    for task, entries in graph.links.items():
+        for link, per_second, count in entries:
+            carried[link] = carried.get(link, 0.0) + per_second * count * graph.seconds[task]
+    uses = [LinkUse(names[link], size, size / bandwidths[link] / step_time_s) for link, size in carried.items()]
+    return tuple(sorted(uses, key=lambda use: (-use.utilisation, use.name)))

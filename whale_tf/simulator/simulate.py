@@ -1,0 +1,172 @@
+"""From a strategy to its step time: the simulator's main path."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Hashable, Mapping, NamedTuple, Optional, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.simulator.collapse import Collapse
+from whale_tf.simulator.compile import compile_strategy
+from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
+from whale_tf.simulator.engine import run
+from whale_tf.simulator.execution_graph import Unfolder
+from whale_tf.simulator.memory import memory_curves
+from whale_tf.simulator.network import ALGORITHMS, Network
+from whale_tf.simulator.program import Program
+from whale_tf.simulator.result import Simulation, device_uses, link_uses
+from whale_tf.simulator.steady import extended, first_run, period_of
+from whale_tf.simulator.strategy_tree import Strategy
+
+# The CUDA context, and the work space of cuBLAS, cuDNN and NCCL.
+RESERVED_BYTES = {"GPU": 1 << 30, "CPU": 0}
+
+
+class Options(NamedTuple):
+    """What a simulation takes for true.
+
+    Attributes:
+        sharing, overlap: the run-time behaviours (Proteus section VI-C), switchable for ablation.
+        collapse: simulate one of each class of equal devices; the answer is the same.
+        steady_state: simulate few micro-batches and extend to all where the step has become periodic.
+        reserved_bytes: memory a step cannot have, per device kind; None: :data:`RESERVED_BYTES`.
+        gamma: overlap factor per device type; types not named use :data:`DEFAULT_GAMMA` of their kind.
+        efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
+        correction, algorithms: see :class:`whale_tf.simulator.network.Network`.
+    """
+
+    sharing: bool = True
+    overlap: bool = True
+    collapse: bool = True
+    steady_state: bool = False
+    reserved_bytes: Optional[Mapping[str, int]] = None
+    gamma: Optional[Mapping[str, float]] = None
+    efficiency: Efficiency = Efficiency()
+    profiles: Optional[Mapping[str, Profile]] = None
+    allow_roofline: bool = True
+    correction: Optional[Mapping[str, float]] = None
+    algorithms: Tuple[str, ...] = ALGORITHMS
+
+
+def simulate(
+    strategy: Strategy,
+    cluster: Cluster,
+    options: Options = Options(),  # noqa: B008 (a frozen tuple)
+    estimator: Optional[OpEstimator] = None,
+) -> Simulation:
+    """Predict one step of a strategy on a cluster; see :meth:`Simulator.run`."""
+    return Simulator(cluster, options).run(strategy, estimator)
+
+
+class Simulator:
+    """Simulates many strategies on one cluster and keeps what they have in common.
+
+    Costs of groups of devices are kept for good, compiled programs for the last ``keep`` strategies: a strategy that
+    differs from one of those only in schedule, warm-up or number of micro-batches is not compiled again.
+    """
+
+    def __init__(self, cluster: Cluster, options: Options = Options(), keep: int = 32) -> None:  # noqa: B008
+        self.cluster = cluster
+        self.options = options
+        self.network = Network(cluster, options.correction, options.algorithms)
+        self._keep = keep
+        self._programs: OrderedDict[Hashable, Tuple[Program, Unfolder]] = OrderedDict()
+
+    def run(self, strategy: Strategy, estimator: Optional[OpEstimator] = None) -> Simulation:
+        """Predict one step of ``strategy``.
+
+        Args:
+            estimator: costs of the model's ops; None: from the options.
+
+        Raises:
+            PlanError: the strategy does not fit the cluster, deadlocks, or an op has no cost.
+        """
+        began = time.process_time()
+        program, unfolder = self._compiled(strategy, estimator)
+        compiled = time.process_time() - began
+        if self.options.steady_state:
+            result = self._steady(strategy, program, unfolder, compiled)
+            if result is not None:
+                return result
+        return self._simulate(strategy, program, unfolder, compiled)
+
+    def _steady(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Optional[Simulation]:
+        """Extended from short runs, twice as long each until one is periodic; None if that saves nothing."""
+        total, count = strategy.num_micro_batch, first_run(strategy)
+        if strategy.schedule != "backward_first" or strategy.micro_batch_slices is not None:
+            return None
+        while 2 * count < total:
+            short = self._simulate(strategy._replace(num_micro_batch=count), program, unfolder, compiled_s)
+            period = period_of(short)
+            if period is not None:
+                count += (total - count) % period
+                runs = [
+                    self._simulate(strategy._replace(num_micro_batch=count + more), program, unfolder, compiled_s)
+                    for more in (0, period)
+                ]
+                return extended(strategy, runs[0], runs[1])
+            count *= 2
+        return None
+
+    def _simulate(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Simulation:
+        program = program._replace(strategy=strategy)
+        began = time.process_time()
+        graph = unfolder.unfold(strategy)
+        unfolded = time.process_time()
+        gammas = [gamma_of(self.cluster, device, self.options.gamma) for device in graph.devices]
+        times = run(graph, self.network.bandwidths, gammas, self.options.sharing, self.options.overlap)
+        memory = tuple(memory_curves(program, graph, times))
+        reserved = self.options.reserved_bytes if self.options.reserved_bytes is not None else RESERVED_BYTES
+        devices = [self.cluster.devices[device] for device in graph.devices]
+        usable = tuple(float(device.memory_bytes - reserved.get(device.kind, 0)) for device in devices)
+        done = time.process_time()
+        return Simulation(
+            program,
+            graph,
+            times,
+            memory,
+            self.cluster,
+            times.makespan,
+            strategy.global_batch,
+            usable,
+            device_uses(program, graph, times, memory, self.cluster, times.makespan, usable),
+            unfolder.collapse.representative,
+            link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan),
+            compiled_s + unfolded - began,
+            done - unfolded,
+        )
+
+    def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
+        stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
+        key = (
+            id(strategy.model),
+            id(estimator),
+            strategy.op_configs,
+            strategy.recompute,
+            stages,
+            strategy.zero,
+            strategy.partition_activations,
+            strategy.offload,
+            strategy.bucket_bytes,
+            strategy.buckets,
+        )
+        found = self._programs.pop(key, None)
+        if found is None or found[0].strategy.model is not strategy.model:
+            options = self.options
+            estimator = estimator or OpEstimator(strategy.model, options.efficiency, options.profiles, options.allow_roofline)
+            program = compile_strategy(strategy, self.cluster, estimator)
+            collapse = Collapse(program, self.cluster, self.network, options.collapse)
+            found = (program, Unfolder(program, collapse, self.network))
+        self._programs[key] = found
+        if len(self._programs) > self._keep:
+            self._programs.popitem(last=False)
+        return found
+
+
+def gamma_of(cluster: Cluster, device: int, given: Optional[Mapping[str, float]]) -> float:
+    """The overlap factor of a device."""
+    one = cluster.devices[device]
+    if given is not None and one.type in given:
+        return given[one.type]
+    return DEFAULT_GAMMA[one.kind]

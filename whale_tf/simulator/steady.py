@@ -1,0 +1,129 @@
+"""Many micro-batches from a few: once a pipeline is full, it repeats itself.
+
+What happens after a moment depends only on what is running, waiting and done at that moment.  If in a run every task of
+the last micro-batches before the pipeline starts to drain comes ``c`` seconds after the same task ``p`` micro-batches
+earlier, the state repeats with that period; then ``p`` further micro-batches change nothing but to add ``c``, and the
+drain is the same. A window of micro-batches that covers all that can be in flight at once makes that certain, not
+likely.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Optional, Tuple
+
+import numpy as np
+
+from whale_tf.simulator.program import BACKWARD, UPDATE, BlockKey
+from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
+from whale_tf.simulator.strategy_tree import Strategy
+
+PERIODS = (1, 2, 3, 4, 6, 8, 12)
+TOLERANCE = 1e-9
+
+
+def first_run(strategy: Strategy) -> int:
+    """Micro-batches of the first short run: room to fill, to repeat and to drain."""
+    return 3 * _in_flight(strategy) + 4
+
+
+def period_of(run: Simulation) -> Optional[int]:
+    """After how many micro-batches the run repeats itself before it drains; None if it does not."""
+    rows = _before_drain(run)
+    if rows is None:
+        return None
+    for period in PERIODS:
+        window = _in_flight(run.program.strategy) + period
+        if all(len(matrix) >= window + period and _repeats(matrix[-window - period :], period) for matrix in rows.values()):
+            return period
+    return None
+
+
+def _in_flight(strategy: Strategy) -> int:
+    """An upper bound of the micro-batches that have tasks running or waiting at one moment: those the first stage has
+    started and not finished, and one on either side."""
+    return max(stage.warmup for stage in strategy.stages) + 3
+
+
+def _before_drain(run: Simulation) -> Optional[Dict[BlockKey, np.ndarray]]:
+    """Start and end times ``[micro-batch, task]`` of all blocks that are over before any stage runs out of forwards."""
+    strategy, graph = run.program.strategy, run.graph
+    start, end = np.array(run.times.start), np.array(run.times.end)
+    count = strategy.num_micro_batch
+    drains_s = float("inf")
+    for number, stage in enumerate(strategy.stages):
+        last_in_steady_state = count - min(stage.warmup, count)
+        begin = graph.blocks[number, BACKWARD][0][last_in_steady_state]
+        drains_s = min(drains_s, float(start[begin]))
+    rows: Dict[BlockKey, np.ndarray] = {}
+    for key, (offsets, size) in graph.blocks.items():
+        if key[1] == UPDATE or not size:
+            continue
+        tasks = offsets[:, None] + np.arange(size)
+        ends = end[tasks]
+        over = int((ends.max(axis=1) <= drains_s).sum())
+        if not over:
+            return None
+        rows[key] = np.concatenate([start[tasks[:over]], ends[:over]], axis=1)
+    return rows
+
+
+def _repeats(matrix: np.ndarray, period: int) -> bool:
+    """Whether every row comes one constant after the row ``period`` earlier."""
+    shift = matrix[period:] - matrix[:-period]
+    low, high = float(shift.min()), float(shift.max())
+    return high - low <= TOLERANCE * max(high, float(matrix.max()))
+
+
+def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulation:
+    """The simulation of ``strategy`` from two periodic runs one period apart: everything grows on a line."""
+    counts = (run.program.strategy.num_micro_batch, longer.program.strategy.num_micro_batch)
+    further = (strategy.num_micro_batch - counts[1]) / float(counts[1] - counts[0])
+
+    def at_end(before: float, last: float) -> float:
+        return last + (last - before) * further
+
+    step_time_s = at_end(run.step_time_s, longer.step_time_s)
+    devices = tuple(
+        _extended_use(one, last, at_end, run, longer, step_time_s, usable)
+        for one, last, usable in zip(run.devices, longer.devices, longer.usable_bytes)
+    )
+    before = {use.name: use.bytes for use in run.links}
+    links = []
+    for use in longer.links:
+        size = at_end(before[use.name], use.bytes)
+        links.append(LinkUse(use.name, size, use.utilisation * longer.step_time_s * size / use.bytes / step_time_s))
+    return longer._replace(
+        step_time_s=step_time_s,
+        samples=strategy.global_batch,
+        devices=devices,
+        links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))),
+        steady=True,
+        simulate_seconds=run.simulate_seconds + longer.simulate_seconds,
+        compile_seconds=run.compile_seconds + longer.compile_seconds,
+    )
+
+
+def _extended_use(
+    one: DeviceUse,
+    last: DeviceUse,
+    at_end: Callable[[float, float], float],
+    run: Simulation,
+    longer: Simulation,
+    step_time_s: float,
+    usable_bytes: float,
+) -> DeviceUse:
+    values: Tuple[float, ...] = tuple(
+        at_end(getattr(one, name), getattr(last, name))
+        for name in ("computation_s", "exposed_s", "bubble_s", "peak_memory_bytes")
+    )
+    work = at_end(one.mfu * run.step_time_s, last.mfu * longer.step_time_s)
+    return DeviceUse(
+        last.device,
+        last.stage,
+        values[0],
+        values[1],
+        values[2],
+        work / step_time_s,
+        values[3],
+        values[3] > usable_bytes,
+    )

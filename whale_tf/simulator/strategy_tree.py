@@ -1,0 +1,297 @@
+"""The strategy tree: one place for every level of a parallelization strategy (Proteus section IV).
+
+Leaves are the model's ops with their computation configs; inner nodes are subgraphs with schedule configs.  A user (or
+:func:`whale_tf.simulator.uniform.uniform_3d`, or a Plan) sets a few of them, :meth:`StrategyTree.propagate` finds the
+rest::
+
+    tree = StrategyTree(built_in_model("gpt2", 8))
+    tree.set("*", op_config(range(8), (8, "b")))
+    tree.set("block*/*/expand", op_config(range(8), (4, "b"), (2, "f")))
+    tree.schedule("", ScheduleConfig(num_micro_batch=4))
+    strategy = tree.propagate()
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.errors import PlanError, did_you_mean
+from whale_tf.simulator.configs import (
+    PARTIAL,
+    OpAxis,
+    OpConfig,
+    ScheduleConfig,
+    TensorAxis,
+    TensorConfig,
+    tensor_config,
+)
+from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
+
+
+class Stage(NamedTuple):
+    """A subgraph with devices of its own (Proteus section V-A: DevGroups that share nothing)."""
+
+    ops: Tuple[int, ...]
+    devices: Tuple[int, ...]
+    warmup: int
+
+
+class Strategy(NamedTuple):
+    """A complete strategy: every op and stored tensor has its config.
+
+    Attributes:
+        op_configs: computation config per op.
+        zero: 0 none; what else than the parts implied by the ops is partitioned over data-parallel devices: 1 optimizer
+            state, 2 also gradients, 3 also parameters (ZeRO; Proteus section II "Memory Optimization").
+        partition_activations: activations that wait for their backward are divided over the devices that hold copies.
+        offload: what lies in the host's memory: ``""`` nothing, ``optimizer`` its state, ``parameters`` also values and
+            gradients, copied to the device for their use.
+        recompute: per op the name of the recomputation unit it belongs to, or "".
+        stages: in the order of the data flow.
+        buckets: per stage, parameter tensors per gradient collective; None: by ``bucket_bytes``.
+        micro_batch_slices: relative sizes of the micro-batches; None: equal.
+    """
+
+    model: ModelGraph
+    op_configs: Tuple[OpConfig, ...]
+    num_micro_batch: int
+    schedule: str
+    stages: Tuple[Stage, ...]
+    recompute: Tuple[str, ...]
+    zero: int = 0
+    partition_activations: bool = False
+    offload: str = ""
+    bucket_bytes: float = 25 * 2.0**20
+    buckets: Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]] = None
+    micro_batch_slices: Optional[Tuple[int, ...]] = None
+
+    @property
+    def global_batch(self) -> int:
+        return self.model.batch * self.num_micro_batch
+
+
+class Node:
+    """An inner node: a subgraph of the model."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.children: Dict[str, Node] = {}
+        self.ops: List[int] = []
+        self.config: Optional[ScheduleConfig] = None
+
+    def walk(self, prefix: str = "") -> List[Tuple[str, Node]]:
+        """(path, node) of this node and every one below."""
+        found = [(prefix, self)]
+        for child in self.children.values():
+            found += child.walk("{}/{}".format(prefix, child.name) if prefix else child.name)
+        return found
+
+
+class StrategyTree:
+    """Built from a model; mutable until :meth:`propagate`."""
+
+    def __init__(self, model: ModelGraph) -> None:
+        self.model = model
+        self.root = Node("")
+        self.configs: Dict[int, OpConfig] = {}
+        self.order = "backward_first"
+        self.zero = 0
+        self.partition_activations = False
+        self.offload = ""
+        for number, op in enumerate(model.ops):
+            node = self.root
+            for name in op.path[:-1]:
+                node = node.children.setdefault(name, Node(name))
+            node.ops.append(number)
+
+    def set(self, pattern: str, config: OpConfig) -> StrategyTree:
+        """Computation config of every op whose path matches ``pattern`` (``block*/attention/query``, ``*``).
+
+        Raises:
+            PlanError: nothing matches, or a dimension the config partitions cannot be partitioned in a matching op.
+        """
+        names = [op.name for op in self.model.ops]
+        chosen = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+        if not chosen:
+            raise PlanError("no op of {!r} matches {!r}.{}".format(self.model.name, pattern, did_you_mean(pattern, names)))
+        for number in chosen:
+            self.configs[number] = checked_config(self.model.ops[number], config)
+        return self
+
+    def schedule(self, pattern: str, config: ScheduleConfig) -> StrategyTree:
+        """Schedule config of every inner node whose path matches (the root is ``""``)."""
+        paths = self.root.walk()
+        chosen = [node for path, node in paths if fnmatch.fnmatchcase(path, pattern)]
+        if not chosen:
+            raise PlanError(
+                "no subgraph of {!r} matches {!r}.{}".format(
+                    self.model.name, pattern, did_you_mean(pattern, [path for path, _ in paths])
+                )
+            )
+        for node in chosen:
+            node.config = config
+        return self
+
+    def propagate(self) -> Strategy:
+        """Complete the strategy (Proteus section VII): schedule configs go down the tree, computation configs along the
+        data flow.
+
+        Raises:
+            PlanError: no config reaches some op, or subgraphs without common devices differ in their micro-batches.
+        """
+        op_configs = propagate_configs(self.model, self.configs)
+        schedules, units = self._schedules()
+        groups = device_groups(op_configs)
+        stages = []
+        counts = {schedules[number].num_micro_batch for number in range(len(self.model.ops))}
+        if len(counts) != 1:
+            raise PlanError("subgraphs have {} micro-batches; all of one model need the same number".format(sorted(counts)))
+        for ops, devices in groups:
+            stages.append(Stage(ops, devices, max(schedules[number].max_ongoing_micro_batch for number in ops)))
+        return Strategy(
+            self.model,
+            op_configs,
+            counts.pop(),
+            self.order,
+            tuple(stages),
+            units,
+            self.zero,
+            self.partition_activations,
+            self.offload,
+        )
+
+    def _schedules(self) -> Tuple[List[ScheduleConfig], Tuple[str, ...]]:
+        """Per op, the schedule config it inherits, and the topmost node that asks to recompute it."""
+        schedules = [ScheduleConfig()] * len(self.model.ops)
+        units = [""] * len(self.model.ops)
+
+        def down(node: Node, path: str, inherited: ScheduleConfig, unit: str) -> None:
+            config = node.config or inherited
+            if node.config is not None and node.config.recompute:
+                unit = path or "model"
+            elif node.config is not None:
+                unit = ""
+            for number in node.ops:
+                schedules[number], units[number] = config, unit
+            for name, child in node.children.items():
+                down(child, "{}/{}".format(path, name) if path else name, config, unit)
+
+        down(self.root, "", ScheduleConfig(), "")
+        return schedules, tuple(units)
+
+
+def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
+    """``config`` fitted to an op: axes over dimensions the op does not have replicate it.
+
+    Raises:
+        PlanError: the op cannot be partitioned like that.
+    """
+    axes = tuple(axis if axis.dim in op.dims else OpAxis(axis.degree, None) for axis in config.axes)
+    fitted = OpConfig(config.devices, axes)
+    for axis in axes:
+        if axis.dim is None:
+            continue
+        if axis.dim in op.whole:
+            raise PlanError(
+                "op {!r} needs dimension {!r} whole; partition one of {}".format(
+                    op.name, axis.dim, ", ".join(repr(dim) for dim in op.dims if dim not in op.whole)
+                )
+            )
+        degree, extent = fitted.degree(axis.dim), op.dims[axis.dim]
+        if degree > extent:
+            raise PlanError(
+                "op {!r} has only {} along {!r}, it cannot be partitioned {} ways; use a degree of at most {}".format(
+                    op.name, int(extent), axis.dim, degree, int(extent)
+                )
+            )
+    return fitted
+
+
+def propagate_configs(model: ModelGraph, given: Dict[int, OpConfig]) -> Tuple[OpConfig, ...]:
+    """Configs of all ops from those of some: forward along the data flow, then backward for what comes before."""
+    configs: Dict[int, OpConfig] = dict(given)
+    produced: Dict[int, TensorConfig] = {}
+    for number, op in enumerate(model.ops):
+        if number not in configs:
+            for use in op.inputs:
+                if use.tensor in produced:
+                    configs[number] = _from_tensor(op, use.dims, produced[use.tensor])
+                    break
+        if number in configs:
+            for use in op.outputs:
+                produced[use.tensor] = tensor_config(configs[number], use.dims, True).summed()
+    consumed: Dict[int, TensorConfig] = {}
+    for number in reversed(range(len(model.ops))):
+        op = model.ops[number]
+        if number not in configs:
+            for use in op.outputs:
+                if use.tensor in consumed:
+                    configs[number] = _from_tensor(op, use.dims, consumed[use.tensor])
+                    break
+            else:
+                raise PlanError(
+                    "no config reaches op {!r}; set one with tree.set({!r}, op_config(devices, ...))".format(op.name, op.name)
+                )
+        for use in op.inputs:
+            consumed[use.tensor] = tensor_config(configs[number], use.dims, False)
+    return tuple(configs[number] for number in range(len(model.ops)))
+
+
+def _from_tensor(op: ModelOp, dims: Tuple[str, ...], config: TensorConfig) -> OpConfig:
+    """The op works where its tensor lies; a partition of a dimension the op needs whole becomes replication."""
+    axes = []
+    for axis in config.axes:
+        dim = dims[axis.what] if axis.what >= 0 else None
+        if dim is None or dim in op.whole:
+            axes.append(OpAxis(axis.degree, None))
+        else:
+            axes.append(OpAxis(axis.degree, dim, axis.slices))
+    return OpConfig(config.devices, tuple(axes))
+
+
+def device_groups(configs: Sequence[OpConfig]) -> List[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
+    """(ops, devices) of the subgraphs that share no device, in the order of their first ops."""
+    owner: Dict[int, int] = {}
+    leader: List[int] = []
+
+    def find(group: int) -> int:
+        while leader[group] != group:
+            group = leader[group]
+        return group
+
+    first: Dict[Tuple[int, ...], int] = {}
+    for config in configs:
+        if config.devices in first:
+            continue
+        group = len(leader)
+        leader.append(group)
+        first[config.devices] = group
+        for device in config.devices:
+            other = find(owner.setdefault(device, group))
+            mine = find(group)
+            leader[max(mine, other)] = min(mine, other)
+    members: Dict[int, Tuple[List[int], Dict[int, None]]] = {}
+    for number, config in enumerate(configs):
+        ops, devices = members.setdefault(find(first[config.devices]), ([], {}))
+        ops.append(number)
+        devices.update(dict.fromkeys(config.devices))
+    return [(tuple(ops), tuple(sorted(devices))) for ops, devices in members.values()]
+
+
+def sharded_over_replicas(gradient: TensorConfig) -> TensorConfig:
+    """ZeRO's memory config: of what is partial (so, replicated as a value) every device keeps one part, cut along the
+    first dimension (Proteus section II)."""
+    return TensorConfig(
+        gradient.devices, tuple(TensorAxis(axis.degree, 0) if axis.what == PARTIAL else axis for axis in gradient.axes)
+    )
+
+
+def parameter_uses(model: ModelGraph) -> Dict[int, List[Tuple[int, Tuple[str, ...]]]]:
+    """Per parameter, the (op, dims) that read it."""
+    uses: Dict[int, List[Tuple[int, Tuple[str, ...]]]] = {}
+    for number, op in enumerate(model.ops):
+        for use in op.inputs:
+            if model.tensors[use.tensor].role == PARAMETER:
+                uses.setdefault(use.tensor, []).append((number, use.dims))
+    return uses

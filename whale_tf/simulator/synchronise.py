@@ -1,0 +1,248 @@
+"""The end of a step: gradients summed over replicas in buckets, parameters updated (Proteus Fig. 4, DAPPLE Fig. 10)."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.simulator.compiler import Compiler
+from whale_tf.simulator.configs import TensorConfig, fractions, tensor_config
+from whale_tf.simulator.model_graph import OPTIMIZERS, ModelTensor
+from whale_tf.simulator.network import host_link
+from whale_tf.simulator.program import GRADIENT, UPDATE, Instruction
+from whale_tf.simulator.strategy_tree import sharded_over_replicas
+from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, Group, transformation
+
+STATE_BYTES_PER_MASTER = 4.0  # float32 copy of a parameter kept in 16 bits
+
+
+class Ready(NamedTuple):
+    """One parameter's gradient on one stage: in which config, after which instructions of the last micro-batch."""
+
+    parameter: int
+    stage: int
+    value: TensorConfig
+    gradient: TensorConfig
+    after: Tuple[int, ...]
+
+
+class Bucket(NamedTuple):
+    """Gradients summed by one collective."""
+
+    kind: str
+    groups: Tuple[Group, ...]
+    members: List[Ready]
+
+
+class Synchroniser:
+    """Continues a :class:`Compiler` after its backward."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self.compiler = compiler
+        self.strategy = compiler.strategy
+        self.model = compiler.model
+        self.optimizer = OPTIMIZERS[self.model.optimizer]
+        self._bucket_of: Dict[Tuple[int, int], int] = {}  # (parameter, stage) -> buffer its summed gradient is in
+        self.static_bytes: Dict[int, Dict[str, float]] = {
+            device: {} for stage in self.strategy.stages for device in stage.devices
+        }
+
+    def run(self) -> Dict[int, Dict[str, float]]:
+        """Emit collectives and updates; returns what every device holds for the whole step, by category."""
+        synchronised: Dict[Tuple[int, int], int] = {}  # (parameter, stage) -> instruction its sum comes from
+        ready = self._ready()
+        for stage in range(len(self.strategy.stages)):
+            for bucket in self._buckets([one for one in ready if one.stage == stage]):
+                self._reduce(bucket, synchronised)
+        self._tie_stages(ready, synchronised)
+        for one in ready:
+            self._count_static(one)
+        by_bucket: Dict[int, List[Ready]] = {}
+        for one in ready:
+            update = self._update(one, synchronised.get((one.parameter, one.stage)))
+            if self.strategy.zero in (1, 2) and self._stored(one) != one.value:
+                by_bucket.setdefault(synchronised.get((one.parameter, one.stage), -1), []).append(one)
+                synchronised[one.parameter, one.stage] = update
+        for members in by_bucket.values():
+            self._gather_values(members, synchronised)
+        return self.static_bytes
+
+    def _ready(self) -> List[Ready]:
+        """Gradients in the order they become ready, several uses of a parameter on one stage joined."""
+        joined: Dict[Tuple[int, int], Ready] = {}
+        for parameter, gradient, instruction in self.compiler.parameter_gradients:
+            stage = self.compiler.stage_of_device[gradient.devices[0]]
+            before = joined.pop((parameter, stage), None)
+            after = (before.after if before else ()) + (instruction,)
+            if before is not None and transformation(before.gradient, before.value):
+                gradient = before.gradient  # the use whose gradient is a partial sum decides
+            joined[parameter, stage] = Ready(parameter, stage, self._value(parameter, gradient), gradient, after)
+        return list(joined.values())
+
+    def _value(self, parameter: int, gradient: TensorConfig) -> TensorConfig:
+        for number, dims in self.compiler.uses[parameter]:
+            config = self.strategy.op_configs[number]
+            if config.devices == gradient.devices:
+                return tensor_config(config, dims, False)
+        return gradient.summed()
+
+    def _stored(self, one: Ready) -> TensorConfig:
+        """Where the optimizer works: with ZeRO each replica on its own part."""
+        return sharded_over_replicas(one.gradient) if self.strategy.zero else one.value
+
+    # ---- collectives ------------------------------------------------------------------------------------------------
+
+    def _buckets(self, ready: Sequence[Ready]) -> List[Bucket]:
+        """Gradients that need the same collective, in order, until a bucket is full (or as the plan says)."""
+        open_buckets: Dict[Tuple, Bucket] = {}
+        sizes: Dict[Tuple, float] = {}
+        done: List[Bucket] = []
+        for one in ready:
+            steps = transformation(one.gradient, self._stored(one))
+            if not steps:
+                continue
+            tensor = self.model.tensors[one.parameter]
+            kind = ALL_GATHER if tensor.sparse_rows is not None and steps[0].kind == ALL_REDUCE else steps[0].kind
+            chosen = self._chosen_bucket(one)
+            key = (kind, steps[0].groups, chosen)
+            if key not in open_buckets:
+                open_buckets[key] = Bucket(kind, steps[0].groups, [])
+                sizes[key] = 0.0
+                done.append(open_buckets[key])
+            open_buckets[key].members.append(one)
+            sizes[key] += self._gradient_bytes(one)
+            if chosen is None and sizes[key] >= self.strategy.bucket_bytes:
+                del open_buckets[key]
+        return done
+
+    def _chosen_bucket(self, one: Ready) -> Optional[int]:
+        if self.strategy.buckets is None:
+            return None
+        for number, bucket in enumerate(self.strategy.buckets[one.stage]):
+            if one.parameter in bucket:
+                return number
+        return -1 - one.parameter  # not named by the plan: a collective of its own
+
+    def _reduce(self, bucket: Bucket, synchronised: Dict[Tuple[int, int], int]) -> None:
+        first = bucket.members[0]
+        name = "gradients of {}{}".format(
+            self.model.tensors[first.parameter].name,
+            " and {} more".format(len(bucket.members) - 1) if len(bucket.members) > 1 else "",
+        )
+        instruction = self._collective(
+            name, first.stage, bucket.kind, bucket.groups, sum(self._gradient_bytes(one) for one in bucket.members)
+        )
+        for one in bucket.members:
+            instruction.dependencies += one.after
+        self.compiler.place(instruction)
+        parts = self.compiler.parts_of(first.gradient)
+        buffer = self.compiler.buffer(instruction, name, "gradient buckets", parts, (instruction.size_bytes,) * len(parts.first))
+        for one in bucket.members:
+            synchronised[one.parameter, one.stage] = instruction.id
+            self._bucket_of[one.parameter, one.stage] = buffer
+
+    def _collective(self, name: str, stage: int, kind: str, groups: Tuple[Group, ...], size: float) -> Instruction:
+        instruction = self.compiler.instruction(name, (stage, UPDATE), GRADIENT, kind)
+        instruction.groups = groups
+        instruction.size_bytes = size
+        return instruction
+
+    def _tie_stages(self, ready: Sequence[Ready], synchronised: Dict[Tuple[int, int], int]) -> None:
+        """A parameter used on several stages (tied embeddings): its gradient is summed over them as well."""
+        by_parameter: Dict[int, List[Ready]] = {}
+        for one in ready:
+            by_parameter.setdefault(one.parameter, []).append(one)
+        for parameter, owners in by_parameter.items():
+            if len(owners) < 2:
+                continue
+            devices = [owner.gradient.devices for owner in owners]
+            if len({len(row) for row in devices}) == 1:
+                groups = tuple(Group(tuple(column)) for column in zip(*devices))
+            else:
+                groups = (Group(tuple(device for row in devices for device in row)),)
+            instruction = self._collective(
+                "gradient of {} over stages".format(self.model.tensors[parameter].name),
+                owners[0].stage,
+                ALL_REDUCE,
+                groups,
+                max(self._gradient_bytes(owner) for owner in owners),
+            )
+            for owner in owners:
+                before = synchronised.get((parameter, owner.stage))
+                instruction.dependencies += [before] if before is not None else list(owner.after)
+            self.compiler.place(instruction)
+            for owner in owners:
+                synchronised[parameter, owner.stage] = instruction.id
+
+    def _gather_values(self, members: Sequence[Ready], updated: Dict[Tuple[int, int], int]) -> None:
+        """ZeRO 1 and 2: after the updates every replica gets the other parts of the values."""
+        steps = transformation(self._stored(members[0]), members[0].value)
+        instruction = self._collective(
+            "values of " + self.model.tensors[members[0].parameter].name,
+            members[0].stage,
+            ALL_GATHER,
+            steps[0].groups,
+            sum(self._bytes(one, one.value) for one in members),
+        )
+        for one in members:
+            instruction.dependencies.append(updated[one.parameter, one.stage])
+        self.compiler.place(instruction)
+
+    # ---- updates and what is stored ---------------------------------------------------------------------------------
+
+    def _update(self, one: Ready, after: Optional[int]) -> int:
+        tensor = self.model.tensors[one.parameter]
+        stored = self._stored(one)
+        instruction = self.compiler.computation("update " + tensor.name, stored.devices, UPDATE, "update")
+        instruction.dependencies += [after] if after is not None else list(one.after)
+        if (one.parameter, one.stage) in self._bucket_of:
+            instruction.reads.append(self._bucket_of[one.parameter, one.stage])
+        instruction.parts = self.compiler.parts_of(stored)
+        shares = fractions(stored)
+        moved = tensor.size * _rows_fraction(tensor) * 4.0 * self.optimizer.passes
+        copied = tensor.bytes * _rows_fraction(tensor) if self.strategy.offload else 0.0
+        instruction.seconds = tuple(
+            self.compiler.estimator.roofline(self.compiler.cluster.devices[device], 0.0, moved * share)
+            + self._host_seconds(device, copied * share)
+            for device, share in ((stored.devices[first], shares[first]) for first in instruction.parts.first)
+        )
+        self.compiler.place(instruction)
+        return instruction.id
+
+    def _host_seconds(self, device: int, size: float) -> float:
+        """An offloaded update: the gradient goes to the host, the value comes back; the links are full duplex."""
+        return host_link(self.compiler.cluster, device).seconds(size) if size else 0.0
+
+    def _bytes(self, one: Ready, config: TensorConfig) -> float:
+        return self.model.tensors[one.parameter].bytes * max(fractions(config))
+
+    def _gradient_bytes(self, one: Ready) -> float:
+        """What one device puts into the collective; sparse gradients are gathered: all rows of the batch."""
+        tensor = self.model.tensors[one.parameter]
+        if tensor.sparse_rows is not None:
+            return tensor.bytes * _rows_fraction(tensor)
+        return self._bytes(one, one.gradient)
+
+    def _count_static(self, one: Ready) -> None:
+        tensor = self.model.tensors[one.parameter]
+        zero, cut = self.strategy.zero, self._stored(one)
+        per_element = float(self.optimizer.state_bytes)
+        if tensor.itemsize < 4:
+            per_element += STATE_BYTES_PER_MASTER
+        held = (
+            ("parameters", tensor.bytes, cut if zero >= 3 else one.value),
+            ("gradients", tensor.bytes * _rows_fraction(tensor), cut if zero >= 2 else one.gradient),
+            ("optimizer state", tensor.size * per_element, cut),
+        )
+        for category, size, config in held:
+            if category == "optimizer state" and self.strategy.offload or self.strategy.offload == "parameters":
+                continue
+            for device, share in zip(config.devices, fractions(config)):
+                table = self.static_bytes[device]
+                table[category] = table.get(category, 0.0) + size * share
+
+
+def _rows_fraction(tensor: ModelTensor) -> float:
+    """Which part of a parameter one step touches: all of it, or the rows that were looked up."""
+    if tensor.sparse_rows is None:
+        return 1.0
+    return min(1.0, tensor.sparse_rows / (tensor.size / tensor.shape[-1]))

@@ -1,0 +1,128 @@
+"""A simulation as one HTML page that needs nothing else: no network, no scripts, no files beside it."""
+
+from __future__ import annotations
+
+import html
+from string import Template
+from typing import Iterable, List, Optional, Sequence
+
+from whale_tf.simulator.result import Simulation
+from whale_tf.simulator.trace import Trace, trace_of
+from whale_tf.viz.timeline import GIB, memory_figure, svg_text, timeline_figure
+
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>$title</title>
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1240px; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.facts { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
+.fact { border: 1px solid #ddd; border-radius: 6px; padding: .5rem .9rem; min-width: 8rem; }
+.fact b { display: block; font-size: 1.25rem; } .fact span { color: #666; font-size: .85rem; }
+.bottleneck { border-left: 4px solid #e8a33d; background: #fdf6ea; padding: .6rem .9rem; }
+.bad { border-color: #d65f5f; background: #fbeeee; }
+table { border-collapse: collapse; font-size: .9rem; } th, td { padding: .25rem .8rem; text-align: right; }
+th { border-bottom: 1px solid #999; } td:first-child, th:first-child { text-align: left; }
+svg { width: 100%; height: auto; }
+</style></head><body>
+<h1>$title</h1><p>$subtitle</p>
+<div class="facts">$facts</div>
+<p class="bottleneck$bad">$bottleneck</p>
+$pictures
+<h2>Devices</h2>$devices
+<h2>Links</h2>$links
+</body></html>
+""")
+
+
+def html_report(result: Simulation, title: str = "", measured: Optional[Trace] = None) -> str:
+    """The page: what ``whale simulate`` prints, the timeline and the memory curve; ``measured`` is drawn below them.
+
+    A plan that runs out of memory has no timeline; the page says why instead.
+    """
+    strategy = result.program.strategy
+    title = title or "{} on {}".format(strategy.model.name, result.cluster.name)
+    subtitle = "{} devices, {} stages, {} micro-batches of {} examples, schedule {}".format(
+        len(result.representative),
+        len(strategy.stages),
+        strategy.num_micro_batch,
+        strategy.model.batch,
+        strategy.schedule,
+    )
+    return _PAGE.substitute(
+        title=html.escape(title),
+        subtitle=html.escape(subtitle),
+        facts=_facts(result),
+        bad=" bad" if result.oom else "",
+        bottleneck=html.escape(result.bottleneck()),
+        pictures=_pictures(result, measured),
+        devices=_devices(result),
+        links=_links(result),
+    )
+
+
+def write_report(path: str, result: Simulation, title: str = "", measured: Optional[Trace] = None) -> None:
+    with open(path, "w", encoding="utf8") as handle:
+        handle.write(html_report(result, title, measured))
+
+
+def _facts(result: Simulation) -> str:
+    facts = (
+        ("step time", "{:.2f} ms".format(result.step_time_s * 1e3)),
+        ("samples per second", "{:.1f}".format(result.samples_per_s)),
+        ("not computing", "{:.1%}".format(result.bubble)),
+        ("communication exposed", "{:.2f} ms".format(result.exposed_communication_s * 1e3)),
+        ("MFU", "{:.1%}".format(result.mfu)),
+        ("peak memory", "{:.2f} GiB".format(max(result.peak_memory_bytes) / GIB)),
+        ("fits", "no" if result.oom else "yes"),
+    )
+    return "".join('<div class="fact"><span>{}</span><b>{}</b></div>'.format(*fact) for fact in facts)
+
+
+def _pictures(result: Simulation, measured: Optional[Trace]) -> str:
+    if result.oom:
+        return ""
+    trace = trace_of(result)
+    limits = {device: result.cluster.devices[device].memory_bytes for device in trace.devices}
+    parts = [
+        "<h2>Timeline</h2>",
+        svg_text(timeline_figure(trace)),
+        "<h2>Memory</h2>",
+        svg_text(memory_figure(trace, limits)),
+    ]
+    if measured is not None:
+        parts += ["<h2>Timeline, measured</h2>", svg_text(timeline_figure(measured))]
+    return "\n".join(parts)
+
+
+def _devices(result: Simulation) -> str:
+    rows: List[Sequence[str]] = []
+    for use, size, curve in zip(result.devices, result.class_sizes(), result.memory):
+        step = result.step_time_s
+        largest = max(curve.at_peak, key=lambda name: curve.at_peak[name]) if curve.at_peak else ""
+        rows.append(
+            (
+                "device {}".format(use.device) + (" and {} like it".format(size - 1) if size > 1 else ""),
+                str(use.stage),
+                "{:.1%}".format(use.computation_s / step),
+                "{:.1%}".format(use.exposed_s / step),
+                "{:.1%}".format(use.bubble_s / step),
+                "{:.1%}".format(use.mfu),
+                "{:.2f}".format(use.peak_memory_bytes / GIB),
+                "out of memory" if use.oom else "fits",
+                largest,
+            )
+        )
+    return _table(("", "stage", "computes", "communication exposed", "idle", "MFU", "peak GiB", "", "most of the peak"), rows)
+
+
+def _links(result: Simulation) -> str:
+    return _table(
+        ("", "MB in a step", "of the step at full speed"),
+        [(use.name, "{:.1f}".format(use.bytes / 1e6), "{:.1%}".format(use.utilisation)) for use in result.links[:12]],
+    )
+
+
+def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["<tr>{}</tr>".format("".join("<th>{}</th>".format(html.escape(cell)) for cell in header))]
+    lines += ["<tr>{}</tr>".format("".join("<td>{}</td>".format(html.escape(cell)) for cell in row)) for row in rows]
+    return "<table>{}</table>".format("".join(lines))

@@ -1,0 +1,183 @@
+"""Timelines and memory curves as pictures (PNG or SVG), from a trace: predicted or measured.
+
+Colours are those of DAPPLE's Fig. 4: forward blue, backward green, idle grey; the number in a block is its micro-batch.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+import matplotlib
+
+matplotlib.use("Agg")  # pictures go to files, never to a screen
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
+
+from whale_tf.simulator.trace import Trace, TraceEvent  # noqa: E402
+
+COLOURS = {"forward": "#5b8fd6", "backward": "#6dbb63", "recompute": "#a9c9f2", "update": "#8e6bb8"}
+FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR = "#e8a33d", "#d65f5f", "#e9e9e9"
+MAX_ROWS = 32
+GIB = 2.0**30
+
+
+class Block(NamedTuple):
+    """Consecutive tasks of one kind and micro-batch on one device."""
+
+    device: int
+    lane: int
+    kind: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+def blocks_of(events: Sequence[TraceEvent], gap_s: float) -> List[Block]:
+    """Tasks joined to blocks; a pause longer than ``gap_s`` starts a new one."""
+    rows: Dict[Tuple[int, int], List[TraceEvent]] = {}
+    for event in events:
+        rows.setdefault((event.device, event.lane), []).append(event)
+    blocks: List[Block] = []
+    for (device, lane), row in sorted(rows.items()):
+        last: List[Block] = []
+        for event in sorted(row, key=lambda one: (one.start_s, one.duration_s)):
+            end_s = event.start_s + event.duration_s
+            what = (event.kind, event.micro_batch)
+            if last and (last[0].kind, last[0].micro_batch) == what and event.start_s - last[0].end_s <= gap_s:
+                last[0] = last[0]._replace(end_s=max(end_s, last[0].end_s))
+            else:
+                blocks += last
+                last = [Block(device, lane, event.kind, event.micro_batch, event.start_s, end_s)]
+        blocks += last
+    return blocks
+
+
+def timeline_figure(trace: Trace, title: str = "") -> Figure:
+    """One row per device: computation as tall blocks with their micro-batch, communication as thin bars below."""
+    devices = trace.devices[:MAX_ROWS]
+    end_s = trace.end_s or 1.0
+    figure = Figure(figsize=(14, 1.3 + 0.75 * len(devices)))
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(1, 1, 1)
+    stage_of = {event.device: event.stage for event in trace.events}
+    for row in range(len(devices)):
+        axes.barh(row, end_s * 1e3, 0.56, left=0.0, color=IDLE_COLOUR, linewidth=0)
+    row_of = {device: row for row, device in enumerate(devices)}
+    for block in blocks_of([event for event in trace.events if event.device in row_of], end_s / 2000.0):
+        _draw(axes, row_of[block.device], block, end_s)
+    axes.set_yticks(range(len(devices)))
+    axes.set_yticklabels(["stage {}, device {}".format(stage_of[device], device) for device in devices])
+    axes.set_ylim(len(devices) - 0.4, -0.6)
+    axes.set_xlim(0.0, end_s * 1e3)
+    axes.set_xlabel("milliseconds")
+    hidden = len(trace.devices) - len(devices)
+    axes.set_title((title or trace.name) + (" ({} more devices)".format(hidden) if hidden else ""), fontsize=11, loc="left")
+    kinds = {event.kind for event in trace.events if event.lane == 0}
+    lanes = {event.lane for event in trace.events}
+    handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in kinds]
+    handles += [
+        Patch(color=colour, label=label)
+        for lane, colour, label in (
+            (1, FEATURE_COLOUR, "feature communication"),
+            (2, GRADIENT_COLOUR, "gradient communication"),
+        )
+        if lane in lanes
+    ]
+    axes.legend(
+        handles=handles + [Patch(color=IDLE_COLOUR, label="idle")],
+        loc="lower right",
+        ncol=7,
+        frameon=False,
+        bbox_to_anchor=(1.0, 1.0),
+        fontsize=9,
+        borderaxespad=0.2,
+        handlelength=1.2,
+    )
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+def _draw(axes, row: int, block: Block, end_s: float) -> None:  # type: ignore[no-untyped-def]
+    start_ms, wide_ms = block.start_s * 1e3, (block.end_s - block.start_s) * 1e3
+    if block.lane:
+        axes.barh(
+            row + (0.335 if block.lane == 1 else 0.41),
+            wide_ms,
+            0.07,
+            left=start_ms,
+            color=FEATURE_COLOUR if block.lane == 1 else GRADIENT_COLOUR,
+            linewidth=0,
+        )
+        return
+    axes.barh(row, wide_ms, 0.56, left=start_ms, color=COLOURS.get(block.kind, "#999999"), edgecolor="white", linewidth=0.6)
+    if block.micro_batch >= 0 and wide_ms > end_s * 1e3 * 0.008:
+        axes.text(
+            start_ms + wide_ms / 2.0,
+            row,
+            str(block.micro_batch),
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white",
+            fontweight="bold",
+        )
+
+
+def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -> Figure:
+    """Memory over the step, one line per device, with the devices' limits dashed."""
+    figure = Figure(figsize=(14, 3.6))
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(1, 1, 1)
+    stage_of = {event.device: event.stage for event in trace.events}
+    for device in sorted(trace.memory)[:MAX_ROWS]:
+        times, level = trace.memory[device]
+        axes.step(
+            [t * 1e3 for t in times],
+            [size / GIB for size in level],
+            where="post",
+            linewidth=1.1,
+            label="stage {}, device {}".format(stage_of.get(device, device), device),
+        )
+    highest = max((max(level) for _, level in trace.memory.values()), default=0.0) / GIB
+    for limit in sorted(set(limits_bytes.values())):
+        if limit / GIB < 3 * highest:
+            axes.axhline(limit / GIB, color="#444444", linestyle="--", linewidth=1.0)
+            axes.annotate(
+                "limit {:.0f} GiB".format(limit / GIB),
+                (0.995, limit / GIB),
+                ha="right",
+                va="bottom",
+                xycoords=("axes fraction", "data"),
+                fontsize=8,
+            )
+    axes.set_xlim(0.0, (trace.end_s or 1.0) * 1e3)
+    axes.set_ylim(0.0, None)
+    axes.set_xlabel("milliseconds")
+    axes.set_ylabel("GiB")
+    axes.set_title(title or "memory", fontsize=11, loc="left")
+    if len(trace.memory) <= 12:
+        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
+def save(figure: Figure, path: str) -> None:
+    """Write a picture; the suffix (``.png``, ``.svg``) says how."""
+    figure.savefig(path, dpi=130)
+
+
+def svg_text(figure: Figure) -> str:
+    """The picture as an ``<svg>`` element to put into a page; the same bytes every time."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "whale_tf", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
