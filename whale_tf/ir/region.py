@@ -10,12 +10,18 @@ Ops outside the region run once, on merged values.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
 
 FRAME_ENTRIES = ("Enter", "RefEnter")
+FRAME_EXITS = ("Exit", "RefExit")
+CONTAINERS = frozenset(("StackV2", "Stack", "TensorArrayV3", "TensorArrayV2", "TensorArray"))
+HANDLES = ("resource", "string_ref", "string")
+HANDLE_MOVES = frozenset(
+    ("Enter", "RefEnter", "Exit", "Identity", "Switch", "Merge", "NextIteration", "TensorArrayGradV3", "TensorArrayGradV2")
+)
 
 
 class Region(NamedTuple):
@@ -47,10 +53,14 @@ class Region(NamedTuple):
         ]
 
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
-        """Batch-level tensors used outside the region: tensor -> (op number, input position) of those uses."""
+        """Batch-level tensors used outside the region: tensor -> (op number, input position) of those uses.
+
+        Uses inside a while loop of a tensor of that loop stay with the original loop.
+        """
+        frames_of = frames(self.graph)
         result: Dict[int, List[Tuple[int, int]]] = {}
         for index in self.ops:
-            if index not in self.batch_level:
+            if index not in self.batch_level or frame_of_outputs(self.graph.ops[index], frames_of):
                 continue
             for tensor in self.graph.ops[index].outputs:
                 outside = [
@@ -67,25 +77,26 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     """Split the region's ops into batch level and step level (see the module's docstring)."""
     region = [op for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
     seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
-    frames = _frames(graph)
+    frames_of = frames(graph)
+    units = _units(graph, region, frames_of)
     batch_level = _reachable(graph, region, set(sources), seeds)
-    while True:  # a while loop runs as a whole, on one level
-        touched = {frames[i] for i in batch_level if i in frames}
-        whole = {i for i, frame in frames.items() if frame in touched and i not in batch_level}
-        if not whole:
+    while True:
+        more = {i for unit in units if not unit.isdisjoint(batch_level) for i in unit} - batch_level
+        if not more:
             break
-        batch_level = _reachable(graph, region, set(sources), seeds | batch_level | whole)
+        batch_level = _reachable(graph, region, set(sources), seeds | batch_level | more)
     late = _reachable(
         graph,
         [op for op in region if op.id in batch_level],
         set(),
         {op.id for op in region if op.phase is Phase.BACKWARD and op.id in batch_level},
     )
-    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, _early(graph, batch, batch_level), batch)
+    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, _early(graph, batch, batch_level, units), batch)
 
 
-def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int]) -> Set[int]:
-    """Batch-level ancestors of every tensor that is combined over all clones."""
+def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], units: Sequence[Set[int]]) -> Set[int]:
+    """Batch-level ancestors of every tensor that is combined over all clones; a while loop is an ancestor as a whole."""
+    unit_of = {index: unit for unit in units for index in unit}
     stack = [
         graph.tensors[graph.ops[op].inputs[position]].op
         for (op, position), conversions in batch.conversions.items()
@@ -97,6 +108,7 @@ def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int]) -> Set[int]:
         if index in batch_level and index not in found:
             found.add(index)
             stack.extend(graph.predecessors(graph.ops[index]))
+            stack.extend(unit_of.get(index, ()))
     return found
 
 
@@ -116,34 +128,49 @@ def _reachable(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[
     return found
 
 
-def _frames(graph: OpGraph) -> Dict[int, str]:
-    """Name of the outermost v1 while loop that each op inside one belongs to."""
-    frames: Dict[int, str] = {}
-    stack = [(op.id, str(op.attrs["frame_name"])) for op in graph.ops if op.type in FRAME_ENTRIES]
-    successors: Dict[int, List[int]] = {}
-    if stack:
-        for op in graph.ops:
-            for source in graph.predecessors(op):
-                successors.setdefault(source, []).append(op.id)
-    owner: Dict[str, str] = {}
-    while stack:
-        index, frame = stack.pop()
-        if index in frames:
-            if frames[index] != frame:  # an Enter inside another loop: one nest
-                owner.setdefault(frame, frames[index])
-            continue
-        frames[index] = frame
-        if graph.ops[index].type in ("Exit", "RefExit"):
-            continue
-        stack.extend(
-            (successor, frame)
-            for successor in successors.get(index, ())
-            if graph.ops[successor].type not in FRAME_ENTRIES
-        )
+def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
+    """The frames of v1 while loops that each op inside one runs in, outermost first.
 
-    def root(frame: str) -> str:
-        while frame in owner and owner[frame] != frame:
-            frame = owner[frame]
-        return frame
+    An ``Enter`` counts to the loop it leads into, an ``Exit`` to the loop it leaves.  One pass: producers come before
+    their consumers but for the back edges of ``NextIteration``, and every op of a loop is reached from an ``Enter``.
+    """
+    result: Dict[int, Tuple[str, ...]] = {}
+    if not any(op.type in FRAME_ENTRIES for op in graph.ops):
+        return result
+    for op in graph.ops:
+        frame: Tuple[str, ...] = ()
+        for source in graph.predecessors(op):
+            before = frame_of_outputs(graph.ops[source], result)
+            if len(before) > len(frame):
+                frame = before
+        if op.type in FRAME_ENTRIES:
+            frame += (str(op.attrs["frame_name"]),)
+        if frame:
+            result[op.id] = frame
+    return result
 
-    return {index: root(frame) for index, frame in frames.items()}
+
+def frame_of_outputs(op: Op, frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[str, ...]:
+    """Frames that an op's results are in: those of the op, but for an ``Exit``."""
+    frame = frames_of.get(op.id, ())
+    return frame[:-1] if op.type in FRAME_EXITS else frame
+
+
+def _units(graph: OpGraph, region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> List[Set[int]]:
+    """Sets of ops that run on one level: whole while loops (nested ones with the outermost), and everything that touches
+    the same stack or tensor array."""
+    units: Dict[object, Set[int]] = {}
+    made_by: Dict[int, int] = {}  # handle -> op that made the stack or array
+    for op in region:
+        if op.id in frames_of:
+            units.setdefault(frames_of[op.id][0], set()).add(op.id)
+        if op.type in CONTAINERS:
+            made_by[op.outputs[0]] = op.id
+            units[op.id] = {op.id}
+            continue
+        maker = next((made_by[t] for t in op.inputs if t in made_by), None)
+        if maker is not None:
+            units[maker].add(op.id)
+            if op.type in HANDLE_MOVES:
+                made_by.update({t: maker for t in op.outputs if graph.tensors[t].dtype in HANDLES})
+    return list(units.values())
