@@ -55,20 +55,18 @@ __all__ = [
 ] + list(_API)
 
 if TYPE_CHECKING:
-    from whale_tf.api import (
-        current_plan,
-        explain,
-        init,
-        parallelize,
-        replicate,
-        set_default_strategy,
-        shutdown,
-        total_devices,
-        total_gpus,
-    )
-    from whale_tf.cluster import Cluster
-    from whale_tf.config import Config
-    from whale_tf.plan import Plan
+    from whale_tf.api import current_plan as current_plan
+    from whale_tf.api import explain as explain
+    from whale_tf.api import init as init
+    from whale_tf.api import parallelize as parallelize
+    from whale_tf.api import replicate as replicate
+    from whale_tf.api import set_default_strategy as set_default_strategy
+    from whale_tf.api import shutdown as shutdown
+    from whale_tf.api import total_devices as total_devices
+    from whale_tf.api import total_gpus as total_gpus
+    from whale_tf.cluster import Cluster as Cluster
+    from whale_tf.config import Config as Config
+    from whale_tf.plan import Plan as Plan
 
 
 def __getattr__(name: str) -> Any:

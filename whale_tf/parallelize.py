@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, capture
@@ -11,7 +11,7 @@ from whale_tf.config import Config
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
-from whale_tf.optimizations.batch_norm import decompose
+from whale_tf.optimizations.batch_norm import Decomposition, decompose
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import TaskGraphSpec, annotated_plan, check_plan
 from whale_tf.planner.statistics import crossings, stage_statistics
@@ -26,6 +26,7 @@ class Parallelized(NamedTuple):
     region: Region
     plan: Plan
     rewritten: Optional[Rewritten]  # None: the plan is the local script itself
+    replaced: Mapping[str, str] = {}  # tensors of the local script -> tensors computed in their place
 
 
 def parallelize(
@@ -42,26 +43,24 @@ def parallelize(
     Raises:
         WhaleError: the graph cannot be parallelized as asked; the graph is then as it was.
     """
+    sync = (config if plan is None else plan).sync_batch_norm
+    decomposition = decompose(graph) if sync else Decomposition()
+    done = None
+    try:
+        done = _parallelize(graph, cluster, config, plan, Options(sync=lambda op: True) if sync else Options())
+    finally:
+        if done is None or done.rewritten is None:
+            decomposition.undo()
+    return done and done._replace(replaced=decomposition.replaced)
+
+
+def _parallelize(
+    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options
+) -> Optional[Parallelized]:
     is_pipeline = (plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1) > 1
     captured = capture(graph, is_pipeline, plan)
     if not captured.updates:
         return None
-    if not (config if plan is None else plan).sync_batch_norm:
-        return _parallelize(graph, captured, cluster, config, plan, Options())
-    decomposition = decompose(graph, captured.graph)
-    try:
-        done = _parallelize(graph, capture(graph, is_pipeline, plan), cluster, config, plan, Options(sync=lambda op: True))
-    except Exception:
-        decomposition.undo()
-        raise
-    if done.rewritten is None:
-        decomposition.undo()
-    return done
-
-
-def _parallelize(
-    graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options
-) -> Parallelized:
     verify(captured.graph)
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))

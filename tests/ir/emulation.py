@@ -10,9 +10,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tests.ir.merging import merge
 from whale_tf.capture.record import record
-from whale_tf.ir import batch_axis
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Options, Reduce, Scale, Slice, Whole, analyse
+from whale_tf.ir.extents import Size
 from whale_tf.ir.graph import OpGraph
 
 SHARED = frozenset(("Placeholder", "VariableV2", "Variable", "VarHandleOp", "Assign", "AssignVariableOp", "NoOp"))
@@ -88,14 +89,91 @@ class Emulation:
                 node.attr["frame_name"].s += "_clone{}".format(i).encode()
             if "_class" in node.attr:
                 del node.attr["_class"]
+            self._clone_bodies(op_id, node, i)
             for (where, key), shape in self.axis.attributes.items():
-                if where == op_id:
+                if where == op_id and key == "output_shapes":
+                    for held, each in zip(node.attr[key].list.shape, shape):
+                        held.CopyFrom(tf.TensorShape(each).as_proto())
+                elif where == op_id:
                     node.attr[key].shape.CopyFrom(tf.TensorShape(shape).as_proto())
             del node.input[:]
             inputs = [self._operand(op_id, position, i) for position in range(len(op.inputs))]
             controls = ["^" + ("clone{}/".format(i) if self._is_cloned(c) else "") + self.ops.ops[c].name
                         for c in op.control_inputs if c in set(self.needed)]
             node.input.extend(inputs + controls)
+
+    def _clone_bodies(self, op_id: int, node: Any, i: int) -> None:
+        """Give a functional op the functions of its clone, edited where their analysis says so."""
+        for (owner, attribute), axis in self.axis.bodies.items():
+            if owner == op_id and (axis.conversions or axis.localise or axis.bodies):
+                key, _, index = attribute.partition("[")
+                value = node.attr[key].list.func[int(index[:-1])] if index else node.attr[key].func
+                value.name = self._edited(value.name, axis, i)
+
+    def _edited(self, name: str, axis: BatchAxis, i: int) -> str:
+        function = self.definition.library.function.add()
+        function.CopyFrom(next(f for f in self.definition.library.function if f.signature.name == name))
+        self.made["functions"] = self.made.get("functions", 0) + 1
+        for held in function.node_def:
+            held.attr.pop("_output_shapes", None) if hasattr(held.attr, "pop") else None
+        function.arg_attr.clear() if hasattr(function, "arg_attr") else None
+        function.signature.name = "{}_clone{}_{}".format(name, i, self.made["functions"])
+        nodes = {n.name: n for n in function.node_def}
+        for (op_id, attribute), inner in axis.bodies.items():
+            node = nodes[axis.graph.ops[op_id].name]
+            node.attr[attribute].func.name = self._edited(node.attr[attribute].func.name, inner, i)
+        for (op_id, position), localise in axis.localise.items():
+            op = axis.graph.ops[op_id]
+            values = [c[0] + c[1] * self.parts[i] for c in localise.components]  # type: ignore[index]
+            nodes[op.name].input[position] = self._body_const(function, axis, op.inputs[position], values, op.name)
+        for (op_id, position), steps in axis.conversions.items():
+            op = axis.graph.ops[op_id]
+            result = next((r for r in function.signature.output_arg if r.name + "_retval" == op.name), None)
+            edge = function.ret[result.name] if result is not None else nodes[op.name].input[position]
+            for k, step in enumerate(steps):
+                edge = self._body_step(function, axis, op.inputs[position], edge, step, i, "{}_{}_{}".format(op.name, position, k))
+            if result is not None:
+                function.ret[result.name] = edge
+            else:
+                nodes[op.name].input[position] = edge
+        return function.signature.name
+
+    def _body_const(self, function: Any, axis: BatchAxis, tensor: int, values: Any, where: str) -> str:
+        record_ = axis.graph.tensors[tensor]
+        shape = record_.shape if record_.shape is not None and None not in record_.shape else [-1]
+        node = function.node_def.add()
+        node.name, node.op = "constant_" + where.replace("/", "_") + str(len(function.node_def)), "Const"
+        proto = tf.make_tensor_proto(np.reshape(values, shape), dtype=tf.as_dtype(record_.dtype))
+        node.attr["value"].tensor.CopyFrom(proto)
+        node.attr["dtype"].type = proto.dtype
+        return node.name + ":output:0"
+
+    def _body_step(self, function: Any, axis: BatchAxis, tensor: int, edge: str, step: Any, i: int, where: str) -> str:
+        """A Scale or a Slice of one block inside a function."""
+        dtype = tf.as_dtype(axis.graph.tensors[tensor].dtype)
+
+        def const(values: Any, kind: tf.DType) -> str:
+            node = function.node_def.add()
+            node.name, node.op = "constant_{}_{}".format(where.replace("/", "_"), len(function.node_def)), "Const"
+            proto = tf.make_tensor_proto(values, dtype=kind)
+            node.attr["value"].tensor.CopyFrom(proto)
+            node.attr["dtype"].type = proto.dtype
+            return node.name + ":output:0"
+        if isinstance(step, Scale):
+            inputs = [edge, const((self.parts[i] / self.batch) ** step.power, dtype)]
+            op, attrs, output = "Mul", {"T": dtype}, "z"
+        else:
+            assert isinstance(step, Slice) and len(step.blocks) == 1
+            length = step.blocks[0]
+            first = length * sum(self.parts[:i])
+            inputs = [edge, const(list(range(first, first + length * self.parts[i])), tf.int32), const(step.dim, tf.int32)]
+            op, attrs, output = "GatherV2", {"Tparams": dtype, "Tindices": tf.int32, "Taxis": tf.int32}, "output"
+        node = function.node_def.add()
+        node.name, node.op = "step_" + where.replace("/", "_"), op
+        node.input.extend(inputs)
+        for key, value in attrs.items():
+            node.attr[key].type = value.as_datatype_enum
+        return "{}:{}:0".format(node.name, output)
 
     def _name(self, tensor: int, i: int) -> str:
         record_ = self.ops.tensors[tensor]
@@ -170,8 +248,13 @@ class Emulation:
         return where
 
     # -- values -------------------------------------------------------------------------------------------------------
-    def run(self, feed: Dict[str, np.ndarray], initialise: Optional[str] = None) -> Tuple[List[Any], List[Any]]:
-        """(whole values, merged values) of the fetches."""
+    def run(self, feed: Dict[str, np.ndarray], initialise: Optional[str] = None, everything: bool = False
+            ) -> Tuple[List[Any], List[Any]]:
+        """(whole values, merged values) of the fetches; ``everything``: of all tensors they need that have a layout,
+        but in graphs with branches, where not all can be fetched."""
+        if everything and not any(op.type in ("Enter", "Switch") for op in self.ops.ops):
+            self.fetches = [t for op in self.needed if self._is_cloned(op) for t in self.ops.ops[op].outputs
+                            if self._is_comparable(t)]
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(self.definition, name="")
             names = [self.ops.tensor_name(t) for t in self.fetches]
@@ -184,35 +267,16 @@ class Emulation:
                           for each in clones]
         return whole, [self.merge(t, [each[k] for each in values]) for k, t in enumerate(self.fetches)]
 
+    def _is_comparable(self, tensor: int) -> bool:
+        """Not an extent with open sizes, nor an axis to sum over (a batch of one example broadcasts along it, harmlessly)."""
+        op = self.ops.producer(tensor)
+        axes = {self.ops.producer(t).type for t in op.inputs}
+        if op.type == "BroadcastGradientArgs" or (op.type == "Sum" and "BroadcastGradientArgs" in axes):
+            return False
+        if tensor in self.axis.extents and any(isinstance(v, Size) and v.affine is None for v in self.axis.extents[tensor].flat):
+            return False
+        dtype = self.ops.tensors[tensor].dtype
+        return dtype.startswith(("float", "int", "bool")) and tensor not in self.axis.unknown
+
     def merge(self, tensor: int, values: Sequence[Any]) -> Any:
         return merge(self.axis, tensor, values, self.parts)
-
-
-def merge(axis: BatchAxis, tensor: int, values: Sequence[Any], parts: Sequence[int]) -> Any:
-    """The whole value from the clones' (layout.py's definitions)."""
-    layout, batch = axis.layout(tensor), sum(parts)
-    weights = [(p / batch) ** layout.power for p in parts]
-    if layout is batch_axis.EXTENT:
-        return np.array([v if isinstance(v, int) else v.at(batch) for v in axis.extents[tensor].flat]).reshape(
-            axis.extents[tensor].shape)
-    if layout.power:
-        values = [v * w for v, w in zip(values, weights)]
-    if layout.is_replicated:
-        for value in values[1:]:
-            np.testing.assert_allclose(value, values[0], rtol=1e-9, atol=1e-12)
-        return values[0]
-    if layout.is_partial:
-        return sum(values)
-    if layout.kind in batch_axis.EXTREMES:
-        return getattr(np, layout.kind)(np.stack(values), axis=0)
-    offset = axis.offsets.get(tensor, 0)
-    values = [v + np.array(offset) * sum(parts[:i]) if offset else v for i, v in enumerate(values)]
-    blocks: List[Optional[int]] = list(layout.blocks) if layout.blocks is not None and -1 not in layout.blocks else [None]
-    if blocks == [None]:
-        return np.concatenate(values, axis=layout.dim)
-    pieces = []
-    for k, length in enumerate(blocks):
-        before = sum(n or 0 for n in blocks[:k])
-        for part, value in zip(parts, values):
-            pieces.append(np.take(value, range(before * part, (before + (length or 0)) * part), axis=layout.dim))
-    return np.concatenate(pieces, axis=layout.dim)

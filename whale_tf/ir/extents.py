@@ -275,7 +275,7 @@ def _reduce(function: Callable[[Any, Any], Any], start: Optional[int]) -> Evalua
             raise ValueError("an empty reduction")
         result = np.empty(rest, dtype=object)
         for index in np.ndindex(*rest):
-            column = [v for v in flat[(slice(None),) + index]]
+            column = list(flat[(slice(None),) + index])
             total = column[0] if column else start
             for element in column[1:]:
                 total = function(total, element)
@@ -333,7 +333,7 @@ def _range(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:
 
 def _fill(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:
     shape = _ints(inputs[0])
-    if product(shape) > MAX_ELEMENTS:
+    if int(np.prod(shape, dtype=np.int64)) > MAX_ELEMENTS:
         raise ValueError("too large to be an extent")
     result = np.empty(shape, dtype=object)
     result[...] = inputs[1][()]
@@ -371,7 +371,7 @@ def _concat_offset(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[V
 
 
 def _broadcast_gradient_args(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:
-    return [vector(axes) for axes in broadcast_gradient_args(list(inputs[0]), list(inputs[1]))]
+    return [as_value(axes) for axes in broadcast_gradient_args(list(inputs[0]), list(inputs[1]))]
 
 
 def _broadcast_args(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:

@@ -17,12 +17,22 @@ With ``N`` the number of elements per channel (Ioffe and Szegedy 2015, Algorithm
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR, annotations_of
+from whale_tf.capture.phases import find_phases
+from whale_tf.capture.record import record
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.graph_editor import add_control_inputs, consumers, frames, remove_control_inputs, reroute_tensor, set_input
+from whale_tf.graph_editor import (
+    add_control_inputs,
+    consumers,
+    frames,
+    remove_control_inputs,
+    reroute_tensor,
+    set_input,
+)
 from whale_tf.graph_editor.control_flow import ENTER_TYPES
 from whale_tf.ir.graph import Op, OpGraph, Phase
 
@@ -46,9 +56,9 @@ class Decomposition:
         """Name of the op that makes the first output of a fused op now; any other op's own name."""
         return self.replaced.get(op + ":0", op).partition(":")[0]
 
-    def did(self, restore: Callable[[], Any]) -> None:
-        """``restore`` takes back what was just done."""
-        self._restore.append(restore)
+    def did(self, restore: Callable[..., Any], *args: Any) -> None:
+        """``restore(*args)`` takes back what was just done."""
+        self._restore.append(functools.partial(restore, *args))
 
     def undo(self) -> None:
         """Let everything read the fused ops again; the single ops stay in the graph, unused."""
@@ -57,21 +67,22 @@ class Decomposition:
         self.replaced.clear()
 
 
-def decompose(graph: tf.Graph, recorded: OpGraph) -> Decomposition:
-    """Put single ops in the place of the fused batch normalisations that a gradient needs and that use batch statistics.
+def decompose(graph: tf.Graph) -> Decomposition:
+    """Put single ops in the place of the fused batch normalisations that use batch statistics and that an update needs.
 
-    The fused ops stay, for those who fetch them by name.  NHWC and NCHW (and NDHWC, NCDHW); inputs of half precision are
-    normalised in float32, as the kernels do.
-
-    Args:
-        recorded: the graph's ops, with phases.
+    Nothing happens to a graph that has no update of a variable yet.  The fused ops stay in the graph.  Data formats NHWC,
+    NCHW, NDHWC and NCDHW; inputs of half precision are normalised in float32, as the kernels do.
 
     Raises:
         UnsupportedOpError: one is inside a while loop or a function body, which cannot wait for other clones.
     """
-    found = [op for op in recorded.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD) and _uses_batch_statistics(op)]
-    _check_reachable(graph, recorded, found)
+    recorded = record(graph)
+    phases = find_phases(recorded, annotations_of(graph))
     done = Decomposition()
+    if not any(recorded.ops[op].phase is Phase.APPLY for op in phases.variables.written_by):
+        return done
+    found = [op for op in recorded.ops if _is_in_region(op) and _uses_batch_statistics(op)]
+    _check_reachable(graph, recorded, found)
     try:
         _Decomposer(graph, done).run([graph.get_operation_by_name(op.name) for op in found])
         _rename_forward(graph, recorded, done)
@@ -82,13 +93,17 @@ def decompose(graph: tf.Graph, recorded: OpGraph) -> Decomposition:
     return done
 
 
+def _is_in_region(op: Op) -> bool:
+    return op.phase in (Phase.FORWARD, Phase.BACKWARD)
+
+
 def _uses_batch_statistics(op: Op) -> bool:
     return op.type in FORWARD_TYPES | GRADIENT_TYPES and bool(op.attrs.get("is_training", True))
 
 
 def _check_reachable(graph: tf.Graph, recorded: OpGraph, found: Sequence[Op]) -> None:
     for op in recorded.ops:
-        inner = _inside(op, set()) if op.body and op.phase in (Phase.FORWARD, Phase.BACKWARD) else None
+        inner = _inside(op, set()) if op.body and _is_in_region(op) else None
         if inner is not None:
             raise _unreachable(inner, "the function body of {!r} ({})".format(op.name, op.type))
     if found and any(op.type in ENTER_TYPES for op in recorded.ops):
@@ -113,8 +128,8 @@ def _inside(op: Op, seen: Set[int]) -> Optional[Op]:
 
 def _unreachable(op: Op, where: str) -> UnsupportedOpError:
     return UnsupportedOpError(
-        "sync_batch_norm: {!r} ({}) is inside {}, where its statistics cannot be summed over the replicas; move the batch "
-        "normalisation out, or set sync_batch_norm to false (each replica then uses its own statistics)".format(
+        "sync_batch_norm: {!r} ({}) is inside {}, where its statistics cannot be summed over the replicas; move the "
+        "batch normalisation out, or set sync_batch_norm to false (each replica then uses its own statistics)".format(
             op.name, op.type, where))
 
 
@@ -186,15 +201,18 @@ class _Decomposer:
             readers = [reader for reader, _ in consumers(old)
                        if not (op.type in FORWARD_TYPES and reader.type in GRADIENT_TYPES and old.value_index > 2)]
             if readers:
-                edges = reroute_tensor(old, new, readers, check_cycles=False)
-                self._done.did(lambda edges=edges, old=old: [set_input(reader, i, old) for reader, i in edges])
+                for reader, position in reroute_tensor(old, new, readers, check_cycles=False):
+                    self._done.did(set_input, reader, position, old)
             self._done.replaced[old.name] = new.name
         after = results[0].op
         for waiting in list(op._control_outputs):
-            remove_control_inputs(waiting, [op])
-            add_control_inputs(waiting, [after])
-            self._done.did(lambda waiting=waiting: (
-                remove_control_inputs(waiting, [after]), add_control_inputs(waiting, [op])))
+            _wait_for(waiting, op, after)
+            self._done.did(_wait_for, waiting, after, op)
+
+
+def _wait_for(waiting: tf.Operation, old: tf.Operation, new: tf.Operation) -> None:
+    remove_control_inputs(waiting, [old])
+    add_control_inputs(waiting, [new])
 
 
 class _Channels:
@@ -237,11 +255,11 @@ def _statistics(x: tf.Tensor, channels: _Channels) -> _Statistics:
 def _rename_forward(graph: tf.Graph, recorded: OpGraph, done: Decomposition) -> None:
     """What was made by differentiating a fused op now belongs to its successor."""
     for op in recorded.ops:
-        forward = recorded.ops[op.forward].name if op.forward >= 0 else op.name
+        forward = recorded.ops[op.forward].name if op.forward >= 0 else ""
         if done.successor(forward) != forward:
             tf_op = graph.get_operation_by_name(op.name)
             tf_op._set_attr(FORWARD_ATTR, _forward_tag(done.successor(forward)))
-            done.did(lambda tf_op=tf_op, forward=forward: tf_op._set_attr(FORWARD_ATTR, _forward_tag(forward)))
+            done.did(tf_op._set_attr, FORWARD_ATTR, _forward_tag(forward))
 
 
 def _forward_tag(name: str) -> v1.AttrValue:
@@ -259,4 +277,4 @@ def _rename_in_calls(graph: tf.Graph, done: Decomposition) -> None:
         for field in ("ys", "xs", "grads"):
             before = getattr(call, field)
             setattr(call, field, renamed(before))
-            done.did(lambda call=call, field=field, before=before: setattr(call, field, before))
+            done.did(setattr, call, field, before)

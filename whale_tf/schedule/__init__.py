@@ -1,8 +1,9 @@
 """In which order a pipeline stage runs its micro-batches: pure generators, wired elsewhere.
 
-    >>> " ".join(str(step) for step in schedule("backward_first", stage=0, num_stages=2, num_micro_batch=4, warmup=2))
-    'F0 F1 B0 F2 B1 F3 B2 B3'
+>>> " ".join(str(step) for step in schedule("backward_first", stage=0, num_stages=2, num_micro_batch=4, warmup=2))
+'F0 F1 B0 F2 B1 F3 B2 B3'
 """
+
 from __future__ import annotations
 
 from typing import Callable, Dict, Iterator
@@ -13,8 +14,17 @@ from whale_tf.schedule.gpipe import gpipe
 from whale_tf.schedule.step import BACKWARD, FORWARD, Step
 from whale_tf.schedule.warmup import POLICY_B_RATIO, auto_policy, check_warmups, warmup_depths
 
-__all__ = ["BACKWARD", "FORWARD", "POLICY_B_RATIO", "SCHEDULES", "Step", "auto_policy", "check_warmups", "schedule",
-           "warmup_depths"]
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "POLICY_B_RATIO",
+    "SCHEDULES",
+    "Step",
+    "auto_policy",
+    "check_warmups",
+    "schedule",
+    "warmup_depths",
+]
 
 SCHEDULES: Dict[str, Callable[[int, int], Iterator[Step]]] = {
     "backward_first": backward_first,
@@ -35,11 +45,11 @@ def schedule(name: str, stage: int, num_stages: int, num_micro_batch: int, warmu
         PlanError: unknown schedule, or a number out of its range.
     """
     if name not in SCHEDULES:
-        raise PlanError("schedule is {!r}, expected one of {}.{}".format(
-            name, ", ".join(sorted(SCHEDULES)), did_you_mean(name, SCHEDULES)))
+        raise PlanError(
+            "schedule is {!r}, expected one of {}.{}".format(name, ", ".join(sorted(SCHEDULES)), did_you_mean(name, SCHEDULES))
+        )
     if not 0 <= stage < num_stages:
         raise PlanError("stage is {}, expected 0 to {}".format(stage, num_stages - 1))
     if num_micro_batch < 1 or warmup < 1:
-        raise PlanError("num_micro_batch is {} and warmup is {}, expected at least 1 each".format(
-            num_micro_batch, warmup))
+        raise PlanError("num_micro_batch is {} and warmup is {}, expected at least 1 each".format(num_micro_batch, warmup))
     return SCHEDULES[name](num_micro_batch, warmup)

@@ -8,6 +8,7 @@ activations of a micro-batch are freed before those of the next one are made::
     stage 0   F0 F1 B0 F2 B1 F3 B2 F4 B3 B4      at most 2 micro-batches alive
     stage 1   F0 B0 F1 B1 F2 B2 F3 B3 F4 B4      at most 1
 """
+
 from __future__ import annotations
 
 from typing import Iterator

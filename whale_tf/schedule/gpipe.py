@@ -8,6 +8,7 @@ micro-batch whose activations it has just made::
     stage 0   F0 F1 F2 B2 B1 B0      all micro-batches alive at the turn
     stage 1   F0 F1 F2 B2 B1 B0
 """
+
 from __future__ import annotations
 
 from typing import Iterator

@@ -1,4 +1,5 @@
 """One step of a pipeline stage: the forward or the backward pass of one micro-batch."""
+
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -1,4 +1,5 @@
 """How many forward micro-batches each stage starts before its first backward: DAPPLE's K_i (section V-C)."""
+
 from __future__ import annotations
 
 from typing import Optional, Sequence, Tuple
@@ -19,13 +20,17 @@ def auto_policy(activation_communication_ratio: float) -> str:
     The ratio is DAPPLE's ACR: time of the transfer between two stages over the average forward and backward time.
     """
     if not activation_communication_ratio >= 0:
-        raise PlanError("activation_communication_ratio is {}, expected a number of at least 0: "
-                        "transfer time / average stage time".format(activation_communication_ratio))
+        raise PlanError(
+            "activation_communication_ratio is {}, expected a number of at least 0: transfer time / average stage time".format(
+                activation_communication_ratio
+            )
+        )
     return "PB" if activation_communication_ratio >= POLICY_B_RATIO else "PA"
 
 
-def warmup_depths(policy: str, num_stages: int, memory_limits: Optional[Sequence[int]] = None,
-                  num_micro_batch: Optional[int] = None) -> Tuple[int, ...]:
+def warmup_depths(
+    policy: str, num_stages: int, memory_limits: Optional[Sequence[int]] = None, num_micro_batch: Optional[int] = None
+) -> Tuple[int, ...]:
     """K_i of every stage: ``min(S - i, D_i)`` (``PA``) or ``min(2 (S - i) - 1, D_i)`` (``PB``), DAPPLE section V-C.
 
     Depths never increase from a stage to the next: a later stage that waits for more forwards than an earlier one ever
@@ -40,13 +45,13 @@ def warmup_depths(policy: str, num_stages: int, memory_limits: Optional[Sequence
         PlanError: unknown policy, or not one limit for each stage.
     """
     if policy not in POLICIES:
-        raise PlanError("warm-up policy is {!r}, expected one of {}.{}".format(
-            policy, ", ".join(POLICIES), did_you_mean(policy, POLICIES)))
+        raise PlanError(
+            "warm-up policy is {!r}, expected one of {}.{}".format(policy, ", ".join(POLICIES), did_you_mean(policy, POLICIES))
+        )
     if num_stages < 1:
         raise PlanError("num_stages is {}, expected at least 1".format(num_stages))
     if memory_limits is not None and len(memory_limits) != num_stages:
-        raise PlanError("memory_limits has {} entries, expected one for each of {} stages".format(
-            len(memory_limits), num_stages))
+        raise PlanError("memory_limits has {} entries, expected one for each of {} stages".format(len(memory_limits), num_stages))
     depths = []
     deepest = num_micro_batch if num_micro_batch is not None else 2 * num_stages
     for stage in range(num_stages):
@@ -54,8 +59,10 @@ def warmup_depths(policy: str, num_stages: int, memory_limits: Optional[Sequence
         wanted = to_end if policy == "PA" else 2 * to_end - 1
         fits = wanted if memory_limits is None else memory_limits[stage]
         if fits < 1:
-            raise InfeasibleError("the activations of a single micro-batch do not fit on stage {}: use more "
-                                  "micro-batches, recompute, or more stages".format(stage))
+            raise InfeasibleError(
+                "the activations of a single micro-batch do not fit on stage {}: use more "
+                "micro-batches, recompute, or more stages".format(stage)
+            )
         deepest = min(deepest, wanted, fits)
         depths.append(deepest)
     return tuple(depths)
@@ -78,4 +85,6 @@ def check_warmups(warmups: Sequence[int], num_micro_batch: int) -> None:
             raise PlanError(
                 "warmup {} of stage {} is larger than warmup {} of stage {}: stage {} would wait for forward "
                 "micro-batches that stage {} starts only after a backward; use warmup <= {} on stage {}".format(
-                    after, stage + 1, before, stage, stage + 1, stage, before, stage + 1))
+                    after, stage + 1, before, stage, stage + 1, stage, before, stage + 1
+                )
+            )

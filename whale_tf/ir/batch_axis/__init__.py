@@ -31,10 +31,23 @@ Unknown tensors do not raise by themselves (a summary of one does no harm); ``la
 from __future__ import annotations
 
 from whale_tf.ir.batch_axis.analysis import analyse, static_batch
-from whale_tf.ir.batch_axis.propagate import Options
 from whale_tf.ir.batch_axis.result import (
-    EXTENT, EXTREMES, UNKNOWN, BatchAxis, Conversion, Inexact, Localise, Offset, Reduce, Scale, Slice, Unknown, Whole)
+    EXTENT,
+    EXTREMES,
+    UNKNOWN,
+    BatchAxis,
+    Conversion,
+    Inexact,
+    Localise,
+    Offset,
+    Reduce,
+    Scale,
+    Slice,
+    Unknown,
+    Whole,
+)
 from whale_tf.ir.batch_axis.sources import find_sources
+from whale_tf.ir.batch_axis.state import Options
 
 __all__ = [
     "EXTENT", "EXTREMES", "UNKNOWN", "BatchAxis", "Conversion", "Inexact", "Localise", "Offset", "Options", "Reduce",

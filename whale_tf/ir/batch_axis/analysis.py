@@ -5,8 +5,9 @@ from typing import Container, Mapping, Optional
 
 from whale_tf.ir.batch_axis import control_flow, cutting, functional, positions, reshaping
 from whale_tf.ir.batch_axis.promote import promote
-from whale_tf.ir.batch_axis.propagate import Given, Options, Propagation
+from whale_tf.ir.batch_axis.propagate import Propagation
 from whale_tf.ir.batch_axis.result import BatchAxis
+from whale_tf.ir.batch_axis.state import Given, Options
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import sharded
 

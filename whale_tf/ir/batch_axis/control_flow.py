@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
 
-from whale_tf.ir.batch_axis.propagate import (
-    BATCHED, EXTREMES, LOOP, LOOP_ENDS, VARIABLE, ZERO, Operands, Propagation, Refuse, handles)
-from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN
+from whale_tf.ir.batch_axis.blocks import Refuse
+from whale_tf.ir.batch_axis.operands import Operands
+from whale_tf.ir.batch_axis.propagate import Propagation, handles
+from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, LOOP_ENDS, VARIABLE, ZERO
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout, sharded
 
@@ -57,8 +59,8 @@ def enter(state: Propagation, op: Op) -> None:
         state.set(result, sharded(promoted[0], promoted[1], layout.power), state.source(op))
     else:
         pass_through(state, op, tensor, op.outputs)
-        if Operands(state, op, "m", [layout]).zero(0):
-            state.flags[result] |= ZERO
+    if Operands(state, op, "m", [layout]).zero(0):
+        state.flags[result] |= ZERO
     state.flags[result] |= LOOP
 
 
@@ -76,6 +78,22 @@ def next_iteration(state: Propagation, op: Op) -> None:
 @handles("Identity", "RefIdentity")
 def identity(state: Propagation, op: Op) -> None:
     pass_through(state, op, op.inputs[0], op.outputs)
+
+
+@handles("IdentityN")
+def identities(state: Propagation, op: Op) -> None:
+    for tensor, result in zip(op.inputs, op.outputs):
+        if tensor in state.result.unknown:
+            state.lose_tensor(result, tensor)
+        else:
+            pass_through(state, op, tensor, [result])
+
+
+@handles("Assert", "Print", "PrintV2", "Abort")
+def look(state: Propagation, op: Op) -> None:
+    """Each clone checks and prints its own part."""
+    if op.outputs:
+        pass_through(state, op, op.inputs[0], op.outputs)
 
 
 @handles("LoopCond")

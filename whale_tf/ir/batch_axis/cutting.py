@@ -3,8 +3,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from whale_tf.ir.batch_axis.propagate import (
-    Blocks, Operands, Propagation, Refuse, blocks_of, carry_offsets, handles)
+from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of
+from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
+from whale_tf.ir.batch_axis.propagate import Propagation, handles
 from whale_tf.ir.batch_axis.result import EXTENT
 from whale_tf.ir.extents import Size, SizeLike, Value, vector
 from whale_tf.ir.graph import Op
@@ -57,8 +58,6 @@ def slice_(state: Propagation, op: Op) -> None:
         stop = extent
     elif isinstance(size[d], Size):
         stop = start + per_example(state, size[d], op) if extent is not None else None
-    elif extent is not None and state.batch is None and start == 0 and len(blocks or ()) == 1:
-        stop = extent  # a constant where the graph does not know the batch: it can only mean all of it
     else:
         stop = start + per_example(state, size[d], op)
     if (start, stop) != (0, extent):

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
+from whale_tf.ir.batch_axis.blocks import Refuse, localise_vector
 from whale_tf.ir.batch_axis.control_flow import pass_through
+from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.promote import promote
-from whale_tf.ir.batch_axis.propagate import (
-    BATCHED, LOOP, VARIABLE, ZERO, Given, Operands, Propagation, Refuse, handles, localise_vector)
+from whale_tf.ir.batch_axis.propagate import Propagation, handles
 from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, VARIABLE, ZERO, Given
+from whale_tf.ir.extents import Size
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.layout import Layout, replicated, sharded
 
@@ -32,11 +35,13 @@ def given(state: Propagation, tensor: int) -> Given:
     """All that is known of a tensor, to be handed to a body."""
     layout = state.layout(tensor)
     return Given(layout, state.flags[tensor] & (VARIABLE | ZERO), state.value(tensor) if layout is EXTENT else None,
-                 state.offsets.get(tensor, 0))
+                 state.offsets.get(tensor, 0), state.shape(tensor))
 
 
-def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given], in_loop: bool) -> Body:
-    """Propagate through a function whose ``_Arg`` ops have the given states."""
+def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given], in_loop: bool,
+                 is_tentative: bool = False) -> Body:
+    """Propagate through a function whose ``_Arg`` ops have the given states; ``is_tentative``: a loop's later rounds will
+    know more."""
     seeds: Dict[int, Given] = {}
     returns: List[Tuple[int, Op]] = []
     for op in graph.ops:
@@ -47,10 +52,20 @@ def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given]
             returns.append((op.attrs["index"], op))
     inner = Propagation(graph, seeds, state.batch, state.options)
     inner.can_reduce = False
+    inner.is_tentative = is_tentative
     inner.sweep()
     promote(inner)
     ordered = [op for _, op in sorted(returns, key=lambda pair: pair[0])]
     return Body(inner, [given(inner, op.inputs[0]) for op in ordered], ordered)
+
+
+def known(body: Body) -> None:
+    """Refuse a body with a result that has no layout, for the reason inside."""
+    for ret, result in zip(body.returns, body.results):
+        if result.layout is UNKNOWN:
+            cause, reason = body.state.result.unknown[ret.inputs[0]]
+            op = body.state.graph.ops[cause]
+            raise Refuse("in its body, {!r} (a {}): {}".format(op.name, op.type, reason))
 
 
 def keep(state: Propagation, op: Op, attribute: str, body: Body) -> None:
@@ -65,9 +80,6 @@ def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
     """Give the op's outputs their states."""
     source = state.source(op)
     for tensor, result in zip(op.outputs, results):
-        if result.layout is UNKNOWN:
-            state.lose(op, "a result of its body has no layout")
-            return
         state.flags[tensor] |= result.flags & (VARIABLE | ZERO)
         if result.layout is EXTENT and result.value is not None:
             state.set_value(tensor, result.value, source)
@@ -75,13 +87,14 @@ def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
             state.set(tensor, result.layout, source)
         if result.offset:
             state.offsets[tensor] = result.offset
+    state.open_shapes(op, "output_shapes")
 
 
 def join(a: Given, b: Given, is_list: bool) -> Given:
     """The state of a value that is now ``a``, now ``b``."""
     flags = (a.flags | b.flags) & VARIABLE | (a.flags & b.flags & ZERO)
-    if a.layout is UNKNOWN or b.layout is UNKNOWN:
-        raise Refuse("a result of its body has no layout")
+    if b.layout is UNKNOWN:  # a later round may understand it; ``known`` asks in the end
+        return a
     if is_list and a.flags & ZERO:
         return b._replace(flags=flags)
     if is_list and b.flags & ZERO:
@@ -142,13 +155,17 @@ def while_loop(state: Propagation, op: Op) -> None:
     lists = [state.graph.tensors[t].dtype == "variant" for t in op.inputs]
     current = entering
     for _ in range(MAX_ROUNDS):
-        body = analyse_body(state, op.body["body"], current, True)
-        following = [join(a, b, is_list) for a, b, is_list in zip(current, body.results, lists)]
-        if following == current or [_key(g) for g in following] == [_key(g) for g in current]:
+        body = analyse_body(state, op.body["body"], current, True, True)
+        # lists are joined with what enters: an early round may have filled them with what was not yet known
+        following = [join(a if is_list else b, c, is_list) for a, b, c, is_list in zip(
+            entering, current, body.results, lists)]
+        if [_key(g) for g in following] == [_key(g) for g in current]:
             break
         current = following
     else:
         raise Refuse("its layouts change with every iteration")
+    body = analyse_body(state, op.body["body"], current, True)
+    known(body)
     condition = analyse_body(state, op.body["cond"], current, True)
     decide(condition.state, condition.returns[0], condition.returns[0].inputs[0])
     for i, (have, want) in enumerate(zip(entering, current)):
@@ -171,6 +188,8 @@ def branches(state: Propagation, op: Op) -> None:
     decide(state, op, op.inputs[0])
     parameters = [given(state, t) for t in op.inputs[1:]]
     bodies = [(name, analyse_body(state, op.body[name], parameters, False)) for name in sorted(op.body)]
+    for _, body in bodies:
+        known(body)
     joined = bodies[0][1].results
     for _, body in bodies[1:]:
         joined = [join(a, b, state.graph.tensors[t].dtype == "variant") for a, b, t in zip(joined, body.results, op.outputs)]
@@ -187,6 +206,7 @@ def call(state: Propagation, op: Op) -> None:
         raise Refuse("its body is not known")
     name = next(iter(op.body))
     body = analyse_body(state, op.body[name], [given(state, t) for t in op.inputs], False)
+    known(body)
     keep(state, op, name, body)
     deliver(state, op, body.results)
 
@@ -209,7 +229,8 @@ def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
         return
     op = state.graph.ops[maker]
     value = state.value(op.inputs[0])
-    if value is None or value.ndim == 0 or layout.dim >= len(value) or value[layout.dim] == -1:
+    if value is None or value.ndim == 0 or layout.dim >= len(value) or value[layout.dim] == -1 or (
+            isinstance(value[layout.dim], Size)):
         return
     state.check_baked(int(value[layout.dim]), layout.blocks, op)
     state.result.localise[op.id, 0] = localise_vector(list(value), {layout.dim: layout.blocks})
@@ -218,7 +239,8 @@ def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
 def _element_shape(state: Propagation, op: Op, position: int, dim: int, layout: Layout) -> None:
     """A baked-in element shape at a use of a list."""
     value = state.value(op.inputs[position])
-    if layout.is_sharded and value is not None and value.ndim and value[dim] != -1:
+    if layout.is_sharded and value is not None and value.ndim and (
+            value[dim] != -1 and not isinstance(value[dim], Size)):
         state.localise_elements(op, position, {dim: layout.blocks})
 
 
@@ -233,6 +255,8 @@ def list_write(state: Propagation, op: Op) -> None:
     if have.flags & ZERO and have.layout.is_replicated:
         want = stored
         localise_list(state, items, stored.layout)
+    elif state.is_tentative and have.layout.is_replicated:
+        want = stored
     else:
         want = have
         bring(state, op, len(op.inputs) - 1, stored, have)
@@ -277,10 +301,27 @@ def list_from_tensor(state: Propagation, op: Op) -> None:
     deliver(state, op, [have._replace(layout=layout)])
 
 
-@handles("TensorListLength", "TensorListResize")
+@handles("TensorListResize")
+def list_resize(state: Propagation, op: Op) -> None:
+    pass_through(state, op, op.inputs[0], op.outputs)
+
+
+@handles("TensorListLength", "TensorListElementShape", "OptionalHasValue")
 def list_length(state: Propagation, op: Op) -> None:
-    if op.type == "TensorListResize":
-        pass_through(state, op, op.inputs[0], op.outputs)
+    """The same for all clones, or (an element's shape) already the clone's own."""
+
+
+@handles("OptionalFromValue", "OptionalGetValue")
+def optional(state: Propagation, op: Op) -> None:
+    """A branch's intermediate results on their way to its gradient."""
+    if len(op.inputs) != 1 or len(op.outputs) != 1:
+        raise Refuse("it packs several values")
+    deliver(state, op, [given(state, op.inputs[0])])
+
+
+@handles("OptionalNone")
+def no_value(state: Propagation, op: Op) -> None:
+    state.flags[op.outputs[0]] |= ZERO | BATCHED
 
 
 @handles("ZerosLike")

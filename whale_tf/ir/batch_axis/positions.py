@@ -5,10 +5,11 @@ A position in the batch is an index tensor with an *offset* ``c``: the whole's v
 """
 from __future__ import annotations
 
-from typing import Tuple, Union
+from typing import Any, List, Tuple, Union
 
-from whale_tf.ir.batch_axis.propagate import (
-    Blocks, Operands, Propagation, Refuse, blocks_of, handles)
+from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of
+from whale_tf.ir.batch_axis.operands import Operands
+from whale_tf.ir.batch_axis.propagate import Propagation, handles
 from whale_tf.ir.batch_axis.result import EXTENT, Localise
 from whale_tf.ir.extents import Size
 from whale_tf.ir.graph import Op
@@ -24,10 +25,11 @@ def range_(state: Propagation, op: Op) -> None:
     values = [state.value(t) for t in op.inputs]
     if any(v is None for v in values):
         raise Refuse("its bounds are not known")
-    start, limit, delta = (v[()] for v in values if v is not None)
+    bounds: List[Any] = [v[()] for v in values if v is not None]
+    start, limit, delta = bounds
     promoted = state.promoted.get(op.outputs[0])
     if promoted is not None and promoted[1] is not None and not isinstance(limit, Size):
-        span = sum(promoted[1]) * delta
+        span = int(sum(promoted[1]) * delta)
         state.result.localise[op.id, 1] = Localise(((0, span),))
     else:
         if start != 0 or isinstance(delta, Size) or not isinstance(limit, Size):
@@ -154,6 +156,44 @@ def scatter_nd(state: Propagation, op: Op) -> None:
     state.localise_elements(op, 2, {dim: blocks})
     state.set(op.outputs[0], sharded(dim, blocks, power), state.source(op))
     plan.record()
+
+
+@handles("DynamicPartition")
+def dynamic_partition(state: Propagation, op: Op) -> None:
+    """Rows dealt out by data: each part keeps the order of the examples."""
+    layout, parts = state.data_layout(op.inputs[0]), state.data_layout(op.inputs[1])
+    rank = state.rank(op.inputs[1])
+    if not parts.is_sharded:
+        state.apply(op, rule_for(op, state.graph, state))
+        return
+    plan = Operands(state, op, "mn", [layout, parts])
+    if not layout.is_sharded:
+        plan.slice(0, 0, parts.blocks)
+        layout = sharded(0, parts.blocks, layout.power)
+    if layout.dim != 0 or parts.dim != 0 or rank != 1 or layout.blocks is None or len(layout.blocks) != 1:
+        raise Refuse("the rows of its parts do not follow each other")
+    offset = plan.shifts.get(0, state.offsets.get(op.inputs[0], 0))
+    plan.record()
+    for result in op.outputs:
+        if offset:
+            state.offsets[result] = offset
+        state.set(result, sharded(0, None, layout.power), state.source(op))
+
+
+@handles("DynamicStitch", "ParallelDynamicStitch")
+def dynamic_stitch(state: Propagation, op: Op) -> None:
+    """Rows put back to positions that move along the batch."""
+    half = len(op.inputs) // 2
+    indices, data = op.inputs[:half], op.inputs[half:]
+    offsets = {state.offsets.get(t, 0) for t in indices}
+    layouts = [state.data_layout(t) for t in data]
+    if not all(layout.is_sharded and layout.dim == 0 for layout in layouts) or len({x.power for x in layouts}) != 1 or (
+            len(offsets) != 1):
+        raise Refuse("it places rows that do not follow the examples")
+    offset = offsets.pop()
+    if not isinstance(offset, int) or offset <= 0:
+        raise Refuse("it places rows by a number that does not follow the example's own position")
+    state.set(op.outputs[0], sharded(0, (offset,), layouts[0].power), state.source(op))
 
 
 @handles("ResourceGather")

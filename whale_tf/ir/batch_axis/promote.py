@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple, Union
 
-from whale_tf.ir.batch_axis.propagate import Blocks, Propagation
+from whale_tf.ir.batch_axis.blocks import Blocks
+from whale_tf.ir.batch_axis.propagate import Propagation
 from whale_tf.ir.batch_axis.result import Slice
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules import NoRule, Rule, rule_for
@@ -38,7 +39,7 @@ def promote(state: Propagation) -> None:
         if op.inputs or op.outputs:
             demands.visit(op)
     for tensor, dim, blocks in demands.generators:
-        state.promote(tensor, dim, blocks)
+        state.promote(tensor, dim, blocks, demands.beside.get(tensor))
     state.drain()
 
 
@@ -49,10 +50,12 @@ class _Demands:
         self.state = state
         self.sliced = sliced
         self.on: Dict[int, Demand] = {}
+        self.beside: Dict[int, Optional[int]] = {}  # the batch input beside whose rows a tensor's are used
         self.generators: List[Tuple[int, int, Blocks]] = []
 
-    def ask(self, tensor: int, demand: Demand) -> None:
+    def ask(self, tensor: int, demand: Demand, beside: Optional[int] = None) -> None:
         before = self.on.get(tensor)
+        self.beside.setdefault(tensor, beside)
         self.on[tensor] = demand if before is None or before == demand else WHOLE
 
     def visit(self, op: Op) -> None:
@@ -72,7 +75,7 @@ class _Demands:
             return
         for position, tensor in enumerate(op.inputs):
             if position in slices:
-                self.ask(tensor, (slices[position].dim, slices[position].blocks))
+                self.ask(tensor, (slices[position].dim, slices[position].blocks), state.source(op))
             elif tensor not in state.layouts:
                 self.ask(tensor, WHOLE)
 
@@ -91,7 +94,7 @@ class _Demands:
         factor = dims[demand[0]]
         for tensor, operand in zip(op.inputs, rule.inputs):
             if isinstance(operand, tuple) and factor in operand:
-                self.ask(tensor, (operand.index(factor), demand[1]))
+                self.ask(tensor, (operand.index(factor), demand[1]), self.beside.get(op.outputs[0]))
             elif not isinstance(operand, tuple):
                 self.ask(tensor, WHOLE)
 

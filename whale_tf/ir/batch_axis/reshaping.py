@@ -3,10 +3,14 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
 
-from whale_tf.ir.batch_axis.propagate import (
-    Blocks, Operands, Propagation, Refuse, blocks_of, carry_offsets, extent_layout, handles, localise_vector)
+import numpy as np
+
+from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of, extent_layout, localise_vector
+from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
+from whale_tf.ir.batch_axis.propagate import Propagation, handles
 from whale_tf.ir.batch_axis.result import EXTENT
-from whale_tf.ir.extents import Size, SizeLike, Value, broadcast_gradient_args, product, scalar, vector
+from whale_tf.ir.batch_axis.state import UNIFORM, ZERO
+from whale_tf.ir.extents import Size, SizeLike, Value, as_value, broadcast_gradient_args, product, scalar, static_ints, vector
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.rules import rule_for
@@ -48,7 +52,7 @@ def broadcast_args(state: Propagation, op: Op) -> None:
     _harmonise(state, op, 1, b, a)
     if op.type == "BroadcastGradientArgs":
         try:
-            results: Sequence[Value] = [vector(x) for x in broadcast_gradient_args(a, b)]
+            results: Sequence[Value] = [as_value(x) for x in broadcast_gradient_args(a, b)]
         except ValueError as reason:
             raise Refuse("it is {}".format(reason))
     else:
@@ -63,10 +67,10 @@ def _harmonise(state: Propagation, op: Op, position: int, mine: List[SizeLike], 
     """Constants in one shape that stand against a batch size in the other."""
     places = {}
     for k in range(1, 1 + min(len(mine), len(other))):
-        theirs = other[-k]
-        if isinstance(theirs, Size) and theirs.depends_on_batch and not isinstance(mine[-k], Size) and mine[-k] != 1:
+        own, theirs = mine[-k], other[-k]
+        if isinstance(theirs, Size) and theirs.depends_on_batch and not isinstance(own, Size) and own != 1:
             places[len(mine) - k] = blocks_of(theirs)
-            state.check_baked(int(mine[-k]), blocks_of(theirs), op)
+            state.check_baked(own, blocks_of(theirs), op)
     if places:
         state.result.localise[op.id, position] = localise_vector(mine, places)
         for j in places:
@@ -97,6 +101,7 @@ def reshape(state: Propagation, op: Op) -> None:
     if data in state.offsets:
         state.offsets[op.outputs[0]] = state.offsets[data]
     state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.source(op))
+    state.flags[op.outputs[0]] |= state.flags[data] & (UNIFORM | ZERO)
 
 
 def _move(state: Propagation, op: Op, layout: Layout) -> None:
@@ -139,9 +144,12 @@ def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after
     if blocks is None or -1 in blocks or len(set(blocks)) != 1:
         return _keep_whole(layout, prefix, before, after)
     major, minor = len(blocks), blocks[0]
-    rest = product(before[:layout.dim] + before[layout.dim + 1:] if isinstance(before, tuple) else before)
+    rest = product(before[:layout.dim]) * product(before[layout.dim + 1:])
     per_example = rest * (major * minor)
-    dim = next((j for j, s in enumerate(after) if isinstance(s, Size) and s.depends_on_batch), None)
+    following = [j for j, s in enumerate(after) if isinstance(s, Size) and s.depends_on_batch]
+    if len(following) > 1:
+        raise Refuse("two of its dimensions follow the batch")
+    dim = following[0] if following else None
     if -1 in after:
         hole = after.index(-1)
         others = product([s for j, s in enumerate(after) if j != hole])
@@ -155,7 +163,7 @@ def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after
     if dim is None:
         return _place_baked(state, prefix * major, per_example, after)
     majors = _divide(prefix * major, product(after[:dim]))
-    if not isinstance(majors, int):
+    if not isinstance(majors, int) or majors < 1:
         raise Refuse("what lies in front of the batch dimension is not known")
     size = after[dim]
     found = blocks_of(size) if isinstance(size, Size) else None
@@ -168,19 +176,20 @@ def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after
 
 def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> Tuple[int, Blocks]:
     """The target is constant: cumulative products say which dimension covers the batch."""
-    total = product(after)
-    if isinstance(total, Size) or isinstance(per_example, Size) or isinstance(prefix, Size):
+    sizes = static_ints(vector(after))
+    if sizes is None or isinstance(per_example, Size) or isinstance(prefix, Size):
         raise Refuse("the constant shape it asks for cannot be compared with its operand's")
+    total = int(np.prod(sizes, dtype=np.int64))
     batch = state.batch if state.batch is not None else total // per_example
     if batch * per_example != total:
         raise Refuse("the constant shape it asks for does not hold {} elements per example".format(per_example))
-    lead = 1
-    for dim, size in enumerate(after):
-        if lead * int(size) >= prefix * batch:  # type: ignore[call-overload]
-            if prefix % lead or (lead * int(size)) % (prefix * batch):  # type: ignore[call-overload]
+    lead, start, end = 1, prefix, prefix * batch
+    for dim, size in enumerate(sizes):
+        if lead * size >= end:
+            if start % lead or (lead * size) % end:
                 break
-            return dim, (lead * int(size) // (prefix * batch),) * (prefix // lead)  # type: ignore[call-overload]
-        lead *= int(size)  # type: ignore[call-overload]
+            return dim, (lead * size // end,) * (start // lead)
+        lead *= size
     raise Refuse("the batch dimension is cut in pieces")
 
 
@@ -240,10 +249,10 @@ def space_to_batch(state: Propagation, op: Op) -> None:
     sizes = state.ints(op, 1)
     if not layout.is_sharded or layout.dim != 0 or sizes is None:
         raise Refuse("pixels follow the batch")
-    count = product(sizes)
+    wide = (1,) * int(np.prod(sizes))
     if op.type == "SpaceToBatchND" and layout.blocks == (1,):
-        blocks: Blocks = (1,) * int(count)  # type: ignore[call-overload]
-    elif op.type == "BatchToSpaceND" and layout.blocks == (1,) * int(count):  # type: ignore[call-overload]
+        blocks: Blocks = wide
+    elif op.type == "BatchToSpaceND" and layout.blocks == wide:
         blocks = (1,)
     else:
         raise Refuse("its batch dimension lies in other blocks")

@@ -81,7 +81,8 @@ class BatchAxis:
             of the last dimension, where a tuple).
         conversions: (op, operand) -> what happens to the operand inside the clone, in order.
         localise: (op, operand) -> the operand's new value.
-        attributes: (op, attribute) -> the shape that the attribute must have in a clone: batch dimensions are open.
+        attributes: (op, attribute) -> the shape (or, for ``output_shapes``, the tuple of shapes) that the attribute must
+            have in a clone: batch dimensions are open.
         inexact: places that are not exact.
         own_seed: random ops of which each clone draws its own part.
         shared: random ops that must be drawn once for all clones.
@@ -99,7 +100,7 @@ class BatchAxis:
         self.offsets: Dict[int, Union[int, Tuple[int, ...]]] = {}
         self.conversions: Dict[Tuple[int, int], Tuple[Conversion, ...]] = {}
         self.localise: Dict[Tuple[int, int], Localise] = {}
-        self.attributes: Dict[Tuple[int, str], Shape] = {}
+        self.attributes: Dict[Tuple[int, str], Union[Shape, Tuple[Shape, ...]]] = {}
         self.inexact: List[Inexact] = []
         self.own_seed: List[int] = []
         self.shared: List[int] = []

@@ -29,7 +29,7 @@ def find_sources(graph: OpGraph, candidates: Sequence[int], scope: Optional[Cont
     def run(sources: Dict[int, int]) -> BatchAxis:
         return analyse(graph, sources, scope)
 
-    sources = {t: 0 for t in _with_batch_dimension(graph, candidates)}
+    sources = dict.fromkeys(_with_batch_dimension(graph, candidates), 0)
     if len(sources) < 2:
         return sources
     best = len(run(sources).unknown)

@@ -9,11 +9,23 @@ from typing import Dict, Optional
 
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.rules import (
-    control_flow, convolution, elementwise, gather, loss, matmul, normalisation, random, reduction, shape, state)
+    control_flow,
+    convolution,
+    elementwise,
+    gather,
+    loss,
+    matmul,
+    normalisation,
+    random,
+    recurrent,
+    reduction,
+    shape,
+    state,
+)
 from whale_tf.ir.rules.rule import Builder, NoRule, Rule, ShapeOperand, View
 
 RULES: Dict[str, Builder] = {}
-for _family in (elementwise, matmul, reduction, shape, convolution, normalisation, gather, loss, random, state,
+for _family in (elementwise, matmul, reduction, shape, convolution, normalisation, gather, loss, random, recurrent, state,
                 control_flow):
     RULES.update(_family.RULES)
 

@@ -20,7 +20,7 @@ def image(op: Op, spatial: int, channel: str, prefix: str, nested: str = "") -> 
 def _kinds(spatial: int, *contracted: str) -> Dict[str, str]:
     kinds = {"{}{}".format(p, d): HALO for p in "xy" for d in range(spatial)}
     kinds.update({"k{}".format(d): WHOLE for d in range(spatial)})
-    kinds.update({factor: SUM for factor in contracted})
+    kinds.update(dict.fromkeys(contracted, SUM))
     return kinds
 
 

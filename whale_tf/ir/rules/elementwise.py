@@ -122,7 +122,7 @@ def bias_add(op: Op, view: View) -> Rule:
 
 def _table(roles: str, types: str) -> Dict[str, Builder]:
     builder = elementwise(roles)
-    return {name: builder for name in types.split()}
+    return dict.fromkeys(types.split(), builder)
 
 
 RULES: Dict[str, Builder] = {
@@ -147,6 +147,6 @@ RULES: Dict[str, Builder] = {
     **_table("nm", "TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad"),
     **_table("naa", "SelectV2"),
     "RealDiv": quotient, "Div": quotient, "DivNoNan": quotient, "Xdivy": quotient,
-    "AddN": same_shape("a"), "AccumulateNV2": same_shape("a"), "IdentityN": each("m"), "Cast": cast, "Select": select,
+    "AddN": same_shape("a"), "AccumulateNV2": same_shape("a"), "IdentityN": each("a"), "Cast": cast, "Select": select,
     "BiasAdd": bias_add, "BiasAddV1": bias_add, "Print": per_row, "PrintV2": per_row,
 }

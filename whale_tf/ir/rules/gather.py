@@ -4,7 +4,23 @@ from __future__ import annotations
 from typing import Dict, Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import LOOKUP, SUM, WHOLE, AnyDims, Builder, Dims, NoRule, Rule, ShapeOperand, View, attr, axes
+from whale_tf.ir.rules.rule import (
+    LOOKUP,
+    MAX,
+    MIN,
+    PROD,
+    SUM,
+    WHOLE,
+    AnyDims,
+    Builder,
+    Dims,
+    NoRule,
+    Rule,
+    ShapeOperand,
+    View,
+    attr,
+    axes,
+)
 
 
 def _letters(prefix: str, count: int) -> Dims:
@@ -79,9 +95,11 @@ def segment_sum(op: Op, view: View) -> Rule:
         raise NoRule("the rank of its segment ids is not known")
     full = axes(data)
     result: Dims = (("segment",),) + full[ids:]
-    how = {"Sum": SUM, "Max": "max", "Min": "min", "Prod": "prod"}.get(op.type.rsplit("Segment", 1)[1], WHOLE)
+    operation = op.type.rsplit("Segment", 1)[1]
+    # without a count the number of results depends on the ids, which differ from shard to shard
+    how = {"Sum": SUM, "Max": MAX, "Min": MIN, "Prod": PROD}[operation] if len(op.inputs) > 2 else WHOLE
     inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
-    roles = ("m" if how == SUM else "n") + "n" * (len(op.inputs) - 1)
+    roles = ("m" if operation == "Sum" else "n") + "n" * (len(op.inputs) - 1)
     return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
 
 
@@ -104,11 +122,19 @@ def dynamic_stitch(op: Op, view: View) -> Rule:
     return Rule(operands, ((("row",),) + tail,), "n" * half + "a" * half, {**kinds, "row": WHOLE})
 
 
+def row_join(op: Op, view: View) -> Rule:
+    """(data, indices, segment ids) of sparse segment sums: rows picked, then added up by segment."""
+    full = axes(view.need_rank(op.inputs[0]))
+    return Rule((full, (("i",),), (("i",),)) + ((),) * (len(op.inputs) - 3), ((("segment",),) + full[1:],),
+                "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if len(op.inputs) > 3 else WHOLE, "segment": WHOLE})
+
+
 def dynamic_partition(op: Op, view: View) -> Rule:
     data, parts = view.need_rank(op.inputs[0]), view.need_rank(op.inputs[1])
     full = axes(data)
-    return Rule((full, full[:parts]), (((("row",),) + full[parts:]),) * len(op.outputs), "mn",
-                {**{f[0]: WHOLE for f in full[:parts]}, "row": WHOLE})
+    rows = ["row{}".format(i) for i in range(len(op.outputs))]
+    return Rule((full, full[:parts]), tuple(((row,),) + full[parts:] for row in rows), "mn",
+                dict.fromkeys([f[0] for f in full[:parts]] + rows, WHOLE))
 
 
 def where(op: Op, view: View) -> Rule:
@@ -124,4 +150,5 @@ RULES: Dict[str, Builder] = {
     "OneHot": one_hot, "DynamicStitch": dynamic_stitch, "ParallelDynamicStitch": dynamic_stitch,
     "DynamicPartition": dynamic_partition, "Where": where,
 }
+RULES.update({"SparseSegmentSum": row_join, "SparseSegmentSumWithNumSegments": row_join})
 RULES.update({prefix + "Segment" + kind: segment_sum for prefix in ("", "Unsorted") for kind in ("Sum", "Max", "Min", "Prod")})

@@ -1,7 +1,7 @@
 """Contractions: MatMul, BatchMatMul, Einsum and the bias gradient."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import SUM, Builder, Dims, NoRule, Rule, View, attr, axes, named
@@ -19,10 +19,8 @@ _MATMUL = {(a, b): Rule((named(a), named(b)), (named("mn"),), "mm", {"k": SUM}) 
 def batch_matmul(op: Op, view: View) -> Rule:
     """``...mk,...kn->...mn`` with leading dimensions that broadcast (version 2)."""
     shapes = [view.shape(t) for t in op.inputs]
-    view.need_rank(op.inputs[0]), view.need_rank(op.inputs[1])
-    rank = max(len(s or ()) for s in shapes) - 2
-    lead = [list(s or ())[:-2] for s in shapes]
-    lead = [[1] * (rank - len(s)) + s for s in lead]
+    rank = max(view.need_rank(t) for t in op.inputs) - 2
+    lead: List[Tuple[Optional[int], ...]] = [(1,) * (rank + 2 - len(s or ())) + (s or ())[:-2] for s in shapes]
     full = axes(rank)
     parts: List[Dims] = []
     for i, (mine, other) in enumerate(((lead[0], lead[1]), (lead[1], lead[0]))):
@@ -50,9 +48,8 @@ def einsum(op: Op, view: View) -> Rule:
     """Einsum says its own rule."""
     ranks = [view.need_rank(t) for t in op.inputs]
     inputs, output = parse_equation(attr(op, "equation", ""), ranks)
-    for labels, tensor in zip(inputs, op.inputs):
-        if len(set(labels)) != len(labels):
-            raise NoRule("a label occurs twice in one operand of {!r}".format(op.attrs.get("equation")))
+    if any(len(set(labels)) != len(labels) for labels in inputs):
+        raise NoRule("a label occurs twice in one operand of {!r}".format(op.attrs.get("equation")))
     dims = []
     for labels, tensor in zip(inputs, op.inputs):
         shape: Any = view.shape(tensor)

@@ -30,14 +30,12 @@ def fused_batch_norm_grad(op: Op, view: View) -> Rule:
     rank = view.need_rank(op.inputs[0])
     x = image(op, rank - 2, "c", "x")
     training = attr(op, "is_training", True)
-    sums = {f: SUM for f in ["n"] + sorted(_pixels(rank))}
+    sums = dict.fromkeys(["n"] + sorted(_pixels(rank)), SUM)
     kinds = {**sums, "n": STATISTIC_GRADIENT} if training else sums
     reserves = tuple(_CHANNEL if i < 2 else None for i in range(len(op.inputs) - 3))
     unused = (None,) * (len(op.outputs) - 3)
     return Rule((x, x, _CHANNEL) + reserves, (x, _CHANNEL, _CHANNEL) + unused, "m" + "n" * (len(op.inputs) - 1), kinds)
 
 
-RULES: Dict[str, Builder] = {name: fused_batch_norm for name in
-                             ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")}
-RULES.update({name: fused_batch_norm_grad for name in
-              ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")})
+RULES: Dict[str, Builder] = dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), fused_batch_norm)
+RULES.update(dict.fromkeys(("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), fused_batch_norm_grad))

@@ -35,5 +35,5 @@ def shuffle(op: Op, view: View) -> Rule:
     return Rule((full,), (full,), "m", {f[0]: WHOLE for f in full[:1]})
 
 
-RULES: Dict[str, Builder] = {name: drawn for name in SHAPED}
+RULES: Dict[str, Builder] = dict.fromkeys(SHAPED, drawn)
 RULES.update({"Multinomial": multinomial, "RandomShuffle": shuffle})

@@ -5,7 +5,23 @@ from typing import Dict, List
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import (
-    ALL, ANY, MAX, MEAN, MIN, PROD, SUM, WHOLE, AnyDims, Builder, Dims, Rule, View, attr, axes, whole)
+    ALL,
+    ANY,
+    MAX,
+    MEAN,
+    MIN,
+    PROD,
+    SUM,
+    WHOLE,
+    AnyDims,
+    Builder,
+    Dims,
+    Rule,
+    View,
+    attr,
+    axes,
+    whole,
+)
 
 
 def reduction(kind: str) -> Builder:

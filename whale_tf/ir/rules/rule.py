@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from whale_tf.ir.extents import Value, as_value, evaluate, static_ints
+from whale_tf.ir.extents import Size, Value, as_value, evaluate, static_ints, vector
 from whale_tf.ir.graph import Op, OpGraph, Shape
 
 Factors = Tuple[str, ...]
@@ -96,8 +96,12 @@ class View:
         self._values: Dict[int, Optional[Value]] = {}
 
     def shape(self, tensor: int) -> Shape:
-        """The whole tensor's shape as far as it is known."""
-        return self.graph.tensors[tensor].shape
+        """The whole tensor's shape as far as it is known; of a list, that of its elements is not."""
+        record = self.graph.tensors[tensor]
+        if record.shape is None:
+            value = self.graph.ops[record.op].value  # a constant in a function body may have nothing but its value
+            return None if value is None else tuple(value.shape)
+        return None if record.dtype == "variant" else record.shape
 
     def value(self, tensor: int) -> Optional[Value]:
         """An integer tensor's value, if it follows from constants and static shapes."""
@@ -111,8 +115,10 @@ class View:
         if op.type == "Const":
             return as_value(op.value) if op.value is not None and op.value.dtype.kind in "iub" else None
         if op.type in ("Shape", "ShapeN"):
-            shape = self.shape(op.inputs[self.graph.tensors[tensor].index])
-            return as_value(list(shape)) if shape is not None and None not in shape else None
+            measured = op.inputs[self.graph.tensors[tensor].index]
+            shape = self.shape(measured)
+            return None if shape is None else vector([
+                Size.of(("dim", measured, d)) if size is None else size for d, size in enumerate(shape)])
         inputs = [self.value(t) for t in op.inputs]
         if not inputs or any(v is None for v in inputs):
             return None

@@ -5,7 +5,20 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import (
-    SAME, WHOLE, AnyDims, Builder, Dims, Factors, NoRule, Rule, ShapeOperand, View, attr, axes, whole)
+    SAME,
+    WHOLE,
+    AnyDims,
+    Builder,
+    Dims,
+    Factors,
+    NoRule,
+    Rule,
+    ShapeOperand,
+    View,
+    attr,
+    axes,
+    whole,
+)
 
 
 def refine(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> Tuple[Dims, Dims, Dict[str, str]]:
@@ -116,8 +129,9 @@ def split(op: Op, view: View) -> Rule:
     inputs: List[AnyDims] = [None] * len(op.inputs)
     inputs[data] = full
     roles = "nm" if data else "mnn"
-    cut = full[:axis % rank] + (("cut",),) + full[axis % rank + 1:]
-    return Rule(tuple(inputs), (cut,) * len(op.outputs), roles, {**whole([axis], rank), "cut": WHOLE})
+    parts = ["part{}".format(i) for i in range(len(op.outputs))]
+    outputs = tuple(full[:axis % rank] + ((part,),) + full[axis % rank + 1:] for part in parts)
+    return Rule(tuple(inputs), outputs, roles, {**whole([axis], rank), **dict.fromkeys(parts, WHOLE)})
 
 
 def slice_(op: Op, view: View) -> Rule:

@@ -84,12 +84,12 @@ for _name, _letters in list(_DENSE.items()) + list(_WRITES.items()) + list(_SCAT
 RULES.update({"Resource" + name: update(letters) for name, letters in _DENSE.items()})
 for _name, _letters in _SPARSE.items():
     RULES["Sparse" + _name] = RULES["ResourceSparse" + _name] = update(_letters)
-RULES.update({name: source for name in (
-    "Const", "Placeholder", "PlaceholderV2", "Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable", "TemporaryVariable",
-    "IteratorGetNext", "IteratorV2", "OneShotIterator", "ImmutableConst", "Empty", "EmptyTensorList", "TensorListReserve",
-    "StackV2", "TensorArrayV3", "_Arg")})
-RULES.update({name: undivided for name in (
-    "NoOp", "Assert", "VariableShape", "VarIsInitializedOp", "IsVariableInitialized", "BroadcastGradientArgs",
-    "BroadcastArgs", "InvertPermutation", "ConcatOffset", "ListDiff", "ControlTrigger", "LoopCond", "DestroyResourceOp",
-    "StackCloseV2", "TensorArrayCloseV3", "TensorArraySizeV3", "TensorArrayGradV3", "TensorListLength", "TensorListElementShape",
-    "Abort", "CountUpTo", "DestroyTemporaryVariable")})
+_SOURCES = """Const Placeholder PlaceholderV2 Variable VariableV2 VarHandleOp AutoReloadVariable TemporaryVariable
+    IteratorGetNext IteratorV2 OneShotIterator ImmutableConst Empty EmptyTensorList TensorListReserve StackV2 TensorArrayV3
+    OptionalNone _Arg"""
+_UNDIVIDED = """NoOp Assert VariableShape VarIsInitializedOp IsVariableInitialized BroadcastGradientArgs BroadcastArgs
+    InvertPermutation ConcatOffset ListDiff ControlTrigger LoopCond DestroyResourceOp StackCloseV2 TensorArrayCloseV3
+    TensorArraySizeV3 TensorArrayGradV3 TensorListLength TensorListElementShape Abort CountUpTo Unique UniqueV2
+    UniqueWithCounts DestroyTemporaryVariable"""
+RULES.update(dict.fromkeys(_SOURCES.split(), source))
+RULES.update(dict.fromkeys(_UNDIVIDED.split(), undivided))

@@ -1,0 +1,372 @@
+"""Where the batch axis goes, pattern by pattern, on graphs of a few ops."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+
+from tests.ir.graphs import Draft
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.ir.batch_axis import (
+    EXTENT,
+    Localise,
+    Offset,
+    Options,
+    Reduce,
+    Scale,
+    Slice,
+    Whole,
+    analyse,
+    find_sources,
+)
+from whale_tf.ir.layout import Layout, partial, replicated, sharded
+
+B = 8
+
+
+@pytest.fixture
+def g() -> Draft:
+    return Draft()
+
+
+def mean(g: Draft, x: int, shape: Any = (), keep: bool = False, axes: Any = (0,)) -> int:
+    return g.op("Mean", [x, g.const(list(axes))], shape, attrs={"keep_dims": keep})
+
+
+def test_mean_and_sum_losses_differ_in_power_only(g: Draft) -> None:
+    x = g.source(B, 4)
+    h = g.op("MatMul", [x, g.variable(4, 3)], (B, 3))
+    average, total = mean(g, h, (3,)), g.op("Sum", [h, g.const([0])], (3,))
+    by_constant = g.op("RealDiv", [total, g.const(np.float32(B))], (3,))
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(h) == sharded(0)
+    assert axis.layout(average) == partial(1)
+    assert axis.layout(total) == partial() and axis.layout(by_constant) == partial()
+    assert not axis.conversions and not axis.inexact and axis.batch == B
+
+
+def test_weight_gradient_contracts_the_batch(g: Draft) -> None:
+    x, dy = g.source(None, 4), g.source(None, 3)
+    dw = g.op("MatMul", [x, dy], (4, 3), attrs={"transpose_a": True})
+    axis = analyse(g.graph, {x: 0, dy: 0})
+    assert axis.layout(dw) == partial() and axis.source_of[dw] in (x, dy)
+
+
+def test_whole_terms_join_partial_sums_by_their_power(g: Draft) -> None:
+    """Sum loss + L2: adding clones must not count L2 once per clone.  Mean loss + L2: the weights do it."""
+    x, w = g.source(None, 4), g.variable(4)
+    penalty = g.op("L2Loss", [w], ())
+    totals = g.op("Sum", [x, g.const([0, 1])], ())
+    averages = mean(g, x, (), axes=(0, 1))
+    sum_loss = g.op("AddV2", [totals, penalty], ())
+    mean_loss = g.op("AddN", [averages, penalty], ())
+    both = g.op("AddN", [totals, averages, penalty], ())
+    axis = analyse(g.graph, {x: 0})
+    op = g.graph.tensors
+    assert axis.layout(sum_loss) == partial() and axis.conversions[op[sum_loss].op, 1] == (Scale(1),)
+    assert axis.layout(mean_loss) == partial(1) and not any(k[0] == op[mean_loss].op for k in axis.conversions)
+    assert axis.layout(both) == partial()
+    assert axis.conversions[op[both].op, 1] == (Scale(1),) and axis.conversions[op[both].op, 2] == (Scale(1),)
+
+
+def test_dynamic_divisor_has_power_minus_one(g: Draft) -> None:
+    x = g.source(None, 4)
+    shape = g.op("Shape", [x], (2,), dtype="int32")
+    one = g.const([1])
+    n = g.op("StridedSlice", [shape, g.const([0]), one, one], (), dtype="int32", attrs={"shrink_axis_mask": 1})
+    count = g.op("Cast", [n], (), attrs={"DstT": "float32"})
+    loss = g.op("RealDiv", [g.op("Sum", [x, g.const([0, 1])], ()), count], ())
+    root = g.op("Sqrt", [count], ())
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(shape) is EXTENT and axis.extents[n][()].affine == (0, 1)
+    assert axis.layout(count) == replicated(-1)
+    assert axis.layout(loss) == partial(1)
+    assert axis.conversions[g.graph.tensors[root].op, 0] == (Scale(-1),) and axis.layout(root) == replicated()
+
+
+def test_odd_extents_become_the_whole_batch_s(g: Draft) -> None:
+    x = g.source(None, 4)
+    rows = g.op("Size", [x], (), dtype="int32")
+    less = g.op("Sub", [rows, g.const(1)], (), dtype="int32")
+    number = g.op("Cast", [less], (), attrs={"DstT": "float32"})
+    axis = analyse(g.graph, {x: 0})
+    assert axis.extents[less][()].affine == (-1, 4)
+    assert axis.conversions[g.graph.tensors[number].op, 0] == (Whole(((-1, 4),)),)
+    assert axis.layout(number) == replicated()
+
+
+def test_denominator_without_parameters_is_computed_once(g: Draft) -> None:
+    x, weights = g.source(None), g.source(None)
+    top = g.op("Sum", [g.op("Mul", [g.op("Mul", [x, g.variable()], (None,)), weights], (None,)), g.const([0])], ())
+    bottom = g.op("Sum", [weights, g.const([0])], ())
+    loss = g.op("DivNoNan", [top, bottom], ())
+    axis = analyse(g.graph, {x: 0, weights: 0})
+    assert axis.layout(loss) == partial() and not axis.inexact
+    assert axis.conversions == {(g.graph.tensors[loss].op, 1): (Reduce("sum", 0),)}
+
+
+def test_ratio_of_two_trained_sums_is_inexact_unless_synchronised(g: Draft) -> None:
+    x = g.source(None)
+    h = g.op("Mul", [x, g.variable()], (None,))
+    top, bottom = g.op("Sum", [h, g.const([0])], ()), mean(g, h)
+    ratio = g.op("RealDiv", [top, bottom], (), name="ratio")
+    axis = analyse(g.graph, {x: 0})
+    assert [(g.graph.ops[op].name, "mean" in reason) for op, reason in axis.inexact] == [("ratio", True)]
+    assert axis.layout(ratio) == partial()
+    exact = analyse(g.graph, {x: 0}, options=Options(sync=lambda op: op.name == "ratio"))
+    assert not exact.inexact
+    assert exact.conversions == {(g.graph.tensors[ratio].op, 1): (Reduce("sum", 1),)}
+
+
+def test_extremes_over_the_batch(g: Draft) -> None:
+    x = g.source(None, 3)
+    largest = g.op("Max", [x, g.const([0])], (3,))
+    trained = g.op("Max", [g.op("Mul", [x, g.variable()], (None, 3)), g.const([0])], (3,))
+    scaled, other = g.op("RealDiv", [x, largest], (None, 3)), g.op("RealDiv", [x, trained], (None, 3))
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(largest) == Layout("max")
+    assert axis.conversions[g.graph.tensors[scaled].op, 1] == (Reduce("max", 0),)
+    assert [op for op, _ in axis.inexact] == [g.graph.tensors[other].op]
+    assert axis.layout(scaled) == axis.layout(other) == sharded(0)
+
+
+def test_batch_statistics_of_fused_batch_norm(g: Draft) -> None:
+    x, scale, offset = g.source(B, 5, 5, 4), g.variable(4), g.variable(4)
+    empty = g.const(np.zeros(0, np.float32))
+    norm = g.op("FusedBatchNormV3", [x, scale, offset, empty, empty], (B, 5, 5, 4), (4,), (4,), (4,), (4,), (0,), name="norm",
+                attrs={"is_training": True, "data_format": "NHWC"})
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(norm) == sharded(0) and axis.layout(norm + 1) == partial(1) and axis.layout(norm + 2) == partial(1)
+    assert [g.graph.ops[op].name for op, _ in axis.inexact] == ["norm"]
+    g.graph.op("norm").attrs["is_training"] = False
+    assert analyse(g.graph, {x: 0}).inexact == []
+
+
+@pytest.mark.parametrize("before, dim, target, expected, blocks, localised", [
+    ((B, 3, 4), 0, [B * 3, 4], 0, (3,), ((0, 3), (4, 0))), ((B, 3, 4), 0, [-1, 4], 0, (3,), None),
+    ((3, B, 4), 1, [3 * B, 4], 0, (1, 1, 1), ((0, 3), (4, 0))), ((B, 12), 0, [B, 3, 4], 0, (1,), ((0, 1), (3, 0), (4, 0))),
+    ((3, B, 4), 1, [3, B * 4], 1, (4,), ((3, 0), (0, 4))), ((B, 1, 4), 0, [1, B, 4], 1, (1,), ((1, 0), (0, 1), (4, 0))),
+    ((B, 4), 0, [4 * B], 0, (4,), ((0, 4),)), ((B, 4), 0, [B, -1], 0, (1,), ((0, 1), (-1, 0))),
+])
+def test_reshape_with_a_static_batch(g: Draft, before: Any, dim: int, target: Any, expected: int, blocks: Any,
+                                     localised: Any) -> None:
+    x = g.source(*before)
+    shape = np.zeros(before).reshape(target).shape
+    y = g.op("Reshape", [x, g.const(target)], shape)
+    axis = analyse(g.graph, {x: dim})
+    assert axis.layout(y) == sharded(expected, blocks)
+    found = axis.localise.get((g.graph.tensors[y].op, 1))
+    assert (found.components if found else None) == localised
+
+
+@pytest.mark.parametrize("before, target, blocks", [
+    ((None, 3, 4), [-1, 4], (3,)), ((None, 12), [-1, 3, 4], (1,)), ((None, 3, 4), [-1, 12], (1,))])
+def test_reshape_with_a_hole_for_an_unknown_batch(g: Draft, before: Any, target: Any, blocks: Any) -> None:
+    x = g.source(*before)
+    y = g.op("Reshape", [x, g.const(target)], tuple(None if s == -1 else s for s in target))
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(y) == sharded(0, blocks) and not axis.localise
+
+
+@pytest.mark.parametrize("before, target", [((B, 4), [2, B // 2, 4]), ((B, 4), [4, B]), ((None, 4), [-1, 3])])
+def test_reshape_that_cuts_the_batch_is_refused_by_name(g: Draft, before: Any, target: Any) -> None:
+    x = g.source(*before)
+    y = g.op("Reshape", [x, g.const(target)], tuple(None if s == -1 else s for s in target), name="groups")
+    axis = analyse(g.graph, {x: 0})
+    with pytest.raises(UnsupportedOpError, match=r"'groups' \(a Reshape\) cannot be divided along the batch: .*input pipeline"):
+        axis.layout(y)
+
+
+def test_whole_constants_are_sliced_and_generators_made_in_part(g: Draft) -> None:
+    x = g.source(B, 4)
+    table = g.const(np.ones((B, 4), np.float32) * np.arange(4, dtype=np.float32))
+    filled = g.op("Fill", [g.const([B, 4]), g.const(np.float32(2))], (B, 4))
+    doubled = g.op("Mul", [filled, g.const(np.float32(2))], (B, 4))
+    total = g.op("AddN", [x, table, doubled], (B, 4))
+    axis = analyse(g.graph, {x: 0})
+    op = g.graph.tensors
+    assert axis.layout(total) == sharded(0)
+    assert axis.conversions == {(op[total].op, 1): (Slice(0, (1,)),)}
+    assert axis.localise == {(op[filled].op, 0): Localise(((0, 1), (4, 0)))}
+    assert axis.layout(doubled) == sharded(0) and axis.source_of[doubled] == x
+
+
+def test_a_generator_that_is_needed_whole_stays_whole(g: Draft) -> None:
+    """B is also the width of a layer."""
+    x = g.source(B, B)
+    filled = g.op("Fill", [g.const([B, B]), g.const(np.float32(2))], (B, B))
+    first = g.op("Add", [x, filled], (B, B))
+    second = g.op("MatMul", [x, filled], (B, B))
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(filled) == replicated() and not axis.localise
+    assert axis.layout(first) == axis.layout(second) == sharded(0)
+    assert axis.conversions == {(g.graph.tensors[first].op, 1): (Slice(0, (1,)),)}
+
+
+def test_zeros_take_any_power(g: Draft) -> None:
+    x = g.source(None, 4)
+    gradient = g.op("RealDiv", [x, g.op("Cast", [g.op("Size", [x], (), dtype="int32")], ())], (None, 4))
+    zeros = g.op("ZerosLike", [x], (None, 4))
+    chosen = g.op("Select", [g.op("Greater", [x, zeros], (None, 4), dtype="bool"), gradient, zeros], (None, 4))
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(chosen) == sharded(0, power=1) and not axis.conversions
+
+
+@pytest.mark.parametrize("batch", [None, B])
+def test_positions_move_along_the_batch(g: Draft, batch: Optional[int]) -> None:
+    """BERT's masked positions: a look-up into the flattened batch is local."""
+    x, i = g.source(batch, 3, 4), g.source(batch, 2, dtype="int32")
+    flat = g.op("Reshape", [x, g.const([-1, 4])], (None if batch is None else 3 * batch, 4))
+    shape = g.op("Shape", [x], (3,), dtype="int32")
+    one = g.const([1])
+    limit = g.const(batch) if batch is not None else g.op(
+        "StridedSlice", [shape, g.const([0]), one, one], (), dtype="int32", attrs={"shrink_axis_mask": 1})
+    rows = g.op("Range", [g.const(0), limit, g.const(1)], (batch,), dtype="int32")
+    first = g.op("Reshape", [g.op("Mul", [rows, g.const(3)], (batch,), dtype="int32"), g.const([-1, 1])], (batch, 1), dtype="int32")
+    index = g.op("AddV2", [i, first], (batch, 2), dtype="int32")
+    found = g.op("GatherV2", [flat, index, g.const(0)], (batch, 2, 4))
+    number = g.op("Square", [index], (batch, 2), dtype="int32", name="number")
+    axis = analyse(g.graph, {x: 0, i: 0})
+    assert axis.layout(flat) == sharded(0, (3,)) and axis.offsets[index] == 3
+    assert axis.layout(found) == sharded(0)
+    assert axis.conversions[g.graph.tensors[number].op, 0] == (Offset(3),)
+
+
+def test_look_up_across_examples_is_refused(g: Draft) -> None:
+    x, i = g.source(B, 4), g.source(B, dtype="int32")
+    y = g.op("GatherV2", [x, i, g.const(0)], (B, 4), name="shuffle")
+    with pytest.raises(UnsupportedOpError, match="'shuffle'.*does not follow the example's own position"):
+        analyse(g.graph, {x: 0, i: 0}).layout(y)
+
+
+def test_joined_batches_keep_their_blocks(g: Draft) -> None:
+    x, z = g.source(B, 4), g.source(B, 4)
+    both = g.op("ConcatV2", [x, z, g.const(0)], (2 * B, 4))
+    back = g.graph.add("back", "Split", [g.const(0), both], [((B, 4), "float32")] * 2, attrs={"num_split": 2})
+    ends = [g.const(v) for v in ([B, 0], [2 * B, 4], [1, 1])]
+    late = g.op("StridedSlice", [both] + ends, (B, 4), attrs={"end_mask": 2, "begin_mask": 2})
+    part = g.op("Slice", [both, g.const([0, 0]), g.const([B // 2, 4])], (B // 2, 4))
+    axis = analyse(g.graph, {x: 0, z: 0})
+    assert axis.layout(both) == sharded(0, (1, 1))
+    assert [axis.layout(t) for t in back.outputs] == [sharded(0)] * 2 and axis.layout(late) == sharded(0)
+    op = g.graph.tensors[late].op
+    assert axis.localise[op, 1].components[0] == (0, 1) and axis.localise[op, 2].components[0] == (0, 2)
+    with pytest.raises(UnsupportedOpError, match="takes some examples of the batch"):
+        axis.layout(part)
+
+
+def test_rows_chosen_by_data_merge_but_do_not_average(g: Draft) -> None:
+    x, y = g.source(None, 4), g.source(None, dtype="int32")
+    kept = g.op("Where", [g.op("NotEqual", [y, g.const(1)], (None,), dtype="bool")], (None, 1), dtype="int64")
+    index = g.op("Squeeze", [kept], (None,), dtype="int64", attrs={"squeeze_dims": [1]})
+    rows = g.op("GatherV2", [x, index, g.const(0)], (None, 4))
+    total, average = g.op("Sum", [rows, g.const([0])], (4,)), mean(g, rows, (4,))
+    count = g.op("Cast", [g.op("Size", [rows], (), dtype="int32")], ())
+    axis = analyse(g.graph, {x: 0, y: 0})
+    assert axis.layout(rows) == sharded(0, None) and axis.layout(total) == partial()
+    assert axis.layout(count) == partial(), "counts of chosen rows add up"
+    assert [op for op, _ in axis.inexact] == [g.graph.tensors[average].op]
+
+
+def test_random_ops_draw_their_own_part_or_are_shared(g: Draft) -> None:
+    x = g.source(None, 4)
+    own = g.op("RandomUniform", [g.op("Shape", [x], (2,), dtype="int32")], (None, 4))
+    shared = g.op("RandomUniform", [g.const([3, 4])], (3, 4))
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(own) == sharded(0) and axis.own_seed == [g.graph.tensors[own].op]
+    assert axis.layout(shared) == replicated() and axis.shared == [g.graph.tensors[shared].op]
+
+
+def test_dropout_with_a_static_batch_draws_per_clone(g: Draft) -> None:
+    x = g.source(B, 4)
+    noise = g.op("RandomUniform", [g.const([B, 4])], (B, 4))
+    mask = g.op("Cast", [g.op("GreaterEqual", [noise, g.const(np.float32(0.1))], (B, 4), dtype="bool")], (B, 4))
+    axis = analyse(g.graph, {x: 0}) if g.op("Mul", [x, mask], (B, 4)) else None
+    assert axis is not None and axis.own_seed == [g.graph.tensors[noise].op] and not axis.conversions
+    assert axis.localise == {(g.graph.tensors[noise].op, 0): Localise(((0, 1), (4, 0)))}
+
+
+@pytest.mark.parametrize("type_, attrs, inputs", [
+    ("Softmax", {}, 0), ("Cumsum", {}, 1), ("ReverseV2", {}, 1), ("NoSuchOp", {}, 0)])
+def test_what_needs_the_whole_batch_is_refused_when_asked_for(g: Draft, type_: str, attrs: dict, inputs: int) -> None:
+    x = g.source(B)
+    y = g.op(type_, [x] + [g.const([0])] * inputs, (B,), name="culprit", attrs=attrs)
+    z = g.op("Tanh", [y], (B,), name="victim")
+    axis = analyse(g.graph, {x: 0})
+    with pytest.raises(UnsupportedOpError, match="'culprit'.*needed by 'victim:0'"):
+        axis.layout(z)
+
+
+def test_two_batch_dimensions_are_refused(g: Draft) -> None:
+    x = g.source(None, 4)
+    y = g.op("MatMul", [x, x], (None, None), attrs={"transpose_b": True})
+    with pytest.raises(UnsupportedOpError, match="two of its dimensions follow the batch"):
+        analyse(g.graph, {x: 0}).layout(y)
+
+
+def test_scope_leaves_the_rest_alone(g: Draft) -> None:
+    x = g.source(B)
+    inside = g.op("Tanh", [x], (B,))
+    outside = g.op("Tanh", [inside], (B,))
+    scope = {g.graph.tensors[t].op for t in (x, inside)}
+    axis = analyse(g.graph, {x: 0}, scope)
+    assert axis.layout(inside) == sharded(0) and axis.layout(outside) == replicated()
+
+
+def test_function_bodies_are_followed(g: Draft) -> None:
+    body = Draft()
+    argument = body.op("_Arg", (), (None, 4), attrs={"index": 0})
+    total = body.op("Mean", [argument, body.const([0])], (4,))
+    body.op("_Retval", [total], attrs={"index": 0})
+    x = g.source(None, 4)
+    call = g.graph.add("call", "PartitionedCall", [x], [((4,), "float32")], body={"f": body.graph})
+    axis = analyse(g.graph, {x: 0})
+    assert axis.layout(call.outputs[0]) == partial(1)
+    assert axis.bodies[call.id, "f"].layout(total) == partial(1)
+
+
+class TestSources:
+    def test_unknown_leading_sizes(self, g: Draft) -> None:
+        x, rate, table = g.source(None, 4), g.source(), g.source(5, 4)
+        assert find_sources(g.graph, [x, rate, table]) == {x: 0}
+
+    def test_most_common_static_size(self, g: Draft) -> None:
+        table, x, y = g.source(5, 4), g.source(B, 4), g.source(B, dtype="int32")
+        assert find_sources(g.graph, [table, x, y]) == {x: 0, y: 0}
+
+    def test_a_fed_table_of_the_batch_s_length_is_no_batch_input(self, g: Draft) -> None:
+        weights, y = g.source(None), g.source(None, dtype="int32")
+        picked = g.op("GatherV2", [weights, y, g.const(0)], (None,))
+        assert find_sources(g.graph, [weights, y]) == {y: 0}
+        assert analyse(g.graph, {y: 0}).layout(picked) == sharded(0)
+
+    def test_an_unsupported_op_does_not_undivide_its_input(self, g: Draft) -> None:
+        x, y = g.source(B), g.source(B)
+        g.op("Mul", [g.op("Softmax", [x], (B,)), y], (B,))
+        assert find_sources(g.graph, [x, y]) == {x: 0, y: 0}
+
+    def test_unknown_rank_is_refused_by_name(self, g: Draft) -> None:
+        x = g.op("Placeholder", (), None, name="images")
+        with pytest.raises(UnsupportedOpError, match=r"'images:0' is not known.*images.set_shape"):
+            find_sources(g.graph, [x])
+
+
+@pytest.mark.slow
+def test_time_grows_linearly(g: Draft) -> None:
+    """100,000 ops in a few seconds; measured in CPU seconds, with room for a slow machine."""
+    seconds = []
+    for layers in (2000, 20000):
+        draft = Draft()
+        x = draft.source(B, 16)
+        h, w = x, draft.variable(16, 16)
+        for _ in range(layers):
+            h = draft.op("Tanh", [draft.op("BiasAdd", [draft.op("MatMul", [h, w], (B, 16)), draft.variable(16)], (B, 16))], (B, 16))
+            h = draft.op("Reshape", [h, draft.const([B, 16])], (B, 16))
+        start = time.process_time()
+        axis = analyse(draft.graph, {x: 0})
+        seconds.append(time.process_time() - start)
+        assert axis.layout(h) == sharded(0)
+    assert seconds[1] < 25.0 and seconds[1] < 25 * seconds[0] + 0.5

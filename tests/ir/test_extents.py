@@ -1,0 +1,91 @@
+"""Sizes are exact polynomials of the batch; evaluators agree with NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from whale_tf.ir import extents
+from whale_tf.ir.extents import Size, as_value, batch_size, evaluate, vector
+
+T = Size.of(("dim", 3, 1))
+
+
+def test_arithmetic_is_polynomial() -> None:
+    size = (2 * batch_size + 1) * T - T
+    assert size == 2 * batch_size * T
+    assert size // T == 2 * batch_size and size // (2 * batch_size) == T
+    assert size - size == 0 and isinstance(size - size, int)
+    assert (batch_size + 3).affine == (3, 1) and size.affine is None
+    assert (batch_size * batch_size).affine is None
+    assert (4 * batch_size + 2).at(5) == 22 and size.at(5) == 10 * T
+
+
+@pytest.mark.parametrize("a, b", [(batch_size, 2), (batch_size + 1, 3), (T, batch_size), (6 * batch_size, batch_size + 1)])
+def test_inexact_division_is_refused(a: Size, b: Size) -> None:
+    with pytest.raises(ValueError):
+        a // b
+
+
+def test_maximum_takes_sizes_to_be_at_least_one() -> None:
+    assert extents.maximum(batch_size, 1) == batch_size
+    assert extents.maximum(3 * batch_size, batch_size) == 3 * batch_size
+    assert extents.minimum(batch_size, 1) == 1
+    with pytest.raises(ValueError):
+        extents.maximum(batch_size, 5)
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+@pytest.mark.parametrize("a, b, expected", [
+    ([batch_size, 4], [4], ([], [0])), ([batch_size, 1], [batch_size, 4], ([1], [])), ([4], [batch_size, 3, 4], ([0, 1], [])),
+    ([1, 1], [1], ([0, 1], [0, 1])),
+])
+def test_broadcast_gradient_axes(batch: int, a: list, b: list, expected: tuple) -> None:
+    assert extents.broadcast_gradient_args(a, b) == expected
+    numbers = [[s.at(batch) if isinstance(s, Size) else s for s in shape] for shape in (a, b)]
+    assert extents.broadcast_gradient_args(*numbers) == expected
+
+
+def test_unknown_sizes_before_the_batch_make_the_axes_doubtful() -> None:
+    with pytest.raises(ValueError):
+        extents.broadcast_gradient_args([T, batch_size], [4, batch_size])
+
+
+def test_reduced_shape_of_a_dynamic_mean() -> None:
+    """math_ops.reduced_shape and the Mean gradient's divisor, on [b, 3, 4] over axes [0, 2]."""
+    shape, axes = vector([batch_size, 3, 4]), as_value([0, 2])
+    kept, = evaluate("DynamicStitch", {}, [as_value([0, 1, 2]), axes, shape, as_value([1, 1])]) or []
+    assert list(kept) == [1, 3, 1]
+    scaling, = evaluate("FloorDiv", {}, [shape, evaluate("Maximum", {}, [kept, as_value(1)])[0]]) or []  # type: ignore
+    assert list(scaling) == [batch_size, 1, 4]
+    whole, = evaluate("Prod", {}, [shape, as_value([0])]) or []
+    assert whole[()] == 12 * batch_size
+
+
+@pytest.mark.parametrize("op, attrs, inputs", [
+    ("StridedSlice", {"shrink_axis_mask": 1}, [[7, 8, 9], [1], [2], [1]]),
+    ("StridedSlice", {"begin_mask": 1, "end_mask": 1}, [[7, 8, 9], [0], [0], [-1]]),
+    ("Slice", {}, [[7, 8, 9], [1], [-1]]), ("GatherV2", {}, [[7, 8, 9], [2, 0], 0]), ("Pack", {"axis": 0}, [1, 2, 3]),
+    ("ConcatV2", {}, [[1, 2], [3], 0]), ("Reshape", {}, [[1, 2, 3, 4], [2, 2]]), ("Transpose", {}, [[[1, 2], [3, 4]], [1, 0]]),
+    ("Max", {"keep_dims": True}, [[[1, 5], [3, 4]], [1]]), ("Sum", {}, [[[1, 5], [3, 4]], [0]]), ("Tile", {}, [[1, 2], [2]]),
+    ("Range", {}, [1, 9, 3]), ("Fill", {}, [[2], 5]), ("InvertPermutation", {}, [[2, 0, 1]]), ("ListDiff", {}, [[0, 1, 2], [1]]),
+    ("SplitV", {}, [[1, 2, 3], [1, 2], 0]), ("Split", {"num_split": 2}, [0, [1, 2, 3, 4]]), ("Unpack", {"axis": 0}, [[1, 2]]),
+    ("ConcatOffset", {}, [1, [2, 3], [2, 4]]), ("Pad", {}, [[1, 2], [[1, 0]]]), ("FloorMod", {}, [[5, -1], 3]),
+    ("Equal", {}, [[1, 2], [1, 3]]), ("ExpandDims", {}, [[1, 2], 0]), ("Squeeze", {"squeeze_dims": [0]}, [[[1, 2]]]),
+])
+def test_evaluators_on_numbers(op: str, attrs: dict, inputs: list) -> None:
+    from tests.ir.reference import REFERENCE  # the same op types, written with plain NumPy
+
+    results = evaluate(op, attrs, [as_value(x) for x in inputs])
+    expected = REFERENCE[op](attrs, [np.array(x) for x in inputs])
+    assert results is not None
+    for result, value in zip(results, expected):
+        np.testing.assert_array_equal(result.astype(int), value)
+
+
+def test_what_cannot_be_known_is_none() -> None:
+    assert evaluate("FloorDiv", {}, [as_value(vector([batch_size])), as_value([2])]) is None
+    assert evaluate("Less", {}, [vector([batch_size]), as_value([5])]) is None
+    assert evaluate("Range", {}, [as_value(0), vector([batch_size])[0:1].reshape(()), as_value(1)]) is None
+    equal = evaluate("Equal", {}, [vector([batch_size, 2 * batch_size]), vector([batch_size, batch_size])])
+    assert equal is not None and list(equal[0]) == [1, 0]

@@ -1,0 +1,103 @@
+"""How a batch dimension is made up of blocks, and what a rule's factor makes of it."""
+from __future__ import annotations
+
+from typing import List, Mapping, Optional, Sequence, Tuple
+
+from whale_tf.ir.batch_axis.result import EXTREMES, Localise
+from whale_tf.ir.extents import BATCH, Size, SizeLike, Value
+from whale_tf.ir.layout import Layout, partial, replicated, sharded
+from whale_tf.ir.rules.rule import MEAN, SAME, STATISTIC, STATISTIC_GRADIENT, SUM, AnyDims
+
+Blocks = Optional[Tuple[int, ...]]
+REPLICATED_0 = replicated()
+
+
+class Refuse(Exception):
+    """The batch axis cannot pass an op, for the reason in the text."""
+
+
+def factor_at(dims: AnyDims, dim: int) -> Optional[str]:
+    """The factor of one dimension; None where it cannot be divided."""
+    if dims is SAME:
+        return "dim{}".format(dim)
+    if not isinstance(dims, tuple) or dim >= len(dims) or len(dims[dim]) != 1:
+        return None
+    return dims[dim][0]
+
+
+def unify(a: Blocks, b: Blocks, a_is_uniform: bool = False, b_is_uniform: bool = False) -> Blocks:
+    """Blocks of two operands that lie along the same dimension."""
+    if a == b:
+        return a
+    if a is not None and b is not None and -1 not in a + b and sum(a) == sum(b) and (a_is_uniform or b_is_uniform):
+        return b if a_is_uniform else a
+    for one, other in ((a, b), (b, a)):
+        if one == (-1,) and other is not None and len(other) == 1:
+            return other
+    raise Refuse("its operands' examples lie in different blocks ({} and {} per example)".format(a, b))
+
+
+def blocks_of(element: Size) -> Blocks:
+    """Blocks of a dimension of the given extent."""
+    if element.affine is not None:
+        if element.affine[0]:
+            raise Refuse("a dimension of {} elements does not divide into examples".format(element))
+        return (element.affine[1],)
+    if len(element.terms) == 1:
+        (monomial, _), = element.terms.items()
+        if sum(1 for s in monomial if s == BATCH) == 1 and not any(s[0] == "rows" for s in monomial):
+            return (-1,)
+        if BATCH not in monomial and sum(1 for s in monomial if s[0] == "rows") == 1:
+            return None
+    raise Refuse("a dimension of {} elements does not divide into examples".format(element))
+
+
+def localise_vector(flat: Sequence[SizeLike], places: Mapping[int, Blocks]) -> Localise:
+    components: List[Optional[Tuple[int, int]]] = []
+    for j, element in enumerate(flat):
+        if j in places and not isinstance(element, Size) and element != -1:
+            components.append((0, sum(places[j] or ())))
+        elif isinstance(element, Size):
+            components.append(element.affine)
+        else:
+            components.append((int(element), 0))
+    return Localise(tuple(components))
+
+
+def extent_layout(value: Optional[Value]) -> Optional[Layout]:
+    """The power of an extent all of whose elements are multiples of the same power of the batch size; None where they do
+    not grow alike."""
+    layouts = {_element_layout(v) for v in value.flat} if value is not None else set()
+    return layouts.pop() if len(layouts) == 1 else None
+
+
+def _element_layout(element: SizeLike) -> Optional[Layout]:
+    if not isinstance(element, Size) or not element.depends_on_batch:
+        return REPLICATED_0
+    degrees = {(sum(1 for s in m if s == BATCH), sum(1 for s in m if s[0] == "rows")) for m in element.terms}
+    if len(degrees) != 1:
+        return None
+    batches, rows = next(iter(degrees))
+    return replicated(-batches) if not rows else partial() if (batches, rows) == (0, 1) else None
+
+
+def result_layout(dims: AnyDims, factor: Optional[str], blocks: Blocks, kind: str, power: int, is_partial: bool,
+                  extreme: Optional[str]) -> Layout:
+    """Layout of one result of a rule."""
+    if factor is not None:
+        if dims is SAME:
+            return sharded(int(factor[3:]), blocks, power)
+        if isinstance(dims, tuple) and (factor,) in dims:
+            return sharded(dims.index((factor,)), blocks, power)
+        if kind in (SUM, STATISTIC_GRADIENT):
+            return partial(power)
+        if kind in (MEAN, STATISTIC):
+            return partial(power + 1)
+        if kind in EXTREMES:
+            return Layout(kind)
+        return replicated(power) if dims is not None else REPLICATED_0  # it does not depend on the factor
+    if extreme is not None:
+        return Layout(extreme)
+    return partial(power) if is_partial else replicated(power)
+
+

@@ -1,0 +1,221 @@
+"""The algebra of layouts: bringing an op's operands to layouts that it combines.
+
+The letters are the rule's roles.  With ``T = w^p v`` for a replicated value, ``concat(w^p v)`` for a sharded and
+``sum(w^p v)`` for a partial one, a product adds powers, a quotient subtracts them, a sum needs one power for all terms,
+and anything non-linear needs power 0 and no partial value.
+"""
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse
+from whale_tf.ir.batch_axis.result import EXTREMES, Conversion, Offset, Reduce, Scale, Slice, Whole
+from whale_tf.ir.batch_axis.state import LOOP, MOVES, VARIABLE, ZERO, State
+from whale_tf.ir.extents import Size, is_static, static_ints
+from whale_tf.ir.graph import Op
+from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
+
+
+class Operands:
+    """The operands of one op on their way to layouts that its algebra combines."""
+
+    def __init__(self, state: State, op: Op, roles: str, layouts: List[Layout]) -> None:
+        self.state = state
+        self.op = op
+        self.roles = roles
+        self.layouts = layouts
+        self.steps: List[List[Conversion]] = [[] for _ in layouts]
+        self.shifts: Dict[int, int] = {}  # operands that became positions
+        self.is_zero = False
+        self.extreme: Optional[str] = None
+
+    def zero(self, i: int) -> bool:
+        return bool(self.state.flags[self.op.inputs[i]] & ZERO) or is_zero_constant(self.state, self.op.inputs[i])
+
+    def slice(self, i: int, dim: int, blocks: Blocks) -> None:
+        """Operand ``i`` is whole along the batch: the clone takes its rows (before the loop, if it comes from there)."""
+        state, tensor = self.state, self.op.inputs[i]
+        producer = state.graph.producer(tensor)
+        if producer.type == "Enter" and blocks is not None:
+            state.promote(tensor, dim, blocks, state.source(self.op))
+        shape = state.shape(tensor)
+        size = shape[dim] if shape is not None else None
+        if self.layouts[i].kind != REPLICATED:
+            self.resolve(i)
+        if size is None or blocks is None or -1 in blocks:
+            raise Refuse("whether {!r} has a batch dimension is not known".format(state.graph.tensor_name(tensor)))
+        if state.batch is not None and size != state.batch * sum(blocks):
+            raise Refuse("{!r} has {} rows where {} x {} examples are expected".format(
+                state.graph.tensor_name(tensor), size, sum(blocks), state.batch))
+        self.steps[i].append(Slice(dim, blocks))
+        step = row_step(state, tensor, dim, blocks)
+        if step:  # the clone's rows of a table of positions, counted from its own first example
+            self.steps[i].append(Offset(-step))
+            self.shifts[i] = step
+
+    def make_whole(self, i: int) -> None:
+        """Operand ``i`` is a size of the clone's part: the op means the whole's."""
+        tensor = self.op.inputs[i]
+        value = self.state.value(tensor)
+        affine = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
+        if self.state.flags[tensor] & LOOP:
+            raise Refuse("a loop counts the examples")
+        if None in affine:
+            raise Refuse("the size {!r} is no multiple of the batch's".format(self.state.graph.tensor_name(tensor)))
+        self.steps[i].append(Whole(tuple(a for a in affine if a is not None)))
+        self.layouts[i] = REPLICATED_0
+
+    def scale(self, i: int, power: int) -> None:
+        if power and not self.zero(i):
+            if self.state.is_integer(self.op.inputs[i]):
+                raise Refuse("the integer {!r} cannot be weighted".format(self.state.graph.tensor_name(self.op.inputs[i])))
+            self.steps[i].append(Scale(power))
+
+    def resolve(self, i: int) -> None:
+        """Operand ``i`` is a partial value that must be whole: combine it over the clones, or take the clone's own."""
+        state, layout, tensor = self.state, self.layouts[i], self.op.inputs[i]
+        exact = state.can_reduce and not state.flags[tensor] & LOOP and (
+            not state.flags[tensor] & VARIABLE or (state.options.sync is not None and state.options.sync(self.op)))
+        kind = "sum" if layout.is_partial else layout.kind
+        if exact:
+            self.steps[i].append(Reduce(kind, layout.power))
+            self.layouts[i] = REPLICATED_0
+        else:
+            name = state.graph.tensor_name(tensor)
+            state.inexact[self.op.id] = "it uses {} over the batch ({!r}) of which each part has its own".format(
+                {"sum": "a sum" if layout.power <= 0 else "a mean"}.get(kind, "a " + kind), name)
+            self.layouts[i] = replicated(layout.power - 1) if layout.is_partial else REPLICATED_0
+
+    def settle(self, has_batch: bool) -> Tuple[int, bool]:
+        """Power of the results, and whether they are partial."""
+        roles, layouts = self.roles, self.layouts
+        if any(layout.kind in EXTREMES for layout in layouts):
+            if self.op.type in MOVES and not has_batch:
+                self.extreme = next(layout.kind for layout in layouts if layout.kind in EXTREMES)
+                return 0, False
+            for i, layout in enumerate(layouts):
+                if layout.kind in EXTREMES:
+                    self.resolve(i)
+        partials = [i for i, layout in enumerate(layouts) if layout.kind == PARTIAL]
+        if partials:
+            partials = self._choose_partials(partials, has_batch)
+        power = 0
+        for i, role in enumerate(roles):
+            if role == "n":
+                self.scale(i, layouts[i].power)
+            elif role == "m":
+                power += layouts[i].power
+                self.is_zero = self.is_zero or self.zero(i)
+            elif role == "d":
+                power -= layouts[i].power
+        added = [i for i, role in enumerate(roles) if role == "a"]
+        if added:
+            power = self._add(added, bool(partials))
+        return power, bool(partials)
+
+    def _choose_partials(self, partials: List[int], has_batch: bool) -> List[int]:
+        """Resolve partial operands until the rest can stay: none beside a batch dimension, one in a product, and none in a
+        divisor or a non-linear place."""
+        state = self.state
+        kept = []
+        for i in partials:
+            if has_batch or self.roles[i] in "nd":
+                self.resolve(i)
+            else:
+                kept.append(i)
+        factors = [i for i in kept if self.roles[i] == "m"]
+        if len(factors) > 1:
+            # keep one that depends on variables, so that as many as possible are combined exactly
+            keep = next((i for i in factors if state.flags[self.op.inputs[i]] & VARIABLE), factors[0])
+            for i in factors:
+                if i != keep:
+                    self.resolve(i)
+            kept = [i for i in kept if i == keep or self.roles[i] == "a"]
+        return kept
+
+    def _add(self, added: List[int], is_partial: bool) -> int:
+        """Bring the terms of a sum to one power."""
+        layouts = self.layouts
+        terms = [i for i in added if not self.zero(i)]
+        self.is_zero = not terms
+        leading = [i for i in terms if layouts[i].kind == (PARTIAL if is_partial else SHARDED)] or (
+            [] if is_partial else terms)
+        powers = [layouts[i].power for i in leading] or [0]
+        power = max(powers, key=lambda p: (powers.count(p), -abs(p), p))
+        for i in terms:
+            # a whole term R enters a partial sum as sum_i w_i^power (w_i^(1 - power) R)
+            own = layouts[i].power + (1 if is_partial and layouts[i].kind == REPLICATED else 0)
+            self.scale(i, own - power)
+        return power
+
+    def record(self) -> None:
+        for i, steps in enumerate(self.steps):
+            if steps:
+                self.state.conversions[self.op.id, i] = tuple(simplify(steps))
+
+
+def row_step(state: State, tensor: int, dim: int, blocks: Tuple[int, ...]) -> int:
+    """By how much an integer constant grows from one example to the next, 0 where that is not a rule."""
+    if not state.is_integer(tensor) or len(blocks) != 1:
+        return 0
+    value = state.value(tensor)
+    if value is None or not is_static(value):
+        return 0
+    rows = np.moveaxis(value, dim, 0).astype(np.int64)
+    steps = np.unique(rows[blocks[0]:] - rows[:-blocks[0]])
+    return int(steps[0]) if len(steps) == 1 else 0
+
+
+def simplify(steps: Sequence[Conversion]) -> List[Conversion]:
+    """Neighbouring offsets added up."""
+    result: List[Conversion] = []
+    for step in steps:
+        before = result[-1] if result else None
+        if isinstance(step, Offset) and isinstance(before, Offset) and (
+                isinstance(step.coefficient, int) and isinstance(before.coefficient, int)):
+            result.pop()
+            if step.coefficient + before.coefficient:
+                result.append(Offset(step.coefficient + before.coefficient))
+        else:
+            result.append(step)
+    return result
+
+
+def is_zero_constant(state: State, tensor: int) -> bool:
+    op = state.graph.producer(tensor)
+    if op.type == "Const":
+        return op.value is not None and op.value.dtype.kind in "fiuc" and not op.value.any()
+    return op.type == "Fill" and is_zero_constant(state, op.inputs[1])
+
+
+def carry_offsets(state: State, op: Op, plan: Operands) -> None:
+    """Positions among the operands of a rule: sums, products by constants and moves carry them; elsewhere they become
+    positions in the whole batch."""
+    offsets = [plan.shifts.get(i, state.offsets.get(t, 0)) for i, t in enumerate(op.inputs)]
+    if not any(offsets):
+        return
+    carried: Union[int, Tuple[int, ...], None] = None
+    if op.type in ("Add", "AddV2", "Sub") and all(isinstance(o, int) for o in offsets):
+        sign = -1 if op.type == "Sub" else 1
+        carried = offsets[0] + sign * offsets[1]  # type: ignore[operator]
+    elif op.type == "Mul" and all(isinstance(o, int) for o in offsets):
+        other = 1 if offsets[0] else 0
+        factor = static_ints(state.value(op.inputs[other])) if not offsets[other] else None
+        if factor is not None and len(set(factor)) == 1:
+            carried = offsets[1 - other] * factor[0]  # type: ignore[operator]
+    elif not any(offsets[1:]) and (op.type in MOVES or op.type in ("Tile", "Slice", "StridedSlice", "GatherV2") or (
+            op.type == "Cast" and state.is_integer(op.outputs[0]))):
+        carried = offsets[0]
+    elif op.type == "Pack" and all(isinstance(o, int) for o in offsets):
+        rank = state.rank(op.inputs[0])
+        last = op.attrs.get("axis", 0) in (-1, rank)
+        carried = offsets[0] if len(set(offsets)) == 1 else tuple(offsets) if last else None  # type: ignore[arg-type]
+    if carried is not None:
+        if carried:
+            state.offsets[op.outputs[0]] = carried
+        return
+    for i, offset in enumerate(offsets):
+        if offset:
+            plan.steps[i].append(Offset(offset))

@@ -1,0 +1,277 @@
+"""What an analysis knows of every tensor while it runs."""
+from __future__ import annotations
+
+import heapq
+from typing import Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, localise_vector
+from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Unknown
+from whale_tf.ir.extents import Size, SizeLike, Value, batch_size, depends_on_batch, vector
+from whale_tf.ir.graph import Op, OpGraph, Shape
+from whale_tf.ir.layout import Layout
+from whale_tf.ir.rules import View
+
+# Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs attention; it lives in a loop;
+# it is the same for all examples (or drawn anew), so that any blocks of the same total describe it.
+VARIABLE, ZERO, BATCHED, LOOP, UNIFORM = 1, 2, 4, 8, 16
+VARIABLES = frozenset(("Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable", "TemporaryVariable", "VarHandlesOp"))
+SHAPE_ONLY = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"))
+MOVES = frozenset(("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "Transpose", "Snapshot", "Enter", "Exit",
+                   "PreventGradient", "Switch", "Merge", "NextIteration"))
+SHAPE_ATTRIBUTES = frozenset(("EnsureShape", "PlaceholderWithDefault", "AccumulateNV2"))
+LOOP_ENDS = frozenset(("NextIteration", "RefNextIteration"))
+MERGES = frozenset(("Merge", "RefMerge"))
+INTEGERS = ("int", "uint", "bool")
+MAX_OPAQUE = 16  # elements of an unknown integer tensor that get a symbol each
+
+
+class Options(NamedTuple):
+    """``sync(op)``: whether a whole-batch statistic that ``op`` uses is combined over the clones (exact, at the price of a
+    collective) instead of approximated by the clone's own."""
+
+    sync: Optional[Callable[[Op], bool]] = None
+
+
+class Given(NamedTuple):
+    """The state of a tensor that an analysis starts from (a source, a parameter of a body)."""
+
+    layout: Layout
+    flags: int = 0
+    value: Optional[Value] = None
+    offset: Union[int, Tuple[int, ...]] = 0
+    shape: Shape = None  # where the body does not know it
+
+
+class Containers:
+    """Tensor arrays and stacks: a handle's root names the object, whose elements have one layout.
+
+    ``roots``: handle tensor -> root; ``contents``: root -> (layout of an element, flags); ``extents``: root -> the size
+    that all elements are; ``users``: root -> ops to visit again when that changes.
+    """
+
+    def __init__(self) -> None:
+        self.roots: Dict[int, Tuple[object, ...]] = {}
+        self.contents: Dict[Tuple[object, ...], Tuple[Layout, int]] = {}
+        self.extents: Dict[Tuple[object, ...], Value] = {}
+        self.users: Dict[Tuple[object, ...], Set[int]] = {}
+
+
+class State(View):
+    """Layouts, extents, offsets and flags of an analysis, and what it will report.
+
+    Args:
+        seeds: tensors whose state is given (sources, parameters of a body).
+        batch: examples in the mini-batch where the graph says it.
+        scope: op ids that are divided; all when None.  Tensors from outside are replicated.
+    """
+
+    def __init__(self, graph: OpGraph, seeds: Mapping[int, Given], batch: Optional[int], options: Options,
+                 scope: Optional[Container[int]] = None) -> None:
+        super().__init__(graph)
+        self.result = BatchAxis(graph, {t: g.layout.dim for t, g in seeds.items() if g.layout.is_sharded}, batch)
+        self.batch = batch
+        self.options = options
+        self.scope = scope
+        self.seeds = seeds
+        self.layouts = self.result.layouts
+        self.offsets = self.result.offsets
+        self.conversions = self.result.conversions
+        self.flags = bytearray(len(graph.tensors))
+        self.visited = bytearray(len(graph.ops))
+        self.sizes: Dict[int, Tuple[SizeLike, ...]] = {}  # shapes that the graph does not know but we do
+        self.promoted: Dict[int, Tuple[int, Blocks]] = {}
+        self.promoted_beside: Dict[int, Optional[int]] = {}
+        self.inexact: Dict[int, str] = {}
+        self.seeded: Set[int] = set()
+        self.shared: Set[int] = set()
+        self.special = {graph.tensors[t].op for t in seeds}  # ops that need a visit though no operand is batched
+        self.queue: List[int] = []
+        self.queued: Set[int] = set()
+        self.waiting: Dict[int, List[int]] = {}  # op -> ops that were met before it
+        self.containers = Containers()
+        self.lists: Dict[int, int] = {}  # tensor list -> the op that made it empty
+        self.arrays: Dict[int, str] = {}  # tensor array ops with an element_shape: whether they make the array or use it
+        self.loop_merges: Set[int] = set()
+        self.merge_visits: Dict[int, int] = {}
+        self.is_settled = False  # loops have been followed to their end; what is unknown stays so
+        self.is_tentative = False  # an early round of a loop's body, which must not refuse what it cannot know
+        self.can_reduce = True  # function bodies cannot wait for other clones
+        self._depth = 0
+
+    def push(self, op_id: int) -> None:
+        if op_id not in self.queued:
+            self.queued.add(op_id)
+            heapq.heappush(self.queue, op_id)
+
+    def promote(self, tensor: int, dim: int, blocks: Blocks, source: Optional[int]) -> None:
+        """Make a whole tensor per clone where it is made, instead of slicing it where it is used beside ``source``'s rows."""
+        if tensor not in self.promoted:
+            self.promoted[tensor] = (dim, blocks)
+            self.promoted_beside[tensor] = source
+            producer = self.graph.tensors[tensor].op
+            self.special.add(producer)
+            self.push(producer)
+
+    def open_attribute(self, op: Op, name: str, dim: int) -> None:
+        """A shape attribute must not say the whole batch's size in a clone."""
+        shape = op.attrs.get(name)
+        if shape is not None and dim < len(shape) and shape[dim] not in (None, -1):
+            self.result.attributes[op.id, name] = tuple(None if d == dim else s for d, s in enumerate(shape))
+
+    def open_shapes(self, op: Op, name: str) -> None:
+        """As :meth:`open_attribute`, for a list of the results' shapes."""
+        shapes = op.attrs.get(name) or ()
+        opened = []
+        for tensor, shape in zip(op.outputs, shapes):
+            layout = self.layout(tensor)
+            is_divided = layout.is_sharded and shape is not None and self.graph.tensors[tensor].dtype != "variant"
+            opened.append(tuple(None if d == layout.dim else s for d, s in enumerate(shape)) if is_divided else shape)
+        if tuple(opened) != tuple(shapes):
+            self.result.attributes[op.id, name] = tuple(opened)
+
+    # -- what is known of a tensor ------------------------------------------------------------------------------------
+
+    def set(self, tensor: int, layout: Layout, source: Optional[int], zero: bool = False) -> None:
+        """Give a tensor its layout; ``source``: a batch input whose rows it follows."""
+        if layout != REPLICATED_0:
+            self.layouts[tensor] = layout
+            self.flags[tensor] |= BATCHED
+            if source is not None:
+                self.result.source_of[tensor] = source
+        if zero:
+            self.flags[tensor] |= ZERO
+
+    def lose(self, op: Op, reason: str) -> None:
+        """No layout for the outputs of an op, for the reason its operands lost theirs if they did."""
+        cause = next((self.result.unknown[t] for t in op.inputs if t in self.result.unknown), Unknown(op.id, reason))
+        for position in range(len(op.inputs)):
+            self.conversions.pop((op.id, position), None)
+            self.result.localise.pop((op.id, position), None)
+        for t in op.outputs:
+            self.set(t, UNKNOWN, None)
+            self.result.unknown[t] = cause
+
+    def lose_tensor(self, tensor: int, like: int) -> None:
+        """A tensor has no layout for the same reason as another."""
+        self.set(tensor, UNKNOWN, None)
+        self.result.unknown[tensor] = self.result.unknown[like]
+
+    def layout(self, tensor: int) -> Layout:
+        return self.layouts.get(tensor, REPLICATED_0)
+
+    def source(self, op: Op) -> Optional[int]:
+        """A batch input whose rows the op's results follow."""
+        table = self.result.source_of
+        found = next((table[t] for t in op.inputs if t in table), None)
+        if found is None and op.outputs and op.outputs[0] in self.promoted:
+            found = self.promoted_beside[op.outputs[0]]
+        return found
+
+    def shape(self, tensor: int) -> Shape:
+        shape = super().shape(tensor)
+        if tensor in self.sizes:
+            return tuple(None if isinstance(s, Size) else s for s in self.sizes[tensor])
+        if shape is None:
+            producer = self.graph.producer(tensor)
+            if producer.type in ("ZerosLike", "OnesLike", "Identity"):
+                return self.shape(producer.inputs[0])
+        return shape
+
+    def local_shape(self, tensor: int) -> Optional[Tuple[SizeLike, ...]]:
+        """A tensor's shape in a clone."""
+        shape: Optional[Sequence[Optional[SizeLike]]] = self.sizes.get(tensor)
+        if shape is None:
+            shape = super().shape(tensor)
+        if shape is None:
+            return None
+        sizes = [Size.of(("dim", tensor, d)) if s is None else s for d, s in enumerate(shape)]
+        layout = self.layout(tensor)
+        if layout.is_sharded:
+            if layout.blocks is None:
+                sizes[layout.dim] = Size.of(("rows", tensor, layout.dim))
+            elif layout.blocks == (-1,):
+                sizes[layout.dim] = batch_size * Size.of(("dim", tensor, layout.dim))
+            else:
+                sizes[layout.dim] = batch_size * sum(layout.blocks)
+        return tuple(sizes)
+
+    def _evaluate(self, tensor: int) -> Optional[Value]:
+        if tensor in self.layouts or self._depth > 200:
+            return None
+        op = self.graph.producer(tensor)
+        if op.type in ("Shape", "ShapeN"):
+            sizes = self.local_shape(op.inputs[self.graph.tensors[tensor].index])
+            return None if sizes is None else vector(sizes)
+        self._depth += 1
+        try:
+            value = super()._evaluate(tensor)
+        finally:
+            self._depth -= 1
+        record = self.graph.tensors[tensor]
+        if value is None and record.dtype.startswith("int") and record.shape is not None and None not in record.shape:
+            count = 1
+            for size in record.shape:
+                count *= size or 0
+            if count <= MAX_OPAQUE:
+                value = vector([Size.of(("value", tensor, i)) for i in range(count)]).reshape(record.shape)
+        return value
+
+    def is_integer(self, tensor: int) -> bool:
+        return self.graph.tensors[tensor].dtype.startswith(INTEGERS)
+
+    def set_value(self, tensor: int, value: Value, source: Optional[int]) -> None:
+        self._values[tensor] = value
+        if depends_on_batch(value):
+            self.set(tensor, EXTENT, source)
+
+    def data_layout(self, tensor: int) -> Layout:
+        """The layout of an operand that is data."""
+        layout = self.layout(tensor)
+        if layout is EXTENT:
+            raise Refuse("sizes of the batch are its data")
+        return layout
+
+    def localise_elements(self, op: Op, position: int, places: Mapping[int, Blocks]) -> None:
+        """Elements ``places`` of operand ``position`` must be the size of a batch dimension of the given blocks."""
+        value = self.value(op.inputs[position])
+        if value is None:
+            raise Refuse("the shape in {!r} does not follow from the data".format(
+                self.graph.tensor_name(op.inputs[position])))
+        flat = list(value.flat)
+        baked = False
+        for j, blocks in places.items():
+            element = flat[j]
+            if isinstance(element, Size):
+                if not element.depends_on_batch:
+                    raise Refuse("the batch size in {!r} does not follow from the data; use tf.shape(...)[0] or -1".format(
+                        self.graph.tensor_name(op.inputs[position])))
+            elif element != -1:
+                self.check_baked(element, blocks, op)
+                baked = True
+        if baked:
+            self.result.localise[op.id, position] = localise_vector(flat, places)
+
+    def check_baked(self, element: int, blocks: Blocks, op: Op) -> None:
+        if blocks is None or -1 in blocks:
+            raise Refuse("the constant {} stands for a number of rows chosen by data".format(element))
+        if self.batch is not None and element != self.batch * sum(blocks):
+            raise Refuse("the constant {} stands where {} x {} examples are expected".format(element, sum(blocks), self.batch))
+
+    def lacks_sizes(self, tensor: int) -> bool:
+        """Whether the graph leaves a dimension open that is not the batch."""
+        shape = self.graph.tensors[tensor].shape
+        if shape is None:
+            return True
+        if None not in shape:
+            return False
+        layout = self.layouts.get(tensor)
+        return layout is None or not layout.is_sharded or any(s is None and d != layout.dim for d, s in enumerate(shape))
+
+    def set_sizes(self, tensor: int, sizes: Sequence[SizeLike]) -> None:
+        """What is known of a result's shape, beside what the graph says."""
+        shape = self.graph.tensors[tensor].shape
+        if shape is not None and len(shape) == len(sizes):
+            sizes = [mine if theirs is None else theirs for mine, theirs in zip(sizes, shape)]
+        self.sizes[tensor] = tuple(sizes)
+
+
