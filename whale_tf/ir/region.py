@@ -91,7 +91,8 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
         set(),
         {op.id for op in region if op.phase is Phase.BACKWARD and op.id in batch_level},
     )
-    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, _early(graph, batch, batch_level, units), batch)
+    early = _early(graph, batch, batch_level, units)
+    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch)
 
 
 def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], units: Sequence[Set[int]]) -> Set[int]:

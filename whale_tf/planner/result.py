@@ -103,7 +103,7 @@ class SearchResult(_Value):
             layers = profile.layers[stage.first_layer:stage.last_layer + 1]
             graphs.append(TaskGraphPlan(
                 name="stage_{}".format(number), strategy=stage.strategy, devices=stage.devices, warmup=stage.warmup,
-                ops=tuple(op for layer in layers for op in layer.ops)))
+                ops=tuple(op for layer in layers for op in layer.ops or (layer.name,))))
             if len(stage.all_devices) > 1:
                 size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
                 gradients.append(GradientPlan(task_graph=number, backend="local", bytes=size))

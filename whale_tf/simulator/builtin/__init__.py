@@ -18,9 +18,9 @@ def _transformer(
     return lambda batch: transformer(name, batch, layers, hidden, heads, length, vocabulary, **options)  # type: ignore
 
 
-def _bert(layers: int) -> Callable[[int], ModelGraph]:
+def _bert(layers: int, name: str = "") -> Callable[[int], ModelGraph]:
     """BERT with large blocks and ``layers`` of them; BERT-48 is DAPPLE's (640M parameters)."""
-    return _transformer("bert-{}".format(layers), layers, 1024, 16, 512, 30522, pre_norm=False)
+    return _transformer(name or "bert-{}".format(layers), layers, 1024, 16, 512, 30522, pre_norm=False)
 
 
 def _moe(name: str, layers: int, experts: int, inner: int) -> Callable[[int], ModelGraph]:
@@ -36,7 +36,7 @@ MODELS: Dict[str, Callable[[int], ModelGraph]] = {
     "inception_v3": inception_v3,
     "gpt2": _transformer("gpt2", 12, 768, 12, 1024, 50257),
     "gpt-1.5b": _transformer("gpt-1.5b", 48, 1600, 25, 1024, 50257),
-    "bert-large": _bert(24),
+    "bert-large": _bert(24, "bert-large"),
     "bert-48": _bert(48),
     "dlrm": dlrm,
     # Whale section 5.3.1: 24 encoder and 24 decoder layers, Adafactor; the width follows from 10B parameters
