@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import collections
 import re
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -20,22 +20,25 @@ def traced(session: tf.Session, fetches: Any, feed: Dict) -> tf.RunMetadata:
     return metadata
 
 
-def device_index(device: str) -> int:
-    """``/job:.../device:CPU:3`` -> 3."""
-    return int(device.rsplit(":", 1)[1])
+def devices(metadata: tf.RunMetadata) -> Iterator[Tuple[int, Any]]:
+    """The traced devices by number: ``/job:.../device:CPU:3`` is 3. TensorFlow 1.15 also lists ``/host:CPU``, a summary."""
+    for device in metadata.step_stats.dev_stats:
+        number = device.device.rsplit(":", 1)[1]
+        if number.isdigit():
+            yield int(number), device
 
 
 def intervals(metadata: tf.RunMetadata) -> Dict[int, Dict[str, Tuple[int, int]]]:
     """Per device, from ``F0`` (forward of micro-batch 0), ``B0`` and so on to when it began and ended in us."""
     found: Dict[int, Dict[str, Tuple[int, int]]] = collections.defaultdict(dict)
-    for device in metadata.step_stats.dev_stats:
+    for index, device in devices(metadata):
         for node in device.node_stats:
             clone = _CLONE.match(node.node_name)
             if clone is None or not _HEAVY.search(node.node_name):
                 continue
             step = ("B" if clone.group("name").startswith("gradients") else "F") + clone.group("m")
             begin, end = node.all_start_micros, node.all_start_micros + node.all_end_rel_micros
-            steps = found[device_index(device.device)]
+            steps = found[index]
             before = steps.get(step, (begin, end))
             steps[step] = (min(begin, before[0]), max(end, before[1]))
     return found
@@ -69,11 +72,10 @@ def peak_bytes(metadata: tf.RunMetadata) -> Dict[int, int]:
     Allocation records are signed and come with times; sorted and summed they give the curve.
     """
     events: Dict[int, List[Tuple[int, int]]] = collections.defaultdict(list)
-    for device in metadata.step_stats.dev_stats:
+    for index, device in devices(metadata):
         for node in device.node_stats:
             for memory in node.memory:
-                events[device_index(device.device)] += [(r.alloc_micros, r.alloc_bytes)
-                                                        for r in memory.allocation_records]
+                events[index] += [(r.alloc_micros, r.alloc_bytes) for r in memory.allocation_records]
     return {index: _peak(records) for index, records in events.items()}
 
 

@@ -1,0 +1,110 @@
+"""How everything here is measured: each measurement in a process of its own, several rounds, interleaved, medians.
+
+A benchmark file is both: run plainly it starts itself once per measurement with ``--worker SPEC`` and prints a table of
+the answers; with ``--worker`` it measures one thing and prints one line of JSON.
+"""
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MARK = "RESULT "
+
+Spec = Mapping[str, Any]
+Result = Dict[str, Any]
+
+
+# -- in the process that measures --------------------------------------------------------------------------------------
+
+
+def step_times(step: Callable[[], Any], count: int, warmup: int = 3) -> Result:
+    """Wall and CPU seconds of ``step``: the medians of ``count`` calls.
+
+    CPU seconds are those of all threads of the process; they hardly change with what else the machine does.
+    """
+    for _ in range(warmup):
+        last = step()
+    wall, cpu = [], []
+    for _ in range(count):
+        start, cpu_start = time.perf_counter(), time.process_time()
+        last = step()
+        wall.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - cpu_start)
+    return {"wall_s": statistics.median(wall), "cpu_s": statistics.median(cpu), "loss": float(last)}
+
+
+def session_config(devices: int = 1, inter: int = 0, intra: int = 0) -> Any:
+    """ConfigProto with logical CPU devices and sizes of the thread pools (0: TensorFlow's choice, one per core)."""
+    import tensorflow.compat.v1 as tf
+
+    return tf.ConfigProto(device_count={"CPU": devices}, inter_op_parallelism_threads=inter,
+                          intra_op_parallelism_threads=intra)
+
+
+# -- in the process that asks ------------------------------------------------------------------------------------------
+
+
+def ask(script: str, spec: Spec) -> Result:
+    """Runs ``script --worker spec`` and returns what it prints after MARK.
+
+    Raises:
+        RuntimeError: it failed; with the end of its output.
+    """
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT)
+    process = subprocess.run([sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)], env=environment,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    for line in process.stdout.splitlines():
+        if line.startswith(MARK):
+            return json.loads(line[len(MARK):])
+    raise RuntimeError("no result for {}:\n{}".format(spec, process.stdout[-3000:]))
+
+
+def rounds(script: str, specs: Sequence[Spec], count: int) -> List[Result]:
+    """Each spec measured ``count`` times, in turn, so that a slow minute hits all alike; the median of every number."""
+    answers: List[List[Result]] = [[] for _ in specs]
+    for _ in range(count):
+        for spec, found in zip(specs, answers):
+            found.append(ask(script, spec))
+    return [{key: statistics.median(result[key] for result in found) for key in found[0]} for found in answers]
+
+
+def main(script: str, worker: Callable[[Spec], Result], report: Callable[[Console], None]) -> None:
+    """What the last line of every benchmark calls."""
+    if sys.argv[1:2] == ["--worker"]:
+        print(MARK + json.dumps(worker(json.loads(sys.argv[2]))), flush=True)
+        return
+    console = Console(width=120)
+    console.print("{}: {}".format(os.path.basename(script), machine()), highlight=False)
+    report(console)
+
+
+def machine() -> str:
+    """One line about where this was measured."""
+    import tensorflow as tf
+
+    name = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf8") as handle:
+            models = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
+        name = models[0] if models else name
+    return "TensorFlow {}, Python {}, {} x {}".format(tf.__version__, platform.python_version(), os.cpu_count(), name)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A rich table: the first column to the left, numbers to the right."""
+    result = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        result.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        result.add_row(*row)
+    return result

@@ -1,0 +1,41 @@
+"""Every example runs as its first lines say, and its loss falls."""
+from __future__ import annotations
+
+import glob
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas")
+
+
+def run(*arguments: str) -> str:
+    result = subprocess.run([sys.executable] + list(arguments), cwd=ROOT, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, universal_newlines=True)
+    assert result.returncode == 0, result.stdout[-5000:]
+    return result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str) -> None:
+    output = run(os.path.join("examples", name + ".py"))
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) >= 6 and losses[-1] < 0.9 * losses[0], output
+
+
+@pytest.mark.slow
+def test_demo() -> None:
+    output = run("-m", "examples.demo")
+    assert "the losses agree" in output
+    picture = re.search(r"picture of both loss curves: (\S+)", output)
+    assert picture and os.path.getsize(picture.group(1)) > 1000
+
+
+def test_no_example_is_left_out() -> None:
+    scripts = {os.path.basename(path)[:-3] for path in glob.glob(os.path.join(ROOT, "examples", "[a-z]*.py"))}
+    assert scripts == set(EXAMPLES) | {"demo", "training"}
