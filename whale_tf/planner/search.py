@@ -28,6 +28,7 @@ class Method(NamedTuple):
 METHODS: Mapping[str, Method] = {
     "dapple": Method("pipeline and data parallelism, exact (DAPPLE)", solver="exact"),
     "dapple-printed": Method("the same by the paper's memoised search", solver="printed"),
+    "straight": Method("the best plan without replication", solver="straight"),
     "two-stages": Method("the best plan of two stages", solver="two-stages"),
     "data-parallel": Method("every device holds the model", solver="data-parallel"),
     "pipedream": Method("PipeDream's planner, run synchronously", solver="pipedream"),

@@ -18,10 +18,14 @@ relative to the start of the pivot's, stands here; :func:`printed_latency` evalu
 **The pivot** is the stage without bubbles.  Every stage gives a bound if it had none, so ``L`` is the largest ``L(Q)``;
 formula 3 (:func:`printed_pivot`) is the paper's heuristic for the same stage.
 
-**Memory** enters twice: a stage must hold its parameters, gradients, optimizer state and at least one micro-batch, and with
-room for only ``D`` micro-batches its cycle is no shorter than ``R / D``, where ``R`` is the round trip from its forward to its
-backward pass of one micro-batch: ``C_s = max(F_s + B_s, R_s / D_s)``.  Eq. 1 leaves that out; where memory is ample the term
-never binds.
+**Memory** enters twice: a stage must hold its parameters, gradients, optimizer state and at least one micro-batch; and with room
+for ``D < M`` micro-batches, ``D`` of them go to the end and back (round trip ``R``) before the next ``D``, the last ``r`` ones a
+backward pass apart::
+
+    L_memory(Q) = sum_{s<Q} F_s + k R_Q + R_Q + r B_Q + max_s (AR_s + sum_{a=s}^{Q-1} B_a or - sum_{a=Q}^{s-1} B_a)
+    M - 1 = k D + r
+
+Eq. 1 leaves that out; where all micro-batches fit the term is not there.
 """
 from __future__ import annotations
 
@@ -62,25 +66,29 @@ class Element(NamedTuple):
 
 
 def latency(elements: Sequence[Element], micro_batches: int) -> float:
-    """``L = max_Q L(Q)`` of the module's docstring, in seconds; quadratic in the number of stages, straight from the
-    formula."""
-    return max(_latency_at(elements, micro_batches, pivot) for pivot in range(len(elements)))
+    """``L`` of the module's docstring, in seconds: the largest ``L(Q)`` and ``L_memory(Q)``; straight from the formula."""
+    bounds = []
+    for pivot, element in enumerate(elements):
+        before_s = sum(e.forward_s for e in elements[:pivot])
+        work_s = element.forward_s + element.backward_s
+        bounds.append(before_s + micro_batches * work_s + _ending(elements, pivot))
+        if element.depth < micro_batches:
+            trip_s = sum(e.forward_s + e.backward_s for e in elements[pivot:])
+            bounds.append(before_s + trip_seconds(micro_batches, element, trip_s) + _ending(elements, pivot))
+    return max(bounds)
 
 
-def _latency_at(elements: Sequence[Element], micro_batches: int, pivot: int) -> float:
-    warmup_s = sum(e.forward_s for e in elements[:pivot + 1])
-    steady_s = (micro_batches - 1) * cycle_seconds(elements, pivot)
-    ending_s = max(
-        e.allreduce_s + (sum(a.backward_s for a in elements[s:pivot + 1]) if s <= pivot else
-                         -sum(a.backward_s for a in elements[pivot + 1:s]))
-        for s, e in enumerate(elements))
-    return warmup_s + steady_s + ending_s
+def trip_seconds(micro_batches: int, element: Element, round_trip_s: float) -> float:
+    """From the first forward to the last backward pass of a stage that holds ``depth`` micro-batches at a time."""
+    rounds, rest = divmod(micro_batches - 1, element.depth)
+    return (rounds + 1) * round_trip_s + rest * element.backward_s
 
 
-def cycle_seconds(elements: Sequence[Element], stage: int) -> float:
-    """Time between two micro-batches at a stage: its own work, or the round trip over the micro-batches it can hold."""
-    round_trip_s = sum(e.forward_s + e.backward_s for e in elements[stage:])
-    return max(elements[stage].forward_s + elements[stage].backward_s, round_trip_s / elements[stage].depth)
+def _ending(elements: Sequence[Element], pivot: int) -> float:
+    """From the end of the pivot's last backward pass to the last all-reduce."""
+    return max(e.allreduce_s + (sum(a.backward_s for a in elements[s:pivot]) if s <= pivot else
+                                -sum(a.backward_s for a in elements[pivot:s]))
+               for s, e in enumerate(elements))
 
 
 def printed_pivot(elements: Sequence[Element], micro_batches: int) -> int:

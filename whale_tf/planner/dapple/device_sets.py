@@ -16,7 +16,7 @@ from whale_tf.cluster import Cluster
 
 Counts = Tuple[int, ...]
 
-UNITS = 32  # of a large cluster: its stages are multiples of one
+UNITS = 16  # of a large cluster: its stages are multiples of one
 
 
 class Servers:

@@ -10,12 +10,16 @@ Four numbers of a suffix decide what any prefix makes of it::
     X = max over pivots Q and stages s of the suffix of its terms of L
     Y = max_s (AR_s - sum of B before s)            end of the last all-reduce, for pivots before the suffix
     Z = max_Q (sum_{a<=Q} (F_a + B_a) + (M - 1) C_Q)  pivots of the suffix, for stages before it
-    R = sum (F + B)                                  round trip, for cycles bounded by memory
+    R = sum (F + B)                                  round trip, for stages short of memory
 
 Putting an element (F, B, AR, C) in front gives::
 
     X' = max(F + X,  F + (M - 1) C + max(AR + B, Y),  F + B + AR + Z)
     Y' = max(AR, Y - B)      Z' = F + B + max((M - 1) C, Z)      R' = F + B + R
+
+and for a stage that holds only D < M micro-batches, with T = (k + 1) R' + r B (``L_memory``)::
+
+    X' = max(X', T + max(AR, Y - B))      Z' = max(Z', T)
 
 All four grow with X, Y, Z and R, so a state keeps only its Pareto-optimal labels and nothing is lost.  Labels that cannot lead
 below the best plan known are dropped: the layers before j need at least their work spread over all the devices used.
@@ -25,7 +29,7 @@ from __future__ import annotations
 import bisect
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from whale_tf.planner.dapple.cost import UNLIMITED, Costs, Stage, Stages
+from whale_tf.planner.dapple.cost import Costs, Stage, Stages
 from whale_tf.planner.dapple.device_sets import Counts
 
 INFINITY = float("inf")
@@ -52,7 +56,7 @@ class _Label(NamedTuple):
 _Groups = Dict[Counts, List[_Label]]
 
 
-def solve(costs: Costs, bound: float = INFINITY) -> Optional[Stages]:
+def solve(costs: Costs, bound: float = INFINITY, single: bool = False) -> Optional[Stages]:
     """The plan of least latency, or None when none has less than ``bound`` seconds (or none fits memory).
 
     On clusters of more than :data:`MAX_DEVICES_OF_ALL_SETS` devices or :data:`MAX_STATES_OF_ALL_SETS` used-count states the
@@ -63,15 +67,21 @@ def solve(costs: Costs, bound: float = INFINITY) -> Optional[Stages]:
     limit = FIRST_LIMIT * lower_bound(costs)
     last = min(bound, upper_bound(costs))
     while True:
-        found = below(costs, min(limit, last))
+        found = below(costs, min(limit, last), single)
         if found is not None or limit >= last:
             return found
         limit *= GROWTH
 
 
-def below(costs: Costs, limit: float) -> Optional[Stages]:
-    """The plan of least latency if it takes less than ``limit`` seconds, else None: one pass."""
-    return _Search(costs, limit).run()
+def straight(costs: Costs) -> Optional[Stages]:
+    """The best plan without replication, one device for each stage; None with fewer layers than devices."""
+    return solve(costs, single=True)
+
+
+def below(costs: Costs, limit: float, single: bool = False) -> Optional[Stages]:
+    """The plan of least latency if it takes less than ``limit`` seconds, else None: one pass.  ``single``: stages of one
+    device only."""
+    return _Search(costs, limit, single).run()
 
 
 def lower_bound(costs: Costs) -> float:
@@ -95,8 +105,8 @@ def upper_bound(costs: Costs) -> float:
 class _Search:
     """The dynamic programming, for plans below ``bound``."""
 
-    def __init__(self, costs: Costs, bound: float) -> None:
-        self.costs, self.servers = costs, costs.servers
+    def __init__(self, costs: Costs, bound: float, single: bool) -> None:
+        self.costs, self.servers, self.single = costs, costs.servers, single
         self.steady = costs.micro_batches - 1
         self.bound = bound
         self.states: Dict[Tuple[int, Counts], _Groups] = {}
@@ -158,6 +168,7 @@ class _Search:
             if depth < 1:
                 break
             allreduce_s = costs.allreduce_seconds(stage)
+            rounds, left = divmod(steady, depth)
             if last:
                 label = _Label(forward_s + steady * work_s + allreduce_s + backward_s, allreduce_s,
                                work_s + steady * work_s, work_s, stage, None)
@@ -172,10 +183,12 @@ class _Search:
                     y = rest.y - wire_s
                     z = 2 * wire_s + max(2 * steady * wire_s, rest.z)
                     r = work_s + 2 * wire_s + rest.r
-                    cycle_s = work_s if depth >= UNLIMITED else max(work_s, r / depth)
-                    x = forward_s + max(x, steady * cycle_s + max(allreduce_s + backward_s, y),
+                    x = forward_s + max(x, steady * work_s + max(allreduce_s + backward_s, y),
                                         backward_s + allreduce_s + z)
-                    z = work_s + max(steady * cycle_s, z)
+                    z = work_s + max(steady * work_s, z)
+                    if depth <= steady:
+                        trip_s = (rounds + 1) * r + left * backward_s
+                        x, z = max(x, trip_s + max(allreduce_s, y - backward_s)), max(z, trip_s)
                     if max(x + floor_f, z + floor_c) < bound:
                         _insert(labels, _Label(x, max(allreduce_s, y - backward_s), z, r, stage, rest), self.memory_binds)
         return labels
@@ -202,7 +215,8 @@ class _Search:
             every = (self.servers.num_devices <= MAX_DEVICES_OF_ALL_SETS
                      and self.servers.count_states() <= MAX_STATES_OF_ALL_SETS)
             sets = self.servers.all_sets(used) if every else self.servers.round_sets(used)
-            self._sets[used] = sorted(sets, key=lambda taken: (sum(taken), taken))
+            self._sets[used] = sorted((taken for taken in sets if sum(taken) == 1 or not self.single),
+                                      key=lambda taken: (sum(taken), taken))
         return self._sets[used]
 
     def _behind(self, used: Counts, taken: Counts) -> Tuple[Counts, Counts]:
@@ -263,15 +277,10 @@ def _insert(labels: List[_Label], new: _Label, with_round_trip: bool) -> None:
 
 
 def _memory_binds(costs: Costs) -> bool:
-    """Whether some stage might hold fewer micro-batches than the longest chain of stages keeps in flight.
-
-    With ``n`` computation stages to the end there are ``2 n - 1`` elements and no round trip exceeds that many of the
-    longest cycle, so a depth of ``2 n - 1`` never binds.
-    """
-    longest = 2 * min(costs.num_layers, costs.servers.num_devices) - 1
+    """Whether some stage might hold fewer micro-batches than there are, so that round trips matter."""
     memory = min(device.memory_bytes for device in costs.servers.cluster.devices)
-    total = costs.memory(Stage(0, costs.num_layers, costs.servers.none(), _single(costs)))
-    return total.fixed + longest * total.each > memory
+    whole = costs.memory(Stage(0, costs.num_layers, costs.servers.none(), _single(costs)))
+    return whole.fixed + costs.micro_batches * whole.each > memory
 
 
 def _single(costs: Costs) -> Counts:

@@ -1,0 +1,93 @@
+"""``whale plan`` and ``whale diff``."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any, List
+
+import pytest
+from typer.testing import CliRunner
+
+from whale_tf.cli import app
+from whale_tf.cli.plan import differences, picture
+from whale_tf.cluster import Cluster
+from whale_tf.plan import Plan
+from whale_tf.planner.search import search
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def plan(*more: str) -> List[str]:
+    return ["plan", "--model", "vgg-19", "--cluster", "dapple-c:4", "--global-batch", "512", *more]
+
+
+def test_json_object() -> None:
+    result = run(*plan("--json"))
+    assert result.exit_code == 0
+    value = json.loads(result.stdout)
+    assert value["model"] == "vgg-19" and value["search"] == "dapple" and value["num_devices"] == 4
+    assert sorted(device for stage in value["stages"] for device in stage["devices"]) == [0, 1, 2, 3]
+
+
+def test_tables_and_picture() -> None:
+    result = run(*plan("--search", "two-stages"))
+    assert result.exit_code == 0
+    for part in ("node 3", "(input to pool4)", "4 micro-batches", "peak memory", "warm-up policy"):
+        assert part in result.stdout
+
+
+def test_written_plan_can_be_read_and_compared(tmp_path: Any) -> None:
+    a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+    assert run(*plan("-o", a)).exit_code == 0
+    assert run(*plan("--search", "data-parallel", "--output", b)).exit_code == 0
+    assert Plan.parse(a).estimate.search == "dapple"
+    same = run("diff", a, a)
+    assert same.exit_code == 0 and "equal" in same.stdout
+    other = run("diff", a, b, "--json")
+    assert other.exit_code == 1 and json.loads(other.stdout)["estimate.search"] == ["dapple", "data-parallel"]
+    assert run("diff", a, str(tmp_path / "none.json")).exit_code == 2
+
+
+def test_list() -> None:
+    names = json.loads(run("plan", "--list", "--json").stdout)
+    asked = {"bert-48", "xlnet-36", "gnmt-16", "vgg-19", "resnet-50", "amoebanet-36", "gpt2-24", "transgan"}
+    assert asked <= set(names["models"])
+    assert {"dapple-a", "dapple-b", "dapple-c", "amp-het", "amp-homogeneous"} <= set(names["clusters"])
+    assert {"dapple", "amp"} <= set(names["searches"])
+    assert "GNMT" not in names["models"] and "8 + 8 LSTM layers" in run("plan", "--list").stdout
+
+
+@pytest.mark.parametrize("arguments,part", [
+    (["plan", "--model", "bert-49", "--cluster", "dapple-a", "--global-batch", "8"], "Did you mean 'bert-48'?"),
+    (["plan", "--model", "bert-48", "--cluster", "dapple-d", "--global-batch", "8"], "dapple"),
+    (["plan", "--model", "moe-32e-10b", "--cluster", "dapple-b:2", "--global-batch", "8", "--search", "amp"], "GiB"),
+    (["plan", "--model", "bert-48"], "--cluster")])
+def test_errors_are_one_message(arguments: List[str], part: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code != 0 and "Traceback" not in result.output
+    assert part in result.output
+
+
+@pytest.mark.slow
+def test_picture_shows_stages_over_devices() -> None:
+    found = search("vgg-19", "dapple-a", 512, "two-stages")
+    lines = [line.plain for line in picture(found, Cluster.parse("dapple-a"))]
+    shown = [int(label) for line in lines for label in line.split()[2:]]
+    first = found.stages[0].all_devices
+    assert len(lines) == 2 and shown == [0 if device in first else 1 for device in range(16)]
+
+
+def test_differences_name_the_place() -> None:
+    a = {"x": [{"y": 1}, {"y": 2}], "z": [1, 2]}
+    b = {"x": [{"y": 1}], "z": [1, 3], "w": True}
+    assert differences(a, b) == {"x[1]": [{"y": 2}, None], "z": [[1, 2], [1, 3]], "w": [None, True]}
+    assert differences(a, a) == {}
+
+
+@pytest.mark.slow
+def test_command_line_loads_no_tensorflow() -> None:
+    code = "import sys, whale_tf.cli; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

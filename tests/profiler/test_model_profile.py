@@ -1,0 +1,71 @@
+"""ModelProfile: JSON in and out, refusals."""
+from __future__ import annotations
+
+import json
+from typing import Any, Dict
+
+import pytest
+
+from whale_tf.errors import PlanError
+from whale_tf.profiler.model_profile import LayerProfile, ModelProfile, builtin_names, load_builtin
+
+
+def small(**changes: Any) -> Dict[str, Any]:
+    return dict({"name": "small", "layers": [{"name": "a", "parameter_bytes": 8}, {"name": "b"}]}, **changes)
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_json_round_trip(name: str) -> None:
+    profile = load_builtin(name)
+    assert ModelProfile.parse(profile.to_json()) == profile
+
+
+def test_repeated_layers_are_written_once() -> None:
+    layers = [LayerProfile(name="layer_{}".format(i), parameter_bytes=4) for i in range(5)]
+    layers += [LayerProfile(name="layer_9", parameter_bytes=4), LayerProfile(name="head", parameter_bytes=1)]
+    profile = ModelProfile(name="m", layers=tuple(layers))
+    rows = json.loads(profile.to_json())["layers"]
+    assert [row.get("repeat", 1) for row in rows] == [5, 1, 1]
+    assert ModelProfile.parse(profile.to_json()) == profile
+
+
+@pytest.mark.parametrize("name", ["x{}", "layer_01", "7", "{}3"])
+def test_odd_names_survive(name: str) -> None:
+    profile = ModelProfile(name="m", layers=(LayerProfile(name=name), LayerProfile(name="other")))
+    assert ModelProfile.parse(profile.to_json()) == profile
+
+
+def test_tied_parameters_count_once() -> None:
+    profile = ModelProfile.parse(small(layers=[
+        {"name": "in", "parameter_bytes": 100, "tied": "words"}, {"name": "mid", "parameter_bytes": 7},
+        {"name": "out", "parameter_bytes": 100, "tied": "words"}]))
+    assert profile.parameter_bytes == 107
+    assert profile.stage_parameter_bytes(1, 3) == 107
+    assert profile.stage_parameter_bytes(0, 2) == 107
+
+
+@pytest.mark.parametrize("source,part", [
+    ("no-such-model", "Did you mean"),
+    ("{broken", "not JSON"),
+    ("{\"name\": \"m\"}", "layers"),
+    (small(layers=[]), "layers"),
+    (small(layerz=[]), "layerz"),
+    (small(precision="fp8"), "fp8"),
+    (small(version=7), "version is 7"),
+    (small(layers=[{"name": "a"}, {"name": "a"}]), "two layers are called 'a'"),
+    (small(layers=[{"name": "a", "parameter_bytes": -1}]), "parameter_bytes"),
+    (small(layers=[{"name": "a", "repeat": 3}]), "repeat"),
+    (small(layers=[{"name": "a{}", "repeat": 0}]), "repeat"),
+])
+def test_refusals_name_the_place(source: Any, part: str) -> None:
+    if source == "no-such-model":
+        source, part = "bert-47", "Did you mean 'bert-48'?"
+    with pytest.raises(PlanError) as caught:
+        ModelProfile.parse(source)
+    assert part in str(caught.value)
+
+
+def test_file_path(tmp_path: Any) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(small()), encoding="utf8")
+    assert ModelProfile.parse(str(path)).name == "small"
