@@ -356,9 +356,9 @@ class TestSources:
 
 @pytest.mark.slow
 def test_time_grows_linearly(g: Draft) -> None:
-    """100,000 ops in a few seconds; measured in CPU seconds, with room for a slow machine."""
+    """Measured in CPU seconds, with room for a slow machine; 100,000 ops of a real model take 1 to 3."""
     seconds = []
-    for layers in (2000, 20000):
+    for layers in (700, 7000):
         draft = Draft()
         x = draft.source(B, 16)
         h, w = x, draft.variable(16, 16)
@@ -369,4 +369,4 @@ def test_time_grows_linearly(g: Draft) -> None:
         axis = analyse(draft.graph, {x: 0})
         seconds.append(time.process_time() - start)
         assert axis.layout(h) == sharded(0)
-    assert seconds[1] < 25.0 and seconds[1] < 25 * seconds[0] + 0.5
+    assert seconds[1] < 10.0 and seconds[1] < 25 * seconds[0] + 0.5

@@ -1,0 +1,80 @@
+"""Every rule against the op it describes, on the TensorFlow that is installed."""
+
+from __future__ import annotations
+
+from typing import Set
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.ir import sharding
+from tests.ir.cases import NOT_BUILT, all_cases
+from whale_tf.ir.rules import (
+    RULES,
+    control_flow,
+    convolution,
+    elementwise,
+    gather,
+    loss,
+    matmul,
+    normalisation,
+    random,
+    recurrent,
+    reduction,
+    shape,
+    state,
+)
+
+with tf.Graph().as_default():
+    CASES = all_cases()
+
+# Results that depend on more than the operands (random, positions, sizes), op types whose kernels are rare, and versions of
+# an op that differ in nothing the rule reads.
+UNTESTED = {"Range", "Rank", "Shape", "ShapeN", "Size", "Multinomial", "RandomShuffle", "ResourceGather", "SparseMatMul",
+            "ParallelDynamicStitch", "BatchMatMulV3", "BlockLSTMV2", "BlockLSTMGradV2", "CumulativeLogsumexp", "TopK",
+            "MatrixDiagV3", "MatrixDiagPartV3"} | random.SHAPED | NOT_BUILT
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_shards_make_up_the_whole(case: sharding.Case) -> None:
+    sharding.check_factors(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_roles_are_what_the_op_does(case: sharding.Case) -> None:
+    sharding.check_roles(case)
+
+
+def test_every_computing_op_type_has_a_case() -> None:
+    computing: Set[str] = set()
+    for family in (convolution, elementwise, gather, loss, matmul, normalisation, recurrent, reduction, shape, random):
+        computing |= set(family.RULES)
+    tested = {sharding.Run(case).op.type for case in CASES}
+    assert not computing - tested - UNTESTED, "add a case for each of these"
+    assert set(RULES) == computing | set(state.RULES) | set(control_flow.RULES)
+
+
+def test_enough_factors_are_checked() -> None:
+    """The first test would pass if every factor were called undividable."""
+    checked = [sharding.check_factors(case) for case in CASES[::7]]
+    assert sum(map(len, checked)) >= 1.5 * len(checked)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_of_a_sharded_table_are_looked_up_and_added(axis: int) -> None:
+    """The meaning of LOOKUP: a shard answers zero for rows it does not hold."""
+    import numpy as np
+
+    table = np.random.RandomState(0).uniform(size=(7, 5) if axis == 0 else (5, 7))
+    ids = np.array([[0, 6], [3, 2]], np.int32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        whole = tf.gather(table, ids, axis=axis)
+        parts = []
+        for low, high in ((0, 2), (2, 7)):
+            held = np.take(table, range(low, high), axis=axis)
+            mine = tf.logical_and(ids >= low, ids < high)
+            found = tf.gather(held, tf.clip_by_value(ids - low, 0, high - low - 1), axis=axis)
+            mask = tf.cast(tf.expand_dims(mine, -1) if axis == 0 else tf.expand_dims(mine, 0), tf.float64)
+            parts.append(found * mask)
+        expected, actual = session.run([whole, tf.add_n(parts)])
+    np.testing.assert_allclose(actual, expected)
