@@ -38,14 +38,14 @@ def test_reshape_factors_move_elements_as_numpy_does(shapes: List[List[int]]) ->
     assert order == [f for dim in right for f in dim]
     sizes = {f: size for dims, shape in ((left, before), (right, after)) for (f,), size in (
         (factors, size) for factors, size in zip(dims, shape) if len(factors) == 1)}
-    for dims, shape in ((left, before), (right, after)):
-        for factors, size in zip(dims, shape):
-            assert bool(factors) == (size != 1)
-            unknown = [f for f in factors if f not in sizes]
-            assert len(unknown) <= 1, "a factor that neither side has alone"
-            known = int(np.prod([sizes[f] for f in factors if f in sizes], dtype=int))
-            sizes.update({f: size // known for f in unknown})
-            assert int(np.prod([sizes[f] for f in factors], dtype=int)) == size
+    pairs = list(zip(left, before)) + list(zip(right, after))
+    for factors, size in pairs * 4:  # a factor's size may follow from its neighbours' only
+        unknown = [f for f in factors if f not in sizes]
+        if len(unknown) == 1:
+            sizes[unknown[0]] = size // int(np.prod([sizes[f] for f in factors if f in sizes], dtype=int))
+    for factors, size in pairs:
+        assert bool(factors) == (size != 1)
+        assert int(np.prod([sizes[f] for f in factors], dtype=int)) == size
 
 
 @pytest.mark.parametrize("before, after, shared", [

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from whale_tf._tf_compat import GraphDef, NodeDef, op_def, tf, v1
+from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, op_def, tf, v1
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.control_flow import ENTER_TYPES, Frame, check_whole_loops, frames, fresh_frame_names
@@ -68,10 +68,18 @@ class StagedEdit:
         self._taken: Optional[Set[str]] = None
         self._loops: Optional[Dict[str, Frame]] = None
         self._frame_names: Set[str] = set()  # of loops staged here
+        self._functions: Set[str] = set()
         self._committed = False
 
     def __len__(self) -> int:
         return len(self._staged)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._staged
+
+    def nodes(self) -> List[NodeDef]:
+        """All staged NodeDefs, in the order of staging."""
+        return list(self._staged.values())
 
     def node(self, name: str) -> NodeDef:
         """The staged NodeDef of that name, which may still be changed (not its name).
@@ -123,6 +131,20 @@ class StagedEdit:
         proto = v1.make_tensor_proto(value, dtype=dtype)
         return self.add("Const", name, device=device, control_inputs=control_inputs,
                         attrs={"dtype": proto.dtype, "value": proto})
+
+    def add_function(self, function: FunctionDef) -> str:
+        """Stages a function for the graph's library, which staged nodes may call; returns its name.
+
+        Raises:
+          GraphEditError: the name is taken.
+        """
+        self._check_open()
+        name = str(function.signature.name)
+        if name in self._functions or self.graph._is_function(name):
+            raise GraphEditError("the graph's library already has a function {!r}; choose another name".format(name))
+        self._functions.add(name)
+        self._graph_def.library.function.add().CopyFrom(function)
+        return name
 
     # ------------------------------------------------------------------------------------------------------- clones
     def clone(self, ops: Iterable[tf.Operation], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,

@@ -77,8 +77,8 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     """Split the region's ops into batch level and step level (see the module's docstring)."""
     region = [op for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
     seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
-    frames_of = frames(graph)
-    units = _units(graph, region, frames_of)
+    loops = _loops(region, frames(graph))
+    units = loops + _containers(graph, region)  # each runs on one level
     batch_level = _reachable(graph, region, set(sources), seeds)
     while True:
         more = {i for unit in units if not unit.isdisjoint(batch_level) for i in unit} - batch_level
@@ -91,13 +91,13 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
         set(),
         {op.id for op in region if op.phase is Phase.BACKWARD and op.id in batch_level},
     )
-    early = _early(graph, batch, batch_level, units)
+    early = _early(graph, batch, batch_level, loops)
     return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch)
 
 
-def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], units: Sequence[Set[int]]) -> Set[int]:
-    """Batch-level ancestors of every tensor that is combined over all clones; a while loop is an ancestor as a whole."""
-    unit_of = {index: unit for unit in units for index in unit}
+def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:
+    """Batch-level ancestors of every tensor that is combined over all clones; of loops all ops."""
+    loop_of = {index: loop for loop in loops for index in loop}
     stack = [
         graph.tensors[graph.ops[op].inputs[position]].op
         for (op, position), conversions in batch.conversions.items()
@@ -109,7 +109,7 @@ def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], units: Seque
         if index in batch_level and index not in found:
             found.add(index)
             stack.extend(graph.predecessors(graph.ops[index]))
-            stack.extend(unit_of.get(index, ()))
+            stack.extend(loop_of.get(index, ()))
     return found
 
 
@@ -157,21 +157,27 @@ def frame_of_outputs(op: Op, frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[
     return frame[:-1] if op.type in FRAME_EXITS else frame
 
 
-def _units(graph: OpGraph, region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> List[Set[int]]:
-    """Sets of ops that run on one level: whole while loops (nested ones with the outermost), and everything that touches
-    the same stack or tensor array."""
-    units: Dict[object, Set[int]] = {}
-    made_by: Dict[int, int] = {}  # handle -> op that made the stack or array
+def _loops(region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> List[Set[int]]:
+    """The region's ops of every while loop, those of nested loops with the outermost."""
+    loops: Dict[str, Set[int]] = {}
     for op in region:
         if op.id in frames_of:
-            units.setdefault(frames_of[op.id][0], set()).add(op.id)
+            loops.setdefault(frames_of[op.id][0], set()).add(op.id)
+    return list(loops.values())
+
+
+def _containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
+    """Everything that touches the same stack or tensor array."""
+    users: Dict[int, Set[int]] = {}
+    made_by: Dict[int, int] = {}  # handle -> op that made the stack or array
+    for op in region:
         if op.type in CONTAINERS:
             made_by[op.outputs[0]] = op.id
-            units[op.id] = {op.id}
+            users[op.id] = {op.id}
             continue
         maker = next((made_by[t] for t in op.inputs if t in made_by), None)
         if maker is not None:
-            units[maker].add(op.id)
+            users[maker].add(op.id)
             if op.type in HANDLE_MOVES:
                 made_by.update({t: maker for t in op.outputs if graph.tensors[t].dtype in HANDLES})
-    return list(units.values())
+    return list(users.values())

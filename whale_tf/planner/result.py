@@ -12,7 +12,7 @@ from whale_tf.profiler.model_profile import ModelProfile
 
 
 class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class Stage(_Value):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import set_input
 from whale_tf.ir.graph import Op
+from whale_tf.rewrite.attributes import open_shapes, reseed
+from whale_tf.rewrite.bodies import Bodies
 from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy
+from whale_tf.rewrite.loops import check_loops, enter_loops
 from whale_tf.rewrite.operands import Operands
 from whale_tf.rewrite.order import Order
 
@@ -20,6 +21,8 @@ class _Part(NamedTuple):
     boundary: Sequence[Tuple[Op, int]]  # inputs that come from elsewhere, or need a conversion
     waits: Sequence[int]  # ops elsewhere that some op has a control edge from
     random: Sequence[Op]  # ops whose clones draw numbers of their own
+    shaped: Sequence[Op]  # ops with an attribute that holds the whole batch's size
+    functional: Sequence[Op]  # ops that call functions
 
 
 def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> None:
@@ -28,14 +31,17 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
     Args:
         after: ops outside the region that follow from it; clones cannot wait for them (see ``reroute.deferred``).
     """
+    check_loops(context)
+    bodies = Bodies(context, operands.converter)
     for task_graph in range(len(context.plan.task_graphs)):
         step = _part(context, task_graph, batch_level=False)
         for copy in context.copies(task_graph):
             if copy != ORIGINAL:
-                _clone(context, operands, order, after, task_graph, step, copy)
+                _clone(context, operands, bodies, order, after, task_graph, step, copy)
         batch = _part(context, task_graph, batch_level=True)
         for clone in context.clones(task_graph):
-            _clone(context, operands, order, after, task_graph, batch, clone)
+            _clone(context, operands, bodies, order, after, task_graph, batch, clone)
+    enter_loops(context)
 
 
 def _part(context: Context, task_graph: int, batch_level: bool) -> _Part:
@@ -51,13 +57,22 @@ def _part(context: Context, task_graph: int, batch_level: bool) -> _Part:
         if graph.tensors[tensor].op not in members or (op.id, position) in changed
     ]
     waits = sorted({control for op in ops for control in op.control_inputs if control not in members})
-    seeded = set(region.batch.own_seed)
-    return _Part(ops, boundary, waits, [op for op in ops if op.id in seeded])
+    seeded, shaped = set(region.batch.own_seed), {index for index, _ in region.batch.attributes}
+    functional = {index for index, _ in region.batch.bodies}
+    return _Part(
+        ops,
+        boundary,
+        waits,
+        [op for op in ops if op.id in seeded],
+        [op for op in ops if op.id in shaped],
+        [op for op in ops if op.id in functional],
+    )
 
 
 def _clone(
     context: Context,
     operands: Operands,
+    bodies: Bodies,
     order: Order,
     after: Set[int],
     task_graph: int,
@@ -82,13 +97,11 @@ def _clone(
         set_input(context.edit, "{}/{}".format(scope, op.name), position, name)
     if isinstance(place, Clone):
         for op in part.random:
-            _reseed(context.edit.node("{}/{}".format(scope, op.name)), scope)
-
-
-def _reseed(node: NodeDef, scope: str) -> None:
-    """A cloned op with a seed would repeat the original's numbers: mix the clone's name into it."""
-    if node.attr["seed"].i or node.attr["seed2"].i:
-        node.attr["seed2"].i = (node.attr["seed2"].i + zlib.crc32(scope.encode())) % 2**31 or 1
+            reseed(context.edit.node("{}/{}".format(scope, op.name)), scope)
+        for op in part.shaped:
+            open_shapes(context.edit.node("{}/{}".format(scope, op.name)), op, context.region.batch)
+        for op in part.functional:
+            bodies.localise(op, place)
 
 
 def control_for(

@@ -43,7 +43,7 @@ class Converter:
                 self.context.scope(place), type(conversion).__name__.lower(), self.context.flat(tensor)
             )
             if isinstance(conversion, Scale):
-                done = self.scale(name, tensor, conversion.power, task_graph, place, scope, self._source_of_op(op))
+                done = self.scale(name, tensor, conversion.power, task_graph, place, scope, self.source_of_op(op))
             elif isinstance(conversion, Slice):
                 done = self._slice(name, tensor, conversion, task_graph, place, scope, op)
             elif isinstance(conversion, Whole):
@@ -79,7 +79,7 @@ class Converter:
         self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
         """This clone's rows of a tensor that was computed for the whole mini-batch."""
-        share, position = self._share_of_op(op, task_graph, place)
+        share, position = self.share_of_op(op, task_graph, place)
         size, start = share.sizes[position], share.starts[position]
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         rank, parts, before = self.rank(tensor), [], 0
@@ -107,7 +107,7 @@ class Converter:
         self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
         """Positions within the clone's examples as positions within the mini-batch."""
-        share, position = self._share_of_op(op, task_graph, place)
+        share, position = self.share_of_op(op, task_graph, place)
         start = share.starts[position]
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         if not isinstance(start, str):
@@ -122,9 +122,7 @@ class Converter:
         self, tensor: int, conversion: Whole, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
         """A clone's extent as the whole batch's: ``c0 + c1 B``."""
-        source = self._source_of_op(op)
-        replicas = self.context.plan.num_model_replicas if self.division.own else 1
-        totals = [self.inputs.shares(source, task_graph, g).total for g in range(replicas)]
+        totals = self.totals(op, task_graph)
         batch = totals[0]
         for index, total in enumerate(totals[1:]):
             batch = self.plus(batch, total, "{}/{}".format(scope, index))
@@ -197,7 +195,7 @@ class Converter:
     def localised(self, op: Op, position: int, place: Clone) -> str:
         """A shape operand with the static batch size baked in, rewritten for this clone's examples."""
         home = self.context.home(op)
-        share, index = self._share_of_op(op, home, place)
+        share, index = self.share_of_op(op, home, place)
         size = share.sizes[index]
         scope = "{}/local_{}_{}".format(self.context.scope(place), op.name, position)
         dtype, device = self.context.dtype(op.inputs[position]), self.context.device(home, place)
@@ -230,12 +228,18 @@ class Converter:
             source = self.context.region.batch.source_of[tensor]
         return self.division.weight(source, task_graph, place, dtype, self.inputs.names(source))
 
-    def _share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
+    def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
         """Shares of the mini-batch that an op's operands or results follow, and the clone's position in them."""
-        source = self._source_of_op(op)
+        source = self.source_of_op(op)
         return self.inputs.shares(source, task_graph, place.g), self.division.position(task_graph, place)
 
-    def _source_of_op(self, op: Op) -> int:
+    def totals(self, op: Op, task_graph: int) -> List[Number]:
+        """Examples of every mini-batch that model replicas take, or of the one that they share."""
+        source = self.source_of_op(op)
+        replicas = self.context.plan.num_model_replicas if self.division.own else 1
+        return [self.inputs.shares(source, task_graph, g).total for g in range(replicas)]
+
+    def source_of_op(self, op: Op) -> int:
         known = self.context.region.batch.source_of
         return next((known[t] for t in op.outputs + op.inputs if t in known), next(iter(self.inputs.sources)))
 

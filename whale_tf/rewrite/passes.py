@@ -175,6 +175,8 @@ def _merge_leaving(
     """Stage the merged value of every tensor that leaves the region, and say which uses read it."""
     moves: Dict[reroute.Use, str] = {}
     for tensor, uses in context.region.leaving().items():
+        if context.graph.tensors[tensor].dtype in ("variant", "resource"):
+            continue  # a loop's lists and handles have no merged value; whoever looks at them looks at the original's
         for op, position in uses:
             task_graph = update.task_graph.get(op, -1)
             if op in update.needed:

@@ -1,0 +1,168 @@
+"""Edit a copy of a function of the graph's library: new nodes, moved inputs, further parameters and results.
+
+::
+
+    before   body_7(i, x) { y = MatMul(x, x) }                 -> y
+    after    copy = FunctionCopy(graph, "body_7")
+             two = copy.const(2.0, "two")
+             copy.set_operand("y", 1, copy.add("Mul", "half", [copy.operand("y", 1), copy.parameter("w", tf.float32)]))
+             edit.add_function(copy.finish("body_7_half"))
+
+             body_7_half(i, x, w) { half = Mul(x, w); y = MatMul(x, half) }    -> y
+
+Inside a function tensors are named ``"node:output_name:0"``, or by the bare name of an argument.  ``add`` and ``const``
+have the signature of ``StagedEdit``'s, so that whatever stages nodes there can write them into a function as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from whale_tf._tf_compat import FunctionDef, NodeDef, op_def, tf, v1
+from whale_tf.errors import GraphEditError
+from whale_tf.graph_editor.attrs import OpSignature
+from whale_tf.graph_editor.control_flow import function_def
+from whale_tf.graph_editor.edges import control_edges
+
+# Static shapes of the original's arguments and nodes, and "run where op X runs", with X as the original's caller knows it.
+ORIGINALS_OWN = ("_output_shapes", "_input_shapes", "_class")
+
+
+def fits_original_only(function: FunctionDef) -> bool:
+    """Whether a FunctionDef holds static shapes or colocations: what a call with another batch size, or on another device,
+    contradicts."""
+    return any(key in item.attr for item in _attributed(function) for key in ORIGINALS_OWN)
+
+
+def _attributed(function: FunctionDef) -> List[Any]:
+    return [function] + list(function.arg_attr.values()) + list(function.node_def)
+
+
+def data_inputs(node: NodeDef) -> List[str]:
+    """Names of the tensors a node reads, without the ops it only waits for."""
+    return [edge for edge in node.input if not edge.startswith("^")]
+
+
+def append_inputs(node: NodeDef, names: Sequence[str]) -> None:
+    """Let a node read further tensors, behind its other data inputs."""
+    data = data_inputs(node)
+    waits = list(node.input)[len(data) :]
+    del node.input[:]
+    node.input.extend(data + list(names) + waits)
+
+
+class FunctionCopy:
+    """A FunctionDef being edited; recorded static shapes and colocations are dropped, as they belong to the original.
+
+    Attributes:
+        original: the function as it is in the library.
+        definition: the copy.
+
+    Raises:
+        GraphEditError: the graph's library has no function ``name``.
+    """
+
+    def __init__(self, graph: tf.Graph, name: str) -> None:
+        self.graph = graph
+        self.original = function_def(graph, name)
+        self.definition = function_def(graph, name)
+        signature = self.definition.signature
+        self._nodes: Dict[str, NodeDef] = {node.name: node for node in self.definition.node_def}
+        self._taken = set(self._nodes) | {arg.name for arg in list(signature.input_arg) + list(signature.output_arg)}
+        self._signatures: Dict[str, OpSignature] = {}
+        for item in _attributed(self.definition):
+            for key in ORIGINALS_OWN:
+                item.attr.pop(key, None)
+
+    def node(self, name: str) -> NodeDef:
+        """The NodeDef of that name, to be changed in place."""
+        return self._nodes[name]
+
+    def operand(self, node: str, position: int) -> str:
+        """The tensor that a node reads at one of its data inputs."""
+        return str(self._nodes[node].input[position])
+
+    def set_operand(self, node: str, position: int, name: str) -> None:
+        self._nodes[node].input[position] = name
+
+    def result(self, index: int) -> str:
+        """The tensor that the function returns in place ``index``."""
+        return str(self.definition.ret[self.definition.signature.output_arg[index].name])
+
+    def set_result(self, index: int, name: str) -> None:
+        self.definition.ret[self.definition.signature.output_arg[index].name] = name
+
+    def add(
+        self,
+        op_type: str,
+        name: str,
+        inputs: Sequence[str] = (),
+        *,
+        device: str = "",
+        control_inputs: Sequence[str] = (),
+        attrs: Optional[Mapping[str, Any]] = None,
+    ) -> str:
+        """Add one node; returns its first result's name.  Type and number attributes must be given."""
+        if op_type not in self._signatures:
+            self._signatures[op_type] = OpSignature(op_def(self.graph, op_type))
+        node = self.definition.node_def.add(name=self._unique(name), op=op_type, device=device)
+        self._nodes[node.name] = node
+        self._signatures[op_type].set_attrs(node, dict(attrs or {}))
+        definition = op_def(self.graph, op_type)
+        for attribute in definition.attr:
+            if attribute.HasField("default_value") and attribute.name not in node.attr:
+                node.attr[attribute.name].CopyFrom(attribute.default_value)
+        node.input.extend(list(inputs) + control_edges(control_inputs))
+        return "{}:{}:0".format(node.name, definition.output_arg[0].name)
+
+    def const(
+        self, value: Any, name: str, *, dtype: Any = None, device: str = "", control_inputs: Sequence[str] = ()
+    ) -> str:
+        """Add a Const; returns its result's name."""
+        proto = v1.make_tensor_proto(value, dtype=dtype)
+        return self.add(
+            "Const", name, device=device, control_inputs=control_inputs, attrs={"dtype": proto.dtype, "value": proto}
+        )
+
+    def parameter(self, name: str, dtype: tf.DType) -> str:
+        """Add a parameter behind the others; returns its name."""
+        argument = self.definition.signature.input_arg.add(name=self._unique(name))
+        argument.type = tf.as_dtype(dtype).as_datatype_enum
+        return str(argument.name)
+
+    def return_also(self, tensor: str, dtype: tf.DType) -> None:
+        """Add a result behind the others."""
+        result = self.definition.signature.output_arg.add(name=self._unique(tensor.split(":")[0] + "_result"))
+        result.type = tf.as_dtype(dtype).as_datatype_enum
+        self.definition.ret[result.name] = tensor
+
+    def replace(self, renamed: Mapping[str, str]) -> None:
+        """Read other tensors wherever the keys of ``renamed`` are read or returned."""
+        for node in self.definition.node_def:
+            for position, edge in enumerate(node.input):
+                if edge in renamed:
+                    node.input[position] = renamed[edge]
+        for key, edge in list(self.definition.ret.items()):
+            if edge in renamed:
+                self.definition.ret[key] = renamed[edge]
+
+    def finish(self, name: str) -> FunctionDef:
+        """The edited function under a name that the library does not have yet.
+
+        Raises:
+            GraphEditError: it has.
+        """
+        if self.graph._is_function(name):
+            raise GraphEditError("the graph's library already has a function {!r}; choose another name".format(name))
+        result = type(self.definition)()
+        result.CopyFrom(self.definition)
+        result.signature.name = name
+        return result
+
+    def _unique(self, name: str) -> str:
+        candidate, count = name, 0
+        while candidate in self._taken:
+            count += 1
+            candidate = "{}_{}".format(name, count)
+        self._taken.add(candidate)
+        return candidate

@@ -1,0 +1,285 @@
+"""Functional control flow in clones: each clone calls copies of the loop's or branch's functions with its own numbers.
+
+::
+
+    original     y = While(x, body=body_7)              body_7(i, x)            { ... Reshape(x, [48, 4]) ... }
+    clones       y = While(x, body=body_7_whale)        body_7_whale(i, x)      { ... Reshape(x, [24, 4]) ... }
+
+Constants of a clone's size are written into the copy, which all clones of that size share.  Numbers that are known at
+run time only (a clone's weight, size or start) become further parameters::
+
+    clones       y = While(x, w, body=body_7_whale)     body_7_whale(i, x, w)   { ... Mul(x, w) ... }
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from whale_tf._tf_compat import NodeDef, tf
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.control_flow import function_names
+from whale_tf.graph_editor.edges import canonical_edge
+from whale_tf.graph_editor.function_copy import FunctionCopy, append_inputs, fits_original_only
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
+from whale_tf.ir.graph import Op
+from whale_tf.rewrite.attributes import is_seeded, open_shapes, reseed
+from whale_tf.rewrite.context import Clone, Context
+from whale_tf.rewrite.convert import Converter
+from whale_tf.rewrite.division import Number, Shares
+
+LOOPS = ("While", "StatelessWhile")
+RUN_TIME = "$"  # begins the name of a number that is known at run time only: no tensor is called so
+
+
+class _Numbers(NamedTuple):
+    """What the functions that a clone calls differ by; None: known at run time only, or of no concern."""
+
+    size: Optional[int]
+    total: Optional[int]
+    start: Optional[int]
+    seed: Optional[str]
+
+
+class _Calls(NamedTuple):
+    """What clones of a functional op call.
+
+    Attributes:
+        functions: attribute (``body``, ``branches[0]``) -> name of the function.
+        run_time: numbers that all of the functions take as further parameters.
+    """
+
+    functions: Dict[str, str]
+    run_time: Tuple[str, ...]
+
+
+class Bodies:
+    """Stages the functions that clones call; clones with the same numbers share them."""
+
+    def __init__(self, context: Context, converter: Converter) -> None:
+        self._context = context
+        self._converter = converter
+        self._calls: Dict[Tuple[int, int, _Numbers], _Calls] = {}
+        self._concerns: Dict[int, Tuple[bool, bool]] = {}
+        self._count = 0
+
+    def localise(self, op: Op, place: Clone) -> None:
+        """Let a clone of ``op`` call functions that fit its part of the mini-batch.
+
+        Raises:
+            UnsupportedOpError: a function does what clones of it cannot do each for itself.
+        """
+        node = self._context.edit.node("{}/{}".format(self._context.scope(place), op.name))
+        calls = self._calls_of(op, node, self._context.region.batch, op, place)
+        _call(node, op, calls, [canonical_edge(self._at_run_time(number, op, place)) for number in calls.run_time])
+
+    def _calls_of(self, op: Op, node: NodeDef, axis: BatchAxis, outermost: Op, place: Clone) -> _Calls:
+        key = (id(axis), op.id, self._numbers(op, axis, outermost, place))
+        if key not in self._calls:
+            self._calls[key] = self._stage(op, node, axis, outermost, place)
+        return self._calls[key]
+
+    def _stage(self, op: Op, node: NodeDef, axis: BatchAxis, outermost: Op, place: Clone) -> _Calls:
+        bodies = {
+            attribute: (name, axis.bodies[op.id, attribute])
+            for attribute, name in sorted(function_names(node).items())
+            if (op.id, attribute) in axis.bodies
+        }
+        copies = {key: self._edited(name, body, outermost, place) for key, (name, body) in bodies.items()}
+        run_time = tuple(dict.fromkeys(number for copy in copies.values() for number in _run_time_numbers(copy)))
+        functions = {}
+        for attribute, copy in copies.items():
+            name, body = bodies[attribute]
+            if not run_time and not is_changed(body) and not fits_original_only(copy.original):
+                continue
+            for index, number in enumerate(run_time):
+                parameter = copy.parameter("whale_number_{}".format(index), _dtype(number))
+                copy.replace({number: parameter})
+                if op.type in LOOPS and attribute == "body":
+                    copy.return_also(parameter, _dtype(number))
+            functions[attribute] = self._context.edit.add_function(copy.finish(self._fresh(name)))
+        return _Calls(functions, run_time)
+
+    def _edited(self, name: str, axis: BatchAxis, outermost: Op, place: Clone) -> FunctionCopy:
+        """A copy of a function with the conversions, constants, shapes and seeds of a clone."""
+        self._check(axis, outermost)
+        copy = FunctionCopy(self._context.tf_graph, name)
+        context = _BodyContext(self._context, axis, self._context.home(outermost))
+        converter = _BodyConverter(context, Nodes(copy), self._converter, outermost)
+        for index, position in sorted(set(axis.localise) | set(axis.conversions)):
+            _convert(copy, converter, axis.graph.ops[index], position, place)
+        for index in {index for index, _ in axis.attributes}:
+            open_shapes(copy.node(axis.graph.ops[index].name), axis.graph.ops[index], axis)
+        for index in axis.own_seed:
+            reseed(copy.node(axis.graph.ops[index].name), self._context.scope(place))
+        for index in axis.shared:
+            if not is_seeded(copy.node(axis.graph.ops[index].name)):
+                raise UnsupportedOpError(
+                    "op {!r} ({}) in a body of {!r} draws random numbers that must be the same on all devices; give it a "
+                    "seed, or draw them before {!r} and pass them in".format(
+                        axis.graph.ops[index].name, axis.graph.ops[index].type, outermost.name, outermost.name
+                    )
+                )
+        for index in sorted({index for index, _ in axis.bodies}):
+            inner = axis.graph.ops[index]
+            calls = self._calls_of(inner, copy.node(inner.name), axis, outermost, place)
+            _call(copy.node(inner.name), inner, calls, calls.run_time)
+        return copy
+
+    def _check(self, axis: BatchAxis, outermost: Op) -> None:
+        """A gradient's static divisor is one model replica's size; which one it is cannot be told in a body."""
+        if self._converter.division.own and self._converter.division.batch is not None:
+            for op in axis.graph.ops:
+                if op.type == "Mean" and op.outputs[0] in axis.layouts and axis.layout(op.outputs[0]).is_partial:
+                    raise UnsupportedOpError(
+                        "op {!r} in a body of {!r} takes a mean over the batch, whose size is static, and model replicas "
+                        "take mini-batches of their own; take the mean outside of {!r}, leave the batch size open "
+                        "(drop_remainder=False), or set io.nested_batch to 'divide'".format(
+                            op.name, outermost.name, outermost.name
+                        )
+                    )
+
+    # ------------------------------------------------------------------------------------------------------ numbers
+    def _numbers(self, op: Op, axis: BatchAxis, outermost: Op, place: Clone) -> _Numbers:
+        share, position = self._converter.share_of_op(outermost, self._context.home(outermost), place)
+        bodies = [body for (index, _), body in axis.bodies.items() if index == op.id]
+        starts, seeds = zip(*[self._concern(body) for body in bodies])
+        return _Numbers(
+            _static(share.sizes[position]),
+            _static(share.total),
+            _static(share.starts[position]) if any(starts) else None,
+            self._context.scope(place) if any(seeds) else None,
+        )
+
+    def _concern(self, axis: BatchAxis) -> Tuple[bool, bool]:
+        """Whether it matters to a body where in the batch a clone's examples lie, and which clone it is."""
+        if id(axis) not in self._concerns:
+            inner = [self._concern(body) for body in axis.bodies.values()]
+            placed = any(isinstance(c, (Slice, Offset)) for steps in axis.conversions.values() for c in steps)
+            self._concerns[id(axis)] = (
+                placed or any(start for start, _ in inner),
+                bool(axis.own_seed) or any(seed for _, seed in inner),
+            )
+        return self._concerns[id(axis)]
+
+    def _at_run_time(self, number: str, op: Op, place: Clone) -> str:
+        """The tensor that holds a run-time number of a clone."""
+        what, home = number[len(RUN_TIME) :].partition(":")[0], self._context.home(op)
+        share, position = self._converter.share_of_op(op, home, place)
+        if what == "weight":
+            source = self._converter.source_of_op(op)
+            return str(self._converter.weight(-1, home, place, _dtype(number), source))
+        if what == "size":
+            return str(share.sizes[position])
+        if what == "start":
+            return str(share.starts[position])
+        return str(self._converter.totals(op, home)[int(what[len("total") :])])
+
+    def _fresh(self, name: str) -> str:
+        """A function name that is not taken."""
+        while True:
+            candidate = "{}_whale_{}".format(name, self._count)
+            self._count += 1
+            if not self._context.tf_graph._is_function(candidate):
+                return candidate
+
+
+def is_changed(axis: BatchAxis) -> bool:
+    """Whether a body, or one inside it, must be another in clones."""
+    return bool(axis.localise or axis.conversions or axis.attributes or axis.own_seed) or any(
+        is_changed(body) for body in axis.bodies.values()
+    )
+
+
+def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, place: Clone) -> None:
+    """Replace one operand of a function's op, or one of its results."""
+    axis, home = converter.context.region.batch, converter.context.home(op)
+    if (op.id, position) in axis.localise:
+        name = converter.localised(op, position, place)
+    else:
+        name = copy.result(op.attrs["index"]) if op.type == "_Retval" else copy.operand(op.name, position)
+        for conversion in axis.conversions[op.id, position]:
+            name = converter.convert(name, op.inputs[position], conversion, home, place, op)
+    if op.type == "_Retval":
+        copy.set_result(op.attrs["index"], name)
+    else:
+        copy.set_operand(op.name, position, name)
+
+
+def _call(node: NodeDef, op: Op, calls: _Calls, inputs: Sequence[str]) -> None:
+    """Let a functional op call other functions, with further inputs."""
+    for attribute, function in calls.functions.items():
+        name, _, index = attribute.partition("[")
+        if index:
+            node.attr[name].list.func[int(index[:-1])].name = function
+        else:
+            node.attr[name].func.name = function
+    if not inputs:
+        return
+    append_inputs(node, inputs)
+    types = node.attr["T" if op.type in LOOPS else "Tin"].list.type
+    types.extend(_dtype(number).as_datatype_enum for number in calls.run_time)
+    if op.type in LOOPS and node.attr["output_shapes"].list.shape:
+        node.attr["output_shapes"].list.shape.extend(tf.TensorShape([]).as_proto() for _ in inputs)
+
+
+def _run_time_numbers(copy: FunctionCopy) -> List[str]:
+    return [edge for node in copy.definition.node_def for edge in node.input if edge.startswith(RUN_TIME)]
+
+
+def _dtype(number: str) -> tf.DType:
+    return tf.as_dtype(number.partition(":")[2])
+
+
+def _static(number: Number) -> Optional[int]:
+    return None if isinstance(number, str) else number
+
+
+class _BodyContext(Context):
+    """The rewrite seen from inside a function: its own graph and analysis, and the device of whoever calls it."""
+
+    def __init__(self, outer: Context, axis: BatchAxis, home: int) -> None:
+        region = outer.region._replace(graph=axis.graph, batch=axis)
+        super().__init__(outer.tf_graph, (), axis.graph, region, outer.plan, outer.devices, outer.edit)
+        self.host = ""
+        self._home = home
+
+    def home(self, op: Op) -> int:
+        return self._home
+
+    def device(self, task_graph: int, place: Tuple[int, ...]) -> str:
+        return ""
+
+    def scope(self, place: Tuple[int, ...]) -> str:
+        return self.name("clone")
+
+
+class _BodyConverter(Converter):
+    """Conversions inside a function: a number of the clone is a constant, or stands for a parameter to come."""
+
+    def __init__(self, context: Context, nodes: Nodes, outer: Converter, outermost: Op) -> None:
+        super().__init__(context, nodes, outer.division, outer.inputs)
+        self._outer = outer
+        self._outermost = outermost
+
+    def weight(
+        self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
+    ) -> Union[float, str]:
+        weight = self._outer.weight(tensor, task_graph, place, dtype, self._outer.source_of_op(self._outermost))
+        return "{}weight:{}".format(RUN_TIME, dtype.name) if isinstance(weight, str) else weight
+
+    def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
+        share, position = self._outer.share_of_op(self._outermost, task_graph, place)
+        return Shares(
+            _number("total0", share.total),
+            tuple(_number("size", size) for size in share.sizes),
+            tuple(_number("start", start) for start in share.starts),
+        ), position
+
+    def totals(self, op: Op, task_graph: int) -> List[Number]:
+        totals = self._outer.totals(self._outermost, task_graph)
+        return [_number("total{}".format(g), total) for g, total in enumerate(totals)]
+
+
+def _number(what: str, value: Number) -> Number:
+    return "{}{}:int32".format(RUN_TIME, what) if isinstance(value, str) else value

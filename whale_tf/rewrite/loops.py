@@ -1,0 +1,155 @@
+"""Version 1 while loops in clones: what a clone adds outside a loop and reads inside is brought into the loop's frame.
+
+The executor keeps the iterations of a loop apart by frames, and an op's inputs must all be of one frame::
+
+    before   weight ──────────────────────┐             Const and other tensors of the frame around the loop
+             x ──> Enter ──> ... ──> y ───┴─> Mul        y: of the loop's frame
+
+    after    constant    y ──^──> Const ──> Mul          a copy that waits for y, in every iteration anew
+             otherwise   weight ──> Enter ──> Mul        a loop-invariant input: Enter(is_constant=True)
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from whale_tf._tf_compat import NodeDef
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.function_copy import data_inputs
+from whale_tf.ir.region import FRAME_ENTRIES, FRAME_EXITS, frames
+from whale_tf.rewrite.context import Clone, Context
+
+Frames = Tuple[str, ...]  # frame names, outermost first
+
+
+def check_loops(context: Context) -> None:
+    """Refuse loops that clones cannot run.
+
+    Raises:
+        UnsupportedOpError: a loop has ops of two TaskGraphs, or draws random numbers that all clones must share.
+    """
+    home: Dict[str, int] = {}
+    shared = set(context.region.batch.shared)
+    for index, frame in frames(context.graph).items():
+        op = context.graph.ops[index]
+        if not context.region.contains(op):
+            continue
+        if home.setdefault(frame[0], context.home(op)) != context.home(op):
+            raise UnsupportedOpError(
+                "the while loop {!r} has ops of TaskGraphs {!r} and {!r} ({!r} is one of them); a loop runs on one "
+                "VirtualDevice: put the whole tf.while_loop under one annotation".format(
+                    frame[0],
+                    context.plan.task_graphs[home[frame[0]]].name,
+                    context.plan.task_graphs[context.home(op)].name,
+                    op.name,
+                )
+            )
+        if index in shared:
+            raise UnsupportedOpError(
+                "op {!r} ({}) draws random numbers inside the while loop {!r} that must be the same on all devices; draw "
+                "them before the loop".format(op.name, op.type, frame[0])
+            )
+
+
+def enter_loops(context: Context) -> None:
+    """Bring what was staged outside of loops and is read inside into the loops' frames.  Everything that reads tensors of
+    a frame must be staged before."""
+    inside = frames(context.graph)
+    if inside:
+        _Entrance(context, inside).run()
+
+
+class _Entrance:
+    def __init__(self, context: Context, frames_of: Dict[int, Frames]) -> None:
+        self._context = context
+        self._edit = context.edit
+        self._frames: Dict[str, Frames] = {}  # staged node -> frames it runs in
+        self._producers: Dict[str, List[str]] = {}  # clone of an op in a loop -> clones of what the original reads
+        self._parallel_iterations: Dict[str, int] = {}
+        self._entered: Dict[Tuple[str, Frames], str] = {}
+        self._count = 0
+        for task_graph in range(len(context.plan.task_graphs)):
+            for place in [*context.copies(task_graph)[1:], *context.clones(task_graph)]:
+                level = isinstance(place, Clone)
+                members = [
+                    index
+                    for index in frames_of
+                    if context.region.task_graph[index] == task_graph
+                    and context.region.contains(context.graph.ops[index])
+                    and (index in context.region.batch_level) == level
+                ]
+                self._add_clones(context.scope(place), members, frames_of)
+
+    def _add_clones(self, scope: str, members: List[int], frames_of: Dict[int, Frames]) -> None:
+        graph = self._context.graph
+        renamed: Dict[str, str] = {}
+        for index in members:
+            if graph.ops[index].type in FRAME_ENTRIES:
+                attributes = self._edit.node("{}/{}".format(scope, graph.ops[index].name)).attr
+                name = attributes["frame_name"].s.decode()
+                renamed[frames_of[index][-1]] = name
+                self._parallel_iterations[name] = attributes["parallel_iterations"].i
+        for index in members:
+            op = graph.ops[index]
+            name = "{}/{}".format(scope, op.name)
+            self._frames[name] = tuple(renamed[frame] for frame in frames_of[index])
+            self._producers[name] = ["{}/{}".format(scope, graph.producer(t).name) for t in op.inputs]
+
+    def run(self) -> None:
+        nodes = self._edit.nodes()
+        for node in nodes:  # conversions are staged after what they read
+            if node.name not in self._frames:
+                frame = max((self._of(edge) for edge in node.input), key=len, default=())
+                if frame:
+                    self._frames[node.name] = frame
+        for node in nodes:
+            if node.name in self._frames:
+                self._bring_in(node, self._frames[node.name])
+
+    def _of(self, edge: str) -> Frames:
+        """Frames of a tensor (or of the op at the other end of a control edge)."""
+        name = edge.lstrip("^").partition(":")[0]
+        frame = self._frames.get(name, ())
+        return frame[:-1] if frame and self._edit.node(name).op in FRAME_EXITS else frame
+
+    def _bring_in(self, node: NodeDef, frame: Frames) -> None:
+        if node.op in FRAME_ENTRIES:
+            frame = frame[:-1]
+        edges = data_inputs(node)
+        own = [edge for edge in edges if self._of(edge) == frame]
+        for position, edge in enumerate(edges):
+            if len(self._of(edge)) < len(frame):
+                producers = self._producers.get(node.name)
+                anchor = producers[position] if producers else own[0].partition(":")[0]
+                node.input[position] = self._inside(edge, frame, anchor)
+
+    def _inside(self, edge: str, frame: Frames, anchor: str) -> str:
+        """An outside tensor as an op of a frame reads it, alive when ``anchor`` is."""
+        self._count += 1
+        scope = self._context.name("enter", str(self._count))
+        device = self._edit.node(anchor).device
+        name = edge.partition(":")[0]
+        if name in self._edit and self._edit.node(name).op == "Const":
+            constant = self._edit.node(name)
+            attrs = {key: constant.attr[key] for key in ("dtype", "value")}
+            return self._edit.add("Const", scope, device=constant.device, control_inputs=[anchor], attrs=attrs)
+        for depth in range(len(self._of(edge)), len(frame)):
+            edge = self._enter(edge, frame[: depth + 1], device)
+        return self._edit.add("Identity", scope, [edge], device=device, control_inputs=[anchor])
+
+    def _enter(self, edge: str, frame: Frames, device: str) -> str:
+        key = (edge, frame)
+        if key not in self._entered:
+            self._count += 1
+            self._entered[key] = self._edit.add(
+                "Enter",
+                self._context.name("enter", str(self._count)),
+                [edge],
+                device=device,
+                attrs={
+                    "frame_name": frame[-1],
+                    "is_constant": True,
+                    "parallel_iterations": self._parallel_iterations[frame[-1]],
+                },
+            )
+        return self._entered[key]
