@@ -65,7 +65,7 @@ def _operands(name: str, count: int) -> List[np.ndarray]:
 def table_cases() -> List[Case]:
     """Elementwise op types, by the number of operands that TensorFlow's op takes."""
     cases = []
-    for name, builder in sorted(elementwise.RULES.items()):
+    for name in sorted(elementwise.RULES):
         if name in NOT_BUILT or not hasattr(raw, name):
             continue
         function = getattr(raw, name)

@@ -5,18 +5,28 @@ Attributes are explicit because inputs may be staged later than their consumers.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
+from typing_extensions import Protocol
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.staged import StagedEdit
 
 
+class Stage(Protocol):
+    """Where nodes are staged: a StagedEdit, or a copy of a function."""
+
+    def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
+            control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str: ...
+
+    def const(self, value: Any, name: str, *, device: str = "") -> str: ...
+
+
 class Nodes:
     """Stages single nodes; every method returns the name of the new tensor (or op)."""
 
-    def __init__(self, edit: StagedEdit) -> None:
+    def __init__(self, edit: Stage) -> None:
         self.edit = edit
         self._consts: Dict[Any, str] = {}
 
