@@ -194,7 +194,7 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         state.done[graph] = done
         state.latest = weakref.ref(graph)
         if done.rewritten is not None:
-            state.fetches[graph] = whale_session.Fetches(done.rewritten)
+            state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced)
 
 
 def _check_gradients(graph: tf.Graph) -> None:

@@ -7,7 +7,7 @@ original tensors from merged values, so that it neither computes the model twice
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from tensorflow.python.client import session as tf_session
 
@@ -35,8 +35,9 @@ def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool
 class Fetches:
     """Maps what a user fetches from a rewritten graph to what computes it."""
 
-    def __init__(self, rewritten: Rewritten) -> None:
+    def __init__(self, rewritten: Rewritten, replaced: Mapping[str, str]) -> None:
         self._rewritten = rewritten
+        self._replaced = replaced
         context = rewritten.context
         self._graph = context.tf_graph
         self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
@@ -62,8 +63,17 @@ class Fetches:
         """The same list with originals replaced by merged values, if the run reaches any clone.
 
         Raises:
-            UnsupportedOpError: a tensor inside the parallel region is fed.
+            UnsupportedOpError: a tensor inside the parallel region is fed, or one that another has taken the place of.
         """
+        for feed in feeds:
+            if feed.name in self._replaced:
+                raise UnsupportedOpError(
+                    "tensor {!r} is fed, but sync_batch_norm has put single ops in the place of {!r}; set sync_batch_norm to "
+                    "false, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)".format(
+                        feed.name, feed.op.name
+                    )
+                )
+        fetches = [self._successor(fetch) for fetch in fetches]
         if not any(self._is_parallel(fetch if isinstance(fetch, tf.Operation) else fetch.op) for fetch in fetches):
             return list(fetches)
         context = self._rewritten.context
@@ -76,6 +86,15 @@ class Fetches:
                     )
                 )
         return [self._substitute(fetch) for fetch in fetches]
+
+    def _successor(self, fetch: Fetch) -> Fetch:
+        """The tensor, or its op, that is computed in a fetch's place."""
+        is_op = isinstance(fetch, tf.Operation)
+        name = self._replaced.get(fetch.name + ":0" if is_op else fetch.name)
+        if name is None:
+            return fetch
+        tensor = self._graph.get_tensor_by_name(name)
+        return tensor.op if is_op else tensor
 
     def _substitute(self, fetch: Fetch) -> Fetch:
         context = self._rewritten.context

@@ -447,3 +447,26 @@ def test_resnet18() -> None:
 
     values, expected = train(build, feeds, SYNC, "cpu:2"), train(build, feeds)
     assert_close(values, expected, 1e-4)
+
+
+@pytest.mark.slow
+def test_fetching_and_feeding_a_fused_op() -> None:
+    wh.init(SYNC, "cpu:2")
+    try:
+        with tf.Graph().as_default():
+            x = v1.placeholder(tf.float32, [None, 5, 4, 3])
+            with wh.replicate(2):
+                y, mean = fused(x)[:2]
+                loss = tf.reduce_mean(tf.sin(y))
+            update = v1.train.GradientDescentOptimizer(10.0).minimize(loss)
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                alone = session.run([y, mean], {x: IMAGES})
+                training = session.run([y, mean, update], {x: IMAGES})  # before the update, whenever it happens
+                assert_close(dict(zip("ym", training)), dict(zip("ym", alone)))
+                assert session.run(y, {x: IMAGES[:1]}).shape == (1, 5, 4, 3)  # not divided over two replicas
+                assert session.run([y.op, update], {x: IMAGES}) == [None, None]
+                with pytest.raises(UnsupportedOpError, match="is fed, but sync_batch_norm"):
+                    session.run(loss, {y: IMAGES})
+    finally:
+        wh.shutdown()
