@@ -72,7 +72,7 @@ test-all-tf2: .venv/tf2/.test
 	@$(call pytest,.venv/tf2,tests --full)
 
 fuzz: .venv/tf2/.test
-	@$(call pytest,.venv/tf2,tests --hypothesis-profile=fuzz -k generated)
+	@$(call pytest,.venv/tf2,tests --full --hypothesis-profile=fuzz -k generated)
 
 benchmarks: .venv/tf2/.test
 	@for name in rewrite_time overhead data_parallel pipeline; do .venv/tf2/bin/python -m benchmarks.$$name; done

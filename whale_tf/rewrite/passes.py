@@ -144,6 +144,11 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int]) -> Divisi
     batch: Optional[int] = next(iter(known)) if known else None
     if batch is not None:
         check_divisible(plan, batch, own)
+    if own and batch == 1:
+        raise PlanError(
+            "every model replica takes a mini-batch of one example, and the graph's shapes say so: a dimension of size one is "
+            "the batch in one place and broadcasts in another. Use a larger batch size, or an unknown one (drop_remainder=False)"
+        )
     if own and batch is not None:
         context.rescaled = _static_mean_divisors(context)
     return Division(context, nodes, own, batch, sources)
