@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.bridges import cuts, pattern
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import AnnotationError, PlanError
+from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
 from whale_tf.plan import BridgePlan, GradientPlan, InputPlan, Plan, TaskGraphPlan
@@ -69,6 +69,7 @@ def annotated_plan(
         AnnotationError: the device counts do not fit the cluster.
         PlanError: the configuration asks for what cannot be.
     """
+    _check_built(config)
     micro_batches = config.pipeline.num_micro_batch or 1
     total = len(cluster.devices)
     rows = virtual_devices(specs, total, is_pipeline=micro_batches > 1 and len(specs) > 1)
@@ -104,6 +105,27 @@ def annotated_plan(
             if len(row) * len(row[0]) > 1 and stage.gradients
         ),
     )
+
+
+NOT_YET = (
+    "auto.auto_parallel", "pipeline.num_stages", "communication.bucket_bytes", "communication.fp16",
+    "communication.sparse_as_dense", "patterns.force", "init", "cluster.colocate_split_and_replicate")  # fmt: skip
+
+
+def _check_built(config: Config) -> None:
+    """Refuse settings that nothing reads yet, rather than ignore them.
+
+    Raises:
+        ConfigError
+    """
+    defaults = Config()
+    for key in NOT_YET:
+        if config[key] != defaults[key]:
+            raise ConfigError(
+                "{} is {!r}, but this version of whale_tf does not support it yet; leave it out (default {!r})".format(
+                    key, config[key], defaults[key]
+                )
+            )
 
 
 def virtual_devices(specs: Sequence[TaskGraphSpec], total: int, is_pipeline: bool) -> List[Tuple[Tuple[int, ...], ...]]:
