@@ -4,7 +4,9 @@ from __future__ import annotations
 from typing import Any, Dict
 
 import pytest
+import tensorflow as tf
 
+import whale_tf as wh
 from tests.numeric.cases import CASES, SYNCHRONISED
 from tests.numeric.equality import check
 from tests.numeric.pairwise import all_pairs, full_product
@@ -33,9 +35,19 @@ def name_of(row: Dict[str, Any]) -> str:
     return "-".join(words)
 
 
+def is_refused(row: Dict[str, Any]) -> bool:
+    """On TensorFlow 1.15 the body of a functional loop does not know the shapes of resource variables."""
+    return row["case"] == "while_loop_v2" and row["resource"] and tf.__version__.startswith("1.")
+
+
 def run(row: Dict[str, Any]) -> None:
     setting = Setting(**{field: row[field] for field in Setting._fields})
-    check(row["case"], setting, Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"]))
+    parallel = Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"])
+    if is_refused(row):
+        with pytest.raises(wh.UnsupportedOpError, match="unknown rank"):
+            check(row["case"], setting, parallel)
+    else:
+        check(row["case"], setting, parallel)
 
 
 @pytest.mark.slow
