@@ -15,8 +15,8 @@ I = "int32"  # noqa: E741 (beside F)
 
 
 class Program(NamedTuple):
-    """``inputs``: (dtype, shape without the batch) of each placeholder; ``static_only`` / ``dynamic_only``: the batch size
-    must (not) be known."""
+    """``inputs``: (dtype, shape without the batch) of each placeholder; ``only``: ``static`` where the batch size must be
+    known, ``while frames`` where loops are to be written in that way."""
 
     name: str
     build: Callable[..., Any]
@@ -314,6 +314,55 @@ def branches_differ(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.square(h))
 
 
+def unknown_length(x: tf.Tensor) -> tf.Tensor:
+    """Sequences whose length the graph does not know either."""
+    h = tf.tensordot(x, variable("w", 6, 4), [[2], [0]])
+    flat = tf.reshape(dense(tf.reshape(x, [-1, 6]), 4, "a"), [tf.shape(x)[0], tf.shape(x)[1], 4])
+    mixed = tf.matmul(tf.nn.softmax(tf.matmul(h, h, transpose_b=True)), flat)
+    return tf.reduce_mean(tf.square(mixed)) + tf.reduce_sum(tf.reduce_max(h, 1)) / tf.cast(tf.size(h), F)
+
+
+def sequence_mask(i: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    mask = tf.sequence_mask(y, 4, dtype=tf.float64)
+    h = tf.nn.embedding_lookup(variable("table", 5, 4), i)
+    return tf.reduce_sum(h * mask[:, :, None]) / tf.reduce_sum(mask)
+
+
+def custom_gradient(x: tf.Tensor) -> tf.Tensor:
+    @tf.custom_gradient
+    def straight(a: tf.Tensor) -> Any:
+        return tf.square(a), lambda dy: dy * 2.0
+    return tf.reduce_mean(straight(dense(x, 3, "a")))
+
+
+def scatter_rows(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    h = dense(x, 3, "a")
+    index = tf.stack([tf.range(tf.shape(x)[0]), y], 1)
+    return tf.reduce_mean(tf.square(tf.scatter_nd(index, tf.reduce_sum(h, 1), tf.stack([tf.shape(x)[0], 3]))))
+
+
+def batched_gather(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    h = tf.reshape(dense(x, 6, "a"), [-1, 3, 2])
+    return tf.reduce_mean(tf.square(tf.gather(h, y[:, None], axis=1, batch_dims=1)))
+
+
+def second_gradient(x: tf.Tensor) -> tf.Tensor:
+    loss = tf.reduce_mean(tf.square(tf.tanh(dense(x, 4, "a"))))
+    slope = tf.gradients(loss, tf.trainable_variables()[0])[0]
+    return loss + tf.reduce_sum(slope * variable("direction", 6, 4))
+
+
+def reversed_sequences(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    h = tf.einsum("btd,de->bte", x, variable("w", 6, 3))
+    return tf.reduce_mean(tf.square(tf.reverse_sequence(h, y + 1, seq_axis=1, batch_axis=0)))
+
+
+def recurrent_lengths(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """TensorFlow 1's own loop, whose shortcuts ask for the longest and shortest sequence of the batch."""
+    out, state = tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(4), x, sequence_length=y + 1, dtype=tf.float64)
+    return tf.reduce_mean(tf.square(out)) + tf.reduce_mean(state)
+
+
 X = (F, (6,))
 SEQUENCE = (F, (3, 6))
 LABEL = (I, ())
@@ -335,6 +384,10 @@ PROGRAMS: List[Program] = [
     Program("static_constants", static_constants, [X], "static"), Program("extremes", extremes, [X, LABEL]),
     Program("slices", slices, [SEQUENCE]), Program("gradient_penalty", gradient_penalty, [X]),
     Program("choose", choose, [X, LABEL]), Program("top", top, [X, LABEL]), Program("clipped", clipped, [X]),
+    Program("unknown_length", unknown_length, [(F, (None, 6))]), Program("sequence_mask", sequence_mask, [(I, (4,)), LABEL]),
+    Program("custom_gradient", custom_gradient, [X]), Program("scatter_rows", scatter_rows, [X, LABEL]),
+    Program("batched_gather", batched_gather, [X, LABEL]), Program("second_gradient", second_gradient, [X]),
+    Program("reversed_sequences", reversed_sequences, [SEQUENCE, LABEL]),
 ]
 CONTROL_FLOW: List[Program] = [
     Program("loop", loop, [X]), Program("loop_from_constant", loop_from_constant, [X], "static"),
@@ -343,10 +396,15 @@ CONTROL_FLOW: List[Program] = [
 ]
 
 
+if tf.__version__.startswith("1."):  # TensorFlow 2 has no cells without Keras
+    CONTROL_FLOW.append(Program("recurrent_lengths", recurrent_lengths, [SEQUENCE, LABEL], "while frames"))
+
+
 def feeds(program: Program, batch: int) -> List[np.ndarray]:
     random = np.random.RandomState(5)
-    return [random.randint(0, program.integers, (batch,) + shape).astype(dtype) if dtype == I
-            else random.uniform(-1.0, 1.0, (batch,) + shape) for dtype, shape in program.inputs]  # type: ignore[arg-type]
+    shapes = [(dtype, (batch,) + tuple(3 if s is None else s for s in shape)) for dtype, shape in program.inputs]
+    return [random.randint(0, program.integers, shape).astype(dtype) if dtype == I else random.uniform(-1.0, 1.0, shape)
+            for dtype, shape in shapes]
 
 
 def build(program: Program, batch: Optional[int]) -> Tuple[List[tf.Tensor], List[tf.Tensor]]:

@@ -59,9 +59,11 @@ def test_every_tensor_merges_to_the_whole_s(program: Program, batch: Optional[in
 def test_loops_and_conditions(program: Program, batch: Optional[int], control_flow: str) -> None:
     if program.only == "static":
         batch = BATCH
-    emulation = check(program, batch, everything=control_flow == "functions")
+    if program.only == "while frames" and control_flow == "functions":
+        tf.disable_control_flow_v2()
+    emulation = check(program, batch, everything=control_flow == "functions" and not program.only)
     types = {op.type for op in emulation.ops.ops}
-    assert types & ({"Switch"} if control_flow == "while frames" else {"While", "StatelessWhile", "If", "StatelessIf"})
+    assert types & ({"Switch"} if "while frames" in (control_flow, program.only) else {"While", "StatelessWhile", "If", "StatelessIf"})
 
 
 def _batch_statistics(x: tf.Tensor) -> tf.Tensor:

@@ -136,8 +136,12 @@ def case_of(model: Model) -> Case:
         blocks += [block(i, layer) for i, layer in enumerate(model.layers)]
         history = stages.run(blocks, inputs["x"])
         loss = LOSSES[model.loss](history[-1], inputs)
-        with tf.control_dependencies([loss]):  # see cases.sum_with_l2
-            update = OPTIMIZERS[model.optimizer]().minimize(loss)
+        optimizer = OPTIMIZERS[model.optimizer]()
+        gradients = optimizer.compute_gradients(loss)
+        # As in cases.sum_with_l2; but not around the gradients, where the counter of a v1 loop would wait for what comes
+        # after the loop: TensorFlow itself stops then (always with more than parallel_iterations, 10, iterations).
+        with tf.control_dependencies([loss]):
+            update = optimizer.apply_gradients(gradients)
         return Script([[update]], {"loss": loss}, {"y": history[-1]})
 
     return Case(_examples, build, sizes=model.sizes)

@@ -28,16 +28,6 @@ from whale_tf.graph_editor.edges import control_edges
 ORIGINALS_OWN = ("_output_shapes", "_input_shapes", "_class")
 
 
-def fits_original_only(function: FunctionDef) -> bool:
-    """Whether a FunctionDef holds static shapes or colocations: what a call with another batch size, or on another device,
-    contradicts."""
-    return any(key in item.attr for item in _attributed(function) for key in ORIGINALS_OWN)
-
-
-def _attributed(function: FunctionDef) -> List[Any]:
-    return [function] + list(function.arg_attr.values()) + list(function.node_def)
-
-
 def data_inputs(node: NodeDef) -> List[str]:
     """Names of the tensors a node reads, without the ops it only waits for."""
     return [edge for edge in node.input if not edge.startswith("^")]
@@ -70,9 +60,14 @@ class FunctionCopy:
         self._nodes: Dict[str, NodeDef] = {node.name: node for node in self.definition.node_def}
         self._taken = set(self._nodes) | {arg.name for arg in list(signature.input_arg) + list(signature.output_arg)}
         self._signatures: Dict[str, OpSignature] = {}
-        for item in _attributed(self.definition):
+        for item in [self.definition, *self.definition.arg_attr.values(), *self.definition.node_def]:
             for key in ORIGINALS_OWN:
                 item.attr.pop(key, None)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the copy differs from the original, be it by what was dropped."""
+        return bool(self.definition != self.original)
 
     def node(self, name: str) -> NodeDef:
         """The NodeDef of that name, to be changed in place."""

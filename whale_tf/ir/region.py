@@ -79,18 +79,9 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
     loops = _loops(region, frames(graph))
     units = loops + _containers(graph, region)  # each runs on one level
-    batch_level = _reachable(graph, region, set(sources), seeds)
-    while True:
-        more = {i for unit in units if not unit.isdisjoint(batch_level) for i in unit} - batch_level
-        if not more:
-            break
-        batch_level = _reachable(graph, region, set(sources), seeds | batch_level | more)
-    late = _reachable(
-        graph,
-        [op for op in region if op.id in batch_level],
-        set(),
-        {op.id for op in region if op.phase is Phase.BACKWARD and op.id in batch_level},
-    )
+    batch_level = _closed(graph, region, set(sources), seeds, units)
+    members = [op for op in region if op.id in batch_level]
+    late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
     early = _early(graph, batch, batch_level, loops)
     return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch)
 
@@ -111,6 +102,19 @@ def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Seque
             stack.extend(graph.predecessors(graph.ops[index]))
             stack.extend(loop_of.get(index, ()))
     return found
+
+
+def _closed(
+    graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[int], units: Sequence[Set[int]]
+) -> Set[int]:
+    """Ops that are seeds or follow from a seed or one of the tensors; of each unit all or none."""
+    found = _reachable(graph, ops, tensors, seeds)
+    allowed = {op.id for op in ops}
+    while True:
+        more = {i for unit in units if not unit.isdisjoint(found) for i in unit & allowed} - found
+        if not more:
+            return found
+        found = _reachable(graph, ops, tensors, found | more)
 
 
 def _reachable(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[int]) -> Set[int]:

@@ -19,7 +19,7 @@ from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.control_flow import function_names
 from whale_tf.graph_editor.edges import canonical_edge
-from whale_tf.graph_editor.function_copy import FunctionCopy, append_inputs, fits_original_only
+from whale_tf.graph_editor.function_copy import FunctionCopy, append_inputs
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
 from whale_tf.ir.graph import Op
@@ -89,15 +89,14 @@ class Bodies:
         run_time = tuple(dict.fromkeys(number for copy in copies.values() for number in _run_time_numbers(copy)))
         functions = {}
         for attribute, copy in copies.items():
-            name, body = bodies[attribute]
-            if not run_time and not is_changed(body) and not fits_original_only(copy.original):
+            if not run_time and not copy.is_changed:
                 continue
             for index, number in enumerate(run_time):
                 parameter = copy.parameter("whale_number_{}".format(index), _dtype(number))
                 copy.replace({number: parameter})
                 if op.type in LOOPS and attribute == "body":
                     copy.return_also(parameter, _dtype(number))
-            functions[attribute] = self._context.edit.add_function(copy.finish(self._fresh(name)))
+            functions[attribute] = self._context.edit.add_function(copy.finish(self._fresh(bodies[attribute][0])))
         return _Calls(functions, run_time)
 
     def _edited(self, name: str, axis: BatchAxis, outermost: Op, place: Clone) -> FunctionCopy:
@@ -182,13 +181,6 @@ class Bodies:
             self._count += 1
             if not self._context.tf_graph._is_function(candidate):
                 return candidate
-
-
-def is_changed(axis: BatchAxis) -> bool:
-    """Whether a body, or one inside it, must be another in clones."""
-    return bool(axis.localise or axis.conversions or axis.attributes or axis.own_seed) or any(
-        is_changed(body) for body in axis.bodies.values()
-    )
 
 
 def _convert(copy: FunctionCopy, converter: Converter, op: Op, position: int, place: Clone) -> None:

@@ -17,6 +17,7 @@ import networkx as nx
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
+from whale_tf.ir.region import frame_of_outputs, frames
 from whale_tf.rewrite.context import Clone, Context, Copy
 from whale_tf.schedule import BACKWARD, Step, schedule
 
@@ -117,7 +118,8 @@ def _pairs(order: List[Step]) -> List[Tuple[Step, Step]]:
 
 
 def _ends(context: Context, ops: List[Op]) -> Tuple[List[Op], List[Op]]:
-    """(entries, exits) of a step: ops that no op of the step comes before, and ops that none follows."""
+    """(entries, exits) of a step: ops that no op of the step comes before, and ops outside of loops that none follows."""
+    frames_of = frames(context.graph)
     members = {op.id for op in ops}
     entries: List[Op] = []
     followed: Set[int] = set()
@@ -126,7 +128,7 @@ def _ends(context: Context, ops: List[Op]) -> Tuple[List[Op], List[Op]]:
         followed.update(before)
         if not before:
             entries.append(op)
-    return entries, [op for op in ops if op.id not in followed]
+    return entries, [op for op in ops if op.id not in followed and not frame_of_outputs(op, frames_of)]
 
 
 def _check_acyclic(context: Context, orders: List[List[Step]], steps: List[Dict[str, List[Op]]]) -> None:

@@ -11,7 +11,7 @@ from whale_tf.ir.extents import Size, SizeLike, Value, vector
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.rules import rule_for
-from whale_tf.ir.rules.shape import Stride, strided_dims, strided_terms
+from whale_tf.ir.rules.shape import Stride, strided_terms
 
 
 def per_example(state: Propagation, element: SizeLike, op: Op) -> int:
@@ -69,6 +69,7 @@ def slice_(state: Propagation, op: Op) -> None:
     plan = Operands(state, op, "mnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
     carry_offsets(state, op, plan)
     state.set(op.outputs[0], sharded(d, blocks, layout.power), state.source(op), plan.zero(0))
+    state.learn_sizes(op)
     plan.record()
 
 
@@ -102,11 +103,10 @@ def strided_slice(state: Propagation, op: Op) -> None:
         raise Refuse("the rank of its operand is not known")
     terms = strided_terms(op, len(shape), state, shape)
     blocks, dim = _strided_cut(state, op, layout.blocks, terms, layout.dim, 1)
-    if state.lacks_sizes(op.outputs[0]):
-        state.infer_sizes(op, rule_for(op, state.graph, state), op.outputs[0], strided_dims(terms, len(shape))[1])
     plan = Operands(state, op, "mnnn", [layout] + [state.layout(t) for t in op.inputs[1:]])
     carry_offsets(state, op, plan)
     state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.source(op), plan.zero(0))
+    state.learn_sizes(op)
     plan.record()
 
 
@@ -234,6 +234,7 @@ def concat(state: Propagation, op: Op) -> None:
     _join_offsets(state, op, parts, plan)
     power, _ = plan.settle(True)
     state.set(op.outputs[0], sharded(axis, tuple(blocks), power), state.source(op), plan.is_zero)
+    state.learn_sizes(op)
     plan.record()
 
 
@@ -266,6 +267,7 @@ def split(state: Propagation, op: Op) -> None:
         blocks = cut_blocks(layout.blocks, start, start + length)
         state.set(tensor, sharded(layout.dim, blocks, layout.power), state.source(op))
         start += length
+    state.learn_sizes(op)
     if op.type == "SplitV":
         state.localise_elements(op, 1, {j: (length,) for j, length in enumerate(lengths)})
 

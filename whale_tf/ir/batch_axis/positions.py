@@ -66,6 +66,7 @@ def gather(state: Propagation, op: Op) -> None:
         raise Refuse(_ELSEWHERE)
     batch_dims = op.attrs.get("batch_dims", 0)
     state.set(op.outputs[0], sharded(axis + index.dim - batch_dims, index.blocks, layout.power), state.source(op))
+    state.learn_sizes(op)
 
 
 @handles("GatherNd")
@@ -80,6 +81,7 @@ def gather_nd(state: Propagation, op: Op) -> None:
         return
     _check_columns(state, indices, index, depth, layout.dim - shared, layout.blocks)
     state.set(op.outputs[0], sharded(index.dim, index.blocks, layout.power), state.source(op))
+    state.learn_sizes(op)
 
 
 def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, column: int, blocks: Blocks) -> None:
@@ -124,6 +126,7 @@ def segment(state: Propagation, op: Op) -> None:
         power, _ = plan.settle(True)
         state.localise_elements(op, 2, {0: blocks})
         state.set(op.outputs[0], sharded(0, blocks, power), state.source(op))
+        state.learn_sizes(op)
         plan.record()
         return
     state.apply(op, rule_for(op, state.graph, state))
@@ -155,6 +158,7 @@ def scatter_nd(state: Propagation, op: Op) -> None:
     power, _ = plan.settle(True)
     state.localise_elements(op, 2, {dim: blocks})
     state.set(op.outputs[0], sharded(dim, blocks, power), state.source(op))
+    state.learn_sizes(op)
     plan.record()
 
 

@@ -282,6 +282,16 @@ class Propagation(State):
             if places:
                 self.localise_elements(op, shape.position, dict.fromkeys(places, blocks))
 
+    def learn_sizes(self, op: Op) -> None:
+        """Remember sizes of the results that follow from the op's rule, for ops that a handler gave their layouts."""
+        if any(self.lacks_sizes(t) for t in op.outputs):
+            try:
+                rule = rule_for(op, self.graph, self)
+            except NoRule:
+                return
+            for tensor, dims in zip(op.outputs, rule.outputs):
+                self.infer_sizes(op, rule, tensor, dims)
+
     def infer_sizes(self, op: Op, rule: Rule, tensor: int, dims: AnyDims) -> None:
         """Remember sizes of a result that the graph does not know."""
         if not isinstance(dims, tuple) or not self.lacks_sizes(tensor):

@@ -10,7 +10,19 @@ from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import Propagation, handles
 from whale_tf.ir.batch_axis.result import EXTENT
 from whale_tf.ir.batch_axis.state import UNIFORM, ZERO
-from whale_tf.ir.extents import Size, SizeLike, Value, as_value, broadcast_gradient_args, product, scalar, static_ints, vector
+from whale_tf.ir.extents import (
+    Size,
+    SizeLike,
+    Value,
+    as_value,
+    batch_size,
+    broadcast_gradient_args,
+    is_static,
+    product,
+    scalar,
+    static_ints,
+    vector,
+)
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.rules import rule_for
@@ -92,15 +104,17 @@ def reshape(state: Propagation, op: Op) -> None:
     before = state.local_shape(data)
     if before is None:
         raise Refuse("the rank of its operand is not known")
+    if not state.layout(data).is_sharded:  # sliced just now
+        before = before[:layout.dim] + (batch_size * sum(layout.blocks or ()),) + before[layout.dim + 1:]
     after = _target(state, op, target_value)
     dim, blocks = _place(state, layout, before, after)
     if target_value is not None:
         state.localise_elements(op, 1, {dim: blocks})
-    if state.lacks_sizes(op.outputs[0]):
-        state.set_sizes(op.outputs[0], after)
     if data in state.offsets:
         state.offsets[op.outputs[0]] = state.offsets[data]
     state.set(op.outputs[0], sharded(dim, blocks, layout.power), state.source(op))
+    if state.lacks_sizes(op.outputs[0]):
+        state.set_sizes(op.outputs[0], after)
     state.flags[op.outputs[0]] |= state.flags[data] & (UNIFORM | ZERO)
 
 
@@ -141,37 +155,52 @@ def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after
     """Dimension and blocks of the batch in the target shape; fills in ``after``'s -1."""
     blocks = layout.blocks
     prefix = product(before[:layout.dim])
-    if blocks is None or -1 in blocks or len(set(blocks)) != 1:
+    if blocks is None or len(set(blocks)) != 1:
         return _keep_whole(layout, prefix, before, after)
-    major, minor = len(blocks), blocks[0]
-    rest = product(before[:layout.dim]) * product(before[layout.dim + 1:])
-    per_example = rest * (major * minor)
+    rest = prefix * product(before[layout.dim + 1:])
+    per_example = rest * (before[layout.dim] // batch_size)
     following = [j for j, s in enumerate(after) if isinstance(s, Size) and s.depends_on_batch]
     if len(following) > 1:
         raise Refuse("two of its dimensions follow the batch")
-    dim = following[0] if following else None
     if -1 in after:
         hole = after.index(-1)
         others = product([s for j, s in enumerate(after) if j != hole])
-        if dim is None and state.batch is not None:
-            after[hole] = _divide(per_example * state.batch, others)
+        if not following and state.batch is not None and is_static(vector([per_example, others])):
+            after[hole] = _divide(per_example * state.batch, others)  # sizes decide where the batch is
         else:
-            after[hole] = _divide(before[layout.dim] * rest, others)
-            dim = hole if dim is None else dim
-        if dim == hole and not isinstance(after[hole], Size):
-            raise Refuse("the batch dimension is cut in pieces")
-    if dim is None:
-        return _place_baked(state, prefix * major, per_example, after)
-    majors = _divide(prefix * major, product(after[:dim]))
+            following = following or _baked(state, prefix * len(blocks), after, hole) or [hole]
+            total = per_example * (batch_size if following[0] == hole or isinstance(after[following[0]], Size)
+                                   else state.batch or 1)
+            after[hole] = _divide(total, others)
+    if not following:
+        return _place_baked(state, prefix * len(blocks), per_example, after)
+    dim = following[0]
+    return dim, _regroup(state, _divide(prefix * len(blocks), product(after[:dim])), after[dim])
+
+
+def _baked(state: Propagation, prefix: SizeLike, after: Sequence[SizeLike], hole: int) -> List[int]:
+    """The constant before the hole of a target that is the batch: where what lies in front of it is what lay in front of
+    the batch, and it is a multiple of the batch."""
+    for dim, size in enumerate(after[:hole]):
+        if state.batch is not None and not isinstance(size, Size) and size % state.batch == 0 and (
+                product(after[:dim]) == prefix):
+            return [dim]
+    return []
+
+
+def _regroup(state: Propagation, majors: SizeLike, size: SizeLike) -> Blocks:
+    """Blocks of a batch dimension of the given size behind ``majors`` repetitions."""
     if not isinstance(majors, int) or majors < 1:
         raise Refuse("what lies in front of the batch dimension is not known")
-    size = after[dim]
-    found = blocks_of(size) if isinstance(size, Size) else None
+    if isinstance(size, Size):
+        found = blocks_of(size)
+    else:
+        found = (size // state.batch,) if state.batch is not None and size % state.batch == 0 else None
     if found == (-1,) and majors == 1:
-        return dim, found
-    if found is None or found == (-1,) or found[0] % majors:
+        return found
+    if found is None or found == (-1,) or found[0] % majors or not found[0]:
         raise Refuse("the batch dimension is cut in pieces")
-    return dim, (found[0] // majors,) * majors
+    return (found[0] // majors,) * majors
 
 
 def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> Tuple[int, Blocks]:
@@ -239,6 +268,7 @@ def tile(state: Propagation, op: Op) -> None:
     plan = Operands(state, op, "mn", [layout, state.layout(op.inputs[1])])
     carry_offsets(state, op, plan)
     state.set(op.outputs[0], sharded(layout.dim, blocks, layout.power), state.source(op), plan.zero(0))
+    state.learn_sizes(op)
     plan.record()
 
 

@@ -190,7 +190,9 @@ class State(View):
             if layout.blocks is None:
                 sizes[layout.dim] = Size.of(("rows", tensor, layout.dim))
             elif layout.blocks == (-1,):
-                sizes[layout.dim] = batch_size * Size.of(("dim", tensor, layout.dim))
+                known = sizes[layout.dim]
+                if not isinstance(known, Size) or not known.depends_on_batch:
+                    sizes[layout.dim] = batch_size * Size.of(("dim", tensor, layout.dim))
             else:
                 sizes[layout.dim] = batch_size * sum(layout.blocks)
         return tuple(sizes)
@@ -265,7 +267,9 @@ class State(View):
         if None not in shape:
             return False
         layout = self.layouts.get(tensor)
-        return layout is None or not layout.is_sharded or any(s is None and d != layout.dim for d, s in enumerate(shape))
+        if layout is None or not layout.is_sharded or layout.blocks == (-1,):
+            return True
+        return any(s is None and d != layout.dim for d, s in enumerate(shape))
 
     def set_sizes(self, tensor: int, sizes: Sequence[SizeLike]) -> None:
         """What is known of a result's shape, beside what the graph says."""

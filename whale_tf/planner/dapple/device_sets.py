@@ -93,6 +93,12 @@ class Servers:
 
         return extend([])
 
+    def single_sets(self, used: Counts) -> Iterator[Counts]:
+        """Every free device that cannot be exchanged for an earlier one."""
+        for group in self._ties(used):
+            if used[group[0]] < self.sizes[group[0]]:
+                yield tuple(int(k == group[0]) for k in range(len(used)))
+
     def policy_sets(self, used: Counts) -> Iterator[Counts]:
         """What the three policies give for every number of devices, without repetitions."""
         for count in range(1, sum(self.free(used)) + 1):

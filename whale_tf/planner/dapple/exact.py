@@ -30,7 +30,7 @@ import bisect
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from whale_tf.planner.dapple.cost import Costs, Stage, Stages
-from whale_tf.planner.dapple.device_sets import Counts
+from whale_tf.planner.dapple.device_sets import Counts, append_first
 
 INFINITY = float("inf")
 # Two plans whose latencies differ by less are equal: floating-point sums in another order.
@@ -168,29 +168,17 @@ class _Search:
             if depth < 1:
                 break
             allreduce_s = costs.allreduce_seconds(stage)
-            rounds, left = divmod(steady, depth)
             if last:
-                label = _Label(forward_s + steady * work_s + allreduce_s + backward_s, allreduce_s,
-                               work_s + steady * work_s, work_s, stage, None)
+                label = _last(stage, forward_s, backward_s, allreduce_s, steady)
                 if label.x + floor_f < bound:
                     _insert(labels, label, self.memory_binds)
                 break
             for receivers, group in rests.items():
                 wire_s = costs.wire(end, _minus(behind, sent), sent, self._matched(behind, receivers, sent))
                 for rest in group:
-                    # the communication stage, then the computation stage in front of it
-                    x = wire_s + max(rest.x, 2 * steady * wire_s + max(wire_s, rest.y), wire_s + rest.z)
-                    y = rest.y - wire_s
-                    z = 2 * wire_s + max(2 * steady * wire_s, rest.z)
-                    r = work_s + 2 * wire_s + rest.r
-                    x = forward_s + max(x, steady * work_s + max(allreduce_s + backward_s, y),
-                                        backward_s + allreduce_s + z)
-                    z = work_s + max(steady * work_s, z)
-                    if depth <= steady:
-                        trip_s = (rounds + 1) * r + left * backward_s
-                        x, z = max(x, trip_s + max(allreduce_s, y - backward_s)), max(z, trip_s)
-                    if max(x + floor_f, z + floor_c) < bound:
-                        _insert(labels, _Label(x, max(allreduce_s, y - backward_s), z, r, stage, rest), self.memory_binds)
+                    label = _in_front(rest, wire_s, stage, forward_s, backward_s, allreduce_s, depth, steady)
+                    if max(label.x + floor_f, label.z + floor_c) < bound:
+                        _insert(labels, label, self.memory_binds)
         return labels
 
     def _ends(self, layer: int, devices: int) -> Iterable[int]:
@@ -212,11 +200,13 @@ class _Search:
 
     def _sets_from(self, used: Counts) -> List[Counts]:
         if used not in self._sets:
-            every = (self.servers.num_devices <= MAX_DEVICES_OF_ALL_SETS
-                     and self.servers.count_states() <= MAX_STATES_OF_ALL_SETS)
-            sets = self.servers.all_sets(used) if every else self.servers.round_sets(used)
-            self._sets[used] = sorted((taken for taken in sets if sum(taken) == 1 or not self.single),
-                                      key=lambda taken: (sum(taken), taken))
+            servers = self.servers
+            small = servers.num_devices <= MAX_DEVICES_OF_ALL_SETS and servers.count_states() <= MAX_STATES_OF_ALL_SETS
+            if self.single:
+                sets = servers.single_sets(used) if small else iter([append_first(servers.sizes, used, 1)])
+            else:
+                sets = servers.all_sets(used) if small else servers.round_sets(used)
+            self._sets[used] = sorted(sets, key=lambda taken: (sum(taken), taken))
         return self._sets[used]
 
     def _behind(self, used: Counts, taken: Counts) -> Tuple[Counts, Counts]:
@@ -248,6 +238,29 @@ class _Search:
             before = tuple(step.stage.taken[k] for k in order)
             step = step.rest
         return tuple(stages)
+
+
+def _last(stage: Stage, forward_s: float, backward_s: float, allreduce_s: float, steady: int) -> _Label:
+    """The suffix of one stage; ``steady`` is M - 1."""
+    work_s = forward_s + backward_s
+    return _Label((steady + 1) * work_s + allreduce_s, allreduce_s, (steady + 1) * work_s, work_s, stage, None)
+
+
+def _in_front(rest: _Label, wire_s: float, stage: Stage, forward_s: float, backward_s: float, allreduce_s: float, depth: int,
+              steady: int) -> _Label:
+    """The suffix with a wire and then a stage put in front of it, by the rules of the module's docstring."""
+    x = wire_s + max(rest.x, 2 * steady * wire_s + max(wire_s, rest.y), wire_s + rest.z)
+    y = rest.y - wire_s
+    z = 2 * wire_s + max(2 * steady * wire_s, rest.z)
+    work_s = forward_s + backward_s
+    r = work_s + 2 * wire_s + rest.r
+    x = forward_s + max(x, steady * work_s + max(allreduce_s + backward_s, y), backward_s + allreduce_s + z)
+    z = work_s + max(steady * work_s, z)
+    if depth <= steady:
+        rounds, left = divmod(steady, depth)
+        trip_s = (rounds + 1) * r + left * backward_s
+        x, z = max(x, trip_s + max(allreduce_s, y - backward_s)), max(z, trip_s)
+    return _Label(x, max(allreduce_s, y - backward_s), z, r, stage, rest)
 
 
 def _same_spelling(real: Counts, spelled: Counts, used: Counts, classes: Counts) -> List[int]:

@@ -1,0 +1,75 @@
+"""Version 1 loops in clones: equal to the local script; what is staged outside a loop enters its frame."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from tests.graph_editor.graphs import control_flow
+from tests.numeric.script import dense
+from tests.rewrite import control_flow as cf
+from tests.rewrite.control_flow import Setting
+from whale_tf.errors import UnsupportedOpError
+
+BODIES = [cf.reshaped, cf.mean_in_body, cf.weight_decay_in_body, cf.divided_by_rows, cf.nested, cf.branches,
+          cf.weights_alone]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("static", [True, False], ids=["static", "unknown"])
+@pytest.mark.parametrize("body", BODIES)
+def test_clones_compute_what_the_local_script_does(body: Any, static: bool) -> None:
+    expected = cf.run(body, Setting(1, static))
+    found = cf.run(body, Setting(1, static, 2, 2))
+    np.testing.assert_allclose(found.numbers, expected.numbers, rtol=1e-10, atol=1e-12)
+    frames = {op.get_attr("frame_name") for op in found.graph.get_operations()
+              if op.type == "Enter" and op.name.startswith("whale/")}
+    assert len(frames) >= 8  # forward and backward loop, 4 clones each
+
+
+def entered(body: Any, static: bool) -> Any:
+    """What was brought into loops, by op type."""
+    graph = cf.run(body, Setting(1, static, 2), steps=1).graph
+    return [op for op in graph.get_operations() if op.name.startswith("whale/enter/")]
+
+
+@pytest.mark.slow
+def test_constants_wait_for_the_frame_and_run_time_numbers_enter_it() -> None:
+    static = entered(cf.weight_decay_in_body, True)
+    assert {op.type for op in static} == {"Const"} and all(op.control_inputs for op in static)
+    at_run_time = entered(cf.weight_decay_in_body, False)
+    assert {op.type for op in at_run_time} == {"Enter", "Identity"}
+    assert all(op.get_attr("is_constant") for op in at_run_time if op.type == "Enter")
+
+
+@pytest.mark.slow
+def test_a_number_enters_an_inner_loop_through_the_outer() -> None:
+    inner = [op for op in entered(cf.nested, False) if op.type == "Enter" and op.inputs[0].op.type == "Enter"]
+    outer = [op.inputs[0].op for op in inner]
+    assert inner and not {op.get_attr("frame_name") for op in inner} & {op.get_attr("frame_name") for op in outer}
+    assert all(not op.inputs[0].op.type == "Enter" for op in outer)
+
+
+@pytest.mark.slow
+def test_a_loop_over_two_task_graphs_is_refused() -> None:
+    wh.init({}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default(), control_flow(1):
+            x = tf.placeholder(tf.float64, [cf.BATCH, cf.WIDTH])
+
+            def body(i: tf.Tensor, h: tf.Tensor) -> Any:
+                with wh.replicate(1, name="left"):
+                    h = dense(h, cf.WIDTH, "left")
+                with wh.replicate(1, name="right"):
+                    return i + 1, dense(h, cf.WIDTH, "right")
+
+            loss = tf.reduce_mean(tf.while_loop(lambda i, h: i < 2, body, [0, x])[1])
+            tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            with pytest.raises(UnsupportedOpError, match="the while loop 'while/.*' has ops of TaskGraphs 'left' and 'right'"):
+                with tf.Session() as session:
+                    session.run(tf.global_variables_initializer())
+    finally:
+        wh.shutdown()
