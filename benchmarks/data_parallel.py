@@ -27,7 +27,7 @@ def local(workload: Workload) -> Callable[[], Any]:
     import tensorflow.compat.v1 as tf
 
     tf.disable_eager_execution()
-    value = loss(workload, variables(workload), *map(tf.constant, workload.data(workload.batch, 0)))
+    value = loss(workload, variables(workload), *_next_batch(workload.data(workload.batch, 0)))
     return _run(value, tf.train.GradientDescentOptimizer(LEARNING_RATE).minimize(value), 1)
 
 
@@ -41,9 +41,8 @@ def whale(workload: Workload) -> Callable[[], Any]:
     wh.init(cluster="cpu:{}".format(REPLICAS))
     parts = [workload.data(workload.batch, seed) for seed in range(REPLICAS)]
     batch = tuple(np.concatenate(arrays) for arrays in zip(*parts))
-    inputs = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(batch).repeat()).get_next()
     with wh.replicate():
-        value = loss(workload, variables(workload), *inputs)
+        value = loss(workload, variables(workload), *_next_batch(batch))
     return _run(value, tf.train.GradientDescentOptimizer(LEARNING_RATE).minimize(value), REPLICAS)
 
 
@@ -57,7 +56,7 @@ def shared_variables(workload: Workload) -> Callable[[], Any]:
     losses, gradients = [], []
     for replica in range(REPLICAS):
         with tf.device("/device:CPU:{}".format(replica)):
-            losses.append(loss(workload, parameters, *map(tf.constant, workload.data(workload.batch, replica))))
+            losses.append(loss(workload, parameters, *_next_batch(workload.data(workload.batch, replica))))
             gradients.append(tf.gradients(losses[-1], list(parameters.values())))
     with tf.device("/device:CPU:0"):
         means = [tf.add_n(list(parts)) / REPLICAS for parts in zip(*gradients)]
@@ -75,7 +74,7 @@ def mirrored_variables(workload: Workload) -> Callable[[], Any]:
     for replica in range(REPLICAS):
         with tf.device("/device:CPU:{}".format(replica)):
             parameters = variables(workload, "replica_{}_".format(replica))
-            losses.append(loss(workload, parameters, *map(tf.constant, workload.data(workload.batch, replica))))
+            losses.append(loss(workload, parameters, *_next_batch(workload.data(workload.batch, replica))))
             gradients = tf.gradients(losses[-1], list(parameters.values()))
             means = [collective_ops.all_reduce(g, REPLICAS, 1, 1 + k, "Add", "Div") for k, g in enumerate(gradients)]
             updates.append(tf.train.GradientDescentOptimizer(LEARNING_RATE).apply_gradients(
@@ -114,6 +113,14 @@ def mirrored_strategy(workload: Workload) -> Callable[[], Any]:
 SYSTEMS: Dict[str, Callable[[Workload], Callable[[], Any]]] = {
     "local": local, "whale_tf": whale, "shared variables": shared_variables, "mirrored variables": mirrored_variables,
     "MirroredStrategy": mirrored_strategy}
+
+
+def _next_batch(batch: Any) -> Any:
+    """From an input pipeline: what is computed from constants alone, TensorFlow computes once."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.device("/device:CPU:0"):
+        return tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(batch).repeat()).get_next()
 
 
 def _run(value: Any, update: Any, devices: int) -> Callable[[], Any]:

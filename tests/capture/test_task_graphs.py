@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -241,6 +242,17 @@ def test_annotation_inside_a_function_body(graph: Any, control_flow: Any) -> Non
     minimize(tf.reduce_mean(dense(h, 1, "a")))
     with pytest.raises(AnnotationError, match="annotated inside the function body of 'loop'.*around the whole call"):
         assigned(graph)
+
+
+@pytest.mark.parametrize("iterator", [v1.data.make_one_shot_iterator, v1.data.make_initializable_iterator])
+def test_input_pipeline_made_under_an_annotation(graph: Any, iterator: Any) -> None:
+    with annotate(graph, "replicate", 1):
+        dataset = v1.data.Dataset.from_tensor_slices(np.ones([8, 2], "float32")).map(lambda x: x * 2.0).batch(4)
+        loss = tf.reduce_mean(dense(iterator(dataset).get_next(), 1, "a"))
+    minimize(loss)
+    ops, task_graphs = assigned(graph)
+    assert task_graphs.of[ops.op("IteratorGetNext").id] == -1
+    assert task_graphs.of[ops.op(loss.op.name).id] == 0
 
 
 def test_annotation_inside_a_v1_loop_is_not_convex(graph: Any, control_flow: Any) -> None:

@@ -1,7 +1,4 @@
-"""Generated models under generated plans equal the local script: 200 in `make test-all`, 5,000 in `make fuzz`.
-
-Not yet part of `make test`: on TensorFlow 1.15 a v1 loop under several micro-batches with a weighted loss can hang.
-"""
+"""Generated models under generated plans equal the local script: 200 in `make test`, 5,000 in `make fuzz`."""
 from __future__ import annotations
 
 import random
@@ -15,7 +12,6 @@ from tests.numeric.generated import Model, case_of, models
 PARTS = 4  # so that several processes can share the work
 
 
-@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_generated_models(part: int) -> None:

@@ -101,7 +101,8 @@ def check_convex(graph: OpGraph, task_graphs: TaskGraphs, names: Sequence[str],
 # -- checks ---------------------------------------------------------------------------------------------------------
 def _check_bodies(graph: OpGraph) -> None:
     for op in graph.ops:
-        tagged = _annotated_inside(op, set())
+        # an input pipeline may be made under an annotation; it runs once, whatever its functions are tagged with
+        tagged = _annotated_inside(op, set()) if op.phase in (Phase.FORWARD, Phase.BACKWARD) else None
         if tagged is not None:
             raise AnnotationError(
                 "op {!r} is annotated inside the function body of {!r} ({}). A loop, condition or function call is in "
