@@ -26,6 +26,12 @@ def loop_graph() -> Any:
     return graph, loop
 
 
+def twice_in(copy: FunctionCopy) -> str:
+    """Name of the multiplication, which TensorFlow may put in a scope."""
+    name, = (node.name for node in copy.definition.node_def if node.op == "Mul")
+    return str(name)
+
+
 def clone_calling(graph: Any, loop: Any, functions: Any, inputs: Any = ()) -> None:
     """Clones the loop under ``copy/``, with other functions, reading ``short`` and whatever is given."""
     edit = StagedEdit(graph)
@@ -49,8 +55,8 @@ def test_an_operand_replaced_by_a_new_node_changes_the_copy_only():
     body = function_names(loop.node_def)["body"]
     copy = FunctionCopy(graph, body)
     three = copy.const(np.float32(3.0), "three")
-    copy.set_operand("twice", 1, three)
-    assert copy.is_changed and copy.operand("twice", 1) == three
+    copy.set_operand(twice_in(copy), 1, three)
+    assert copy.is_changed and copy.operand(twice_in(copy), 1) == three
     clone_calling(graph, loop, {body: copy.finish(body + "_tripled")})
     feed = {"x:0": np.ones(4), "short:0": np.ones(2)}
     y, y_copy = run(graph, ["y:0", "copy/y:0"], feed)
@@ -65,7 +71,7 @@ def test_a_further_parameter_is_passed_through_a_loop():
     for attribute in ("body", "cond"):
         copy = FunctionCopy(graph, names[attribute])
         if attribute == "body":
-            copy.set_operand("twice", 1, "later")
+            copy.set_operand(twice_in(copy), 1, "later")
         parameter = copy.parameter("factor", tf.float32)
         copy.replace({"later": parameter})
         if attribute == "body":
@@ -80,7 +86,7 @@ def test_a_result_can_be_another_tensor():
     graph, loop = loop_graph()
     body = function_names(loop.node_def)["body"]
     copy = FunctionCopy(graph, body)
-    index = next(i for i in range(len(loop.outputs)) if copy.result(i).startswith("twice"))
+    index = next(i for i in range(len(loop.outputs)) if copy.result(i).startswith(twice_in(copy)))
     negated = copy.add("Neg", "negated", [copy.result(index)], attrs={"T": tf.float32})
     copy.set_result(index, negated)
     clone_calling(graph, loop, {body: copy.finish(body + "_negated")})
@@ -90,8 +96,9 @@ def test_a_result_can_be_another_tensor():
 def test_new_nodes_never_take_a_name_of_the_function():
     graph, loop = loop_graph()
     copy = FunctionCopy(graph, function_names(loop.node_def)["body"])
-    assert copy.const(1.0, "twice") == "twice_1:output:0"
-    assert copy.node("twice_1").op == "Const" and copy.node("twice").op == "Mul"
+    twice = twice_in(copy)
+    assert copy.const(1.0, twice) == twice + "_1:output:0"
+    assert copy.node(twice + "_1").op == "Const" and copy.node(twice).op == "Mul"
 
 
 def test_functions_that_are_missing_or_taken_are_refused():

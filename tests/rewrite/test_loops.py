@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.graph_editor.graphs import control_flow
-from tests.numeric.script import dense
+from tests.numeric.script import weight
 from tests.rewrite import control_flow as cf
 from tests.rewrite.control_flow import Setting
 from whale_tf.errors import UnsupportedOpError
@@ -59,12 +59,13 @@ def test_a_loop_over_two_task_graphs_is_refused() -> None:
     try:
         with tf.Graph().as_default(), control_flow(1):
             x = tf.placeholder(tf.float64, [cf.BATCH, cf.WIDTH])
+            left, right = (weight(name, [cf.WIDTH, cf.WIDTH], "float64") for name in ("left", "right"))
 
             def body(i: tf.Tensor, h: tf.Tensor) -> Any:
                 with wh.replicate(1, name="left"):
-                    h = dense(h, cf.WIDTH, "left")
+                    h = tf.tanh(tf.matmul(h, left))
                 with wh.replicate(1, name="right"):
-                    return i + 1, dense(h, cf.WIDTH, "right")
+                    return i + 1, tf.tanh(tf.matmul(h, right))
 
             loss = tf.reduce_mean(tf.while_loop(lambda i, h: i < 2, body, [0, x])[1])
             tf.train.GradientDescentOptimizer(0.1).minimize(loss)
