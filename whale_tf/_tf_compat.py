@@ -5,7 +5,9 @@ between the two lines of releases gets a function here.
 """
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import functools
+from typing import Any, Iterator
 
 try:
     import tensorflow as tf
@@ -14,7 +16,7 @@ except ImportError as error:
         "whale_tf rewrites TensorFlow graphs, and no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
-__all__ = ["AttrValue", "FunctionDef", "GraphDef", "NodeDef", "OpDef", "op_def", "tf", "v1"]
+__all__ = ["AttrValue", "FunctionDef", "GraphDef", "NodeDef", "OpDef", "imported_as_written", "op_def", "tf", "v1"]
 
 # Names of protos for annotations: type checkers see all of TensorFlow as Any.
 AttrValue = Any
@@ -37,3 +39,36 @@ def op_def(graph: tf.Graph, op_type: str) -> OpDef:
         return lookup(op_type)
     except (tf.errors.OpError, RuntimeError) as error:  # 1.x and 2.x, in this order
         raise LookupError("no op type {!r} in TensorFlow {}".format(op_type, tf.__version__)) from error
+
+
+@contextlib.contextmanager
+def imported_as_written(graph: tf.Graph) -> Iterator[None]:
+    """Imports into the graph take each node as it stands in the GraphDef.
+
+    ``tf.import_graph_def`` goes through all new ops in Python to apply what scopes ask for (devices, colocations, control
+    dependencies, control-flow contexts): a third of its time, for nothing where no scope is open. A TensorFlow whose
+    importer is built differently does so here, too.
+    """
+    try:
+        from tensorflow.python.framework import c_api_util, importer
+
+        process = importer._ProcessNewOps
+        new_operations = graph.new_operations if hasattr(graph, "new_operations") else functools.partial(
+            c_api_util.new_tf_operations, graph)  # moved within the 2.x releases
+        create = graph._create_op_from_tf_operation
+    except (ImportError, AttributeError):
+        yield
+        return
+
+    def process_new_ops(target: tf.Graph) -> None:
+        if target is not graph:
+            process(target)
+            return
+        for operation in new_operations():
+            create(operation, compute_device=False)
+
+    importer._ProcessNewOps = process_new_ops
+    try:
+        yield
+    finally:
+        importer._ProcessNewOps = process

@@ -17,4 +17,12 @@ def garbage_collection_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            _age()
             gc.enable()
+
+
+def _age() -> None:
+    """Count what was made as old: as young objects they would be walked once more, all of them, right away."""
+    if not gc.get_freeze_count():  # else somebody keeps objects frozen, and they must stay so
+        gc.freeze()
+        gc.unfreeze()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, op_def, tf, v1
+from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, imported_as_written, op_def, tf, v1
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.control_flow import ENTER_TYPES, Frame, check_whole_loops, frames, fresh_frame_names
@@ -278,13 +278,8 @@ class StagedEdit:
         if self.graph.finalized:
             raise GraphEditError("the graph is finalized; commit edits before finalize() or a MonitoredSession")
         tensors, waits = self._resolve_externals()
-        devices = {node.name: node.device for node in self._graph_def.node if node.device}
-        for name in devices:  # set afterwards: import applies devices through a device scope per op, which is slow
-            self._staged[name].device = ""
         with garbage_collection_paused():
             new_ops = self._import(tensors)
-            for name, where in devices.items():
-                new_ops[name]._set_device(where)
             for name, befores in waits.items():
                 new_ops[name]._add_control_inputs(befores)
         return new_ops
@@ -292,7 +287,8 @@ class StagedEdit:
     def _import(self, tensors: Dict[str, tf.Tensor]) -> Dict[str, tf.Operation]:
         n_before = len(self.graph.get_operations())
         with self.graph.as_default(), self.graph.device(None), self.graph.control_dependencies(None), \
-                self.graph.colocate_with(None, ignore_existing=True), _contexts_hidden(tensors.values()):
+                self.graph.colocate_with(None, ignore_existing=True), _contexts_hidden(tensors.values()), \
+                imported_as_written(self.graph):
             try:
                 tf.import_graph_def(self._graph_def, input_map=tensors, name="")
             except (ValueError, tf.errors.OpError) as error:

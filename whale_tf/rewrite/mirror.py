@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import set_input
@@ -44,18 +44,19 @@ class Mirror:
         """Mirror all writes that are new since the last call."""
         if not self._copies or self._graph.version == self._version:
             return
-        writes: Dict[tf.Operation, tf.Operation] = {}
-        for variable in self._variables:
-            for op in variable.outputs[0].consumers():
-                if op not in self._handled and is_write(op.type):
-                    writes[op] = variable
-        if writes:
-            self._mirror(writes)
+        edit = StagedEdit(self._graph)
+        staged = self.stage(edit)
+        if staged:
+            self.finish(edit.commit(), staged)
         self._version = self._graph.version
 
-    def _mirror(self, writes: Dict[tf.Operation, tf.Operation]) -> None:
-        """Add a clone of each write (op -> the variable it writes) for every copy."""
-        edit = StagedEdit(self._graph)
+    def stage(self, edit: StagedEdit) -> Dict[tf.Operation, List[str]]:
+        """Stage a clone of each new write for every copy.
+
+        Returns:
+            Names of the clones of each write, for :meth:`finish` once they are in the graph.
+        """
+        writes = self._new_writes()
         waits: Dict[tf.Operation, List[str]] = {op: [] for op in writes}
         for scope, group in self._copies.items():
             ops = [op for op, variable in writes.items() if variable in group]
@@ -66,11 +67,27 @@ class Mirror:
                     if tensor.op in group:
                         set_input(edit, names[op.name], position, group[tensor.op].tensor)
                 waits[op].append(names[op.name])
-        new = edit.commit()
-        for op, copies in waits.items():
+        return waits
+
+    def finish(self, new: Mapping[str, tf.Operation], staged: Mapping[tf.Operation, Sequence[str]]) -> None:
+        """Let each write wait for its clones.
+
+        Args:
+            new: what the edit added; the optimizer's writes among it are not mirrored again.
+        """
+        for op, copies in staged.items():
             op._add_control_inputs([new[name] for name in copies])
-        self._handled.update(writes)
+        self._handled.update(staged)
         self._handled.update(new.values())
+
+    def _new_writes(self) -> Dict[tf.Operation, tf.Operation]:
+        """Each write that has no clones yet, and the variable it writes."""
+        return {
+            op: variable
+            for variable in self._variables
+            for op in variable.outputs[0].consumers()
+            if op not in self._handled and is_write(op.type)
+        }
 
     def catch_up(self, is_initialized: Callable[[Sequence[tf.Tensor]], Sequence[bool]], run: Callable[[Any], Any]) -> None:
         """Copy the values of variables that were initialised before they had copies.

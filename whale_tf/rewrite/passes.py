@@ -71,8 +71,12 @@ def rewrite(
     merge = Merge(context, nodes, operands.converter, order, communicator(backend, nodes))
     moves = _merge_leaving(context, nodes, inputs, merge, update)
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
+    own_writes = {context.tf_ops[index] for index in update_clones}
+    mirror = Mirror(tf_graph, _variable_copies(context, copies, update.variables), own_writes)
+    mirrored = mirror.stage(edit)
 
     new = edit.commit()
+    mirror.finish(new, mirrored)
     order.close()
     reroute.move_edges(context, moves)
     reroute.move_controls(context, after)
@@ -85,12 +89,6 @@ def rewrite(
         },
     )
     reroute.place_originals(context, update.variables)
-    mirror = Mirror(
-        tf_graph,
-        _variable_copies(context, copies, update.variables),
-        {context.tf_ops[index] for index in update_clones} | set(new.values()),
-    )
-    mirror.update()
     return Rewritten(context, nodes, merge, mirror, update)
 
 
