@@ -44,13 +44,13 @@ class Bridges:
             elif layout.kind == EXTENT.kind:
                 self._bridges[key] = self._converter.extent(tensor, consumer, place, scope)
             elif layout.kind in EXTREMES:
-                count = self.context.plan.task_graphs[producer].device_count
+                count = self.context.plan.task_graphs[producer].replica_count
                 terms = [self.context.tensor_in(tensor, place._replace(r=r)) for r in range(count)]
                 self._bridges[key] = self._converter.combine(
                     layout.kind, terms, scope, self.context.dtype(tensor), self.context.device(consumer, place)
                 )
             else:
-                count = self.context.plan.task_graphs[producer].device_count
+                count = self.context.plan.task_graphs[producer].replica_count
                 piece = place._replace(r=place.r % count)
                 self._bridges[key] = self._rescale(
                     self.context.tensor_in(tensor, piece), tensor, layout.power, producer, piece, consumer, place, scope
@@ -118,7 +118,7 @@ class Bridges:
         """
         context, nodes = self.context, self.nodes
         dtype, device = context.dtype(tensor), context.device(consumer, place)
-        count = context.plan.task_graphs[producer].device_count
+        count = context.plan.task_graphs[producer].replica_count
         terms = []
         for r in range(count):
             piece = place._replace(r=r)
@@ -128,7 +128,7 @@ class Bridges:
                 )
             )
         total = nodes.add_n(terms, scope + "/sum", dtype, device)
-        peers = [place._replace(r=r) for r in range(context.plan.task_graphs[consumer].device_count)]
+        peers = [place._replace(r=r) for r in range(context.plan.task_graphs[consumer].replica_count)]
         share = self._fraction(tensor, consumer, place, peers, dtype, scope)
         total = nodes.binary("Mul", total, share, scope + "/share", dtype, device)
         return self._converter.scale(total, tensor, -layout.power, consumer, place, scope + "/back")
@@ -157,4 +157,4 @@ class Bridges:
 
     def _cuts(self, task_graph: int) -> Cuts:
         task = self.context.plan.task_graphs[task_graph]
-        return cuts(task.device_count, task.slices)
+        return cuts(task.replica_count, task.slices)

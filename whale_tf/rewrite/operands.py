@@ -79,5 +79,5 @@ class Operands:
 
     def _neighbour(self, home: int, task_graph: int, place: Union[Clone, Copy]) -> Copy:
         """The copy of TaskGraph ``home`` that a place of ``task_graph`` reads from."""
-        count = self.context.plan.task_graphs[home].device_count
+        count = self.context.plan.task_graphs[home].replica_count
         return Copy(place.g, place[-1] if home == task_graph else place[-1] % count)
