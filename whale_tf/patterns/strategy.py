@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from whale_tf.ir.graph import Op
+from whale_tf.ir.graph import Op, Shape
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
 from whale_tf.ir.rules.random import RANDOM
 from whale_tf.ir.rules.rule import (
@@ -131,7 +131,7 @@ class _Finder:
 
     # -- factors ------------------------------------------------------------------------------------------------------
     def _factor_sizes(self) -> Dict[str, int]:
-        shapes = [self.view.shape(t) for t in self.op.inputs + self.op.outputs]
+        shapes = [stored_shape(self.view, t) for t in self.op.inputs + self.op.outputs]
         pairs = [(factors, size) for dims, shape in zip(self.rule.inputs + self.rule.outputs, shapes)
                  if isinstance(dims, tuple) and shape is not None and len(shape) == len(dims)
                  for factors, size in zip(dims, shape) if size is not None]
@@ -245,6 +245,12 @@ class _Finder:
 
 
 NOMINAL_SIZE = 32  # stands for a dimension of unknown size (the batch) in prices
+
+
+def stored_shape(view: View, tensor: int) -> Shape:
+    """A tensor's shape; of a resource variable's handle, the variable's."""
+    producer = view.graph.producer(tensor)
+    return producer.attrs.get("shape") if producer.type == "VarHandleOp" else view.shape(tensor)
 
 
 def is_float(dtype: str) -> bool:

@@ -20,7 +20,7 @@ from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.problem import Problem, State
 
-WIDTH = 24
+WIDTH = 32
 
 
 def cheapest(
@@ -85,7 +85,8 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
 
 
 def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[State]:
-    """The cheapest of the states that look the same, at most ``WIDTH``; ``dead`` tensors are not seen any more."""
+    """The cheapest of the states that look the same, at most ``WIDTH``;
+    ``dead`` tensors are not seen any more."""
     best: Dict[object, State] = {}
     for state in states:
         for root in dead:
@@ -96,7 +97,16 @@ def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[St
         key = (frozenset(state.spreads.items()), frozenset(state.made))
         if key not in best or state.cost < best[key].cost:
             best[key] = state
-    return heapq.nsmallest(WIDTH, best.values(), key=lambda state: state.cost)
+    return heapq.nsmallest(WIDTH, best.values(), key=lambda state: state.cost + _owed(problem, state))
+
+
+def _owed(problem: Problem, state: State) -> float:
+    """Bytes that a state will have to pay: the terms of a sum have to be added up some day."""
+    return sum(
+        problem.price(tensor, spread, once, state.count)
+        for tensor, spread in state.spreads.items()
+        if spread.is_partial and not any(root == tensor for root, _ in state.made)
+    )
 
 
 def _leaving(problem: Problem, task_graph: int) -> Dict[int, bool]:

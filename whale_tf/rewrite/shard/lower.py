@@ -20,10 +20,10 @@ from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.extents import Size, Value, as_value
-from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.rules import View, rule_for
 from whale_tf.patterns.spread import Spread, everywhere, once
-from whale_tf.patterns.strategy import CLASSES, EXTREME, LOOK_UP, ROWS, SIZES, SOFTMAX, Localise, Strategy
+from whale_tf.patterns.strategy import CLASSES, EXTREME, LOOK_UP, ROWS, SIZES, SOFTMAX, Localise, Strategy, stored_shape
 from whale_tf.planner.sharding import Assignment
 from whale_tf.rewrite.shard.recipes import Rows, Softmax, combine
 from whale_tf.rewrite.shard.tags import TaggedStage
@@ -239,7 +239,7 @@ class Lowering:
         names = []
         for index, tensor in enumerate(op.outputs):
             measured = op.inputs[index]
-            shape = self._shape_of(measured)
+            shape = stored_shape(self.view, measured)
             if shape is None:
                 raise UnsupportedOpError("op {!r} ({}) asks for the shape of {!r}, whose rank is not known; set it with "
                                          "tf.ensure_shape".format(op.name, op.type, self.graph.tensor_name(measured)))
@@ -255,10 +255,11 @@ class Lowering:
         if None not in shape:
             sizes = np.prod(np.array(shape, dtype=np.int64)) if op.type == "Size" else np.array(shape, dtype=np.int64)
             return nodes.const(sizes, scope, dtype, "0")
-        part = self.values.table[measured]
-        local = nodes.add("Shape", scope + "/part", [part.names[0]], "0", T=self._dtype(measured), out_type=dtype)
+        part = self.values.table.get(measured)
+        name = part.names[0] if part is not None else self.values.whole(measured)
+        local = nodes.add("Shape", scope + "/part", [name], "0", T=self._dtype(measured), out_type=dtype)
         whole = local
-        if part.spread.is_shard:
+        if part is not None and part.spread.is_shard:
             marked = value.copy()
             for d, size in enumerate(shape):
                 marked[d] = Size.of(("dim", measured, d)) if size is None else size
@@ -267,12 +268,6 @@ class Lowering:
             return whole
         axis = nodes.const([0], scope + "/axis", tf.int32, "0")
         return nodes.add("Prod", scope + "/product", [whole, axis], "0", T=dtype, Tidx=tf.int32, keep_dims=False)
-
-    def _shape_of(self, tensor: int) -> Shape:
-        producer = self.graph.producer(tensor)
-        if producer.id in self.variables:
-            return producer.attrs.get("shape")
-        return self.graph.tensors[tensor].shape
 
     # -- helpers ------------------------------------------------------------------------------------------------------
     def _put(self, op: Op, index: int, spread: Spread, names: List[str], home: int) -> None:
