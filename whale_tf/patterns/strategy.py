@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from whale_tf.ir.graph import Op, Shape
+from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
 from whale_tf.ir.rules.random import RANDOM
 from whale_tf.ir.rules.rule import (
@@ -104,6 +104,39 @@ def sharding_rule(op: Op, view: View) -> Rule:
             sides = [tuple(tuple(reversed(dim)) for dim in reversed(side)) for side in (left, right)]
             return Rule((sides[0], None), (sides[1],), "mn", kinds, (ShapeOperand(1, sides[1]),))
     return rule_for(op, view.graph, view)
+
+
+class Sizes(View):
+    """A view that also knows the sizes that follow from rules: those of a Reshape from its shape operand, others from the
+    operands'."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        super().__init__(graph)
+        self._shapes: Dict[int, Shape] = {}
+
+    def shape(self, tensor: int) -> Shape:
+        if tensor not in self._shapes:
+            shape = super().shape(tensor)
+            self._shapes[tensor] = shape  # a loop's back edge knows no more
+            if shape is not None and None in shape:
+                self._shapes[tensor] = tuple(known if size is None else size for size, known in zip(shape, self._known(tensor)))
+        return self._shapes[tensor]
+
+    def _known(self, tensor: int) -> List[Optional[int]]:
+        op, rank = self.graph.producer(tensor), len(super().shape(tensor) or ())
+        if op.type == "Reshape":
+            value = self.value(op.inputs[1])
+            return [None] * rank if value is None else [v if isinstance(v, int) and v > 0 else None for v in value.flat]
+        try:
+            rule = rule_for(op, self.graph, self) if op.inputs and not op.body else None
+        except NoRule:
+            rule = None
+        dims = rule.outputs[self.graph.tensors[tensor].index] if rule is not None else None
+        if rule is None or not isinstance(dims, tuple) or len(dims) != rank:
+            return [None] * rank
+        sizes = {factors[0]: size for source, operand in zip(op.inputs, rule.inputs) if isinstance(operand, tuple)
+                 for factors, size in zip(operand, self.shape(source) or ()) if len(factors) == 1 and size is not None}
+        return [sizes.get(factors[0]) if len(factors) == 1 else None for factors in dims]
 
 
 class _Finder:

@@ -6,7 +6,6 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tup
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.rules import View
 from whale_tf.patterns.spread import EACH, Spread, once
 from whale_tf.patterns.strategy import (
     CONTRACTIONS,
@@ -17,6 +16,7 @@ from whale_tf.patterns.strategy import (
     ONCE,
     SHAPE_ONLY,
     SIZES,
+    Sizes,
     Strategies,
     Strategy,
     computed_once,
@@ -69,7 +69,7 @@ class Problem:
         gradients: Mapping[int, int],
     ) -> None:
         self.graph = graph
-        self.view = View(graph)
+        self.view = Sizes(graph)
         self.task_graph = task_graph
         self.splits = {split.number: split for split in splits}
         self.batch = batch

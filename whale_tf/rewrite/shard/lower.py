@@ -21,9 +21,9 @@ from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.rules import View, rule_for
+from whale_tf.ir.rules import rule_for
 from whale_tf.patterns.spread import Spread, everywhere, once
-from whale_tf.patterns.strategy import CLASSES, EXTREME, LOOK_UP, ROWS, SIZES, SOFTMAX, Localise, Strategy, stored_shape
+from whale_tf.patterns.strategy import CLASSES, EXTREME, LOOK_UP, ROWS, SIZES, SOFTMAX, Localise, Sizes, Strategy, stored_shape
 from whale_tf.planner.sharding import Assignment
 from whale_tf.rewrite.shard.recipes import Rows, Softmax, combine
 from whale_tf.rewrite.shard.tags import TaggedStage
@@ -44,7 +44,7 @@ class Lowering:
     def __init__(self, tf_graph: tf.Graph, graph: OpGraph, assignment: Assignment, counts: Dict[int, int],
                  edit: StagedEdit, root: str) -> None:
         self.graph, self.assignment, self.counts, self.edit, self.root = graph, assignment, counts, edit, root
-        self.view = View(graph)
+        self.view = Sizes(graph)
         self.stages = {number: TaggedStage(edit, number) for number in counts}
         self.nodes = {number: Nodes(stage) for number, stage in self.stages.items()}
         self.values = Values(graph, self.stages, self.nodes, counts, root)
