@@ -262,7 +262,7 @@ def test_divided_variables_look_whole(setting: Setting) -> None:
             kernel, bias = tf.trainable_variables()
             double = kernel.assign(2.0 * kernel)
             with tf.control_dependencies([double]):
-                after = tf.identity(kernel.read_value() if setting.resource else kernel)
+                after = kernel.read_value()
             update = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
             missing = tf.report_uninitialized_variables()
             feed = {x: np.arange(12.0).reshape(3, 4) / 10.0}

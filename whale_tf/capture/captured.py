@@ -93,7 +93,10 @@ def _task_graphs(
 ) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
     """TaskGraphs of the region; a graph without annotations is one, replicated over all devices."""
     if plan is not None:
-        members = [task.ops for task in plan.task_graphs] if is_sharded else _members(ops, plan)
+        if is_sharded:
+            members = [tuple(name for name in task.ops if name in ops) for task in plan.task_graphs]
+        else:
+            members = _members(ops, plan)
         found = assign_planned(ops, members, phases.variables)
         specs = tuple(Spec(task.name, task.strategy, task.device_count) for task in plan.task_graphs)
     elif annotations.items:

@@ -66,7 +66,7 @@ class Region(NamedTuple):
                 outside = [
                     (op, position)
                     for op, position in self.graph.consumers(tensor)
-                    if not self.contains(self.graph.ops[op]) and not self.graph.ops[op].attrs.get("_whale_replaced")
+                    if not self.contains(self.graph.ops[op])
                 ]
                 if outside:
                     result[tensor] = outside

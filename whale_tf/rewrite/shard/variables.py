@@ -10,6 +10,7 @@ parts; the variable itself is never initialised and takes no memory::
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
@@ -39,31 +40,68 @@ class DividedVariables:
 
     Args:
         replaced: fetches of what stands in the place of a tensor or op; grows with every update.
-        handled: names of the ops whose uses of the variables are divided themselves.
+        divided: names of the ops whose uses of the variables are divided themselves.
+        undo: grows with what takes the edits back.
     """
 
-    def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], handled: Set[str], root: str,
+    def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str], root: str,
                  undo: List[Callable[[], Any]]) -> None:
         self._graph = graph
         self._variables = variables
         self._replaced = replaced
-        self._handled = set(handled)
+        self._divided = set(divided)
+        self._handled: Set[Tuple[str, str]] = set()  # (variable, op that uses it)
         self._root = root
         self._undo = undo
         self._version = -1
+        self._writes: Dict[str, List[str]] = {}  # a write of the whole -> the writes of the parts
+        self._reads: List[Tuple[tf.Tensor, str]] = []  # a tensor, and what its readers read instead
 
     def update(self) -> None:
         """Let all uses that are new since the last call work on the parts."""
         if not self._variables or self._graph.version == self._version:
             return
-        edit = _Edit(self._graph, self._root, self._replaced, self._undo)
+        edit = _Edit(self._graph, self._root, self._writes)
         for variable in self._variables:
-            users = [op for op in variable.op.outputs[0].consumers() if op.name not in self._handled]
+            users = [op for op in variable.op.outputs[0].consumers()
+                     if (op.name not in self._divided or op.type in READS)  # whoever comes later may use a divided read
+                     and (variable.op.name, op.name) not in self._handled]
             for op in sorted(dict.fromkeys(users), key=lambda op: not is_write(op.type)):  # writes first: reads wait for them
-                edit.use(variable, op)
-                self._handled.add(op.name)
+                if op.name in self._divided:
+                    edit.read(variable, op, ())
+                else:
+                    edit.use(variable, op)
+                self._handled.add((variable.op.name, op.name))
         edit.commit()
+        self._reads.extend(edit.reads)
+        self._move(edit.inputs)
         self._version = self._graph.version
+
+    def _move(self, inputs: Sequence[Tuple[tf.Operation, int, str]]) -> None:
+        """Edges and waits of the user's ops, old and new, turn to the parts."""
+        for tensor, name in self._reads:
+            new = self._tensor(name)
+            self._replaced.setdefault(tensor.name, new.name)
+            for reader, position in consumers(tensor):
+                if not _is_reference(reader, position):
+                    self._set_input(reader, position, new)
+        for op, position, name in inputs:
+            self._set_input(op, position, self._tensor(name))
+        for name, writes in self._writes.items():
+            self._replaced[name] = tuple(writes)
+            old = self._graph.get_operation_by_name(name)
+            parts = [self._graph.get_operation_by_name(write) for write in writes]
+            for waiting in list(old._control_outputs):
+                if waiting not in parts:
+                    wait_instead(waiting, [old], parts, self._undo)
+
+    def _set_input(self, op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
+        before = op.inputs[position]
+        move_input(op, position, tensor)
+        self._undo.append(functools.partial(op._update_input, position, before))
+
+    def _tensor(self, name: str) -> tf.Tensor:
+        return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")
 
     def catch_up(self, original_run: Callable) -> None:
         """Parts of variables that were initialised before they were divided take their values."""
@@ -83,22 +121,27 @@ class DividedVariables:
                 for i, part in enumerate(variable.names)])
         new = edit.commit()
         for variable in self._variables:
-            self._handled.update(op.name for op in variable.op.outputs[0].consumers())
+            self._handled.update((variable.op.name, op.name) for op in variable.op.outputs[0].consumers())
         known = original_run([new[name].outputs[0] for name in checks])
         original_run([new[name] for names, ready in zip(assigns, known) if ready for name in names])
 
 
 class _Edit:
-    """One update: what is staged, and the edges that move once it is in the graph."""
+    """What one update stages.
 
-    def __init__(self, graph: tf.Graph, root: str, replaced: Dict[str, Any], undo: List[Callable[[], Any]]) -> None:
+    Attributes:
+        writes: a write of the whole -> the writes of the parts, those of earlier updates included.
+        reads: a tensor and the name of what its readers read instead.
+        inputs: (op, input position) and what it reads instead.
+    """
+
+    def __init__(self, graph: tf.Graph, root: str, writes: Dict[str, List[str]]) -> None:
         self._edit = StagedEdit(graph)
         self._nodes = Nodes(self._edit)
-        self._root, self._replaced, self._undo = root, replaced, undo
-        self._graph = graph
-        self._instead: Dict[str, List[str]] = {}  # a write -> the parts' writes
-        self._tensors: List[Tuple[tf.Tensor, str]] = []  # a tensor and what its readers read instead
-        self._inputs: List[Tuple[tf.Operation, int, str]] = []
+        self._root = root
+        self.writes = writes
+        self.reads: List[Tuple[tf.Tensor, str]] = []
+        self.inputs: List[Tuple[tf.Operation, int, str]] = []
 
     def use(self, variable: Parts, op: tf.Operation) -> None:
         """One op that takes the variable's reference or handle."""
@@ -107,12 +150,12 @@ class _Edit:
             self._write(variable, op, scope)
         elif op.type in QUERIES:
             name = self._clone(op, scope + "/part", {0: variable.names[0]})
-            self._tensors.append((op.outputs[0], name))
+            self.reads.append((op.outputs[0], name))
         elif op.type in READS:
-            self._tensors.append((op.outputs[0], self._whole(variable, op, scope)))
+            self.read(variable, op, self._controls(op))
         elif variable.op.type != "VarHandleOp":
-            whole = self._whole(variable, op, scope)
-            self._inputs += [(op, i, whole) for i, tensor in enumerate(op.inputs) if tensor.op is variable.op]
+            whole = self._whole(variable, scope, self._controls(op))
+            self.inputs += [(op, i, whole) for i, tensor in enumerate(op.inputs) if tensor.op is variable.op]
         elif op.type not in ("DestroyResourceOp", "VariableShape"):
             raise UnsupportedOpError(
                 "op {!r} ({}) uses the handle of variable {!r}, which wh.split divides over devices; read the variable's "
@@ -128,11 +171,10 @@ class _Edit:
         for i, part in enumerate(variable.names):
             value = _part_of(self._nodes, variable, op.inputs[1].name, i, scope)
             writes.append(self._clone(op, "{}/part{}".format(scope, i), {0: part, 1: value}))
-        self._instead[op.name] = writes
-        self._replaced[op.name] = tuple(writes)
+        self.writes[op.name] = writes
         if op.outputs:
             dtype = op.outputs[0].dtype.base_dtype
-            self._tensors.append((op.outputs[0], self._nodes.concat(
+            self.reads.append((op.outputs[0], self._nodes.concat(
                 writes, variable.spread.dim, scope + "/whole", dtype, "")))
 
     def _clone(self, op: tf.Operation, name: str, inputs: Dict[int, str]) -> str:
@@ -150,37 +192,20 @@ class _Edit:
         node.input.extend(kept + ["^" + control for control in self._controls(op)])
 
     def _controls(self, op: tf.Operation) -> List[str]:
-        return [name for control in op.control_inputs for name in self._instead.get(control.name, [control.name])]
+        return [name for control in op.control_inputs for name in self.writes.get(control.name, [control.name])]
 
-    def _whole(self, variable: Parts, op: tf.Operation, scope: str) -> str:
-        """The variable's value at the time when ``op`` reads it."""
-        controls = self._controls(op)
+    def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> None:
+        """A plain read: its readers read the whole."""
+        self.reads.append((op.outputs[0], self._whole(variable, "{}/{}".format(self._root, op.name), controls)))
+
+    def _whole(self, variable: Parts, scope: str, controls: Sequence[str]) -> str:
+        """The variable's value after ``controls``."""
         parts = [_read(self._nodes, variable, part, "{}/part{}".format(scope, i), controls)
                  for i, part in enumerate(variable.names)]
         return self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.op.get_attr("dtype"), "")
 
     def commit(self) -> None:
         self._edit.commit()
-        for tensor, name in self._tensors:
-            new = self._tensor(name)
-            self._replaced[tensor.name] = new.name
-            for reader, position in consumers(tensor):
-                if reader.name not in self._edit and not _is_reference(reader, position):
-                    move_input(reader, position, new)
-                    self._undo.append(_moving(reader, position, tensor))
-        for op, position, name in self._inputs:
-            before = op.inputs[position]
-            move_input(op, position, self._tensor(name))
-            self._undo.append(_moving(op, position, before))
-        for name, writes in self._instead.items():
-            old = self._graph.get_operation_by_name(name)
-            new_ops = [self._graph.get_operation_by_name(write) for write in writes]
-            for waiting in list(old._control_outputs):
-                if waiting not in new_ops:
-                    wait_instead(waiting, [old], new_ops, self._undo)
-
-    def _tensor(self, name: str) -> tf.Tensor:
-        return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")
 
 
 def wait_instead(op: tf.Operation, olds: Sequence[tf.Operation], news: Sequence[tf.Operation],
@@ -197,10 +222,6 @@ def wait_instead(op: tf.Operation, olds: Sequence[tf.Operation], news: Sequence[
 
 def _is_reference(op: tf.Operation, position: int) -> bool:
     return bool(op._input_types[position]._is_ref_dtype)
-
-
-def _moving(op: tf.Operation, position: int, tensor: tf.Tensor) -> Callable[[], Any]:
-    return lambda: op._update_input(position, tensor)
 
 
 def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequence[str]) -> str:
