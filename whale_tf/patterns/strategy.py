@@ -31,6 +31,8 @@ from whale_tf.ir.rules.rule import (
 from whale_tf.ir.rules.shape import refine
 from whale_tf.patterns.spread import Spread, each, even_sizes, everywhere, once, partial, shard
 
+# What only moves elements is done again on every device that needs its result: the operand is sent once, for all of them.
+MOVES = frozenset(("Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose", "PreventGradient"))
 SHAPE_ONLY = ("Shape", "ShapeN", "Size", "Rank")
 # How a strategy is carried out.
 ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"

@@ -6,12 +6,13 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tup
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.patterns.spread import EACH, Spread, once
+from whale_tf.patterns.spread import EACH, Spread, everywhere, once
 from whale_tf.patterns.strategy import (
     CONTRACTIONS,
     CONVOLUTIONS,
     LINEAR,
     LOOK_UPS,
+    MOVES,
     NOMINAL_SIZE,
     ONCE,
     SHAPE_ONLY,
@@ -89,6 +90,14 @@ class Problem:
 
     def is_variable(self, root: int) -> bool:
         return self.graph.tensors[root].op in self.variables
+
+    def source(self, tensor: int) -> int:
+        """The tensor whose elements an op that only moves them passes on."""
+        op = self.graph.producer(tensor)
+        while op.type in MOVES and tensor not in self.roots and self.task_graph[op.id] in self.splits:
+            tensor = op.inputs[0]
+            op = self.graph.producer(tensor)
+        return self.root(tensor)
 
     def is_read(self, op: Op) -> bool:
         """A plain read: its result is the variable's value, spread like the variable."""
@@ -221,10 +230,18 @@ class State:
                 continue
             if reference and (graph.tensors[tensor].dtype == "resource" or position in _written(strategy, op)):
                 return float("inf")
-            if (root, need) not in self.made and (root, need) not in paid:
-                paid.add((root, need))
+            made = self._conversion(root, need)
+            if made not in self.made and made not in paid:
+                paid.add(made)
                 total += self.problem.price(tensor, have, need, self.count)
         return total + 4.0 * strategy.exchanged
+
+    def _conversion(self, root: int, need: Spread) -> Tuple[int, Spread]:
+        """What is paid for once: a tensor that is moved about is sent to every device as it was before."""
+        source = self.problem.source(root)
+        if need == everywhere and root != source and self.spread(root) == self.spread(source) == once:
+            return source, need
+        return root, need
 
     def take(self, op: Op, strategy: Strategy, cost: float) -> None:
         """Run an op by a strategy."""
@@ -236,7 +253,7 @@ class State:
             if self.is_free(tensor):
                 self.spreads[root] = need if need.is_shard else once
             if self.spread(tensor) != need:
-                self.made.add((root, need))
+                self.made.add(self._conversion(root, need))
         for tensor, give in zip(op.outputs, strategy.gives):
             if give != once:
                 self.spreads[tensor] = give

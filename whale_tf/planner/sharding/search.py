@@ -32,7 +32,8 @@ def cheapest(
         forced: op -> name of the pattern that it must take (it has it: see :mod:`whale_tf.planner.sharding.force`).
     """
     ops = _in_order(problem, problem.forward_ops(task_graph))
-    last_use = {problem.root(t): place for place, op in enumerate(ops) for t in op.inputs}
+    last_use = {root: place for place, op in enumerate(ops) for t in op.inputs
+                for root in (problem.root(t), problem.source(t))}
     leaving = _leaving(problem, task_graph)
     states = [State(problem, task_graph)]
     for place, op in enumerate(ops):
@@ -93,7 +94,8 @@ def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[St
             spread = state.spreads.pop(root, None)
             if spread is not None and problem.is_variable(root):
                 state.choices = (state.choices, root, spread, 0.0)
-            state.made = {(t, need) for t, need in state.made if t != root} if spread is not None else state.made
+        if dead:
+            state.made = {(t, need) for t, need in state.made if t not in dead}
         key = (frozenset(state.spreads.items()), frozenset(state.made))
         if key not in best or state.cost < best[key].cost:
             best[key] = state

@@ -62,7 +62,7 @@ def shard(graph: tf.Graph, captured: Captured, assignment: Assignment, counts: D
         index += 1
         root = "{}_{}".format(ROOT, index)
     edit = StagedEdit(graph)
-    lowering = Lowering(graph, captured.graph, assignment, counts, edit, root)
+    lowering = Lowering(graph, captured.graph, captured.task_graph, assignment, counts, edit, root)
     lowering.run()
     mover = _Mover(graph, captured, lowering, done)
     moves = mover.stage_moves()

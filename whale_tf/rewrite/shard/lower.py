@@ -23,7 +23,19 @@ from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.rules import rule_for
 from whale_tf.patterns.spread import Spread, everywhere, once
-from whale_tf.patterns.strategy import CLASSES, EXTREME, LOOK_UP, ROWS, SIZES, SOFTMAX, Localise, Sizes, Strategy, stored_shape
+from whale_tf.patterns.strategy import (
+    CLASSES,
+    EXTREME,
+    LOOK_UP,
+    MOVES,
+    ROWS,
+    SIZES,
+    SOFTMAX,
+    Localise,
+    Sizes,
+    Strategy,
+    stored_shape,
+)
 from whale_tf.planner.sharding import Assignment
 from whale_tf.rewrite.shard.recipes import Rows, Softmax, combine
 from whale_tf.rewrite.shard.tags import TaggedStage
@@ -41,13 +53,14 @@ class Lowering:
         variables: divided variable op -> names of its parts.
     """
 
-    def __init__(self, tf_graph: tf.Graph, graph: OpGraph, assignment: Assignment, counts: Dict[int, int],
-                 edit: StagedEdit, root: str) -> None:
+    def __init__(self, tf_graph: tf.Graph, graph: OpGraph, task_graph: Sequence[int], assignment: Assignment,
+                 counts: Dict[int, int], edit: StagedEdit, root: str) -> None:
         self.graph, self.assignment, self.counts, self.edit, self.root = graph, assignment, counts, edit, root
+        self.task_graph = task_graph
         self.view = Sizes(graph)
         self.stages = {number: TaggedStage(edit, number) for number in counts}
         self.nodes = {number: Nodes(stage) for number, stage in self.stages.items()}
-        self.values = Values(graph, self.stages, self.nodes, counts, root)
+        self.values = Values(graph, self.stages, self.nodes, counts, root, self._moved_again, self._move_again)
         self.done: Dict[str, List[List[str]]] = {}
         self.variables: Dict[int, List[str]] = {}
         self._tf_ops = {op.name: op for op in tf_graph.get_operations()}
@@ -118,7 +131,7 @@ class Lowering:
 
     def _clone(self, op: Op, i: int) -> NodeDef:
         """Stage device ``i``'s copy of an op; its operands are still the original's."""
-        home = self.assignment.home[op.id]
+        home = self.assignment.home.get(op.id, self.task_graph[op.id])
         name = self.part_name(op, i)
         self.edit.clone([self._tf_ops[op.name]], lambda _: name, device="")
         node = self.edit.node(name)
@@ -129,6 +142,16 @@ class Lowering:
         del node.input[:]
         node.input.extend(kept + ["^" + name for name in self._controls(op, home, i)])
         return node
+
+    def _moved_again(self, tensor: int, home: int) -> bool:
+        op = self.graph.producer(tensor)
+        return op.type in MOVES and op.name not in self.done and self.task_graph[op.id] == home and bool(op.inputs)
+
+    def _move_again(self, op: Op, i: int, operand: str) -> str:
+        node = self._clone(op, i)
+        for position, tensor in enumerate(op.inputs):
+            set_input(self.edit, node.name, position, operand if position == 0 else self.values.whole(tensor))
+        return node.name
 
     def part_name(self, op: Op, i: int) -> str:
         return "{}/{}/{}".format(self.root, i, op.name)

@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Callable, Dict, List, NamedTuple, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.graph import OpGraph, Phase
-from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, once
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, everywhere, once
 from whale_tf.rewrite.shard.tags import TaggedStage
 
 
@@ -32,11 +32,14 @@ class Values:
     Args:
         stages: of every split TaskGraph; ``nodes`` stage there.
         counts: devices of every split TaskGraph.
+        moved_again: whether a tensor that is computed once is moved about by an op that every device can do again.
+        move_again: ``(op, device, name of the operand there)``: does so, and returns the result's name.
     """
 
     def __init__(self, graph: OpGraph, stages: Dict[int, TaggedStage], nodes: Dict[int, Nodes], counts: Dict[int, int],
-                 root: str) -> None:
+                 root: str, moved_again: Callable[[int, int], bool], move_again: Callable[[Op, int, str], str]) -> None:
         self._graph = graph
+        self.moved_again, self.move_again = moved_again, move_again
         self._stages, self._nodes, self._counts, self._root = stages, nodes, counts, root
         self._made: Dict[Tuple[int, Spread, int], List[str]] = {}
         self.table: Dict[int, Value] = {}
@@ -59,11 +62,21 @@ class Values:
             value = Value(once, (self.whole(tensor),), task_graph)
         if value.spread == need or value.spread.kind == EACH:
             return list(value.names)
+        if value.spread == once and need.kind == EVERYWHERE and self.moved_again(tensor, task_graph):
+            return self._moved_everywhere(tensor, value.names[0], task_graph)
         if value.spread == once and not need.is_shard:
             return [value.names[0]] * (count if need.kind == EVERYWHERE else 1)
         key = (tensor, need, task_graph)
         if key not in self._made:
             self._made[key] = self._convert(tensor, value, need, task_graph)
+        return self._made[key]
+
+    def _moved_everywhere(self, tensor: int, first: str, task_graph: int) -> List[str]:
+        key = (tensor, everywhere, task_graph)
+        if key not in self._made:
+            op = self._graph.producer(tensor)
+            operands = self.parts(op.inputs[0], everywhere, task_graph)
+            self._made[key] = [first] + [self.move_again(op, i, operands[i]) for i in range(1, self._counts[task_graph])]
         return self._made[key]
 
     def _convert(self, tensor: int, value: Value, need: Spread, task_graph: int) -> List[str]:
