@@ -35,6 +35,7 @@ _API = (
     "replicate",
     "set_default_strategy",
     "shutdown",
+    "split",
     "total_devices",
     "total_gpus",
 )
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from whale_tf.api import replicate as replicate
     from whale_tf.api import set_default_strategy as set_default_strategy
     from whale_tf.api import shutdown as shutdown
+    from whale_tf.api import split as split
     from whale_tf.api import total_devices as total_devices
     from whale_tf.api import total_gpus as total_gpus
     from whale_tf.cluster import Cluster as Cluster

@@ -105,6 +105,16 @@ def replicate(device_count: Optional[int] = None, name: Optional[str] = None) ->
     return _Strategy("replicate", device_count, name)
 
 
+def split(device_count: Optional[int] = None, name: Optional[str] = None) -> _Strategy:
+    """Ops created inside the block form a TaskGraph whose ops and variables are divided over ``device_count`` devices (Whale
+    3.1.2, 3.2.2): each holds and computes its part, by the sharding pattern that exchanges the fewest bytes.
+
+    Args:
+        device_count: None: all of the cluster's devices.
+    """
+    return _Strategy("split", device_count, name)
+
+
 def set_default_strategy(strategy: Optional[_Strategy]) -> None:
     """The strategy of ops outside every annotation, for the current graph (Whale 3.1); None takes it back."""
     state = _require("wh.set_default_strategy")
@@ -154,7 +164,8 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
         raise PlanError(
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
-    return explain_plan(done.plan, done.region, [device.tf_name() for device in state.cluster.devices])
+    devices = [device.tf_name() for device in state.cluster.devices]
+    return explain_plan(done.plan, done.region, devices, done.assignment.choices if done.assignment else ())
 
 
 def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:
@@ -194,7 +205,7 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         state.done[graph] = done
         state.latest = weakref.ref(graph)
         if done.rewritten is not None:
-            state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced)
+            state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced, done.variables)
 
 
 def _check_gradients(graph: tf.Graph) -> None:

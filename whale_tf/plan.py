@@ -31,7 +31,8 @@ class TaskGraphPlan(_Value):
     Attributes:
         strategy: ``replicate`` or ``split``.
         ops: names of its forward ops; backward ops follow their forward ops.
-        devices: ``[model replica][replica]`` device numbers of the cluster: one VirtualDevice per model replica.
+        devices: ``[model replica][replica]`` device numbers of the cluster: one VirtualDevice per model replica. Under
+            ``split`` the devices of one replica, which share its variables.
         slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); None: equal.
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
     """
@@ -47,6 +48,11 @@ class TaskGraphPlan(_Value):
     def device_count(self) -> int:
         return len(self.devices[0])
 
+    @property
+    def replica_count(self) -> int:
+        """Parts of a micro-batch: a ``split`` TaskGraph is one replica on all its devices."""
+        return 1 if self.strategy == "split" else self.device_count
+
     @model_validator(mode="after")
     def _consistent(self) -> TaskGraphPlan:
         if self.strategy not in ("replicate", "split"):
@@ -55,10 +61,10 @@ class TaskGraphPlan(_Value):
             raise ValueError("TaskGraph {!r} has no devices".format(self.name))
         if any(len(row) != self.device_count for row in self.devices):
             raise ValueError("TaskGraph {!r} has rows of different device counts: {}".format(self.name, self.devices))
-        if self.slices is not None and (len(self.slices) != self.device_count or min(self.slices) < 1):
+        if self.slices is not None and (len(self.slices) != self.replica_count or min(self.slices) < 1):
             raise ValueError(
                 "TaskGraph {!r} needs {} slice sizes of at least 1, got {}".format(
-                    self.name, self.device_count, self.slices
+                    self.name, self.replica_count, self.slices
                 )
             )
         return self
@@ -118,7 +124,7 @@ class Plan(_Value):
         schedule: ``backward_first`` or ``gpipe``.
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
             mini-batch is divided over them.
-        shards: per op, the sharding pattern chosen for it (``split`` TaskGraphs).
+        shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
     """
 
     version: int = VERSION

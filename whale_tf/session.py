@@ -13,9 +13,12 @@ from tensorflow.python.client import session as tf_session
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.rewrite.passes import Rewritten
 from whale_tf.rewrite.reroute import outside_after
+from whale_tf.rewrite.shard import Pieces
+from whale_tf.rewrite.shard.variables import DividedVariables
 
 Fetch = Union[tf.Tensor, tf.Operation]
 
@@ -35,9 +38,13 @@ def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool
 class Fetches:
     """Maps what a user fetches from a rewritten graph to what computes it."""
 
-    def __init__(self, rewritten: Rewritten, replaced: Mapping[str, str]) -> None:
+    def __init__(
+        self, rewritten: Rewritten, replaced: Mapping[str, Any], variables: Optional[DividedVariables] = None
+    ) -> None:
         self._rewritten = rewritten
         self._replaced = replaced
+        self._variables = variables
+        self._joined: Dict[str, Fetch] = {}
         context = rewritten.context
         self._graph = context.tf_graph
         self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
@@ -50,12 +57,16 @@ class Fetches:
         if self._graph.version == self._seen:
             return
         with unfinalized(self._graph):
+            if self._variables is not None:
+                self._variables.update()
             self._rewritten.mirror.update()
         self._seen = self._graph.version
 
     def catch_up(self, original_run: Callable) -> None:
         """For a session that ran before the rewrite: copies of variables take the values these have by now."""
         with unfinalized(self._graph):
+            if self._variables is not None:
+                self._variables.catch_up(original_run)
             self._rewritten.mirror.catch_up(original_run, original_run)
         self._seen = self._graph.version
 
@@ -68,14 +79,16 @@ class Fetches:
         for feed in feeds:
             if feed.name in self._replaced:
                 raise UnsupportedOpError(
-                    "tensor {!r} is fed, but sync_batch_norm has put single ops in the place of {!r}; set sync_batch_norm to "
-                    "false, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)".format(
+                    "tensor {!r} is fed, but sync_batch_norm or wh.split has put other ops in the place of {!r}; do without "
+                    "these, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)".format(
                         feed.name, feed.op.name
                     )
                 )
-        fetches = [self._successor(fetch) for fetch in fetches]
-        if not any(self._is_parallel(fetch if isinstance(fetch, tf.Operation) else fetch.op) for fetch in fetches):
-            return list(fetches)
+        parts = [self._successors(fetch) for fetch in fetches]
+        if not any(
+            self._is_parallel(part if isinstance(part, tf.Operation) else part.op) for group in parts for part in group
+        ):
+            return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
         context = self._rewritten.context
         for feed in feeds:
             if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
@@ -85,16 +98,48 @@ class Fetches:
                         feed.name
                     )
                 )
-        return [self._substitute(fetch) for fetch in fetches]
+        return [self._join(fetch, [self._substitute(part) for part in group]) for fetch, group in zip(fetches, parts)]
 
-    def _successor(self, fetch: Fetch) -> Fetch:
-        """The tensor, or its op, that is computed in a fetch's place."""
-        is_op = isinstance(fetch, tf.Operation)
-        name = self._replaced.get(fetch.name + ":0" if is_op else fetch.name)
-        if name is None:
-            return fetch
-        tensor = self._graph.get_tensor_by_name(name)
-        return tensor.op if is_op else tensor
+    def _successors(self, fetch: Fetch) -> List[Fetch]:
+        """The tensors or ops that are computed in a fetch's place: itself, another, or the parts of it."""
+        found = self._replaced.get(fetch.name)
+        if isinstance(fetch, tf.Operation):
+            if found is None and fetch.name + ":0" in self._replaced:
+                found = (self._replaced[fetch.name + ":0"].partition(":")[0],)
+            names = found or ()
+            return [s for name in names for s in self._successors(self._graph.get_operation_by_name(name))] or [fetch]
+        if found is None:
+            return [fetch]
+        if isinstance(found, Pieces):
+            return [self._graph.get_tensor_by_name(name) for name in found.names]
+        return self._successors(self._graph.get_tensor_by_name(found))
+
+    def _join(self, fetch: Fetch, parts: Sequence[Fetch]) -> Fetch:
+        """The whole of a fetch from what was computed in its place."""
+        if len(parts) == 1:
+            return parts[0]
+        key = " ".join(part.name for part in parts)
+        if key not in self._joined:
+            edit = StagedEdit(self._graph)
+            nodes, scope = Nodes(edit), self._rewritten.context.name("joined", fetch.name.replace(":", "_"))
+            names = [part.name for part in parts]
+            if isinstance(fetch, tf.Operation):
+                joined = nodes.no_op(scope, "", names)
+            else:
+                joined = self._joined_tensor(fetch, nodes, names, scope)
+            with unfinalized(self._graph):
+                new = edit.commit()
+            self._joined[key] = new[joined] if isinstance(fetch, tf.Operation) else new[joined].outputs[0]
+        return self._joined[key]
+
+    def _joined_tensor(self, fetch: tf.Tensor, nodes: Nodes, names: Sequence[str], scope: str) -> str:
+        found = self._replaced[fetch.name]
+        while isinstance(found, str):
+            found = self._replaced[found]
+        dtype, host = fetch.dtype.base_dtype, self._rewritten.context.host
+        if found.spread.is_shard:
+            return nodes.concat(names, found.spread.dim, scope, dtype, host)
+        return nodes.add_n(names, scope, dtype, host)
 
     def _substitute(self, fetch: Fetch) -> Fetch:
         context = self._rewritten.context

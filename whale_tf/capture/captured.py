@@ -48,12 +48,15 @@ class Captured(NamedTuple):
     updates: bool
 
 
-def capture(graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None) -> Captured:
+def capture(
+    graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None, is_sharded: bool = False
+) -> Captured:
     """Record a graph, find its phases, TaskGraphs, variables and batch inputs.
 
     Args:
         is_pipeline: there will be several micro-batches, so TaskGraphs must be able to run one after the other.
         plan: its TaskGraphs in place of the annotations'.
+        is_sharded: wh.split has been carried out, so that this is no longer the graph that the plan was made for.
 
     Raises:
         AnnotationError: annotations that mean nothing, or TaskGraphs that cannot be stages.
@@ -66,7 +69,7 @@ def capture(graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = N
     updates = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
     if not updates:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
-    task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
+    task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan, is_sharded)
     homes = {variable: home for variable, home in task_graphs.homes.items() if variable in scope}
     gradient_home: Dict[int, int] = {}
     order: Dict[int, int] = {}
@@ -81,11 +84,20 @@ def capture(graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = N
 
 
 def _task_graphs(
-    ops: OpGraph, annotations: Annotations, phases: Phases, is_pipeline: bool, plan: Optional[Plan]
+    ops: OpGraph,
+    annotations: Annotations,
+    phases: Phases,
+    is_pipeline: bool,
+    plan: Optional[Plan],
+    is_sharded: bool,
 ) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
     """TaskGraphs of the region; a graph without annotations is one, replicated over all devices."""
     if plan is not None:
-        found = assign_planned(ops, _members(ops, plan), phases.variables)
+        if is_sharded:
+            members = [tuple(name for name in task.ops if name in ops) for task in plan.task_graphs]
+        else:
+            members = _members(ops, plan)
+        found = assign_planned(ops, members, phases.variables)
         specs = tuple(Spec(task.name, task.strategy, task.device_count) for task in plan.task_graphs)
     elif annotations.items:
         found = assign(ops, annotations, phases.variables)

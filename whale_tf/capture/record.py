@@ -9,12 +9,13 @@ parameter and ends with one ``_Retval`` op per result, both with an ``index`` at
 from __future__ import annotations
 
 import heapq
+import itertools
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf._tf_compat import op_def, tf
-from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, REPLACED_ATTR, TASK_GRAPH_ATTR
 from whale_tf.errors import GraphError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
@@ -40,7 +41,8 @@ class _Node(NamedTuple):
 
 def record(graph: tf.Graph) -> OpGraph:
     """The ops of ``graph`` in creation order, moved only where a later op feeds an earlier one (TensorFlow adds inputs
-    to a loop when it is differentiated), so that the order is topological but for ``NextIteration`` edges.
+    to a loop when it is differentiated), so that the order is topological but for ``NextIteration`` edges.  Ops whose work
+    others do by now (``_whale_replaced``) are left out.
 
     Ops of gradient calls have phase BACKWARD, all others FORWARD: :func:`whale_tf.capture.phases.find_phases` tells the
     rest.  Constants of up to 4096 elements carry their value (read-only); attributes are plain Python values, with
@@ -61,8 +63,10 @@ class _Recorder:
         self._shapes: Dict[Any, Shape] = {}
 
     def top_level(self, graph_def: Any) -> OpGraph:
-        definitions = graph_def.node
-        operations = self._graph.get_operations()
+        kept = [not definition.attr[REPLACED_ATTR].b if REPLACED_ATTR in definition.attr else True
+                for definition in graph_def.node]
+        definitions = list(itertools.compress(graph_def.node, kept))
+        operations = list(itertools.compress(self._graph.get_operations(), kept))
         places = {definition.name: place for place, definition in enumerate(definitions)}
         nodes = []
         for name, definition, operation in zip(places, definitions, operations):

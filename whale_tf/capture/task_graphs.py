@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.capture.annotations import Annotations
+from whale_tf.capture.annotations import SHARD_ATTR, Annotations
 from whale_tf.capture.variables import Variables, find_variables
 from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -59,7 +59,10 @@ def assign_planned(graph: OpGraph, members: Sequence[Sequence[str]], variables: 
 
 
 def _complete(graph: OpGraph, of: List[int], variables: Variables) -> TaskGraphs:
-    """Membership of all ops from that of some forward ops."""
+    """Membership of all ops from that of some forward ops; what wh.split made says it itself."""
+    for op in graph.ops:
+        if SHARD_ATTR in op.attrs and op.phase is Phase.FORWARD:
+            of[op.id] = op.task_graph
     _assign_forward(graph, of)
     homes = _homes(graph, variables, of)
     for variable, home in homes.items():
@@ -174,7 +177,9 @@ def _assign_forward(graph: OpGraph, of: List[int]) -> None:
 def _assign_backward(graph: OpGraph, of: List[int]) -> None:
     backward = [op for op in graph.ops if op.phase is Phase.BACKWARD]
     for op in backward:
-        if op.forward >= 0:
+        if SHARD_ATTR in op.attrs:
+            of[op.id] = op.task_graph
+        elif op.forward >= 0:
             of[op.id] = of[op.forward]
         if of[op.id] < 0:
             sources = [graph.ops[source] for source in graph.predecessors(op) if of[source] >= 0]

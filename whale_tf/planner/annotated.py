@@ -72,11 +72,13 @@ def annotated_plan(
     _check_built(config)
     micro_batches = config.pipeline.num_micro_batch or 1
     total = len(cluster.devices)
-    rows = virtual_devices(specs, total, is_pipeline=micro_batches > 1 and len(specs) > 1)
+    is_pipeline = micro_batches > 1 and len(specs) > 1
+    rows = virtual_devices(specs, total, is_pipeline, config.cluster.colocate_split_and_replicate)
+    counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
     replicas = len(rows[0])
-    shared = sum(len(row[0]) for row in rows) > total
+    shared = sum(len(row) * len(row[0]) for row in rows) > total
     plan_schedule = config.pipeline.schedule
-    warmups = _warmups(stages, rows, crossings, cluster, config, micro_batches)
+    warmups = _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
     backend = config.communication.backend
     return Plan(
         graph=graph.fingerprint(),
@@ -93,7 +95,7 @@ def annotated_plan(
             for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
         ),
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
-        bridges=tuple(_bridge(crossing, rows, micro_batches) for crossing in crossings),
+        bridges=tuple(_bridge(crossing, counts, micro_batches) for crossing in crossings),
         gradients=tuple(
             GradientPlan(
                 task_graph=i,
@@ -101,15 +103,15 @@ def annotated_plan(
                 buckets=tuple((name,) for name in stage.gradients),
                 bytes=stage.parameter_bytes,
             )
-            for i, (stage, row) in enumerate(zip(stages, rows))
-            if len(row) * len(row[0]) > 1 and stage.gradients
+            for i, (stage, count) in enumerate(zip(stages, counts))
+            if replicas * count > 1 and stage.gradients
         ),
     )
 
 
 NOT_YET = (
     "auto.auto_parallel", "pipeline.num_stages", "communication.bucket_bytes", "communication.fp16",
-    "communication.sparse_as_dense", "patterns.force", "init", "cluster.colocate_split_and_replicate")  # fmt: skip
+    "communication.sparse_as_dense", "init")  # fmt: skip
 
 
 def _check_built(config: Config) -> None:
@@ -128,8 +130,18 @@ def _check_built(config: Config) -> None:
             )
 
 
-def virtual_devices(specs: Sequence[TaskGraphSpec], total: int, is_pipeline: bool) -> List[Tuple[Tuple[int, ...], ...]]:
+def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:
+    """Parts of a micro-batch: a ``split`` TaskGraph is one replica on all its devices."""
+    return 1 if spec.strategy == "split" else len(row[0])
+
+
+def virtual_devices(
+    specs: Sequence[TaskGraphSpec], total: int, is_pipeline: bool, colocate: bool = False
+) -> List[Tuple[Tuple[int, ...], ...]]:
     """``[TaskGraph][model replica][replica]`` device numbers.
+
+    Args:
+        colocate: TaskGraphs share the devices of their model replica, all beginning at its first one.
 
     Raises:
         AnnotationError: the counts do not divide the number of devices, or exceed it (then all TaskGraphs must ask for all
@@ -146,7 +158,12 @@ def virtual_devices(specs: Sequence[TaskGraphSpec], total: int, is_pipeline: boo
                     spec.name, count, total, spec.strategy, total
                 )
             )
-    needed = sum(counts)
+    needed = max(counts) if colocate else sum(counts)
+    if colocate and is_pipeline:
+        raise AnnotationError(
+            "cluster.colocate_split_and_replicate lets the TaskGraphs ({}) share devices, but there are several micro-batches, "
+            "and stages of a pipeline need devices of their own; use one micro-batch, or leave the setting out".format(asked)
+        )
     if needed > total:
         if all(count == total for count in counts) and not is_pipeline:
             return [(tuple(range(total)),) for _ in counts]
@@ -167,13 +184,14 @@ def virtual_devices(specs: Sequence[TaskGraphSpec], total: int, is_pipeline: boo
     start = 0
     for count in counts:
         rows.append(tuple(tuple(range(g * needed + start, g * needed + start + count)) for g in range(total // needed)))
-        start += count
+        start += 0 if colocate else count
     return rows
 
 
 def _warmups(
     stages: Sequence[StageStatistics],
     rows: Sequence[Tuple[Tuple[int, ...], ...]],
+    counts: Sequence[int],
     crossings: Sequence[Crossing],
     cluster: Cluster,
     config: Config,
@@ -181,9 +199,9 @@ def _warmups(
 ) -> Tuple[int, ...]:
     """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known."""
     limits = []
-    for stage, row in zip(stages, rows):
+    for stage, row, count in zip(stages, rows, counts):
         device = cluster.devices[row[0][0]]
-        per_micro_batch = stage.activation_bytes // (micro_batches * len(row[0]))
+        per_micro_batch = stage.activation_bytes // (micro_batches * count)
         # weights, gradients and two slots of Adam
         free = device.memory_bytes - 4 * stage.parameter_bytes
         limits.append(max(1, free // per_micro_batch) if per_micro_batch else micro_batches)
@@ -219,8 +237,8 @@ def _activation_communication_ratio(
     return max(times) / mean if times and mean else 0.0
 
 
-def _bridge(crossing: Crossing, rows: Sequence[Tuple[Tuple[int, ...], ...]], micro_batches: int) -> BridgePlan:
-    producers, consumers = (cuts(len(rows[index][0])) for index in (crossing.producer, crossing.consumer))
+def _bridge(crossing: Crossing, counts: Sequence[int], micro_batches: int) -> BridgePlan:
+    producers, consumers = (cuts(counts[index]) for index in (crossing.producer, crossing.consumer))
     per_step = crossing.layout is None
     return BridgePlan(
         tensor=crossing.tensor,

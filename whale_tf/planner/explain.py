@@ -10,21 +10,27 @@ from rich.table import Table
 
 from whale_tf.ir.region import Region
 from whale_tf.plan import Plan
+from whale_tf.planner.sharding.assignment import Choice
 
 WIDTH = 120
 
 
-def explain_plan(plan: Plan, region: Optional[Region], devices: Sequence[str]) -> str:
+def explain_plan(
+    plan: Plan, region: Optional[Region], devices: Sequence[str], shards: Sequence[Choice] = ()
+) -> str:
     """The tables as text.
 
     Args:
         region: the graph's parallel region, for what is not exact; None: the plan alone.
         devices: name of every device of the cluster.
+        shards: what was chosen under ``split``.
     """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
     console.print(_title(plan), highlight=False)
     console.print(_task_graphs(plan, devices))
+    if shards:
+        console.print(_shards(shards))
     if plan.bridges:
         console.print(_bridges(plan))
     if plan.gradients:
@@ -68,6 +74,15 @@ def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
     return table
 
 
+def _shards(choices: Sequence[Choice]) -> Table:
+    table = Table(title="Sharding patterns (bytes per step, forward and backward)", title_justify="left")
+    for heading in ("op", "pattern", "bytes", "why not divided"):
+        table.add_column(heading, overflow="fold")
+    for choice in choices:
+        table.add_row(choice.op, choice.pattern, _bytes(round(choice.bytes)), choice.reason)
+    return table
+
+
 def _short(names: Sequence[str]) -> str:
     """``CPU:0, CPU:1`` for full device names."""
     return ", ".join(name.rpartition("/device:")[2] or name for name in names)
@@ -99,7 +114,7 @@ def _gradients(plan: Plan) -> Table:
         task = plan.task_graphs[sync.task_graph]
         table.add_row(
             task.name,
-            str(task.device_count * plan.num_model_replicas),
+            str(task.replica_count * plan.num_model_replicas),
             sync.backend,
             str(sum(len(bucket) for bucket in sync.buckets)),
             str(len(sync.buckets)),

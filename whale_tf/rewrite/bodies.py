@@ -239,7 +239,7 @@ class _BodyContext(Context):
     def home(self, op: Op) -> int:
         return self._home
 
-    def device(self, task_graph: int, place: Tuple[int, ...]) -> str:
+    def device(self, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> str:
         return ""
 
     def scope(self, place: Tuple[int, ...]) -> str:

@@ -20,37 +20,41 @@ class Bridges:
         self._converter = converter
         self.context = converter.context
         self.nodes = converter.nodes
-        self._bridges: Dict[Tuple[int, int, Clone], str] = {}
+        self._bridges: Dict[Tuple[int, int, Clone, int], str] = {}
 
     def same_division(self, a: int, b: int) -> bool:
         """Whether two TaskGraphs cut a micro-batch at the same places, so that tensors cross one to one."""
         return self._cuts(a) == self._cuts(b)
 
-    def bridge(self, tensor: int, producer: int, consumer: int, place: Clone) -> str:
-        """A tensor of TaskGraph ``producer`` as replica ``place.r`` of ``consumer`` needs it."""
-        key = (tensor, consumer, place)
+    def bridge(self, tensor: int, producer: int, consumer: int, place: Clone, shard: int = 0) -> str:
+        """A tensor of TaskGraph ``producer`` as replica ``place.r`` of ``consumer`` needs it.
+
+        Every device of a ``split`` consumer (``shard``) gathers the examples itself, rather than from its first device.
+        """
+        layout = self.context.region.batch.layout(tensor)
+        shard = shard if layout.is_sharded else 0
+        key = (tensor, consumer, place, shard)
         if key not in self._bridges:
-            layout = self.context.region.batch.layout(tensor)
             scope = self.context.name(
                 "bridge",
                 self.context.scope(place).rpartition("/")[2],
-                "t{}".format(consumer),
+                "t{}".format(consumer) + ("_{}".format(shard) if shard else ""),
                 self.context.flat(tensor),
             )
             if layout.is_sharded:
-                self._bridges[key] = self._bridge_sharded(tensor, layout, producer, consumer, place, scope)
+                self._bridges[key] = self._bridge_sharded(tensor, layout, producer, consumer, place, shard, scope)
             elif layout.is_partial:
                 self._bridges[key] = self._bridge_partial(tensor, layout, producer, consumer, place, scope)
             elif layout.kind == EXTENT.kind:
                 self._bridges[key] = self._converter.extent(tensor, consumer, place, scope)
             elif layout.kind in EXTREMES:
-                count = self.context.plan.task_graphs[producer].device_count
+                count = self.context.plan.task_graphs[producer].replica_count
                 terms = [self.context.tensor_in(tensor, place._replace(r=r)) for r in range(count)]
                 self._bridges[key] = self._converter.combine(
                     layout.kind, terms, scope, self.context.dtype(tensor), self.context.device(consumer, place)
                 )
             else:
-                count = self.context.plan.task_graphs[producer].device_count
+                count = self.context.plan.task_graphs[producer].replica_count
                 piece = place._replace(r=place.r % count)
                 self._bridges[key] = self._rescale(
                     self.context.tensor_in(tensor, piece), tensor, layout.power, producer, piece, consumer, place, scope
@@ -58,12 +62,12 @@ class Bridges:
         return self._bridges[key]
 
     def _bridge_sharded(
-        self, tensor: int, layout: Layout, producer: int, consumer: int, place: Clone, scope: str
+        self, tensor: int, layout: Layout, producer: int, consumer: int, place: Clone, shard: int, scope: str
     ) -> str:
         context, nodes = self.context, self.nodes
         producers, covers = crossing(self._cuts(producer), self._cuts(consumer), place.r)
         pieces = [place._replace(r=r) for r in producers]
-        device, dtype = context.device(consumer, place), context.dtype(tensor)
+        device, dtype = context.device(consumer, place, shard), context.dtype(tensor)
         names = [context.tensor_in(tensor, piece) for piece in pieces]
         if layout.power:
             names = [
@@ -118,7 +122,7 @@ class Bridges:
         """
         context, nodes = self.context, self.nodes
         dtype, device = context.dtype(tensor), context.device(consumer, place)
-        count = context.plan.task_graphs[producer].device_count
+        count = context.plan.task_graphs[producer].replica_count
         terms = []
         for r in range(count):
             piece = place._replace(r=r)
@@ -128,7 +132,7 @@ class Bridges:
                 )
             )
         total = nodes.add_n(terms, scope + "/sum", dtype, device)
-        peers = [place._replace(r=r) for r in range(context.plan.task_graphs[consumer].device_count)]
+        peers = [place._replace(r=r) for r in range(context.plan.task_graphs[consumer].replica_count)]
         share = self._fraction(tensor, consumer, place, peers, dtype, scope)
         total = nodes.binary("Mul", total, share, scope + "/share", dtype, device)
         return self._converter.scale(total, tensor, -layout.power, consumer, place, scope + "/back")
@@ -157,4 +161,4 @@ class Bridges:
 
     def _cuts(self, task_graph: int) -> Cuts:
         task = self.context.plan.task_graphs[task_graph]
-        return cuts(task.device_count, task.slices)
+        return cuts(task.replica_count, task.slices)

@@ -88,7 +88,7 @@ def _clone(
     context.edit.clone(
         [context.tf_ops[op.id] for op in part.ops],
         scope,
-        device=context.device(task_graph, place),
+        device=context.placement(task_graph, place),
         control_map=controls,
         control_inputs=order.barriers(task_graph, place),
     )
@@ -112,7 +112,7 @@ def control_for(
     if not context.region.contains(op):
         return None if wait in after else op.name
     home = context.home(op)
-    count = context.plan.task_graphs[home].device_count
+    count = context.plan.task_graphs[home].replica_count
     if op.id in context.region.batch_level:
         if not isinstance(place, Clone):
             return None

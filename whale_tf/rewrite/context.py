@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
@@ -77,20 +78,33 @@ class Context:
     # ------------------------------------------------------------------------------------------------------- clones
     def copies(self, task_graph: int) -> List[Copy]:
         """All copies of a TaskGraph's step-level ops and variables, the original first."""
-        count = self.plan.task_graphs[task_graph].device_count
+        count = self.plan.task_graphs[task_graph].replica_count
         return [Copy(g, r) for g in range(self.plan.num_model_replicas) for r in range(count)]
 
     def clones(self, task_graph: int) -> Iterator[Clone]:
         """All clones of a TaskGraph's batch-level ops, in the order of the examples they work on."""
-        count = self.plan.task_graphs[task_graph].device_count
+        count = self.plan.task_graphs[task_graph].replica_count
         for g in range(self.plan.num_model_replicas):
             for m in range(self.plan.num_micro_batch):
                 for r in range(count):
                     yield Clone(g, m, r)
 
-    def device(self, task_graph: int, place: Tuple[int, ...]) -> str:
-        """The device of a clone or a copy (first field: model replica, last field: replica)."""
-        return self.devices[self.plan.task_graphs[task_graph].devices[place[0]][place[-1]]]
+    def device(self, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> str:
+        """The device of a clone or a copy (first field: model replica, last field: replica); under ``split`` the replica has
+        several devices, and an op's ``shard`` says which."""
+        task = self.plan.task_graphs[task_graph]
+        return self.devices[task.devices[place[0]][shard if task.strategy == "split" else place[-1]]]
+
+    def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[tf.Operation], str]]:
+        """The device of every op of a clone or copy: one for all, or by op."""
+        if self.plan.task_graphs[task_graph].strategy != "split":
+            return self.device(task_graph, place)
+        return lambda tf_op: self.device(task_graph, place, self.shard(self.graph.op(tf_op.name)))
+
+    @staticmethod
+    def shard(op: Op) -> int:
+        """Which device of its TaskGraph's VirtualDevice an op runs on."""
+        return int(op.attrs.get(SHARD_ATTR, 0))
 
     def home(self, op: Op) -> int:
         return self.region.task_graph[op.id]

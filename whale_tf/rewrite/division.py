@@ -39,7 +39,7 @@ def levels(plan: Plan, task_graph: int, own: bool) -> List[List[int]]:
     """Running totals of each level at which a mini-batch is divided for a TaskGraph."""
     task = plan.task_graphs[task_graph]
     result = [] if own else [running(None, plan.num_model_replicas)]
-    return result + [running(plan.micro_batch_slices, plan.num_micro_batch), running(task.slices, task.device_count)]
+    return result + [running(plan.micro_batch_slices, plan.num_micro_batch), running(task.slices, task.replica_count)]
 
 
 def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
@@ -69,7 +69,7 @@ def check_divisible(plan: Plan, batch: int, own: bool) -> None:
                     task.name,
                     "" if own else "{} model replicas x ".format(plan.num_model_replicas),
                     plan.num_micro_batch,
-                    task.device_count,
+                    task.replica_count,
                     max(1, batch // parts) * parts,
                     -(-batch // parts) * parts,
                 )
@@ -122,7 +122,7 @@ class Division:
     def position(self, task_graph: int, clone: Clone) -> int:
         """Place of a clone in its mini-batch's shares."""
         plan = self._context.plan
-        count = plan.task_graphs[task_graph].device_count
+        count = plan.task_graphs[task_graph].replica_count
         return ((0 if self.own else clone.g) * plan.num_micro_batch + clone.m) * count + clone.r
 
     def weight(
@@ -141,7 +141,7 @@ class Division:
 
     def _per_mini_batch(self, task_graph: int) -> int:
         plan = self._context.plan
-        count = plan.num_micro_batch * plan.task_graphs[task_graph].device_count
+        count = plan.num_micro_batch * plan.task_graphs[task_graph].replica_count
         return count if self.own else count * plan.num_model_replicas
 
     def _at_run_time(self, key: Tuple[int, int, int], totals: Sequence[Sequence[int]], source_name: str) -> Shares:

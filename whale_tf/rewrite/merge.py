@@ -36,13 +36,16 @@ class Merge:
         """Merged values have more rows than the graph's static shapes say: model replicas take mini-batches of their own."""
         return self._converter.division.own and self._converter.division.batch is not None
 
+    def _shard(self, tensor: int) -> int:
+        return self._context.shard(self._context.graph.producer(tensor))
+
     def whole(self, tensor: int) -> str:
         """What the local script would have computed, on the first device of the tensor's TaskGraph."""
         if tensor not in self._whole:
             context = self._context
             home = context.home(context.graph.producer(tensor))
             scope = context.name("merged", context.flat(tensor))
-            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0))
+            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), self._shard(tensor))
             layout = context.region.batch.layout(tensor)
             clones = list(context.clones(home))
             if layout.is_partial:
@@ -80,14 +83,20 @@ class Merge:
         scope, dtype = context.name("sync", context.flat(tensor)), context.dtype(tensor)
         if layout.is_partial and home == task_graph:
             members = [
-                Member(value, context.device(home, copy)) for copy, value in self._accumulated(tensor, home).items()
+                Member(value, context.device(home, copy, self._shard(tensor)))
+                for copy, value in self._accumulated(tensor, home).items()
             ]
             return dict(zip(copies, self._communicator.all_reduce(members, scope, dtype)))
         if layout.is_sharded:
             clones = list(context.clones(home))
             return {
                 copy: self._concatenated(
-                    tensor, layout, home, clones, "{}/{}_{}".format(scope, *copy), context.device(task_graph, copy)
+                    tensor,
+                    layout,
+                    home,
+                    clones,
+                    "{}/{}_{}".format(scope, *copy),
+                    context.device(task_graph, copy, self._shard(tensor)),
                 )
                 for copy in copies
             }
@@ -108,7 +117,7 @@ class Merge:
         context = self._context
         power = context.region.batch.layout(tensor).power
         scope = "{}/accumulate/{}".format(context.scope(copy), context.flat(tensor))
-        dtype, device = context.dtype(tensor), context.device(home, copy)
+        dtype, device = context.dtype(tensor), context.device(home, copy, self._shard(tensor))
         even = self._converter.division.is_even
         total = ""
         for clone in self._order.in_backward_order(home, clones):

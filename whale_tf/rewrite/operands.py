@@ -39,7 +39,7 @@ class Operands:
         """Name of the tensor that input ``position`` of ``op`` reads in a clone (batch level) or copy (step level)."""
         tensor = op.inputs[position]
         home = self.context.home(op)
-        name = self.value(tensor, home, place)
+        name = self.value(tensor, home, place, self.context.shard(op))
         if isinstance(place, Clone):
             constant = self.context.region.batch.localise.get((op.id, position))
             if constant:
@@ -50,8 +50,8 @@ class Operands:
                 name = self.converter.times_model_replicas(name, tensor, home, place)
         return name
 
-    def value(self, tensor: int, task_graph: int, place: Union[Clone, Copy]) -> str:
-        """Name of a tensor as a clone or copy of ``task_graph`` sees it."""
+    def value(self, tensor: int, task_graph: int, place: Union[Clone, Copy], shard: int = 0) -> str:
+        """Name of a tensor as a clone or copy of ``task_graph`` sees it (under ``split``: its device ``shard``)."""
         context = self.context
         producer = context.graph.producer(tensor)
         if tensor in self.inputs.sources and isinstance(place, Clone):
@@ -75,9 +75,9 @@ class Operands:
             )
         if home == task_graph or self._bridges.same_division(home, task_graph):
             return context.tensor_in(tensor, place)
-        return self._bridges.bridge(tensor, home, task_graph, place)
+        return self._bridges.bridge(tensor, home, task_graph, place, shard)
 
     def _neighbour(self, home: int, task_graph: int, place: Union[Clone, Copy]) -> Copy:
         """The copy of TaskGraph ``home`` that a place of ``task_graph`` reads from."""
-        count = self.context.plan.task_graphs[home].device_count
+        count = self.context.plan.task_graphs[home].replica_count
         return Copy(place.g, place[-1] if home == task_graph else place[-1] % count)

@@ -99,7 +99,9 @@ def _variable_copies(
     for (index, copy), tensor in copies.items():
         if copy != ORIGINAL:
             group = result.setdefault(context.scope(copy), {})
-            group[context.tf_ops[index]] = VariableCopy(tensor, context.device(homes[index], copy))
+            group[context.tf_ops[index]] = VariableCopy(
+                tensor, context.device(homes[index], copy, context.shard(context.graph.ops[index]))
+            )
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.rewrite.context import ORIGINAL, Context
@@ -94,4 +95,7 @@ def place_originals(context: Context, homes: Mapping[int, int]) -> None:
         if "_class" in op.attrs and index not in homes:
             continue
         home = homes.get(index, context.home(op))
-        context.tf_ops[index]._set_device(context.device(home, ORIGINAL))
+        context.tf_ops[index]._set_device(context.device(home, ORIGINAL, context.shard(op)))
+    for op in graph.ops:
+        if op.phase is Phase.APPLY and SHARD_ATTR in op.attrs and op.id not in homes:
+            context.tf_ops[op.id]._set_device(context.device(op.task_graph, ORIGINAL, context.shard(op)))

@@ -110,7 +110,7 @@ def copy_variables(context: Context, variables: Dict[int, int]) -> Dict[Tuple[in
                 context.edit.clone(
                     [context.tf_ops[index] for index in own],
                     context.scope(copy),
-                    device=context.device(home, copy),
+                    device=context.placement(home, copy),
                     edit=_share_nothing,
                     control_map=waits,
                 )
@@ -138,7 +138,7 @@ def clone_update(
             if copy == ORIGINAL or not ops:
                 continue
             scope = context.scope(copy)
-            context.edit.clone([context.tf_ops[op.id] for op in ops], scope, device=context.device(index, copy))
+            context.edit.clone([context.tf_ops[op.id] for op in ops], scope, device=context.placement(index, copy))
             for op in ops:
                 for position, tensor in enumerate(op.inputs):
                     producer = context.graph.producer(tensor)

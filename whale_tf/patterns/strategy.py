@@ -1,0 +1,318 @@
+"""The ways in which one op can run on several devices, read off its sharding rule.
+
+A rule names the factors of an op's dimensions.  Dividing one factor over the devices is a strategy: operands and results
+that have the factor are sharded, operands that lack it are needed whole, and results that lack it are terms of a sum::
+
+    MatMul mk,kn->mn      n  column (Whale SP1)     x whole,          W sharded(1)  ->  y sharded(1)
+                          k  row    (Whale SP2)     x sharded(1),     W sharded(0)  ->  y partial
+
+Besides: an op that is linear in an operand works on the terms of a sum (``linear``), and some ops whose rule needs a factor
+whole have a recipe that exchanges a few numbers per example instead of the operand (:mod:`whale_tf.patterns.recipes`).
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from whale_tf.ir.graph import Op, OpGraph, Shape
+from whale_tf.ir.rules import NoRule, Rule, View, rule_for
+from whale_tf.ir.rules.random import RANDOM
+from whale_tf.ir.rules.rule import (
+    ADDED,
+    MAX,
+    MEAN,
+    MIN,
+    MULTIPLIED,
+    SUM,
+    AnyDims,
+    Factors,
+    ShapeOperand,
+)
+from whale_tf.ir.rules.shape import refine
+from whale_tf.patterns.spread import Spread, each, even_sizes, everywhere, once, partial, shard
+
+# What only moves elements is done again on every device that needs its result: the operand is sent once, for all of them.
+MOVES = frozenset(("Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose", "PreventGradient"))
+SHAPE_ONLY = ("Shape", "ShapeN", "Size", "Rank")
+# How a strategy is carried out.
+ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"
+CLASSES, SOFTMAX, LOOK_UP, ROWS = "classes", "softmax", "look-up", "rows"
+
+
+class Localise(NamedTuple):
+    """Element ``element`` of the shape operand ``position`` is ``sizes[i]`` on device ``i``."""
+
+    position: int
+    element: int
+    sizes: Tuple[int, ...]
+
+
+class Strategy(NamedTuple):
+    """One way to run an op.
+
+    Attributes:
+        pattern: its name for people (``column``, ``row``, ``embedding`` ...); ``patterns.force`` takes it.
+        how: what carries it out (the constants above).
+        needs: spread of every operand.
+        gives: spread of every result.
+        localise: shape operands that differ from device to device.
+        weights: a mean over a divided factor: each device's share of the elements.
+        exchanged: elements that change devices inside the recipe.
+    """
+
+    pattern: str
+    how: str
+    needs: Tuple[Spread, ...]
+    gives: Tuple[Spread, ...]
+    localise: Tuple[Localise, ...] = ()
+    weights: Tuple[float, ...] = ()
+    exchanged: int = 0
+
+
+class Strategies(NamedTuple):
+    """``reasons``: why a factor that one might divide is not among the strategies."""
+
+    found: List[Strategy]
+    reasons: List[str]
+
+
+def computed_once(op: Op) -> Strategy:
+    """On the first device, whole."""
+    return Strategy("once", ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
+
+
+def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Strategies:
+    """Every strategy of an op but the one that computes it once.
+
+    Args:
+        count: number of devices.
+        batch: tensor -> the dimension that counts examples, which micro-batches divide and ``split`` leaves alone.
+    """
+    if op.type in SHAPE_ONLY or op.type in RANDOM or op.body:
+        return Strategies([], ["drawn once" if op.type in RANDOM else "no operand is divided"])
+    try:
+        rule = sharding_rule(op, view)
+    except NoRule as reason:
+        return Strategies([], [str(reason)])
+    return _Finder(op, view, rule, count, batch).run()
+
+
+def sharding_rule(op: Op, view: View) -> Rule:
+    """The op's rule; a reshape with dimensions of unknown size is read from its last dimension."""
+    if op.type == "Reshape":
+        before, after = view.shape(op.inputs[0]), view.shape(op.outputs[0])
+        if before is not None and after is not None and None in before + after:
+            left, right, kinds = refine(before[::-1], after[::-1])
+            sides = [tuple(tuple(reversed(dim)) for dim in reversed(side)) for side in (left, right)]
+            return Rule((sides[0], None), (sides[1],), "mn", kinds, (ShapeOperand(1, sides[1]),))
+    return rule_for(op, view.graph, view)
+
+
+class Sizes(View):
+    """A view that also knows the sizes that follow from rules: those of a Reshape from its shape operand, others from the
+    operands'."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        super().__init__(graph)
+        self._shapes: Dict[int, Shape] = {}
+
+    def shape(self, tensor: int) -> Shape:
+        if tensor not in self._shapes:
+            shape = super().shape(tensor)
+            self._shapes[tensor] = shape  # a loop's back edge knows no more
+            if shape is not None and None in shape:
+                self._shapes[tensor] = tuple(known if size is None else size for size, known in zip(shape, self._known(tensor)))
+        return self._shapes[tensor]
+
+    def _known(self, tensor: int) -> List[Optional[int]]:
+        op, rank = self.graph.producer(tensor), len(super().shape(tensor) or ())
+        if op.type == "Reshape":
+            value = self.value(op.inputs[1])
+            return [None] * rank if value is None else [v if isinstance(v, int) and v > 0 else None for v in value.flat]
+        try:
+            rule = rule_for(op, self.graph, self) if op.inputs and not op.body else None
+        except NoRule:
+            rule = None
+        dims = rule.outputs[self.graph.tensors[tensor].index] if rule is not None else None
+        if rule is None or not isinstance(dims, tuple) or len(dims) != rank:
+            return [None] * rank
+        sizes = {factors[0]: size for source, operand in zip(op.inputs, rule.inputs) if isinstance(operand, tuple)
+                 for factors, size in zip(operand, self.shape(source) or ()) if len(factors) == 1 and size is not None}
+        return [sizes.get(factors[0]) if len(factors) == 1 else None for factors in dims]
+
+
+class _Finder:
+    def __init__(self, op: Op, view: View, rule: Rule, count: int, batch: Mapping[int, int]) -> None:
+        self.op, self.view, self.rule, self.count = op, view, rule, count
+        self.sizes = self._factor_sizes()
+        self.excluded = self._batch_factors(batch)
+
+    def run(self) -> Strategies:
+        found, reasons = self._linear(), []
+        for factor in self.rule.factors:
+            if factor in self.excluded:
+                continue
+            size = self.sizes.get(factor)
+            strategy: Optional[Strategy] = None
+            if size is None:
+                reasons.append("the size of dimension {!r} is not known".format(factor))
+            elif size < self.count:
+                reasons.append("dimension {!r} has {} elements, fewer than {} devices".format(factor, size, self.count))
+            else:
+                strategy = self._divide(factor, even_sizes(size, self.count))
+            if strategy is not None:
+                found.append(strategy)
+        return Strategies(found, reasons)
+
+    # -- factors ------------------------------------------------------------------------------------------------------
+    def _factor_sizes(self) -> Dict[str, int]:
+        shapes = [stored_shape(self.view, t) for t in self.op.inputs + self.op.outputs]
+        pairs = [(factors, size) for dims, shape in zip(self.rule.inputs + self.rule.outputs, shapes)
+                 if isinstance(dims, tuple) and shape is not None and len(shape) == len(dims)
+                 for factors, size in zip(dims, shape) if size is not None]
+        known = {factors[0]: size for factors, size in pairs if len(factors) == 1}
+        for _ in range(2):  # a factor inside a product of factors
+            for factors, size in pairs:
+                unknown = [f for f in factors if f not in known]
+                if len(unknown) == 1:
+                    for f in factors:
+                        size //= known.get(f, 1)
+                    known[unknown[0]] = size
+        return known
+
+    def _batch_factors(self, batch: Mapping[int, int]) -> Dict[str, bool]:
+        found: Dict[str, bool] = {}
+        for tensor, dims in zip(self.op.inputs + self.op.outputs, self.rule.inputs + self.rule.outputs):
+            if isinstance(dims, tuple) and tensor in batch and batch[tensor] < len(dims):
+                found.update(dict.fromkeys(dims[batch[tensor]], True))
+        return found
+
+    def _place(self, dims: AnyDims, factor: str, sizes: Tuple[int, ...]) -> Optional[Spread]:
+        """Spread of a tensor whose ``factor`` is divided; None: it cannot be (it is not the major factor of one dimension)."""
+        if not isinstance(dims, tuple):
+            return everywhere
+        places = [d for d, factors in enumerate(dims) if factor in factors]
+        if not places:
+            return everywhere
+        factors: Factors = dims[places[0]]
+        inner = [self.sizes.get(f) for f in factors[1:]]
+        if len(places) > 1 or factors[0] != factor or None in inner:
+            return None
+        width = 1
+        for size in inner:
+            width *= size or 1
+        return shard(places[0], tuple(size * width for size in sizes))
+
+    # -- strategies ---------------------------------------------------------------------------------------------------
+    def _linear(self) -> List[Strategy]:
+        op, rule = self.op, self.rule
+        if not op.outputs or rule.alias or any(not is_float(self.view.graph.tensors[t].dtype) for t in op.outputs):
+            return []
+        choices = [[i] for i, role in enumerate(rule.roles) if role == MULTIPLIED]
+        added = [i for i, role in enumerate(rule.roles) if role == ADDED]
+        choices += [added] if added else []
+        return [Strategy("linear", LINEAR, tuple(partial if i in chosen else everywhere for i in range(len(op.inputs))),
+                         (partial,) * len(op.outputs))
+                for chosen in choices if all(is_float(self.view.graph.tensors[op.inputs[i]].dtype) for i in chosen)]
+
+    def _divide(self, factor: str, sizes: Tuple[int, ...]) -> Optional[Strategy]:
+        op, rule, kind = self.op, self.rule, self.rule.kind(factor)
+        needs = [self._place(dims, factor, sizes) for dims in rule.inputs]
+        gives = [self._place(dims, factor, sizes) for dims in rule.outputs]
+        if None in needs or None in gives:
+            return None
+        operands = tuple(need for need in needs if need is not None)
+        results = tuple(give for give in gives if give is not None)
+        how, weights, exchanged = SHARDS, (), 0  # type: str, Tuple[float, ...], int
+        missing = tuple(partial if is_float(self.view.graph.tensors[t].dtype) else None for t in op.outputs)
+        lacking: Tuple[Optional[Spread], ...]
+        if kind == "pass" or (kind == SUM and not op.outputs):
+            lacking = tuple(each if rule.outputs[i] is None else None for i in range(len(op.outputs)))
+        elif kind == SUM:
+            lacking = missing
+        elif kind == MEAN:
+            lacking, weights = missing, tuple(size / sum(sizes) for size in sizes)
+        elif kind in (MAX, MIN):
+            how, lacking, exchanged = EXTREME, (once,) * len(op.outputs), (self.count - 1) * self._elements(op.outputs[0])
+        else:
+            return self._recipe(factor, operands, results)
+        final = tuple(give if give.is_shard else other for give, other in zip(results, lacking))
+        localise = self._localised(factor, sizes)
+        if any(spread is None for spread in final) or not any(s.is_shard for s in operands + results) or localise is None:
+            return None
+        return Strategy(pattern_name(op, rule, factor), how, operands, tuple(s for s in final if s is not None),
+                        localise, weights, exchanged)
+
+    def _localised(self, factor: str, sizes: Tuple[int, ...]) -> Optional[Tuple[Localise, ...]]:
+        """Shape operands that change; None: one follows from data, so what it says of the factor is not known."""
+        found = []
+        for operand in self.rule.shapes:
+            place = self._place(operand.dims, factor, sizes)
+            if place is not None and place.is_shard:
+                if self.view.value(self.op.inputs[operand.position]) is None:
+                    return None
+                found.append(Localise(operand.position, place.dim, place.sizes))
+        return tuple(found)
+
+    def _recipe(self, factor: str, needs: Tuple[Spread, ...], gives: Tuple[Spread, ...]) -> Optional[Strategy]:
+        """Ops with a recipe of their own for a factor that their rule needs whole or looks up by number."""
+        op, kind, others = self.op, self.op.type, self.count - 1
+        if kind in ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits") and factor == "c":
+            sparse = kind.startswith("Sparse")
+            if not needs[0].is_shard or needs[1].is_shard == sparse:
+                return None  # labels that broadcast along the classes
+            return Strategy("class_sharded", CLASSES, needs, (once, gives[1]), (), (),
+                            (6 if sparse else 5) * others * self._elements(op.outputs[0]))
+        if kind in ("Softmax", "LogSoftmax"):
+            rows = self._elements(op.outputs[0]) // max(self.sizes[factor], 1)
+            return Strategy("softmax_sharded", SOFTMAX, needs, gives, (), (), 4 * others * rows)
+        if kind in ("Gather", "GatherV2", "ResourceGather") and not op.attrs.get("batch_dims"):
+            return Strategy("embedding", LOOK_UP, needs, (partial,))
+        if self.rule.alias and needs[0].is_shard and needs[0].dim == 0:
+            return Strategy("rows", ROWS, needs, tuple(needs[0] for _ in op.outputs))
+        return None
+
+    def _elements(self, tensor: int) -> int:
+        total = 1
+        for size in self.view.shape(tensor) or ():
+            total *= size or NOMINAL_SIZE
+        return total
+
+
+NOMINAL_SIZE = 32  # stands for a dimension of unknown size (the batch) in prices
+
+
+def stored_shape(view: View, tensor: int) -> Shape:
+    """A tensor's shape; of a resource variable's handle, the variable's."""
+    producer = view.graph.producer(tensor)
+    return producer.attrs.get("shape") if producer.type == "VarHandleOp" else view.shape(tensor)
+
+
+def is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "double", "half", "complex"))
+
+
+def pattern_name(op: Op, rule: Rule, factor: str) -> str:
+    """What dividing ``factor`` is called: by which of the two operands have it, for contractions."""
+    dims: List[AnyDims] = list(rule.inputs)
+    if op.type.startswith(("Conv", "Depthwise")):
+        return {"o": "output_channel", "i": "input_channel"}.get(factor, factor)
+    if op.type in ("Gather", "GatherV2", "ResourceGather"):
+        return "embedding_column" if _has(dims[0], factor) else "indices"
+    if len(dims) >= 2 and op.type in CONTRACTIONS:
+        first, second = _has(dims[0], factor), _has(dims[1], factor)
+        if first and second:
+            return "row" if rule.kind(factor) == SUM else "stack"
+        return "rows" if first else "column"
+    return "shard:" + factor
+
+
+def _has(dims: AnyDims, factor: str) -> bool:
+    return isinstance(dims, tuple) and any(factor in factors for factors in dims)
+
+
+CONTRACTIONS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "SparseMatMul"))
+CONVOLUTIONS = frozenset(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv2DBackpropFilter",
+                          "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropInput",
+                          "DepthwiseConv2dNativeBackpropFilter"))
+LOOK_UPS = frozenset(("Gather", "GatherV2", "ResourceGather"))

@@ -1,0 +1,8 @@
+"""Which op of a ``split`` TaskGraph is divided how: priced in bytes, the cheapest taken (Whale section 3.2.2)."""
+
+from __future__ import annotations
+
+from whale_tf.planner.sharding.assignment import Assignment, assign
+from whale_tf.planner.sharding.problem import Problem
+
+__all__ = ["Assignment", "Problem", "assign"]

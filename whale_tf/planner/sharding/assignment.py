@@ -1,0 +1,186 @@
+"""The answer: a strategy for every op of the ``split`` TaskGraphs and of the optimizer.
+
+The forward ops' strategies come from the search.  Backward and optimizer ops follow from them: each takes the strategy that
+exchanges least given the spreads of what it reads, and a variable's gradient is made the way the variable is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Optional
+
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.ir.graph import Op, Phase
+from whale_tf.patterns.spread import Spread, once
+from whale_tf.patterns.strategy import ONCE, Strategy
+from whale_tf.planner.sharding.force import forced_patterns
+from whale_tf.planner.sharding.problem import LOSSES, VARIABLES, Problem, State
+from whale_tf.planner.sharding.search import cheapest
+
+
+class Choice(NamedTuple):
+    """A unit as ``wh.explain()`` shows it; ``bytes``: what its strategy exchanges in a step, forward and backward."""
+
+    op: str
+    pattern: str
+    bytes: float
+    reason: str = ""
+
+
+class Assignment(NamedTuple):
+    """Attributes:
+    strategies: op -> strategy, for all ops that are not simply computed once.
+    variables: variable op -> how it is stored, for the sharded ones.
+    home: TaskGraph of every op in ``strategies`` and ``variables``.
+    choices: what was chosen for the ops worth dividing.
+    """
+
+    strategies: Dict[int, Strategy]
+    variables: Dict[int, Spread]
+    home: Dict[int, int]
+    choices: List[Choice]
+
+    @property
+    def shards(self) -> Dict[str, str]:
+        """Op name -> pattern: what the Plan keeps, and from which all else follows."""
+        return {choice.op: choice.pattern for choice in self.choices}
+
+
+def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str, str]] = None) -> Assignment:
+    """Search, then follow.
+
+    Args:
+        force: ``patterns.force`` of the configuration.
+        shards: a plan's choices, taken instead of searching for them.
+
+    Raises:
+        ConfigError, PlanError: a pattern is forced on an op that does not have it; the message says why.
+        UnsupportedOpError: nothing of a TaskGraph can be split, or control flow is inside one.
+    """
+    forced = forced_patterns(problem, force, shards)
+    result = Assignment({}, {}, {}, [])
+    spreads: Dict[int, Spread] = {}
+    for number in problem.splits:
+        chosen, variables, prices = cheapest(problem, number, forced)
+        result.strategies.update(chosen)
+        spreads.update(variables)
+        choices = _choices(problem, number, chosen, prices)
+        if all(choice.pattern == "once" for choice in choices):
+            raise UnsupportedOpError(_nothing_to_split(problem, number, choices))
+        result.choices.extend(choices)
+    for variable, others in problem.slots.items():
+        spread = spreads.get(problem.graph.ops[variable].outputs[0])
+        if spread is not None:
+            spreads.update({problem.graph.ops[other].outputs[0]: spread for other in others})
+    _follow(problem, result, spreads)
+    for op_id in [i for i, s in result.strategies.items() if s.how == ONCE]:
+        del result.strategies[op_id]
+    return result
+
+
+def _choices(
+    problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float]
+) -> List[Choice]:
+    ops = problem.forward_ops(task_graph)
+    units = {op.id for op in ops if problem.is_anchor(op) or op.type in LOSSES}
+    unit_of: Dict[int, int] = {}  # whoever follows a unit belongs to it
+    total: Dict[int, float] = {}
+    for op in ops:
+        sources = [unit_of[problem.graph.tensors[t].op] for t in op.inputs if problem.graph.tensors[t].op in unit_of]
+        if op.id in units or sources:
+            unit_of[op.id] = unit = op.id if op.id in units else sources[0]
+            total[unit] = total.get(unit, 0.0) + prices.get(op.id, 0.0)
+    found = []
+    for op in ops:
+        if op.id in units:
+            strategy = chosen.get(op.id)
+            pattern = strategy.pattern if strategy is not None else "once"
+            reasons = problem.strategies(op, problem.splits[task_graph].devices).reasons if pattern == "once" else []
+            found.append(Choice(op.name, pattern, total[op.id], "; ".join(reasons)))
+    return found
+
+
+def _nothing_to_split(problem: Problem, number: int, choices: List[Choice]) -> str:
+    split = problem.splits[number]
+    text = "wh.split({0}): nothing in TaskGraph {1!r} can be divided over {0} devices".format(split.devices, split.name)
+    if choices:
+        text += ": " + "; ".join("{!r}: {}".format(c.op, c.reason or "its operands cannot be divided") for c in choices[:3])
+    else:
+        text += ": it has no matrix product, convolution or embedding"
+    return text + ". Use fewer devices, or wh.replicate({})".format(split.devices)
+
+
+def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread]) -> None:
+    """Strategies of the backward and optimizer ops, and of the plain reads of variables."""
+    forward = dict(result.strategies)
+    states: Dict[int, State] = {}
+    for number in problem.splits:
+        states[number] = State(problem, number)
+        states[number].spreads.update(
+            {root: s for root, s in spreads.items() if _home(problem, root, number) == number})
+    for op in problem.graph.ops:
+        home = _home_of_op(problem, op, states)
+        if home is None or op.type in VARIABLES:
+            continue
+        state = states[home]
+        if problem.is_read(op):
+            spread = state.spread(op.inputs[0])
+            if spread != once:
+                result.strategies[op.id] = Strategy("read", "shards", (spread,), (spread,))
+                result.home[op.id] = home
+            continue
+        if op.phase is Phase.FORWARD:
+            strategy = forward.get(op.id)
+        else:
+            strategy = None if state.is_plain(op) else _least(problem, state, op)
+        if strategy is not None:
+            state.take(op, strategy, 0.0)
+            result.strategies[op.id], result.home[op.id] = strategy, home
+    for number, state in states.items():
+        for root, spread in state.spreads.items():
+            if problem.is_variable(root) and spread != once:
+                variable = problem.graph.tensors[root].op
+                result.variables[variable], result.home[variable] = spread, number
+
+
+def _home(problem: Problem, root: int, default: int) -> int:
+    """TaskGraph of a variable; a slot's is its variable's."""
+    variable = problem.graph.tensors[root].op
+    home = problem.variables.get(variable, -1)
+    if home < 0:
+        home = next((problem.variables[v] for v, others in problem.slots.items() if variable in others), default)
+    return home
+
+
+def _home_of_op(problem: Problem, op: Op, states: Mapping[int, State]) -> Optional[int]:
+    """The split TaskGraph an op belongs to; an optimizer's op joins that of the divided tensors it reads, if it is one."""
+    if problem.task_graph[op.id] >= 0:
+        return problem.task_graph[op.id] if problem.task_graph[op.id] in states else None
+    if op.phase is not Phase.APPLY:
+        return None
+    homes = [number for number, state in states.items() if any(state.spread(t) != once for t in op.inputs)]
+    return homes[0] if len(homes) == 1 else None
+
+
+def _least(problem: Problem, state: State, op: Op) -> Strategy:
+    """The strategy that exchanges least; what is divided stays divided where the work is worth it."""
+    wanted = {t: state.spreads[root] for t in op.outputs for root in [_target(problem, t)] if root in state.spreads}
+    ranked = []
+    for index, strategy in enumerate(state.candidates(op)):
+        cost = state.price(op, strategy)
+        for tensor, give in zip(op.outputs, strategy.gives):
+            if tensor in wanted:
+                cost += problem.price(tensor, give, wanted[tensor], state.count)
+        is_whole = strategy.how == ONCE
+        ranked.append(((problem.is_anchor(op) and is_whole and cost < float("inf"), cost, is_whole, index), strategy))
+    finite = [item for item in ranked if item[0][1] < float("inf")]
+    if not finite:
+        raise UnsupportedOpError(
+            "op {!r} ({}) updates a variable that wh.split divides, and cannot work on its parts ({}); use wh.replicate for "
+            "this layer, or another optimizer".format(
+                op.name, op.type, "; ".join(problem.strategies(op, state.count).reasons) or "it needs the whole variable"))
+    return min(finite, key=lambda item: item[0])[1]
+
+
+def _target(problem: Problem, tensor: int) -> int:
+    variable = problem.gradients.get(tensor)
+    return -1 if variable is None else problem.graph.ops[variable].outputs[0]

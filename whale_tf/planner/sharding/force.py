@@ -1,0 +1,69 @@
+"""Patterns that the user or a plan asks for, instead of the cheapest."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional
+
+from whale_tf.errors import ConfigError, PlanError, did_you_mean
+from whale_tf.ir.graph import Op
+from whale_tf.planner.sharding.problem import LOSSES, Problem
+
+
+def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[str, str]]) -> Dict[int, str]:
+    """Op -> pattern.
+
+    Args:
+        force: one pattern for every unit that has it, or ``{unit: pattern}``; a unit is an op or a name scope.
+        shards: op name -> pattern, from a plan.
+
+    Raises:
+        ConfigError, PlanError: an unknown unit, or a pattern that does not match; the message says what would.
+    """
+    units = [op for number in problem.splits for op in problem.forward_ops(number)
+             if problem.is_anchor(op) or op.type in LOSSES]
+    if shards:
+        return _from_plan(problem, units, shards)
+    if isinstance(force, str):
+        found = {op.id: force for op in units if force in _patterns(problem, op)}
+        if not found and problem.splits:
+            raise ConfigError("patterns.force is {!r}, but no op under wh.split has that pattern; there are: {}".format(
+                force, ", ".join(sorted({p for op in units for p in _patterns(problem, op)})) or "none"))
+        return found
+    found = {}
+    for unit, name in (force or {}).items():  # type: ignore[attr-defined]
+        inside = [op for op in units if op.name == unit or op.name.startswith(unit.rstrip("/") + "/")]
+        if not inside:
+            names = [op.name for op in units]
+            raise ConfigError("patterns.force names unit {!r}, which is no op or name scope under wh.split.{} Ops that can "
+                              "be divided: {}".format(unit, did_you_mean(unit, names), ", ".join(names) or "none"))
+        matching = [op for op in inside if name in _patterns(problem, op)]
+        if not matching:
+            raise ConfigError(_mismatch(problem, inside[0], "patterns.force", name))
+        found.update({op.id: name for op in matching})
+    return found
+
+
+def _from_plan(problem: Problem, units: List[Op], shards: Mapping[str, str]) -> Dict[int, str]:
+    known = {op.name: op for op in units}
+    found = {}
+    for name, pattern in shards.items():
+        if name not in known:
+            raise PlanError("the plan's shards name op {!r}, which is not an op under wh.split that can be divided.{}".format(
+                name, did_you_mean(name, known)))
+        if pattern not in _patterns(problem, known[name]):
+            raise PlanError(_mismatch(problem, known[name], "the plan", pattern))
+        found[known[name].id] = pattern
+    return found
+
+
+def _patterns(problem: Problem, op: Op) -> List[str]:
+    found = problem.strategies(op, problem.splits[problem.task_graph[op.id]].devices).found
+    return [strategy.pattern for strategy in found if strategy.pattern != "linear"] + ["once"]
+
+
+def _mismatch(problem: Problem, op: Op, who: str, pattern: str) -> str:
+    count = problem.splits[problem.task_graph[op.id]].devices
+    reasons = problem.strategies(op, count).reasons
+    return "{} asks for pattern {!r} of {!r} ({}), which it does not have on {} devices{}; it has: {}".format(
+        who, pattern, op.name, op.type, count, " ({})".format("; ".join(reasons)) if reasons else "",
+        ", ".join(_patterns(problem, op)))

@@ -1,0 +1,274 @@
+"""The question: an op graph with ``split`` TaskGraphs, and what the search may know of it."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.patterns.spread import EACH, Spread, everywhere, once
+from whale_tf.patterns.strategy import (
+    CONTRACTIONS,
+    CONVOLUTIONS,
+    LINEAR,
+    LOOK_UPS,
+    MOVES,
+    NOMINAL_SIZE,
+    ONCE,
+    SHAPE_ONLY,
+    SIZES,
+    Sizes,
+    Strategies,
+    Strategy,
+    computed_once,
+    is_float,
+    strategies,
+)
+from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
+from whale_tf.planner.statistics import tensor_bytes
+
+VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
+READS = ("Identity", "ReadVariableOp", "RefIdentity")
+LOSSES = ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
+CONTROL_FLOW = frozenset((
+    "Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond", "While", "StatelessWhile", "If", "StatelessIf", "Case",
+    "PartitionedCall", "StatefulPartitionedCall"))
+# Terms of a sum pass through these; before any other op they are added up, so that they are added up once.
+PASSES_TERMS = frozenset((
+    "Identity", "StopGradient", "PreventGradient", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Cast", "AddN", "Add",
+    "AddV2", "Sub", "Neg", "Sum"))
+
+
+class SplitTaskGraph(NamedTuple):
+    """``devices``: of one model replica; ``number``: the TaskGraph's."""
+
+    number: int
+    name: str
+    devices: int
+
+
+class Problem:
+    """An op graph, its ``split`` TaskGraphs, and prices.
+
+    Args:
+        task_graph: TaskGraph of every op, -1 outside the region.
+        splits: those that are split over more than one device.
+        batch: tensor -> the dimension that counts examples.
+        variables: variable ops that may be sharded: variable -> its TaskGraph (-1: not in the region, a slot).
+        slots: variable -> variables of the same shape that are updated with it.
+        gradients: gradient tensor -> the variable op it updates.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        task_graph: Sequence[int],
+        splits: Sequence[SplitTaskGraph],
+        batch: Mapping[int, int],
+        variables: Mapping[int, int],
+        slots: Mapping[int, Sequence[int]],
+        gradients: Mapping[int, int],
+    ) -> None:
+        self.graph = graph
+        self.view = Sizes(graph)
+        self.task_graph = task_graph
+        self.splits = {split.number: split for split in splits}
+        self.batch = batch
+        self.variables = variables
+        self.slots = slots
+        self.gradients = gradients
+        self.roots = self._find_roots()
+        self._strategies: Dict[int, Strategies] = {}
+        self._bytes: Dict[int, float] = {}
+        self._trained = self._find_trained()
+        self._check_control_flow()
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+    def root(self, tensor: int) -> int:
+        """The variable that a tensor refers to or is the plain value of; other tensors stand for themselves."""
+        return self.roots.get(tensor, tensor)
+
+    def is_variable(self, root: int) -> bool:
+        return self.graph.tensors[root].op in self.variables
+
+    def source(self, tensor: int) -> int:
+        """The tensor whose elements an op that only moves them passes on."""
+        op = self.graph.producer(tensor)
+        while op.type in MOVES and tensor not in self.roots and self.task_graph[op.id] in self.splits:
+            tensor = op.inputs[0]
+            op = self.graph.producer(tensor)
+        return self.root(tensor)
+
+    def is_read(self, op: Op) -> bool:
+        """A plain read: its result is the variable's value, spread like the variable."""
+        return op.type in READS and bool(op.inputs) and op.inputs[0] in self.roots and op.outputs[0] in self.roots
+
+    def is_anchor(self, op: Op) -> bool:
+        """Ops that are worth dividing: contractions, convolutions, look-ups in a variable."""
+        if op.type in LOOK_UPS:
+            return self.is_variable(self.root(op.inputs[0]))
+        return op.type in CONTRACTIONS or op.type in CONVOLUTIONS
+
+    def reads_variable(self, op: Op) -> bool:
+        return any(self.is_variable(self.root(t)) for t in op.inputs)
+
+    def forward_ops(self, task_graph: int) -> List[Op]:
+        return [op for op in self.graph.ops if self.task_graph[op.id] == task_graph and op.phase is Phase.FORWARD
+                and op.type not in VARIABLES and not self.is_read(op)]
+
+    def strategies(self, op: Op, count: int) -> Strategies:
+        """All but the one that computes the op once; terms of a sum pass only through ops that move them."""
+        if op.id not in self._strategies:
+            found, reasons = strategies(op, self.view, count, self.batch)
+            self._strategies[op.id] = Strategies(
+                [s for s in found if s.how != LINEAR or op.type in PASSES_TERMS], reasons)
+        return self._strategies[op.id]
+
+    # -- prices -------------------------------------------------------------------------------------------------------
+    def bytes(self, tensor: int) -> float:
+        """Bytes of a whole tensor; a dimension of unknown size counts as 32."""
+        if tensor not in self._bytes:
+            record = self.graph.tensors[tensor]
+            size = float(tensor_bytes(self.graph, tensor))
+            if size == 0.0:
+                size = 4.0
+                shape = record.shape
+                if self.is_variable(tensor):
+                    shape = self.graph.ops[record.op].attrs.get("shape")
+                for dim in shape or ():
+                    size *= NOMINAL_SIZE if dim is None or dim < 0 else dim
+            self._bytes[tensor] = size
+        return self._bytes[tensor]
+
+    def price(self, tensor: int, have: Spread, need: Spread, count: int) -> float:
+        """Bytes for a tensor and, where there is one, its gradient."""
+        size = self.bytes(tensor)
+        total = moved_bytes(have, need, size, count)
+        if self._trained[tensor] and not self.is_variable(tensor):
+            total += gradient_bytes(have, need, size, count)
+        return total
+
+    # -- construction -------------------------------------------------------------------------------------------------
+    def _find_roots(self) -> Dict[int, int]:
+        roots: Dict[int, int] = {}
+        for op in self.graph.ops:
+            if op.id in self.variables:
+                roots[op.outputs[0]] = op.outputs[0]
+            elif op.type in READS and op.inputs and op.inputs[0] in roots:
+                roots[op.outputs[0]] = roots[op.inputs[0]]
+        return roots
+
+    def _find_trained(self) -> bytearray:
+        """Whether a tensor is a floating-point value computed from a variable, so that it has a gradient."""
+        trained = bytearray(len(self.graph.tensors))
+        for op in self.graph.ops:
+            if op.phase is not Phase.FORWARD:
+                continue
+            follows = op.type in VARIABLES or any(trained[t] for t in op.inputs)
+            for t in op.outputs:
+                dtype = self.graph.tensors[t].dtype
+                trained[t] = follows and op.type != "StopGradient" and (is_float(dtype) or dtype == "resource")
+        return trained
+
+    def _check_control_flow(self) -> None:
+        for op in self.graph.ops:
+            if op.type in CONTROL_FLOW and self.task_graph[op.id] in self.splits:
+                raise UnsupportedOpError(
+                    "op {!r} ({}) is control flow inside wh.split (TaskGraph {!r}), which is not supported; move the loop or "
+                    "condition out of the split part, or use wh.replicate".format(
+                        op.name, op.type, self.splits[self.task_graph[op.id]].name))
+
+
+class State:
+    """Spreads of the tensors met so far, and the price of getting there.
+
+    A tensor that is not listed is computed once; a variable that is not listed is still free to be stored either way.
+    """
+
+    def __init__(self, problem: Problem, task_graph: int) -> None:
+        self.problem = problem
+        self.task_graph = task_graph
+        self.count = problem.splits[task_graph].devices
+        self.cost = 0.0
+        self.spreads: Dict[int, Spread] = {}
+        self.made: Set[Tuple[int, Spread]] = set()  # (tensor, need) conversions that are paid for
+        self.choices: Optional[tuple] = None
+
+    def copy(self) -> State:
+        other = State(self.problem, self.task_graph)
+        other.cost, other.choices = self.cost, self.choices
+        other.spreads, other.made = dict(self.spreads), set(self.made)
+        return other
+
+    def spread(self, tensor: int) -> Spread:
+        return self.spreads.get(self.problem.root(tensor), once)
+
+    def is_free(self, tensor: int) -> bool:
+        root = self.problem.root(tensor)
+        home = self.problem.variables.get(self.problem.graph.tensors[root].op)
+        return root not in self.spreads and home in (self.task_graph, -1)
+
+    def is_plain(self, op: Op) -> bool:
+        """Whether nothing that the op reads is divided or could be."""
+        return all(self.spread(t) == once and not self.is_free(t) for t in op.inputs)
+
+    def price(self, op: Op, strategy: Strategy) -> float:
+        """Bytes that taking a strategy adds; infinite where operands cannot have the spreads it needs."""
+        total, paid = 0.0, set()  # type: float, Set[Tuple[int, Spread]]
+        graph = self.problem.graph
+        for position, (tensor, need) in enumerate(zip(op.inputs, strategy.needs)):
+            root = self.problem.root(tensor)
+            reference = tensor == root and self.problem.is_variable(root)
+            if self.is_free(tensor):
+                if need.is_partial or (reference and not need.is_shard and strategy.how != ONCE):
+                    return float("inf")
+                if not need.is_shard and need != once:
+                    total += self.problem.price(tensor, once, need, self.count)
+                continue
+            have = self.spread(tensor)
+            if have == need or have.kind == EACH:
+                continue
+            if reference and (graph.tensors[tensor].dtype == "resource" or position in _written(strategy, op)):
+                return float("inf")
+            made = self._conversion(root, need)
+            if made not in self.made and made not in paid:
+                paid.add(made)
+                total += self.problem.price(tensor, have, need, self.count)
+        return total + 4.0 * strategy.exchanged
+
+    def _conversion(self, root: int, need: Spread) -> Tuple[int, Spread]:
+        """What is paid for once: a tensor that is moved about is sent to every device as it was before."""
+        source = self.problem.source(root)
+        if need == everywhere and root != source and self.spread(root) == self.spread(source) == once:
+            return source, need
+        return root, need
+
+    def take(self, op: Op, strategy: Strategy, cost: float) -> None:
+        """Run an op by a strategy."""
+        self.cost += cost
+        if strategy.how == SIZES:
+            return
+        for tensor, need in zip(op.inputs, strategy.needs):
+            root = self.problem.root(tensor)
+            if self.is_free(tensor):
+                self.spreads[root] = need if need.is_shard else once
+            if self.spread(tensor) != need:
+                self.made.add(self._conversion(root, need))
+        for tensor, give in zip(op.outputs, strategy.gives):
+            if give != once:
+                self.spreads[tensor] = give
+
+    def candidates(self, op: Op) -> List[Strategy]:
+        """Strategies of an op, computing it once among them unless it is worth dividing and can be."""
+        whole = computed_once(op)
+        if op.type in SHAPE_ONLY or op.type == "VariableShape":
+            return [Strategy("sizes", SIZES, tuple(self.spread(t) for t in op.inputs), whole.gives)]
+        found = self.problem.strategies(op, self.count).found
+        return [whole] + found
+
+
+def _written(strategy: Strategy, op: Op) -> List[int]:
+    """Positions of references that an op writes through: the leading ones with a spread of their own."""
+    return list(range(len(op.inputs))) if op.phase is Phase.APPLY else []
+
+

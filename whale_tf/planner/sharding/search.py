@@ -1,0 +1,148 @@
+"""The cheapest strategies for the forward ops of one TaskGraph.
+
+Ops are visited in topological order.  A state is what the ops to come can see of a choice of strategies so far: the spreads of
+the tensors they read and of the variables, and which conversions are paid for.  Of states that look the same from here on the
+cheapest is kept: dynamic programming over the frontier, exact as long as no more than ``WIDTH`` states look different.  So a
+column-sharded layer is followed by a row-sharded one because nothing is exchanged between the two, not because a rule says
+so; prices count forward and backward bytes (:mod:`whale_tf.planner.sharding.price`).
+
+Ops worth dividing (contractions, convolutions, look-ups) are divided if they can be: computing everything once would
+exchange nothing.  All others follow: they take what costs least then and there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Dict, List, Mapping, Tuple
+
+from whale_tf.ir.graph import Op
+from whale_tf.patterns.spread import Spread, once
+from whale_tf.patterns.strategy import ONCE, Strategy
+from whale_tf.planner.sharding.problem import Problem, State
+
+WIDTH = 32
+
+
+def cheapest(
+    problem: Problem, task_graph: int, forced: Mapping[int, str]
+) -> Tuple[Dict[int, Strategy], Dict[int, Spread], Dict[int, float]]:
+    """Strategy of each forward op that is not simply computed once, spread of each variable, bytes of each op.
+
+    Args:
+        forced: op -> name of the pattern that it must take (it has it: see :mod:`whale_tf.planner.sharding.force`).
+    """
+    ops = _in_order(problem, problem.forward_ops(task_graph))
+    last_use = {root: place for place, op in enumerate(ops) for t in op.inputs
+                for root in (problem.root(t), problem.source(t))}
+    leaving = _leaving(problem, task_graph)
+    states = [State(problem, task_graph)]
+    for place, op in enumerate(ops):
+        reached: List[State] = []
+        for state in states:
+            reached.extend(_steps(problem, state, op, forced.get(op.id), leaving))
+        states = _distinct(problem, reached, [r for r in last_use if last_use[r] == place])
+    best = min(states, key=lambda state: state.cost)
+    chosen: Dict[int, Strategy] = {}
+    prices: Dict[int, float] = {}
+    variables = {r: s for r, s in best.spreads.items() if problem.is_variable(r)}
+    node = best.choices
+    while node is not None:
+        node, key, value, price = node
+        if isinstance(value, Spread):
+            variables[key] = value
+        else:
+            chosen[key], prices[key] = value, price
+    return chosen, variables, prices
+
+
+def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapping[int, bool]) -> List[State]:
+    """States after one op."""
+    anchor = problem.is_anchor(op)
+    if not anchor and forced is None and state.is_plain(op):
+        return [state]
+    priced = [(state.price(op, s), s) for s in state.candidates(op)]
+    priced = [(cost, s) for cost, s in priced if cost < float("inf")]
+    if forced is not None:
+        priced = [(cost, s) for cost, s in priced if s.pattern == forced] or priced
+    elif anchor and any(s.how != ONCE for _, s in priced):
+        priced = [(cost, s) for cost, s in priced if s.how != ONCE]
+    elif not anchor:
+        least = min(cost for cost, _ in priced)
+        priced = [(cost, s) for cost, s in priced if cost <= least * (1 + 1e-9)]
+    result = []
+    for index, (cost, strategy) in enumerate(priced):
+        following = state if index == len(priced) - 1 else state.copy()
+        price = cost
+        for tensor, give in zip(op.outputs, strategy.gives):
+            if tensor in leaving and give != once:
+                price += problem.price(tensor, give, once, state.count)
+        following.take(op, strategy, price)
+        for tensor in op.outputs:
+            if tensor in leaving:
+                following.made.add((tensor, once))
+        following.choices = (following.choices, op.id, strategy, price)
+        result.append(following)
+    return result
+
+
+def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[State]:
+    """The cheapest of the states that look the same, at most ``WIDTH``;
+    ``dead`` tensors are not seen any more."""
+    best: Dict[object, State] = {}
+    for state in states:
+        for root in dead:
+            spread = state.spreads.pop(root, None)
+            if spread is not None and problem.is_variable(root):
+                state.choices = (state.choices, root, spread, 0.0)
+        if dead:
+            state.made = {(t, need) for t, need in state.made if t not in dead}
+        key = (frozenset(state.spreads.items()), frozenset(state.made))
+        if key not in best or state.cost < best[key].cost:
+            best[key] = state
+    return heapq.nsmallest(WIDTH, best.values(), key=lambda state: state.cost + _owed(problem, state))
+
+
+def _owed(problem: Problem, state: State) -> float:
+    """Bytes that a state will have to pay: the terms of a sum have to be added up some day."""
+    return sum(
+        problem.price(tensor, spread, once, state.count)
+        for tensor, spread in state.spreads.items()
+        if spread.is_partial and not any(root == tensor for root, _ in state.made)
+    )
+
+
+def _leaving(problem: Problem, task_graph: int) -> Dict[int, bool]:
+    """Tensors that ops of other TaskGraphs read."""
+    found: Dict[int, bool] = {}
+    for op in problem.forward_ops(task_graph):
+        for tensor in op.outputs:
+            for user, _ in problem.graph.consumers(tensor):
+                if problem.task_graph[user] not in (-1, task_graph):
+                    found[tensor] = True
+    return found
+
+
+def _in_order(problem: Problem, ops: List[Op]) -> List[Op]:
+    """Topological order in which whoever works on variables alone comes as late as possible: an L2 loss must not decide how a
+    kernel is stored before the layer is met."""
+    members = {op.id: op for op in ops}
+    missing = {op.id: sum(problem.graph.tensors[t].op in members for t in op.inputs) for op in ops}
+
+    def rank(op: Op) -> Tuple[int, int]:
+        late = not problem.is_anchor(op) and bool(op.inputs) and all(
+            problem.is_variable(problem.root(t)) or problem.graph.producer(t).type == "Const" for t in op.inputs)
+        return int(late), op.id
+
+    ready = [rank(op) for op in ops if not missing[op.id]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        op = members[heapq.heappop(ready)[1]]
+        order.append(op)
+        for tensor in op.outputs:
+            for user, _ in problem.graph.consumers(tensor):
+                if user in members:
+                    missing[user] -= 1
+                    if not missing[user]:
+                        heapq.heappush(ready, rank(members[user]))
+    return order

@@ -1,0 +1,306 @@
+"""An assignment -> staged nodes: every divided op becomes one op for each device.
+
+::
+
+    before   x ──> MatMul ──> BiasAdd ──> loss           after   x ──┬──> MatMul/0 ──> BiasAdd/0 ──┬──> Concat ──> loss
+                     ^                                               │      ^ W/0                  │
+                     W                                               └──> MatMul/1 ──> BiasAdd/1 ──┘
+                                                                            ^ W/1
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.attrs import NodeDef
+from whale_tf.graph_editor.nodes import Nodes, set_input
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.extents import Size, Value, as_value
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.rules import rule_for
+from whale_tf.patterns.spread import Spread, everywhere, once
+from whale_tf.patterns.strategy import (
+    CLASSES,
+    EXTREME,
+    LOOK_UP,
+    MOVES,
+    ROWS,
+    SIZES,
+    SOFTMAX,
+    Localise,
+    Sizes,
+    Strategy,
+    stored_shape,
+)
+from whale_tf.planner.sharding import Assignment
+from whale_tf.rewrite.shard.recipes import Rows, Softmax, combine
+from whale_tf.rewrite.shard.tags import TaggedStage
+from whale_tf.rewrite.shard.values import Values
+
+SHAPE_ATTRIBUTES = ("EnsureShape", "PlaceholderWithDefault")
+
+
+class Lowering:
+    """Stages the parts of every divided op.
+
+    Attributes:
+        values: the parts of every tensor that is divided or made anew.
+        done: name of a divided op -> names of the ops that run in its place, by device (all on one, for a recipe).
+        variables: divided variable op -> names of its parts.
+    """
+
+    def __init__(self, tf_graph: tf.Graph, graph: OpGraph, task_graph: Sequence[int], assignment: Assignment,
+                 counts: Dict[int, int], edit: StagedEdit, root: str) -> None:
+        self.graph, self.assignment, self.counts, self.edit, self.root = graph, assignment, counts, edit, root
+        self.task_graph = task_graph
+        self.view = Sizes(graph)
+        self.stages = {number: TaggedStage(edit, number) for number in counts}
+        self.nodes = {number: Nodes(stage) for number, stage in self.stages.items()}
+        self.values = Values(graph, self.stages, self.nodes, counts, root, self._moved_again, self._move_again)
+        self.done: Dict[str, List[List[str]]] = {}
+        self.variables: Dict[int, List[str]] = {}
+        self._tf_ops = {op.name: op for op in tf_graph.get_operations()}
+        self._rows: Dict[Tuple[int, Spread, int], Rows] = {}
+
+    def run(self) -> None:
+        for op in self.graph.ops:
+            if op.id in self.assignment.variables:
+                self._variable(op, self.assignment.variables[op.id])
+            elif op.id in self.assignment.strategies:
+                self._op(op, self.assignment.strategies[op.id])
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+    def _variable(self, op: Op, spread: Spread) -> None:
+        names = []
+        for i, size in enumerate(spread.sizes):
+            node = self._clone(op, i)
+            node.attr["shape"].shape.dim[spread.dim].size = size
+            node.attr["shared_name"].s = node.name.encode()
+            names.append(node.name)
+        self.variables[op.id] = names
+        self.values.put(op.outputs[0], spread, names, self.assignment.home[op.id])
+
+    # -- ops ----------------------------------------------------------------------------------------------------------
+    def _op(self, op: Op, strategy: Strategy) -> None:
+        home = self.assignment.home[op.id]
+        stage = self.stages[home]
+        stage.is_backward = op.phase is Phase.BACKWARD
+        stage.controls = self._controls(op, home)
+        recipe = {CLASSES: self._loss, SOFTMAX: self._softmax, LOOK_UP: self._look_up, SIZES: self._sizes}.get(strategy.how)
+        if recipe is not None:
+            recipe(op, strategy, home)
+        else:
+            self._parts(op, strategy, home)
+        stage.controls = ()
+
+    def _parts(self, op: Op, strategy: Strategy, home: int) -> None:
+        count = self.counts[home]
+        operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, self._needs(op, strategy))]
+        results = []
+        for i in range(count):
+            node = self._clone(op, i)
+            for position, parts in enumerate(operands):
+                set_input(self.edit, node.name, position, parts[i])
+            for position in {local.position for local in strategy.localise}:
+                name = self._localised(op, position, [x for x in strategy.localise if x.position == position], home, i)
+                set_input(self.edit, node.name, position, name)
+            if strategy.how == ROWS:
+                self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
+            if op.type in SHAPE_ATTRIBUTES and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
+                node.attr["shape"].shape.dim[strategy.gives[0].dim].size = strategy.gives[0].sizes[i]
+            results.append(node.name)
+        self.done[op.name] = [[name] for name in results]
+        for index, tensor in enumerate(op.outputs):
+            names = ["{}:{}".format(name, index) for name in results]
+            if strategy.weights:
+                names = [self._weighted(name, tensor, weight, home, i)
+                         for i, (name, weight) in enumerate(zip(names, strategy.weights))]
+            if strategy.how == EXTREME:
+                kind = "Maximum" if op.type == "Max" else "Minimum"
+                names = [combine(self.nodes[home], kind, names, self._scope(op, "combined"), self._dtype(tensor))]
+            self.values.put(tensor, strategy.gives[index], names, home)
+
+    def _needs(self, op: Op, strategy: Strategy) -> Sequence[Spread]:
+        """Shape operands are localised from the whole shape."""
+        local = {item.position for item in strategy.localise}
+        return [everywhere if i in local else need for i, need in enumerate(strategy.needs)]
+
+    def _clone(self, op: Op, i: int) -> NodeDef:
+        """Stage device ``i``'s copy of an op; its operands are still the original's."""
+        home = self.assignment.home.get(op.id, self.task_graph[op.id])
+        name = self.part_name(op, i)
+        self.edit.clone([self._tf_ops[op.name]], lambda _: name, device="")
+        node = self.edit.node(name)
+        self.stages[home].is_backward = op.phase is Phase.BACKWARD
+        forward = self.graph.ops[op.forward] if op.forward >= 0 else None
+        self.stages[home].tag(node, i, self.forward_name(forward, i) if forward is not None else "")
+        kept = [edge for edge in node.input if edge[0] != "^"]
+        del node.input[:]
+        node.input.extend(kept + ["^" + name for name in self._controls(op, home, i)])
+        return node
+
+    def _moved_again(self, tensor: int, home: int) -> bool:
+        op = self.graph.producer(tensor)
+        return op.type in MOVES and op.name not in self.done and self.task_graph[op.id] == home and bool(op.inputs)
+
+    def _move_again(self, op: Op, i: int, operand: str) -> str:
+        node = self._clone(op, i)
+        for position, tensor in enumerate(op.inputs):
+            set_input(self.edit, node.name, position, operand if position == 0 else self.values.whole(tensor))
+        return node.name
+
+    def part_name(self, op: Op, i: int) -> str:
+        return "{}/{}/{}".format(self.root, i, op.name)
+
+    def forward_name(self, op: Op, i: int = 0) -> str:
+        """Name of the op that a gradient of ``op`` belongs to now."""
+        names = self.done.get(op.name)
+        if names is None:
+            return self.part_name(op, i) if op.id in self.variables else op.name
+        return names[i if i < len(names) else 0][0].partition(":")[0]
+
+    def _controls(self, op: Op, home: int, i: int = -1) -> List[str]:
+        """What an op's parts wait for: the same device's part of an op that is divided likewise, else all parts."""
+        found: List[str] = []
+        for control in op.control_inputs:
+            other = self.graph.ops[control]
+            parts = self.done.get(other.name)
+            if parts is None:
+                found.append(other.name)
+            elif i >= 0 and len(parts) == self.counts[home] and self.assignment.home[other.id] == home:
+                found.extend(parts[i])
+            else:
+                found.extend(name for names in parts for name in names)
+        return [name.partition(":")[0] for name in found]
+
+    # -- operands -----------------------------------------------------------------------------------------------------
+    def _localised(self, op: Op, position: int, changes: Sequence[Localise], home: int, i: int) -> str:
+        """A shape operand with this device's sizes in place of the whole's."""
+        tensor = op.inputs[position]
+        value = self.view.value(tensor)
+        assert value is not None, "strategies need shapes that are known where they change"
+        sizes = {change.element: change.sizes[i] for change in changes}
+        return self._changed(tensor, value, sizes, self.values.whole(tensor), home, i, self._scope(op, "shape{}_{}".format(
+            position, i)))
+
+    def _changed(self, tensor: int, value: Value, sizes: Dict[int, int], whole: str, home: int, i: int, scope: str) -> str:
+        """An integer vector with some elements replaced; the others are constants, or taken from ``whole`` at run time."""
+        nodes, dtype = self.nodes[home], self._dtype(tensor)
+        flat = list(value.flat)
+        new = [sizes[j] if j in sizes and not (not isinstance(old, Size) and old == -1) else old for j, old in enumerate(flat)]
+        if not any(isinstance(element, Size) for element in new):
+            return nodes.const(np.reshape(np.array(new, dtype=np.int64), value.shape), scope, dtype, str(i))
+        keep = np.reshape(np.array([int(j not in sizes) for j in range(len(new))]), value.shape)
+        add = np.reshape(np.array([sizes.get(j, 0) for j in range(len(new))]), value.shape)
+        kept = nodes.binary("Mul", whole, nodes.const(keep, scope + "/keep", dtype, str(i)), scope + "/kept", dtype, str(i))
+        return nodes.binary("Add", kept, nodes.const(add, scope + "/sizes", dtype, str(i)), scope, dtype, str(i))
+
+    def _weighted(self, name: str, tensor: int, weight: float, home: int, i: int) -> str:
+        nodes, dtype = self.nodes[home], self._dtype(tensor)
+        scope = "{}/weighted{}/{}".format(self.root, i, self.graph.tensor_name(tensor).replace(":", "_"))
+        return nodes.binary("Mul", name, nodes.const(weight, scope + "/weight", dtype, str(i)), scope, dtype, str(i))
+
+    def _keep_rows(self, op: Op, name: str, operands: List[List[str]], rows: Spread, home: int, i: int) -> None:
+        """A sparse update of divided rows: its numbers and values are filtered to the device's own."""
+        dims = rule_for(op, self.graph, self.view).inputs
+        listed = [p for p, d in enumerate(dims) if isinstance(d, tuple) and d[:1] == (("i0",),)]
+        number = next(p for p in listed if self._dtype(op.inputs[p]).is_integer)
+        key = (op.inputs[number], rows, i)
+        if key not in self._rows:
+            self._rows[key] = Rows(self.nodes[home], operands[number][i], self._dtype(op.inputs[number]), rows, i,
+                                   self._scope(op, "rows{}".format(i)))
+        own = self._rows[key]
+        for p in listed:
+            values, what = (own.local, "numbers") if p == number else (operands[p][i], "values{}".format(p))
+            set_input(self.edit, name, p, own.kept(values, self._dtype(op.inputs[p]), what))
+
+    # -- recipes ------------------------------------------------------------------------------------------------------
+    def _softmax_of(self, op: Op, spread: Spread, home: int) -> Softmax:
+        tensor = op.inputs[0]
+        return Softmax(self.nodes[home], self.values.parts(tensor, spread, home), self.view.need_rank(tensor),
+                       self._dtype(tensor), self._scope(op, "softmax"))
+
+    def _loss(self, op: Op, strategy: Strategy, home: int) -> None:
+        softmax = self._softmax_of(op, strategy.needs[0], home)
+        labels = self.values.parts(op.inputs[1], strategy.needs[1], home)
+        if op.type.startswith("Sparse"):
+            loss, gradient = softmax.sparse_cross_entropy(labels, self._dtype(op.inputs[1]), strategy.needs[0])
+        else:
+            loss, gradient = softmax.cross_entropy(labels)
+        self._put(op, 0, once, [loss], home)
+        self._put(op, 1, strategy.gives[1], gradient, home)
+        self.done[op.name] = [[loss] + gradient]
+
+    def _softmax(self, op: Op, strategy: Strategy, home: int) -> None:
+        softmax = self._softmax_of(op, strategy.needs[0], home)
+        parts = softmax.probabilities() if op.type == "Softmax" else softmax.log_probabilities()
+        self._put(op, 0, strategy.gives[0], parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _look_up(self, op: Op, strategy: Strategy, home: int) -> None:
+        rows = strategy.needs[0]
+        operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, strategy.needs)]
+        result, dtype = op.outputs[0], self._dtype(op.outputs[0])
+        parts = []
+        for i in range(self.counts[home]):
+            own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows, i,
+                       self._scope(op, "rows{}".format(i)))
+            node = self._clone(op, i)
+            for position, names in enumerate(operands):
+                set_input(self.edit, node.name, position, own.safe() if position == 1 else names[i])
+            trailing = self.view.need_rank(result) - self.view.need_rank(op.inputs[1]) - rows.dim
+            parts.append(own.or_zero(node.name, trailing, dtype))
+        self._put(op, 0, strategy.gives[0], parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _sizes(self, op: Op, strategy: Strategy, home: int) -> None:
+        """``Shape`` and its kin of a divided tensor: the whole's sizes."""
+        names = []
+        for index, tensor in enumerate(op.outputs):
+            measured = op.inputs[index]
+            shape = stored_shape(self.view, measured)
+            if shape is None:
+                raise UnsupportedOpError("op {!r} ({}) asks for the shape of {!r}, whose rank is not known; set it with "
+                                         "tf.ensure_shape".format(op.name, op.type, self.graph.tensor_name(measured)))
+            names.append(self._size_vector(op, tensor, measured, shape, home))
+            self.values.put(tensor, once, names[-1:], home)
+        self.done[op.name] = [names]
+
+    def _size_vector(self, op: Op, tensor: int, measured: int, shape: Tuple, home: int) -> str:
+        nodes, dtype, scope = self.nodes[home], self._dtype(tensor), self._scope(op, "sizes")
+        if op.type == "Rank":
+            return nodes.const(len(shape), scope, dtype, "0")
+        value = as_value(np.array([-1 if size is None else size for size in shape]))
+        if None not in shape:
+            sizes = np.prod(np.array(shape, dtype=np.int64)) if op.type == "Size" else np.array(shape, dtype=np.int64)
+            return nodes.const(sizes, scope, dtype, "0")
+        part = self.values.table.get(measured)
+        name = part.names[0] if part is not None else self.values.whole(measured)
+        local = nodes.add("Shape", scope + "/part", [name], "0", T=self._dtype(measured), out_type=dtype)
+        whole = local
+        if part is not None and part.spread.is_shard:
+            marked = value.copy()
+            for d, size in enumerate(shape):
+                marked[d] = Size.of(("dim", measured, d)) if size is None else size
+            whole = self._changed(tensor, marked, {part.spread.dim: sum(part.spread.sizes)}, local, home, 0, scope)
+        if op.type != "Size":
+            return whole
+        axis = nodes.const([0], scope + "/axis", tf.int32, "0")
+        return nodes.add("Prod", scope + "/product", [whole, axis], "0", T=dtype, Tidx=tf.int32, keep_dims=False)
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+    def _put(self, op: Op, index: int, spread: Spread, names: List[str], home: int) -> None:
+        if index < len(op.outputs):
+            self.values.put(op.outputs[index], spread, names, home)
+
+    def _scope(self, op: Op, what: str) -> str:
+        return "{}/{}/{}".format(self.root, op.name, what)
+
+    def _dtype(self, tensor: int) -> tf.DType:
+        return tf.as_dtype(self.graph.tensors[tensor].dtype).base_dtype
+
+

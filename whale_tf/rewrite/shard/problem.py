@@ -1,0 +1,37 @@
+"""What the sharding search must know of a captured graph."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping
+
+from whale_tf.capture.captured import Captured
+from whale_tf.ir.batch_axis import BatchAxis
+from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
+
+
+def sharding_problem(captured: Captured, batch: BatchAxis, counts: Mapping[int, int]) -> Problem:
+    """Args:
+    counts: devices of each split TaskGraph.
+    """
+    splits = [SplitTaskGraph(number, captured.specs[number].name, count) for number, count in counts.items()]
+    trained = {op: home for op, home in captured.variable_homes.items() if home in counts}
+    slots = {op: _slots(captured, op) for op in trained}
+    variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
+    variables.update(trained)
+    gradients = {target.tensors[0]: target.variable for target in captured.phases.targets if not target.is_sparse}
+    dims = {tensor: layout.dim for tensor, layout in batch.layouts.items() if layout.is_sharded}
+    return Problem(captured.graph, captured.task_graph, splits, dims, variables, slots, gradients)
+
+
+def _slots(captured: Captured, variable: int) -> List[int]:
+    """Variables of the same shape that the optimizer keeps for a variable: updated by the same op, or called after it
+    (``w/Adam``), which is all there is to go by for the sparse updates of some optimizers."""
+    variables = captured.phases.variables
+    trained = variables[variable]
+    return [
+        other.op
+        for other in variables
+        if other.op not in captured.variable_homes
+        and other.shape == trained.shape
+        and (other.op in trained.slots or other.name.startswith(trained.name + "/"))
+    ]

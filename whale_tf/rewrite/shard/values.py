@@ -1,0 +1,132 @@
+"""The parts of divided tensors, and the communication that turns one spread into another.
+
+::
+
+    shard -> once         ConcatV2 on the first device          partial -> once         AddN on the first device
+    shard -> everywhere   ConcatV2 on every device              partial -> shard        Slice on every device, AddN where needed
+    once -> shard         Slice on the first device             shard -> another shard  Slice on every device, ConcatV2
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, NamedTuple, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, everywhere, once
+from whale_tf.rewrite.shard.tags import TaggedStage
+
+
+class Value(NamedTuple):
+    """Names of a tensor's parts, one for each device; of ``once`` a single name."""
+
+    spread: Spread
+    names: Tuple[str, ...]
+    task_graph: int
+
+
+class Values:
+    """Tensors that are not the local script's own any more, and conversions, each staged once.
+
+    Args:
+        stages: of every split TaskGraph; ``nodes`` stage there.
+        counts: devices of every split TaskGraph.
+        moved_again: whether a tensor that is computed once is moved about by an op that every device can do again.
+        move_again: ``(op, device, name of the operand there)``: does so, and returns the result's name.
+    """
+
+    def __init__(self, graph: OpGraph, stages: Dict[int, TaggedStage], nodes: Dict[int, Nodes], counts: Dict[int, int],
+                 root: str, moved_again: Callable[[int, int], bool], move_again: Callable[[Op, int, str], str]) -> None:
+        self._graph = graph
+        self.moved_again, self.move_again = moved_again, move_again
+        self._stages, self._nodes, self._counts, self._root = stages, nodes, counts, root
+        self._made: Dict[Tuple[int, Spread, int], List[str]] = {}
+        self.table: Dict[int, Value] = {}
+
+    def put(self, tensor: int, spread: Spread, names: List[str], task_graph: int) -> None:
+        self.table[tensor] = Value(spread, tuple(names), task_graph)
+
+    def whole(self, tensor: int) -> str:
+        """The whole tensor, on the first device of the TaskGraph that has it."""
+        value = self.table.get(tensor)
+        if value is None:
+            return self._graph.tensor_name(tensor)
+        return self.parts(tensor, once, value.task_graph)[0]
+
+    def parts(self, tensor: int, need: Spread, task_graph: int) -> List[str]:
+        """Names of a tensor for the devices of a TaskGraph, spread as needed."""
+        value = self.table.get(tensor)
+        count = self._counts[task_graph]
+        if value is None or (value.task_graph != task_graph and value.spread != once):
+            value = Value(once, (self.whole(tensor),), task_graph)
+        if value.spread == need or value.spread.kind == EACH:
+            return list(value.names)
+        if value.spread == once and need.kind == EVERYWHERE and self.moved_again(tensor, task_graph):
+            return self._moved_everywhere(tensor, value.names[0], task_graph)
+        if value.spread == once and not need.is_shard:
+            return [value.names[0]] * (count if need.kind == EVERYWHERE else 1)
+        key = (tensor, need, task_graph)
+        if key not in self._made:
+            self._made[key] = self._convert(tensor, value, need, task_graph)
+        return self._made[key]
+
+    def _moved_everywhere(self, tensor: int, first: str, task_graph: int) -> List[str]:
+        key = (tensor, everywhere, task_graph)
+        if key not in self._made:
+            op = self._graph.producer(tensor)
+            operands = self.parts(op.inputs[0], everywhere, task_graph)
+            self._made[key] = [first] + [self.move_again(op, i, operands[i]) for i in range(1, self._counts[task_graph])]
+        return self._made[key]
+
+    def _convert(self, tensor: int, value: Value, need: Spread, task_graph: int) -> List[str]:
+        stage = self._stages[task_graph]
+        before = stage.is_backward, stage.controls
+        stage.is_backward, stage.controls = self._graph.producer(tensor).phase is Phase.BACKWARD, ()
+        try:
+            return self._staged(tensor, value, need, task_graph)
+        finally:
+            stage.is_backward, stage.controls = before
+
+    def _staged(self, tensor: int, value: Value, need: Spread, task_graph: int) -> List[str]:
+        nodes, have, count = self._nodes[task_graph], value.spread, self._counts[task_graph]
+        dtype = tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
+        flat = self._graph.tensor_name(tensor).replace(":", "_")
+        scope = "{}/{}/{}".format(self._root, "whole" if not need.is_shard else "dim{}".format(need.dim), flat)
+        if need.is_shard:
+            if have == once:
+                return [self._slice(tensor, value.names[0], need.dim, need.starts[i], need.sizes[i],
+                                    "{}/part{}".format(scope, i), "0", nodes) for i in range(count)]
+            if have.is_partial:
+                return [nodes.add_n([
+                    self._slice(tensor, name, need.dim, need.starts[i], need.sizes[i], "{}/{}_{}".format(scope, i, j), str(j),
+                                nodes) for j, name in enumerate(value.names)],
+                    "{}/sum{}".format(scope, i), dtype, str(i)) for i in range(count)]
+            return [self._regrouped(tensor, value, need, i, "{}/part{}".format(scope, i), nodes) for i in range(count)]
+        if have.is_partial:
+            total = nodes.add_n(list(value.names), scope + "/sum", dtype, "0")
+            return [total] * (count if need.kind == EVERYWHERE else 1)
+        if need.kind == EVERYWHERE:
+            return [nodes.concat(list(value.names), have.dim, "{}/concat{}".format(scope, i), dtype, str(i))
+                    for i in range(count)]
+        return [nodes.concat(list(value.names), have.dim, scope + "/concat", dtype, "0")]
+
+    def _regrouped(self, tensor: int, value: Value, need: Spread, i: int, scope: str, nodes: Nodes) -> str:
+        """Device ``i``'s part under another division."""
+        have, pieces = value.spread, []
+        dtype = tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
+        for j, name in enumerate(value.names):
+            if have.dim != need.dim:
+                begin, size = need.starts[i], need.sizes[i]
+            else:
+                begin = max(need.starts[i], have.starts[j])
+                size = min(need.starts[i] + need.sizes[i], have.starts[j] + have.sizes[j]) - begin
+                begin -= have.starts[j]
+            if size > 0:
+                pieces.append(self._slice(tensor, name, need.dim, begin, size, "{}/from{}".format(scope, j), str(j), nodes))
+        return nodes.concat(pieces, have.dim, scope, dtype, str(i))
+
+    def _slice(self, tensor: int, name: str, dim: int, begin: int, size: int, scope: str, device: str, nodes: Nodes) -> str:
+        record = self._graph.tensors[tensor]
+        return nodes.slice_dim(name, dim, len(record.shape or ()), begin, size, scope, tf.as_dtype(record.dtype).base_dtype,
+                               device)

@@ -1,0 +1,238 @@
+"""Divided variables, as the rest of the user's graph sees them: whole.
+
+Initializers, restores, ``load``, hand-written assigns, savers and reads name the local script's variable.  Its value lives in
+parts; the variable itself is never initialised and takes no memory::
+
+    before   value ──> Assign(v) - - > init          after   value ──┬─> Slice ──> Assign(v/0) - - ┬ - > init
+                                                                     └─> Slice ──> Assign(v/1) - - ┘
+             v ──> SaveV2                                    v/0, v/1 ──> Concat ──> SaveV2
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor import add_control_inputs, consumers, remove_control_inputs
+from whale_tf.graph_editor import set_input as move_input
+from whale_tf.graph_editor.nodes import Nodes, set_input
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.patterns.spread import Spread
+from whale_tf.rewrite.update import is_write
+
+QUERIES = ("IsVariableInitialized", "VarIsInitializedOp")
+READS = ("Identity", "RefIdentity", "ReadVariableOp")
+WHOLE_WRITES = ("Assign", "AssignAdd", "AssignSub", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+class Parts(NamedTuple):
+    """A divided variable: the names of its parts' ops, and how they make up the whole."""
+
+    op: tf.Operation
+    names: Tuple[str, ...]
+    spread: Spread
+
+
+class DividedVariables:
+    """Keeps the local script's variables usable, whatever is added to the graph later.
+
+    Args:
+        replaced: fetches of what stands in the place of a tensor or op; grows with every update.
+        divided: names of the ops whose uses of the variables are divided themselves.
+        undo: grows with what takes the edits back.
+    """
+
+    def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str], root: str,
+                 undo: List[Callable[[], Any]]) -> None:
+        self._graph = graph
+        self._variables = variables
+        self._replaced = replaced
+        self._divided = set(divided)
+        self._handled: Set[Tuple[str, str]] = set()  # (variable, op that uses it)
+        self._root = root
+        self._undo = undo
+        self._version = -1
+        self._writes: Dict[str, List[str]] = {}  # a write of the whole -> the writes of the parts
+        self._reads: List[Tuple[tf.Tensor, str]] = []  # a tensor, and what its readers read instead
+
+    def update(self) -> None:
+        """Let all uses that are new since the last call work on the parts."""
+        if not self._variables or self._graph.version == self._version:
+            return
+        edit = _Edit(self._graph, self._root, self._writes)
+        for variable in self._variables:
+            users = [op for op in variable.op.outputs[0].consumers()
+                     if (op.name not in self._divided or op.type in READS)  # whoever comes later may use a divided read
+                     and (variable.op.name, op.name) not in self._handled]
+            for op in sorted(dict.fromkeys(users), key=lambda op: not is_write(op.type)):  # writes first: reads wait for them
+                if op.name in self._divided:
+                    edit.read(variable, op, ())
+                else:
+                    edit.use(variable, op)
+                self._handled.add((variable.op.name, op.name))
+        edit.commit()
+        self._reads.extend(edit.reads)
+        self._move(edit.inputs)
+        self._version = self._graph.version
+
+    def _move(self, inputs: Sequence[Tuple[tf.Operation, int, str]]) -> None:
+        """Edges and waits of the user's ops, old and new, turn to the parts."""
+        for tensor, name in self._reads:
+            new = self._tensor(name)
+            self._replaced.setdefault(tensor.name, new.name)
+            for reader, position in consumers(tensor):
+                if not _is_reference(reader, position):
+                    self._set_input(reader, position, new)
+        for op, position, name in inputs:
+            self._set_input(op, position, self._tensor(name))
+        for name, writes in self._writes.items():
+            self._replaced[name] = tuple(writes)
+            old = self._graph.get_operation_by_name(name)
+            parts = [self._graph.get_operation_by_name(write) for write in writes]
+            for waiting in list(old._control_outputs):
+                if waiting not in parts:
+                    wait_instead(waiting, [old], parts, self._undo)
+
+    def _set_input(self, op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
+        before = op.inputs[position]
+        move_input(op, position, tensor)
+        self._undo.append(functools.partial(op._update_input, position, before))
+
+    def _tensor(self, name: str) -> tf.Tensor:
+        return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")
+
+    def catch_up(self, original_run: Callable) -> None:
+        """Parts of variables that were initialised before they were divided take their values."""
+        edit = StagedEdit(self._graph)
+        nodes = Nodes(edit)
+        checks, assigns = [], []
+        for variable in self._variables:
+            scope = "{}/catch_up/{}".format(self._root, variable.op.name)
+            whole = _read(nodes, variable, variable.op.name, scope + "/value", ())
+            is_resource = variable.op.type == "VarHandleOp"
+            query = "VarIsInitializedOp" if is_resource else "IsVariableInitialized"
+            checks.append(edit.add(query, scope + "/is_initialized", [variable.op.name]))
+            assigns.append([
+                edit.add("AssignVariableOp" if is_resource else "Assign", "{}/assign{}".format(scope, i),
+                         [part, _part_of(nodes, variable, whole, i, scope)],
+                         attrs={"dtype" if is_resource else "T": variable.op.get_attr("dtype")})
+                for i, part in enumerate(variable.names)])
+        new = edit.commit()
+        for variable in self._variables:
+            self._handled.update((variable.op.name, op.name) for op in variable.op.outputs[0].consumers())
+        known = original_run([new[name].outputs[0] for name in checks])
+        original_run([new[name] for names, ready in zip(assigns, known) if ready for name in names])
+
+
+class _Edit:
+    """What one update stages.
+
+    Attributes:
+        writes: a write of the whole -> the writes of the parts, those of earlier updates included.
+        reads: a tensor and the name of what its readers read instead.
+        inputs: (op, input position) and what it reads instead.
+    """
+
+    def __init__(self, graph: tf.Graph, root: str, writes: Dict[str, List[str]]) -> None:
+        self._edit = StagedEdit(graph)
+        self._nodes = Nodes(self._edit)
+        self._root = root
+        self.writes = writes
+        self.reads: List[Tuple[tf.Tensor, str]] = []
+        self.inputs: List[Tuple[tf.Operation, int, str]] = []
+
+    def use(self, variable: Parts, op: tf.Operation) -> None:
+        """One op that takes the variable's reference or handle."""
+        scope = "{}/{}".format(self._root, op.name)
+        if is_write(op.type):
+            self._write(variable, op, scope)
+        elif op.type in QUERIES:
+            name = self._clone(op, scope + "/part", {0: variable.names[0]})
+            self.reads.append((op.outputs[0], name))
+        elif op.type in READS:
+            self.read(variable, op, self._controls(op))
+        elif variable.op.type != "VarHandleOp":
+            whole = self._whole(variable, scope, self._controls(op))
+            self.inputs += [(op, i, whole) for i, tensor in enumerate(op.inputs) if tensor.op is variable.op]
+        elif op.type not in ("DestroyResourceOp", "VariableShape"):
+            raise UnsupportedOpError(
+                "op {!r} ({}) uses the handle of variable {!r}, which wh.split divides over devices; read the variable's "
+                "value instead (tf.identity(v)), or use wh.replicate for its layer".format(
+                    op.name, op.type, variable.op.name))
+
+    def _write(self, variable: Parts, op: tf.Operation, scope: str) -> None:
+        if op.type not in WHOLE_WRITES:
+            raise UnsupportedOpError(
+                "op {!r} ({}) writes a part of variable {!r}, which wh.split divides over devices; assign the whole variable, "
+                "or use wh.replicate for its layer".format(op.name, op.type, variable.op.name))
+        writes = []
+        for i, part in enumerate(variable.names):
+            value = _part_of(self._nodes, variable, op.inputs[1].name, i, scope)
+            writes.append(self._clone(op, "{}/part{}".format(scope, i), {0: part, 1: value}))
+        self.writes[op.name] = writes
+        if op.outputs:
+            dtype = op.outputs[0].dtype.base_dtype
+            self.reads.append((op.outputs[0], self._nodes.concat(
+                writes, variable.spread.dim, scope + "/whole", dtype, "")))
+
+    def _clone(self, op: tf.Operation, name: str, inputs: Dict[int, str]) -> str:
+        self._edit.clone([op], lambda _: name, device="")
+        for position, source in inputs.items():
+            set_input(self._edit, name, position, source)
+        self._wait(name, op)
+        return name
+
+    def _wait(self, name: str, op: tf.Operation) -> None:
+        """A node waits for the parts' writes where ``op`` waits for a write."""
+        node = self._edit.node(name)
+        kept = [edge for edge in node.input if edge[0] != "^"]
+        del node.input[:]
+        node.input.extend(kept + ["^" + control for control in self._controls(op)])
+
+    def _controls(self, op: tf.Operation) -> List[str]:
+        return [name for control in op.control_inputs for name in self.writes.get(control.name, [control.name])]
+
+    def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> None:
+        """A plain read: its readers read the whole."""
+        self.reads.append((op.outputs[0], self._whole(variable, "{}/{}".format(self._root, op.name), controls)))
+
+    def _whole(self, variable: Parts, scope: str, controls: Sequence[str]) -> str:
+        """The variable's value after ``controls``."""
+        parts = [_read(self._nodes, variable, part, "{}/part{}".format(scope, i), controls)
+                 for i, part in enumerate(variable.names)]
+        return self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.op.get_attr("dtype"), "")
+
+    def commit(self) -> None:
+        self._edit.commit()
+
+
+def wait_instead(op: tf.Operation, olds: Sequence[tf.Operation], news: Sequence[tf.Operation],
+                 undo: List[Callable[[], Any]]) -> None:
+    """Let an op wait for other ops."""
+    def swap(before: Sequence[tf.Operation], after: Sequence[tf.Operation]) -> None:
+        remove_control_inputs(op, before)
+        add_control_inputs(op, after)
+
+    fresh = [new for new in news if new not in op.control_inputs]
+    swap(olds, fresh)
+    undo.append(lambda: swap(fresh, olds))
+
+
+def _is_reference(op: tf.Operation, position: int) -> bool:
+    return bool(op._input_types[position]._is_ref_dtype)
+
+
+def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequence[str]) -> str:
+    dtype = variable.op.get_attr("dtype")
+    if variable.op.type == "VarHandleOp":
+        return nodes.add("ReadVariableOp", scope, [name], "", controls, dtype=dtype)
+    return nodes.identity(name, scope, dtype, "", controls)
+
+
+def _part_of(nodes: Nodes, variable: Parts, value: str, i: int, scope: str) -> str:
+    spread = variable.spread
+    rank = len(variable.op.get_attr("shape").dim)
+    return nodes.slice_dim(value, spread.dim, rank, spread.starts[i], spread.sizes[i], "{}/slice{}".format(scope, i),
+                           variable.op.get_attr("dtype"), "")
