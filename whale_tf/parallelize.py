@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.captured import Captured, capture
+from whale_tf.capture.captured import Captured, Spec, capture, divided
+from whale_tf.capture.chain import captured_chain
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
@@ -13,9 +14,22 @@ from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.optimizations.batch_norm import Decomposition, decompose
 from whale_tf.plan import Plan
-from whale_tf.planner.annotated import TaskGraphSpec, annotated_plan, check_plan
+from whale_tf.planner.annotated import (
+    Crossing,
+    StageStatistics,
+    TaskGraphSpec,
+    annotated_plan,
+    assemble,
+    check_plan,
+    static_batch,
+)
+from whale_tf.planner.auto.choose import Choice
+from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, members_of, search_plan, specs_of, wants_search
 from whale_tf.planner.statistics import crossings, stage_statistics
+from whale_tf.profiler.graph_profile import Source
 from whale_tf.rewrite.passes import Rewritten, rewrite
+
+Parts = Tuple[List[TaskGraphSpec], List[StageStatistics], List[Crossing], Dict[str, int]]
 
 
 class Parallelized(NamedTuple):
@@ -64,8 +78,13 @@ def _parallelize(
     verify(captured.graph)
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
-    if plan is None:
-        plan = _plan(captured, region, cluster, config)
+    if plan is None and wants_search(config) and not captured.is_annotated:
+        choice = _search(graph, captured, region, cluster, config)
+        captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
+        region = region._replace(task_graph=captured.task_graph)
+        plan = assemble(captured.graph, *_parts(captured, region), cluster, config, decision_of(choice, config))
+    elif plan is None:
+        plan = annotated_plan(captured.graph, *_parts(captured, region), cluster, config)
     check_plan(plan, cluster)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)
@@ -74,11 +93,21 @@ def _parallelize(
     return Parallelized(captured, batch, region, plan, rewritten)
 
 
-def _plan(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Plan:
+def _search(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> Choice:
+    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
+    chain = captured_chain(graph, captured, region, batch)
+    return search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
+
+
+def _parts(captured: Captured, region: Region) -> Parts:
+    """What plans are put together from: TaskGraphs, what they need, what crosses between them, and the inputs."""
     specs = [TaskGraphSpec(*spec) for spec in captured.specs]
     stages = stage_statistics(region, captured.gradients, captured.variable_homes, len(specs))
-    inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
-    return annotated_plan(captured.graph, specs, stages, crossings(region), inputs, cluster, config)
+    return specs, stages, crossings(region), _inputs(captured)
+
+
+def _inputs(captured: Captured) -> Dict[str, int]:
+    return {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
 
 
 def is_local(plan: Plan) -> bool:

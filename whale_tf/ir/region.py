@@ -78,12 +78,18 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     region = [op for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
     seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
     loops = _loops(region, frames(graph))
-    units = loops + _containers(graph, region)  # each runs on one level
+    units = loops + _containers(graph, region)  # each runs on one level, and in one TaskGraph
     batch_level = _closed(graph, region, set(sources), seeds, units)
     members = [op for op in region if op.id in batch_level]
     late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
     early = _early(graph, batch, batch_level, loops)
     return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch)
+
+
+def inseparable(region: Region) -> List[Set[int]]:
+    """Sets of the region's ops that run on one device: loops, and all that touches one stack or tensor array."""
+    ops = [region.graph.ops[index] for index in region.ops]
+    return _loops(ops, frames(region.graph)) + _containers(region.graph, ops)
 
 
 def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:

@@ -1,0 +1,92 @@
+"""A ModelProfile from a captured graph, without running it."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.profiler.blocks import layer_starts
+from whale_tf.profiler.chain import VARIABLES, Chain
+from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
+from whale_tf.profiler.op_cost import slot_count
+
+MAX_LAYERS = 64  # what the exact searches take in seconds
+
+_PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_OPTIMIZERS = {"Adam": "adam", "Adagrad": "adagrad", "Momentum": "momentum", "RMSProp": "rmsprop", "GradientDescent": "sgd"}
+
+
+class Source(NamedTuple):
+    """Where a profile comes from: its name, and the fingerprint of the graph (empty: a graph that is not to be run)."""
+
+    name: str
+    fingerprint: str = ""
+
+
+def graph_profile(chain: Chain, source: Source, max_layers: int = MAX_LAYERS) -> ModelProfile:
+    """Repeated blocks as layers; what is not repeated is divided where fewest bytes cross."""
+    return profile_of(chain.merged(layer_starts(chain, max_layers)), source)
+
+
+def profile_of(chain: Chain, source: Source) -> ModelProfile:
+    """One layer for each segment, per sample.
+
+    The profile says that the backward pass moves twice the forward pass's bytes, so a layer's traffic is a third of that of
+    both.
+    """
+    batch, names = float(chain.batch), _names(chain)
+    optimizer, state = _optimizer(chain.graph)
+    layers = [
+        LayerProfile(
+            name=names[i],
+            forward_flops=float(chain.forward_flops[i]) / batch,
+            backward_flops=float(chain.backward_flops[i]) / batch,
+            traffic_bytes=float(chain.traffic_bytes[i]) / 3 / batch,
+            parameter_bytes=int(chain.parameter_bytes[i]),
+            output_bytes=int(chain.crossing_bytes[i] / batch),
+            activation_bytes=int(chain.activation_bytes[i] / batch),
+            ops=tuple(chain.graph.ops[op].name for op in chain.ops[i]))
+        for i in range(len(chain))]  # fmt: skip
+    return ModelProfile(
+        name=source.name, source="recorded from a graph with mini-batches of {}".format(chain.batch),
+        precision=_precision(chain.graph), batch_granularity=1, optimizer=optimizer,
+        optimizer_bytes_per_parameter_byte=state, graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
+
+
+def _names(chain: Chain) -> List[str]:
+    """The name scope that a layer's ops have in common, numbered where several layers have the same."""
+    scopes = [_scope([chain.graph.ops[op] for op in segment]) for segment in chain.ops]
+    seen: Dict[str, int] = {}
+    names = []
+    for scope in scopes:
+        seen[scope] = seen.get(scope, 0) + 1
+        names.append(scope if scopes.count(scope) == 1 else "{}.{}".format(scope, seen[scope] - 1))
+    return names
+
+
+def _scope(ops: Sequence[Op]) -> str:
+    paths = [op.name for op in ops if op.type not in VARIABLES and op.type not in ("Const", "Identity", "ReadVariableOp")]
+    common = os.path.commonprefix([path.split("/") for path in paths or [ops[-1].name]])
+    return "/".join(common) or "model"
+
+
+def _precision(graph: OpGraph) -> str:
+    """Of the variables' values; the narrowest that a contraction computes in."""
+    found = {graph.tensors[op.outputs[0]].dtype for op in graph.ops
+             if op.phase is Phase.FORWARD and op.type in ("MatMul", "Conv2D", "BatchMatMul", "BatchMatMulV2", "Einsum")}
+    for dtype in ("bfloat16", "float16", "float32", "float64"):
+        if dtype in found:
+            return _PRECISIONS[dtype]
+    return "fp32"
+
+
+def _optimizer(graph: OpGraph) -> Tuple[str, float]:
+    """Of the update op with most slots: its name, or that of an optimizer with as many, and bytes of state per parameter byte."""
+    updates = [op for op in graph.ops if op.phase is Phase.APPLY and "Apply" in op.type]
+    if not updates:
+        return "sgd", 0.0
+    op = max(updates, key=lambda update: slot_count(update, graph))
+    slots = slot_count(op, graph)
+    name = _OPTIMIZERS.get(op.type.rpartition("Apply")[2]) or ("sgd", "momentum", "adam")[min(slots, 2)]
+    return name, float(slots)
