@@ -17,7 +17,7 @@ def captured_chain(graph: tf.Graph, captured: Captured, region: Region, batch: i
     Raises:
         PlanError: the model has no part to cut, or its costs are not known.
     """
-    ops = sized(graph.as_graph_def(), captured.graph, captured.sources, batch)
+    ops = sized(graph, captured.graph, captured.sources, batch)
     parameters = {variable: _bytes(captured.phases.variables.items[variable]) for _, variable in captured.gradients}
     return chain_of(region._replace(graph=ops), op_costs(ops, batch), parameters, batch)
 

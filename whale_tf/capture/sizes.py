@@ -8,7 +8,7 @@ from whale_tf._tf_compat import GraphDef, tf
 from whale_tf.ir.graph import OpGraph, Shape
 
 
-def sized(graph_def: GraphDef, ops: OpGraph, sources: Mapping[int, int], batch: int) -> OpGraph:
+def sized(graph: tf.Graph, ops: OpGraph, sources: Mapping[int, int], batch: int) -> OpGraph:
     """The op graph with every unknown size that follows from the batch filled in; what is still unknown then counts as the
     batch, too.
 
@@ -16,12 +16,13 @@ def sized(graph_def: GraphDef, ops: OpGraph, sources: Mapping[int, int], batch: 
     ``[-1, hidden]`` then has its number of rows.  Nothing is edited in the graph itself.
 
     Args:
-        graph_def: the graph ``ops`` was recorded from; changed by the call.
+        graph: what ``ops`` was recorded from.
         sources: batch inputs, by tensor, and their batch dimension.
     """
     unknown = {tensor: dim for tensor, dim in sources.items() if _is_unknown(ops.tensors[tensor].shape, dim)}
     shapes: Dict[int, Shape] = {}
     if unknown:
+        graph_def = graph.as_graph_def()
         nodes = {node.name: node for node in graph_def.node}
         for tensor, dim in unknown.items():
             _set(nodes[ops.producer(tensor).name], ops.tensors[tensor].index, dim, batch)

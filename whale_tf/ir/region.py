@@ -87,9 +87,27 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
 
 
 def inseparable(region: Region) -> List[Set[int]]:
-    """Sets of the region's ops that run on one device: loops, and all that touches one stack or tensor array."""
-    ops = [region.graph.ops[index] for index in region.ops]
-    return _loops(ops, frames(region.graph)) + _containers(region.graph, ops)
+    """Sets of the region's ops that run on one device: loops, all that touches one stack or tensor array, and the forward ops
+    from the Switches of a condition to its Merges: a tensor of a branch not taken has no value that could be sent."""
+    graph = region.graph
+    ops = [graph.ops[index] for index in region.ops]
+    forward = [op for op in ops if op.phase is Phase.FORWARD]
+    return _loops(ops, frames(graph)) + _containers(graph, ops) + _conditions(graph, forward)
+
+
+def _conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
+    """Forward ops of each v1 condition outside loops, those of nested ones with the outermost."""
+    in_loop = frames(graph)
+    unit_of: Dict[int, Set[int]] = {}
+    for op in forward:
+        if op.id in in_loop:
+            continue
+        units = [unit_of[source] for source in graph.predecessors(op)
+                 if source in unit_of and graph.ops[source].type not in ("Merge", "RefMerge")]  # fmt: skip
+        if units or op.type in ("Switch", "RefSwitch"):
+            unit = set.union({op.id}, *units)
+            unit_of.update(dict.fromkeys(unit, unit))
+    return list({id(unit): unit for unit in unit_of.values()}.values())
 
 
 def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:

@@ -21,7 +21,6 @@ def replica_slices(
     load_bytes: float,
     fixed_bytes: float,
     algorithm: str,
-    precision: str = "fp32",
 ) -> Optional[Tuple[int, ...]]:
     """Slice sizes that follow the devices' speed and memory; None: equal ones.
 
@@ -38,10 +37,10 @@ def replica_slices(
         PlanError: fewer examples than replicas.
     """
     places = range(len(rows[0]))
-    speeds = tuple(min(cluster.devices[row[i]].peak_flops_per_s[precision] for row in rows) for i in places)
-    memory = tuple(float(min(cluster.devices[row[i]].memory_bytes for row in rows)) for i in places)
-    if len(places) == 1 or (len(set(speeds)) == 1 and len(set(memory)) == 1 and (samples is None or samples % len(places) == 0)):
+    if len(places) == 1:
         return None
+    speeds = tuple(min(cluster.devices[row[i]].peak_flops_per_s["fp32"] for row in rows) for i in places)
+    memory = tuple(float(min(cluster.devices[row[i]].memory_bytes for row in rows)) for i in places)
     units = samples if samples is not None else UNITS_PER_DEVICE * len(places)
     try:
         found = balance(BalanceProblem(speeds, memory, load_bytes, units, fixed_bytes), algorithm).units

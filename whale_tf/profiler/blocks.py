@@ -64,7 +64,7 @@ def block_starts(chain: Chain) -> Set[int]:
     """Starts of the blocks of all repeated parts, and the end of each part."""
     found: Set[int] = set()
     for repeat in repeats(chain):
-        offset = min(range(repeat.period), key=lambda o: _cut_cost(chain, repeat.first + o))
+        offset = min(range(repeat.period), key=lambda o: _cut_cost(chain, repeat.first + repeat.period + o))
         starts = range(repeat.first + offset, repeat.first + repeat.length + 1, repeat.period)
         found |= {start for start in starts if 0 < start < len(chain)}
     return found
@@ -117,8 +117,6 @@ def _longest_run(equal: np.ndarray) -> Tuple[int, int]:
 
 def _cut_cost(chain: Chain, start: int) -> Tuple[float, int]:
     """Few bytes, then a place where few name scopes are open."""
-    if start == 0 or start >= len(chain):
-        return 0.0, 0
     before, after = (chain.name(number).split("/") for number in (start - 1, start))
     shared = next((depth for depth, (a, b) in enumerate(zip(before, after)) if a != b), min(len(before), len(after)))
     return float(chain.crossing_bytes[start - 1]), shared

@@ -163,14 +163,11 @@ class _Costs:
         return OpCost(per_element * count, float((3 + 2 * slots) * count * itemsize))
 
     def _functional(self, op: Op) -> OpCost:
-        """While: body and condition as often as it runs; If and Case: the dearest branch; calls: the body."""
-        bodies = op.body or {}
-        costs = {name: self._body(body) for name, body in bodies.items()}
-        if op.type in ("While", "StatelessWhile"):
-            return _times(_added(list(costs.values())), body_runs(self.graph).get(op.id, 1))
+        """If and Case: the dearest branch; While: one run of condition and body; calls: the body."""
+        costs = [self._body(body) for body in (op.body or {}).values()]
         if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
-            return max(costs.values(), key=lambda cost: (cost.flops, cost.bytes))
-        return _added(list(costs.values()))
+            return max(costs, key=lambda cost: (cost.flops, cost.bytes))
+        return _added(costs)
 
     def _body(self, body: OpGraph) -> OpCost:
         if id(body) not in self._bodies:
