@@ -80,8 +80,9 @@ def test_layers_of_bert_large_are_its_encoder_layers() -> None:
     assert len(profile.layers) < 32
 
 
-@pytest.mark.parametrize("module,config", [(bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (t5, t5.T5Config.tiny()),
-                                           (mlp, mlp.MlpConfig.tiny())])
+@pytest.mark.slow
+@pytest.mark.parametrize("module,config", [
+    (bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (t5, t5.T5Config.tiny()), (mlp, mlp.MlpConfig.tiny())])
 def test_an_unknown_batch_size_is_filled_in(module: Any, config: Any) -> None:
     known, _ = chain_of_model(model(module, config, 6), 6)
     unknown, region = chain_of_model(model(module, config, None), 6)
@@ -91,8 +92,10 @@ def test_an_unknown_batch_size_is_filled_in(module: Any, config: Any) -> None:
     assert any(None in (t.shape or ()) for t in region.graph.tensors), "the captured graph is as it was"
 
 
-@pytest.mark.parametrize("module,config", [(bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (t5, t5.T5Config.tiny()),
-                                           (resnet, resnet.ResnetConfig.tiny())])
+@pytest.mark.slow
+@pytest.mark.parametrize("module,config", [
+    (bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (t5, t5.T5Config.tiny()),
+    (resnet, resnet.ResnetConfig.tiny())])
 def test_the_order_is_topological_and_complete(module: Any, config: Any) -> None:
     chain, region = chain_of_model(model(module, config, 4), 4)
     order, _ = linear_order(region)

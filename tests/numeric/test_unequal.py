@@ -18,8 +18,8 @@ FIVE_TO_THREE = [(500, GIB), (300, GIB)]
 THREE = [(100, GIB), (300, GIB), (200, GIB)]
 
 
-def check_unequal(name: str, devices: Sequence[Tuple[float, float]], counts: Sequence[Any] = (None,), setting: Setting = Setting(),
-                  config: Any = None) -> wh.Plan:
+def check_unequal(name: str, devices: Sequence[Tuple[float, float]], counts: Sequence[Any] = (None,),
+                  setting: Setting = Setting(), config: Any = None) -> wh.Plan:
     """The case annotated with ``wh.replicate(count)`` for each count, on these devices."""
     case = find_case(name)
     values: Dict[str, Any] = dict(config or {}, **(case.config or {}))

@@ -52,7 +52,7 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         global_batch: samples of one step.
         method: a key of :data:`METHODS`.
         recompute: DAPPLE family: keep only stage inputs; None: where that is faster, memory being short without.
-        micro_batches: DAPPLE family: this many; None: chosen.
+        micro_batches: of one model replica; None: chosen.
         trial: AMP family: runs a strategy and returns its seconds; the ``budget`` best are run.
 
     Raises:
@@ -75,7 +75,7 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
     start = time.perf_counter()
     if METHODS[method].solver is not None:
         return _dapple(profile, cluster, global_batch, method, recompute, start, micro_batches)
-    return _amp(profile, cluster, global_batch, method, trial, budget, start)
+    return _amp(profile, cluster, global_batch, method, trial, budget, start, micro_batches)
 
 
 def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool], start: float,
@@ -104,16 +104,19 @@ def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: 
 
 
 def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, trial: Optional[amp.Trial], budget: int,
-         start: float) -> SearchResult:
+         start: float, micro_batches: Optional[int]) -> SearchResult:
     costs = AmpCosts(profile, cluster, global_batch)
     strategies = METHODS[method].strategies
     assert strategies is not None
     found = amp.search(costs, trial, budget) if trial is not None else strategies(costs)
+    if micro_batches is not None:
+        found = [c for c in found if costs.accumulation(c.strategy.degrees, c.strategy.micro_batch) == micro_batches]
     if not found:
         raise InfeasibleError(
             "{!r} finds no strategy for {!r} on the {} devices of {!r}: with a batch of {} no pipeline of at most {} stages "
-            "divides it; use a batch that more devices divide".format(
-                method, profile.name, len(cluster), cluster.name, global_batch, len(profile.layers)))
+            "divides it{}; use a batch that more devices divide".format(
+                method, profile.name, len(cluster), cluster.name, global_batch, len(profile.layers),
+                "" if micro_batches is None else " into {} micro-batches".format(micro_batches)))
     best = found[0]
     if not best.estimate.fits:
         least = min(found, key=lambda c: max(c.estimate.peak_bytes))

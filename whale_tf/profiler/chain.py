@@ -35,6 +35,7 @@ class Chain(NamedTuple):
         ops: numbers of the segment's forward ops; the last one gives the segment its name.
         forward_flops, backward_flops: of contractions, which arithmetic limits.
         traffic_bytes: read and written by all other ops, forward and backward.
+        launches: ops that run a kernel, forward and backward.
         parameter_bytes: of variables that this segment reads first.
         activation_bytes: computed here, read by backward ops.
         crossing_bytes: computed here or before, read by forward ops behind.
@@ -46,6 +47,7 @@ class Chain(NamedTuple):
     forward_flops: np.ndarray
     backward_flops: np.ndarray
     traffic_bytes: np.ndarray
+    launches: np.ndarray
     parameter_bytes: np.ndarray
     activation_bytes: np.ndarray
     crossing_bytes: np.ndarray
@@ -61,10 +63,12 @@ class Chain(NamedTuple):
         def total(values: np.ndarray) -> np.ndarray:
             return np.add.reduceat(values, starts)
 
+        ops = tuple(tuple(op for segment in self.ops[a:b] for op in segment) for a, b in zip(starts, ends))
         return Chain(
-            self.graph, tuple(tuple(op for segment in self.ops[a:b] for op in segment) for a, b in zip(starts, ends)),
-            total(self.forward_flops), total(self.backward_flops), total(self.traffic_bytes), total(self.parameter_bytes),
-            total(self.activation_bytes), self.crossing_bytes[np.array(ends) - 1], self.batch)  # fmt: skip
+            self.graph, ops,
+            total(self.forward_flops), total(self.backward_flops), total(self.traffic_bytes), total(self.launches),
+            total(self.parameter_bytes), total(self.activation_bytes), self.crossing_bytes[np.array(ends) - 1],
+            self.batch)  # fmt: skip
 
     def name(self, segment: int) -> str:
         return self.graph.ops[self.ops[segment][-1]].name
@@ -88,7 +92,7 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
     segments = tuple(tuple(order[a:b]) for a, b in zip(starts, ends))
     place = {op: number for number, segment in enumerate(segments) for op in segment}
     _place_rest(region, place, len(segments))
-    rows = {name: np.zeros(len(segments)) for name in ("forward", "backward", "traffic", "parameters")}
+    rows = {name: np.zeros(len(segments)) for name in ("forward", "backward", "traffic", "launches", "parameters")}
     early = set(order)
     for index in region.ops:
         cost, row = costs[index], place[index]
@@ -96,9 +100,11 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
             rows["forward" if index in early else "backward"][row] += cost.flops
         else:
             rows["traffic"][row] += cost.bytes
+        rows["launches"][row] += cost.flops > 0 or cost.bytes > 0
         rows["parameters"][row] += parameter_bytes.get(index, 0)
-    return Chain(region.graph, segments, rows["forward"], rows["backward"], rows["traffic"], rows["parameters"],
-                 _activations(region, place, len(segments)), _crossings(region, early, place, len(segments)), batch)
+    return Chain(region.graph, segments, rows["forward"], rows["backward"], rows["traffic"], rows["launches"],
+                 rows["parameters"], _activations(region, place, len(segments)),
+                 _crossings(region, early, place, len(segments)), batch)
 
 
 def linear_order(region: Region) -> Tuple[List[int], List[int]]:

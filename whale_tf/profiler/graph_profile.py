@@ -12,6 +12,7 @@ from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 from whale_tf.profiler.op_cost import slot_count
 
 MAX_LAYERS = 64  # what the exact searches take in seconds
+LAUNCH_S = 5e-6  # of an op: TensorFlow's executor and a kernel launch; a round figure, which measured times replace
 
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _OPTIMIZERS = {"Adam": "adam", "Adagrad": "adagrad", "Momentum": "momentum", "RMSProp": "rmsprop", "GradientDescent": "sgd"}
@@ -32,8 +33,8 @@ def graph_profile(chain: Chain, source: Source, max_layers: int = MAX_LAYERS) ->
 def profile_of(chain: Chain, source: Source) -> ModelProfile:
     """One layer for each segment, per sample.
 
-    The profile says that the backward pass moves twice the forward pass's bytes, so a layer's traffic is a third of that of
-    both.
+    The profile says that the backward pass moves twice the forward pass's bytes and launches twice its kernels, so a layer's
+    traffic and overhead are a third of those of both.
     """
     batch, names = float(chain.batch), _names(chain)
     optimizer, state = _optimizer(chain.graph)
@@ -42,6 +43,7 @@ def profile_of(chain: Chain, source: Source) -> ModelProfile:
             name=names[i],
             forward_flops=float(chain.forward_flops[i]) / batch,
             backward_flops=float(chain.backward_flops[i]) / batch,
+            overhead_s=float(chain.launches[i]) / 3 * LAUNCH_S,
             traffic_bytes=float(chain.traffic_bytes[i]) / 3 / batch,
             parameter_bytes=int(chain.parameter_bytes[i]),
             output_bytes=int(chain.crossing_bytes[i] / batch),

@@ -7,7 +7,7 @@ memory is taken, of those within 1% the one with the fewest stages.
 from __future__ import annotations
 
 import time
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
@@ -69,7 +69,7 @@ def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request
         raise InfeasibleError("num_task_graph is {}, but {!r} can be cut into at most {} parts; use at most that many".format(
             request.num_stages, pieces.name, len(pieces.layers)))
     found = _candidates(layers, pieces, cluster, request)
-    scored = ranked([_simulated(choice, cluster) for choice in found])
+    scored = ranked([_simulated(choice, cluster) for choice in _distinct(found)])
     best = scored[0]
     if not best.result.fits:
         raise InfeasibleError(_too_large(scored, cluster))
@@ -88,7 +88,7 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
         except InfeasibleError as error:
             errors.append(error)
     if request.num_stages is None:
-        names = {"all": ("data-parallel", "dapple"), "auto": ("data-parallel",)}.get(request.method, (request.method,))
+        names = {"all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",)}.get(request.method, (request.method,))
         for name in names:
             try:
                 found.append(Choice(_searched(layers, cluster, request, name), layers))
@@ -97,6 +97,15 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
     if not found:
         raise errors[0]
     return found
+
+
+def _distinct(choices: Sequence[Choice]) -> List[Choice]:
+    """Without plans that an earlier search has found as well."""
+    found: Dict[object, Choice] = {}
+    for choice in choices:
+        result = choice.result
+        found.setdefault((result.stages, result.micro_batches, len(choice.profile.layers)), choice)
+    return list(found.values())
 
 
 def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str) -> SearchResult:
