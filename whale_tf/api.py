@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, ContextManager, Dict, MutableMapping, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping, Optional, Union
 
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import tf, v1
@@ -36,6 +37,7 @@ class _Active:
 
 
 _active: Optional[_Active] = None
+_observer: Optional[Callable[[tf.Graph], None]] = None
 
 
 def init(
@@ -71,6 +73,19 @@ def shutdown() -> None:
     hooks.uninstall()
     capture_annotations.forget()
     _active = None
+
+
+@contextlib.contextmanager
+def observing(observer: Callable[[tf.Graph], None]) -> Iterator[None]:
+    """Graphs that would be rewritten are shown to ``observer`` and left as they are, also under a ``wh.init`` of the script."""
+    global _observer
+    _observer = observer
+    init(Config(), cluster="cpu:1")
+    try:
+        yield
+    finally:
+        _observer = None
+        shutdown()
 
 
 class _Strategy:
@@ -185,6 +200,10 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         return
     if not calls:
         _check_gradients(graph)
+        state.looked_at[graph] = graph.version
+        return
+    if _observer is not None:
+        _observer(graph)
         state.looked_at[graph] = graph.version
         return
     with whale_session.unfinalized(graph), garbage_collection_paused():

@@ -57,7 +57,7 @@ def test_searches(name: str, search: Any) -> None:
 
 @pytest.mark.slow
 def test_nested_pipelines_divide_the_mini_batch() -> None:
-    plan = check_auto("encoder", {"num_task_graph": 2, "num_micro_batch": 3, "auto_parallel": True}, equal(4))
+    plan = check_auto("encoder", {"num_task_graph": 2, "num_micro_batch": 2, "auto_parallel": True}, equal(4))
     assert plan.num_model_replicas == 2 and plan.nested_batch == "divide"
     sizes = [len(task.ops) for task in plan.task_graphs]
     assert max(sizes) < 3 * min(sizes), "the two halves of two equal layers are of about the same size"

@@ -44,7 +44,7 @@ def test_slices_follow_speed(name: str, devices: Sequence[Tuple[float, float]], 
 
 @pytest.mark.slow
 def test_gradients_accumulate_over_uneven_micro_batches() -> None:
-    plan = check_unequal("encoder", THREE, config={"num_micro_batch": 4}, setting=Setting(dtype="float32"))
+    plan = check_unequal("clipped_adam", THREE, config={"num_micro_batch": 4}, setting=Setting(dtype="float32"))
     assert plan.task_graphs[0].slices == (1, 3, 2)
 
 

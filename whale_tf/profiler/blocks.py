@@ -39,7 +39,7 @@ def fine_starts(chain: Chain, limit: int) -> List[int]:
 
 def quiet_starts(chain: Chain, count: int, avoid: Sequence[int] = ()) -> List[int]:
     """One start in each of ``count`` parts of equal cost: where fewest bytes cross, the earliest of several."""
-    size, left_out = len(chain), set(avoid)
+    size, left_out = chain.size, set(avoid)
     if size - 1 <= count:
         return [start for start in range(1, size) if start not in left_out]
     cost = cost_of(chain)
@@ -57,7 +57,7 @@ def cost_of(chain: Chain) -> np.ndarray:
     """A weight for each segment: arithmetic and traffic, both as shares of the model's."""
     flops = chain.forward_flops + chain.backward_flops
     shares = [values / values.sum() for values in (flops, chain.traffic_bytes) if values.sum() > 0]
-    return np.mean(shares, axis=0) if shares else np.ones(len(chain)) / len(chain)
+    return np.mean(shares, axis=0) if shares else np.ones(chain.size) / chain.size
 
 
 def block_starts(chain: Chain) -> Set[int]:
@@ -66,7 +66,7 @@ def block_starts(chain: Chain) -> Set[int]:
     for repeat in repeats(chain):
         offset = min(range(repeat.period), key=lambda o: _cut_cost(chain, repeat.first + repeat.period + o))
         starts = range(repeat.first + offset, repeat.first + repeat.length + 1, repeat.period)
-        found |= {start for start in starts if 0 < start < len(chain)}
+        found |= {start for start in starts if 0 < start < chain.size}
     return found
 
 
@@ -83,7 +83,7 @@ def repeats(chain: Chain) -> List[Repeat]:
     marks = np.array([numbers.setdefault(tuple(signature(chain.graph.ops[op], chain.graph) for op in segment), len(numbers))
                       for segment in chain.ops])
     cost = np.concatenate([[0.0], np.cumsum(cost_of(chain))])
-    pending, found = [(0, len(chain))], []
+    pending, found = [(0, chain.size)], []
     while pending:
         first, end = pending.pop()
         widest = _widest(marks[first:end])

@@ -12,7 +12,7 @@ Loops and everything that touches the same tensor array stay in one segment.  Ba
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -53,12 +53,14 @@ class Chain(NamedTuple):
     crossing_bytes: np.ndarray
     batch: int
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
+        """Number of segments."""
         return len(self.ops)
 
     def merged(self, starts: Sequence[int]) -> Chain:
         """The chain with only the cuts before segments ``starts`` (sorted, from 0)."""
-        ends = list(starts[1:]) + [len(self)]
+        ends = list(starts[1:]) + [self.size]
 
         def total(values: np.ndarray) -> np.ndarray:
             return np.add.reduceat(values, starts)
@@ -79,13 +81,13 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
 
     Args:
         costs: of every op of the graph, with static shapes.
-        parameter_bytes: size of each trainable variable, by its op.
+        parameter_bytes: size of each trainable variable (or constant that stands for one), by its op.
         batch: examples of the mini-batch that the shapes stand for.
 
     Raises:
         PlanError: no op of the graph depends on both an example and a variable.
     """
-    order, starts = linear_order(region)
+    order, starts = linear_order(region, frozenset(parameter_bytes))
     if not starts:
         raise PlanError("no op of the model depends on both an input and a variable, so there is nothing to divide into stages")
     ends = starts[1:] + [len(order)]
@@ -107,12 +109,16 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
                  _crossings(region, early, place, len(segments)), batch)
 
 
-def linear_order(region: Region) -> Tuple[List[int], List[int]]:
-    """The forward ops (but for those computed from a gradient) in chain order, and the places where segments start."""
+def linear_order(region: Region, parameters: FrozenSet[int] = frozenset()) -> Tuple[List[int], List[int]]:
+    """The forward ops (but for those computed from a gradient) in chain order, and the places where segments start.
+
+    Args:
+        parameters: ops that count as variables, beside those that are.
+    """
     graph = region.graph
     forward = [i for i in region.ops if graph.ops[i].phase is Phase.FORWARD and i not in region.late]
     units = [unit & set(forward) for unit in inseparable(region)]
-    anchored = _anchored(region, forward, units)
+    anchored = _anchored(region, forward, units, parameters)
     keys = _keys(graph, forward, anchored)
     order = sorted(forward, key=lambda i: (keys[i], i in anchored, i))
     position = {op: number for number, op in enumerate(order)}
@@ -125,13 +131,13 @@ def linear_order(region: Region) -> Tuple[List[int], List[int]]:
     return order, sorted(place for place in allowed if place <= last)
 
 
-def _anchored(region: Region, forward: Sequence[int], units: Sequence[Set[int]]) -> Set[int]:
+def _anchored(region: Region, forward: Sequence[int], units: Sequence[Set[int]], parameters: FrozenSet[int]) -> Set[int]:
     """Ops that depend on an example and on a variable; of a unit all or none."""
     graph = region.graph
     needs_variable: Set[int] = set()
     for index in forward:
         op = graph.ops[index]
-        if op.type in VARIABLES or any(p in needs_variable for p in graph.predecessors(op)):
+        if op.type in VARIABLES or index in parameters or any(p in needs_variable for p in graph.predecessors(op)):
             needs_variable.add(index)
     anchored = needs_variable & region.batch_level
     for unit in units:
@@ -168,7 +174,7 @@ def _place_rest(region: Region, place: Dict[int, int], count: int) -> None:
         place[index] = min(late) if late else max([place[p] for p in sources], default=count - 1)
 
 
-def _root(graph: OpGraph, tensor: int) -> int:
+def buffer_of(graph: OpGraph, tensor: int) -> int:
     """The tensor whose buffer this one shares."""
     op = graph.producer(tensor)
     while op.type in SAME_BUFFER and op.inputs:
@@ -180,7 +186,7 @@ def _root(graph: OpGraph, tensor: int) -> int:
 def _activations(region: Region, place: Mapping[int, int], count: int) -> np.ndarray:
     """Bytes of each segment's tensors that backward ops read."""
     graph = region.graph
-    kept = {_root(graph, tensor) for index in region.late if graph.ops[index].type not in ONLY_SHAPES
+    kept = {buffer_of(graph, tensor) for index in region.late if graph.ops[index].type not in ONLY_SHAPES
             for tensor in graph.ops[index].inputs}
     sizes = np.zeros(count)
     for tensor in kept:

@@ -49,7 +49,7 @@ def profile_of(chain: Chain, source: Source) -> ModelProfile:
             output_bytes=int(chain.crossing_bytes[i] / batch),
             activation_bytes=int(chain.activation_bytes[i] / batch),
             ops=tuple(chain.graph.ops[op].name for op in chain.ops[i]))
-        for i in range(len(chain))]  # fmt: skip
+        for i in range(chain.size)]  # fmt: skip
     return ModelProfile(
         name=source.name, source="recorded from a graph with mini-batches of {}".format(chain.batch),
         precision=_precision(chain.graph), batch_granularity=1, optimizer=optimizer,
