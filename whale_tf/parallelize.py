@@ -82,7 +82,7 @@ def _parallelize(
         choice = _search(graph, captured, region, cluster, config)
         captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
         region = region._replace(task_graph=captured.task_graph)
-        plan = assemble(captured.graph, *_parts(captured, region), cluster, config, decision_of(choice, config))
+        plan = assemble(captured.graph, *_parts(captured, region), cluster, config, decision_of(choice, cluster, config))
     elif plan is None:
         plan = annotated_plan(captured.graph, *_parts(captured, region), cluster, config)
     check_plan(plan, cluster)

@@ -11,9 +11,10 @@ from whale_tf.balance import StagePartition, partition_fits, partition_latency_s
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ClusterError, ConfigError, InfeasibleError, PlanError
-from whale_tf.planner.auto.choose import Request, choose
+from whale_tf.planner.auto.choose import Request, choose, with_slices
 from whale_tf.planner.auto.partition import auto_partition, partition_problem, stage_devices
 from whale_tf.planner.auto.settings import batch_to_plan_for, request_of, wants_search
+from whale_tf.planner.search import search
 from whale_tf.planner.slices import replica_slices
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.profiler.model_profile import ModelProfile
@@ -118,6 +119,14 @@ def test_slices_by_speed() -> None:
     assert replica_slices("t", [(0, 1)], cluster, 100, 0.0, 0.0, "even") is None
     assert replica_slices("t", [(0,)], cluster, 100, 0.0, 0.0, "exact") is None
     assert replica_slices("t", [(0, 1), (1, 0)], cluster, 100, 0.0, 0.0, "exact") is None, "each place has a slow device"
+
+
+@pytest.mark.parametrize("name,samples,slices", [("V100-32GB:1,P100-16GB:1", 8, (5, 3)), ("V100-32GB:2", 8, None),
+                                                 ("V100-32GB:2", 7, (4, 3))])
+def test_plans_of_searches_get_slices(name: str, samples: int, slices: Any) -> None:
+    model, cluster = profile([1] * 4), Cluster.parse(name)
+    result = search(model, cluster, samples, "data-parallel", micro_batches=1)
+    assert with_slices(result, model, cluster, "exact").task_graphs[0].slices == slices
 
 
 # -- choosing --------------------------------------------------------------------------------------------------------------

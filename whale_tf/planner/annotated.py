@@ -88,6 +88,7 @@ class Decision(NamedTuple):
     Attributes:
         rows: ``[TaskGraph][model replica][replica]`` device numbers.
         warmups: None: by the configuration's policy.
+        slices: of each TaskGraph; None: by its devices.
     """
 
     rows: Sequence[Tuple[Tuple[int, ...], ...]]
@@ -95,6 +96,7 @@ class Decision(NamedTuple):
     nested_batch: str
     estimate: Estimate
     warmups: Optional[Tuple[int, ...]] = None
+    slices: Optional[Tuple[Optional[Tuple[int, ...]], ...]] = None
 
 
 def assemble(
@@ -120,6 +122,10 @@ def assemble(
         warmups = (1,) * len(rows)
     parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
     batch = static_batch(graph, inputs)
+    slices = decision.slices or tuple(
+        _slices(spec, stage, row, cluster, config, batch, parts, warmup)
+        for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
+    )
     backend = config.communication.backend
     return Plan(
         graph=graph.fingerprint(),
@@ -136,9 +142,9 @@ def assemble(
                 ops=stage.ops,
                 devices=row,
                 warmup=warmup,
-                slices=_slices(spec, stage, row, cluster, config, batch, parts, warmup),
+                slices=parts_of_batch,
             )
-            for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
+            for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
         bridges=tuple(_bridge(crossing, rows, micro_batches) for crossing in crossings),

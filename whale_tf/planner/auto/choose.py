@@ -11,9 +11,11 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.plan import Plan
 from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
 from whale_tf.planner.result import SearchResult
 from whale_tf.planner.search import RUNNERS_UP, search
+from whale_tf.planner.slices import replica_slices
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import (
     LayerEstimator,
@@ -38,12 +40,14 @@ class Request(NamedTuple):
         num_stages: None: chosen.
         micro_batches: of one model replica; None: chosen.
         global_batch: examples of one step.
+        balance: a key of :data:`whale_tf.balance.SOLVERS`, for replicas on unequal devices.
     """
 
     method: str
     num_stages: Optional[int]
     micro_batches: Optional[int]
     global_batch: int
+    balance: str = "exact"
 
 
 class Choice(NamedTuple):
@@ -69,7 +73,7 @@ def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request
         raise InfeasibleError("num_task_graph is {}, but {!r} can be cut into at most {} parts; use at most that many".format(
             request.num_stages, pieces.name, len(pieces.layers)))
     found = _candidates(layers, pieces, cluster, request)
-    scored = ranked([_simulated(choice, cluster) for choice in _distinct(found)])
+    scored = ranked([simulated(choice, cluster, request.balance) for choice in _distinct(found)])
     best = scored[0]
     if not best.result.fits:
         raise InfeasibleError(_too_large(scored, cluster))
@@ -112,6 +116,10 @@ def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: st
     result = search(layers, cluster, request.global_batch, name, recompute=False, micro_batches=request.micro_batches)
     if any(stage.strategy == "split" for stage in result.stages):
         raise InfeasibleError("{!r} finds only plans with tensor parallelism, which automatic plans do not run".format(name))
+    samples = request.global_batch // (result.micro_batches * result.model_replicas)
+    if samples < max(len(stage.devices[0]) for stage in result.stages):
+        raise InfeasibleError(
+            "the plan of {!r} has micro-batches of {} examples for more replicas; use a larger mini-batch".format(name, samples))
     return result
 
 
@@ -176,10 +184,10 @@ def ranked(choices: Sequence[Choice]) -> List[Choice]:
     return [first] + [c for c in ordered if c is not first]
 
 
-def _simulated(choice: Choice, cluster: Cluster) -> Choice:
+def simulated(choice: Choice, cluster: Cluster, balance: str = "exact") -> Choice:
     """The candidate with the simulator's time and memory in place of its own search's."""
     result, profile = choice
-    plan = result.to_plan(profile)
+    plan = with_slices(result, profile, cluster, balance)
     size = micro_batch_size(result.global_batch, result.micro_batches, 1)
     model = layered_model(profile, size)
     strategy = strategy_from_plan(plan, model, layer_names(profile))
@@ -188,6 +196,26 @@ def _simulated(choice: Choice, cluster: Cluster) -> Choice:
     return Choice(result.model_copy(update={
         "latency_s": played.step_time_s, "peak_memory_bytes": peaks, "fits": not played.oom,
         "description": "{}: {}, simulated {:.4g} s".format(result.search, result.description, played.step_time_s)}), profile)
+
+
+def with_slices(result: SearchResult, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
+    """The plan with uneven parts of a micro-batch where a stage's devices are unequal, or its replicas do not divide it.
+
+    A stage for which no division fits in memory keeps equal parts: the simulator says then that it does not fit.
+    """
+    plan = result.to_plan(profile)
+    samples = result.global_batch // (result.micro_batches * result.model_replicas)
+    tasks = []
+    for stage, task in zip(result.stages, plan.task_graphs):
+        kept = sum(layer.activation_bytes for layer in profile.layers[stage.first_layer:stage.last_layer + 1])
+        fixed = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1) * profile.bytes_per_parameter_byte
+        load = float(stage.warmup * kept * samples)
+        try:
+            slices = replica_slices(task.name, task.devices, cluster, samples, load, fixed, balance)
+        except InfeasibleError:
+            slices = None
+        tasks.append(task.model_copy(update={"slices": slices}))
+    return plan.model_copy(update={"task_graphs": tuple(tasks)})
 
 
 def _too_large(scored: Sequence[Choice], cluster: Cluster) -> str:

@@ -9,7 +9,7 @@ from whale_tf.config import Config
 from whale_tf.errors import ConfigError
 from whale_tf.plan import Estimate
 from whale_tf.planner.annotated import Decision, TaskGraphSpec, check_built
-from whale_tf.planner.auto.choose import Choice, Request, choose
+from whale_tf.planner.auto.choose import Choice, Request, choose, with_slices
 from whale_tf.profiler.blocks import fine_starts
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source, graph_profile, profile_of
@@ -45,7 +45,7 @@ def request_of(config: Config, batch: int) -> Request:
             "auto.auto_parallel is {!r}, which chooses the number of TaskGraphs itself, but pipeline.num_stages is {}; leave it "
             "out, or set auto.auto_parallel to true".format(search, stages))
     method = search if isinstance(search, str) else "all" if search and stages is None else "auto"
-    return Request(method, stages, config.pipeline.num_micro_batch, batch)
+    return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm)
 
 
 def search_plan(chain: Chain, source: Source, cluster: Cluster, config: Config) -> Choice:
@@ -71,13 +71,14 @@ def specs_of(choice: Choice) -> List[TaskGraphSpec]:
             for number, stage in enumerate(choice.result.stages)]
 
 
-def decision_of(choice: Choice, config: Config) -> Decision:
+def decision_of(choice: Choice, cluster: Cluster, config: Config) -> Decision:
     """Devices and micro-batches of the chosen plan.
 
     Model replicas divide the mini-batch, so that the plan computes what the local script does; where the configuration says
     ``io.nested_batch`` that holds.
     """
     result = choice.result
+    plan = with_slices(result, choice.profile, cluster, config.balance.algorithm)
     nested = config.io.nested_batch if "nested_batch" in config.io.model_fields_set else "divide"
     return Decision(
         rows=[stage.devices for stage in result.stages],
@@ -86,4 +87,5 @@ def decision_of(choice: Choice, config: Config) -> Decision:
         estimate=Estimate(
             search=result.search, global_batch=result.global_batch, latency_s=result.latency_s,
             peak_memory_bytes=result.peak_memory_bytes, runners_up=result.runners_up),
-        warmups=tuple(stage.warmup for stage in result.stages))
+        warmups=tuple(stage.warmup for stage in result.stages),
+        slices=tuple(task.slices for task in plan.task_graphs))
