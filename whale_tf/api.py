@@ -20,6 +20,17 @@ from whale_tf.plan import Plan
 from whale_tf.planner.explain import explain_plan
 
 
+class Observer:
+    """Looks at a script's graphs and runs in place of rewriting them (see :func:`observing`)."""
+
+    def graph(self, graph: tf.Graph) -> None:
+        """A graph with gradients, about to be finalized or run."""
+
+    def run(self, graph: tf.Graph, original: Callable, *arguments: Any) -> Any:
+        """``Session.run`` with (fetches, feed_dict, options, run_metadata)."""
+        return original(*arguments)
+
+
 class _Active:
     """Everything ``wh.init`` sets and ``wh.shutdown`` drops: the one place with global state, which TensorFlow's hooks force
     on us."""
@@ -37,7 +48,7 @@ class _Active:
 
 
 _active: Optional[_Active] = None
-_observer: Optional[Callable[[tf.Graph], None]] = None
+_observer: Optional[Observer] = None
 
 
 def init(
@@ -76,7 +87,7 @@ def shutdown() -> None:
 
 
 @contextlib.contextmanager
-def observing(observer: Callable[[tf.Graph], None]) -> Iterator[None]:
+def observing(observer: Observer) -> Iterator[None]:
     """Graphs that would be rewritten are shown to ``observer`` and left as they are, also under a ``wh.init`` of the script."""
     global _observer
     _observer = observer
@@ -203,7 +214,7 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         state.looked_at[graph] = graph.version
         return
     if _observer is not None:
-        _observer(graph)
+        _observer.graph(graph)
         state.looked_at[graph] = graph.version
         return
     with whale_session.unfinalized(graph), garbage_collection_paused():
@@ -240,6 +251,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
+        if _observer is not None:
+            return _observer.run(session.graph, original, *arguments)
         if fetches is None:
             state.early[session] = True
             return original(*arguments)

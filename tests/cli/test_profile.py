@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import whale_tf as wh
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cli import app
-from whale_tf.errors import PlanError
+from whale_tf.cluster.hardware import device_type
+from whale_tf.errors import ClusterError, PlanError
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.profiling import profile_model
 
@@ -89,6 +90,32 @@ def test_from_a_script_to_a_plan_that_runs(tmp_path: Any, monkeypatch: Any, sear
     np.testing.assert_allclose(parallel, local, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_measured_times_are_added_by_device_type(tmp_path: Any) -> None:
+    script, output = write(tmp_path / "train.py"), tmp_path / "profile.json"
+    for device in ("cpu", "V100-32GB"):
+        result = run("profile", script, str(tmp_path / "losses"), "-o", str(output), "--batch-size", "8", "--measure", device)
+        assert result.exit_code == 0, result.output
+    assert not (tmp_path / "losses").exists(), "the script is left behind its third step"
+    profile = ModelProfile.parse(str(output))
+    names = [[point.device for point in layer.measured] for layer in profile.layers]
+    assert names == [[device_type("cpu").name, "V100-32GB"]] * len(profile.layers)
+    points = [point for layer in profile.layers for point in layer.measured]
+    assert {point.batch for point in points} == {8} and sum(point.forward_s for point in points) > 0
+    assert sum(point.backward_s for point in points) > 0
+
+
+@pytest.mark.parametrize("device,match", [("V100-23GB", "Did you mean 'V100-32GB'")])
+def test_an_unknown_device_type_is_refused(tmp_path: Any, device: str, match: str) -> None:
+    with pytest.raises(ClusterError, match=match):
+        profile_model(write(tmp_path / "train.py"), [], 8, "m", device)
+
+
+def test_a_model_file_cannot_be_measured() -> None:
+    with pytest.raises(PlanError, match="has no input pipeline to run it with"):
+        profile_model("model.pb", [], 8, "m", "cpu")
+
+
 # -- model files -----------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +164,7 @@ def test_a_meta_graph(tmp_path: Any) -> None:
 def test_a_script_without_training_is_refused(tmp_path: Any) -> None:
     (tmp_path / "nothing.py").write_text("print('nothing')\n")
     result = run("profile", str(tmp_path / "nothing.py"))
-    assert result.exit_code == 1 and "ended without running or finalizing a graph" in result.output
+    assert result.exit_code == 1 and "ended without finalizing or running a graph" in result.output
 
 
 @pytest.mark.parametrize("name,match", [("missing.py", "is no script"), ("missing.pb", "there is no model file"),

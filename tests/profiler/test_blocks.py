@@ -19,7 +19,7 @@ def chain(types: str, crossing: Sequence[float] = (), flops: Sequence[float] = (
     count = len(types)
     work = np.array(flops or [1.0] * count)
     zeros = np.zeros(count)
-    return Chain(graph, tuple((i,) for i in range(count)), work, 2 * work, zeros, zeros, zeros, zeros,
+    return Chain(graph, tuple((i,) for i in range(count)), ((),) * count, work, 2 * work, zeros, zeros, zeros, zeros,
                  np.array(list(crossing) or [1.0] * count), 1)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from whale_tf.errors import WhaleError
+from whale_tf.profiler.graph_profile import with_earlier_measurements
 from whale_tf.profiler.model_profile import ModelProfile
 
 
@@ -18,14 +19,22 @@ def profile(
     arguments: Optional[List[str]] = typer.Argument(None, help="the script's own arguments (behind --)"),
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the profile to this file"),
     batch_size: int = typer.Option(32, min=1, help="examples of a mini-batch, where the graph does not say"),
+    measure: Optional[str] = typer.Option(
+        None, help="also run the script's first steps here, trace one, and add its op times as those of this device type"),
     name: Optional[str] = typer.Option(None, help="name of the profile; default: the file's name"),
     as_json: bool = typer.Option(False, "--json", help="print the profile as JSON"),
 ) -> None:
-    """Count a model's FLOPs, bytes and parameters layer by layer; a script runs until it has built its training graph."""
+    """Count a model's FLOPs, bytes and parameters layer by layer; a script runs until it has built its training graph.
+
+    Measured times of other device types, in a profile of the same graph that is already at the output's place, are kept.
+    """
     from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
 
     try:
-        made = profile_model(model, arguments or [], batch_size, name or os.path.splitext(os.path.basename(model))[0])
+        name = name or os.path.splitext(os.path.basename(model))[0]
+        made = profile_model(model, arguments or [], batch_size, name, measure)
+        if output is not None and os.path.exists(output):
+            made = with_earlier_measurements(made, ModelProfile.parse(output))
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(made.to_json())

@@ -33,6 +33,7 @@ class Chain(NamedTuple):
     Attributes:
         graph: the ops.
         ops: numbers of the segment's forward ops; the last one gives the segment its name.
+        backward: numbers of all its other ops.
         forward_flops, backward_flops: of contractions, which arithmetic limits.
         traffic_bytes: read and written by all other ops, forward and backward.
         launches: ops that run a kernel, forward and backward.
@@ -44,6 +45,7 @@ class Chain(NamedTuple):
 
     graph: OpGraph
     ops: Tuple[Tuple[int, ...], ...]
+    backward: Tuple[Tuple[int, ...], ...]
     forward_flops: np.ndarray
     backward_flops: np.ndarray
     traffic_bytes: np.ndarray
@@ -65,9 +67,11 @@ class Chain(NamedTuple):
         def total(values: np.ndarray) -> np.ndarray:
             return np.add.reduceat(values, starts)
 
-        ops = tuple(tuple(op for segment in self.ops[a:b] for op in segment) for a, b in zip(starts, ends))
+        def joined(rows: Sequence[Tuple[int, ...]]) -> Tuple[Tuple[int, ...], ...]:
+            return tuple(tuple(op for segment in rows[a:b] for op in segment) for a, b in zip(starts, ends))
+
         return Chain(
-            self.graph, ops,
+            self.graph, joined(self.ops), joined(self.backward),
             total(self.forward_flops), total(self.backward_flops), total(self.traffic_bytes), total(self.launches),
             total(self.parameter_bytes), total(self.activation_bytes), self.crossing_bytes[np.array(ends) - 1],
             self.batch)  # fmt: skip
@@ -96,17 +100,21 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
     _place_rest(region, place, len(segments))
     rows = {name: np.zeros(len(segments)) for name in ("forward", "backward", "traffic", "launches", "parameters")}
     early = set(order)
+    backward: List[List[int]] = [[] for _ in segments]
     for index in region.ops:
         cost, row = costs[index], place[index]
+        if index not in early:
+            backward[row].append(index)
         if cost.is_contraction:
             rows["forward" if index in early else "backward"][row] += cost.flops
         else:
             rows["traffic"][row] += cost.bytes
         rows["launches"][row] += cost.flops > 0 or cost.bytes > 0
         rows["parameters"][row] += parameter_bytes.get(index, 0)
-    return Chain(region.graph, segments, rows["forward"], rows["backward"], rows["traffic"], rows["launches"],
-                 rows["parameters"], _activations(region, place, len(segments)),
-                 _crossings(region, early, place, len(segments)), batch)
+    return Chain(
+        region.graph, segments, tuple(map(tuple, backward)), rows["forward"], rows["backward"], rows["traffic"],
+        rows["launches"], rows["parameters"], _activations(region, place, len(segments)),
+        _crossings(region, early, place, len(segments)), batch)  # fmt: skip
 
 
 def linear_order(region: Region, parameters: FrozenSet[int] = frozenset()) -> Tuple[List[int], List[int]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.profiler.blocks import layer_starts
 from whale_tf.profiler.chain import VARIABLES, Chain
-from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
+from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
 from whale_tf.profiler.op_cost import slot_count
 
 MAX_LAYERS = 64  # what the exact searches take in seconds
@@ -25,13 +25,22 @@ class Source(NamedTuple):
     fingerprint: str = ""
 
 
-def graph_profile(chain: Chain, source: Source, max_layers: int = MAX_LAYERS) -> ModelProfile:
+class OpTimes(NamedTuple):
+    """Measured seconds of ops by name, of one step with a mini-batch of the chain's size on a device of type ``device``."""
+
+    device: str
+    seconds: Mapping[str, float]
+
+
+def graph_profile(
+    chain: Chain, source: Source, max_layers: int = MAX_LAYERS, measured: Optional[OpTimes] = None
+) -> ModelProfile:
     """Repeated blocks as layers; what is not repeated is divided where fewest bytes cross."""
-    return profile_of(chain.merged(layer_starts(chain, max_layers)), source)
+    return profile_of(chain.merged(layer_starts(chain, max_layers)), source, measured)
 
 
-def profile_of(chain: Chain, source: Source) -> ModelProfile:
-    """One layer for each segment, per sample.
+def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None) -> ModelProfile:
+    """One layer for each segment, per sample; with measured times, one :class:`Measurement` for each layer.
 
     The profile says that the backward pass moves twice the forward pass's bytes and launches twice its kernels, so a layer's
     traffic and overhead are a third of those of both.
@@ -48,12 +57,31 @@ def profile_of(chain: Chain, source: Source) -> ModelProfile:
             parameter_bytes=int(chain.parameter_bytes[i]),
             output_bytes=int(chain.crossing_bytes[i] / batch),
             activation_bytes=int(chain.activation_bytes[i] / batch),
-            ops=tuple(chain.graph.ops[op].name for op in chain.ops[i]))
+            ops=tuple(chain.graph.ops[op].name for op in chain.ops[i]),
+            measured=() if measured is None else (_measurement(chain, i, measured),))
         for i in range(chain.size)]  # fmt: skip
     return ModelProfile(
         name=source.name, source="recorded from a graph with mini-batches of {}".format(chain.batch),
         precision=_precision(chain.graph), batch_granularity=1, optimizer=optimizer,
         optimizer_bytes_per_parameter_byte=state, graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
+
+
+def _measurement(chain: Chain, segment: int, times: OpTimes) -> Measurement:
+    forward, backward = (sum(times.seconds.get(chain.graph.ops[op].name, 0.0) for op in rows[segment])
+                         for rows in (chain.ops, chain.backward))
+    return Measurement(device=times.device, batch=chain.batch, forward_s=forward, backward_s=backward)
+
+
+def with_earlier_measurements(profile: ModelProfile, earlier: ModelProfile) -> ModelProfile:
+    """The profile with the measurements of another one of the same graph, for device types that it does not have itself."""
+    if not profile.graph or profile.graph != earlier.graph or len(profile.layers) != len(earlier.layers):
+        return profile
+    layers = []
+    for layer, old in zip(profile.layers, earlier.layers):
+        known = {(point.device, point.batch) for point in layer.measured}
+        kept = tuple(point for point in old.measured if (point.device, point.batch) not in known)
+        layers.append(layer.model_copy(update={"measured": kept + layer.measured}))
+    return profile.model_copy(update={"layers": tuple(layers)})
 
 
 def _names(chain: Chain) -> List[str]:
