@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas")
+EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas", "auto_pipeline", "m6_pipeline")
 
 
 def run(*arguments: str) -> str:

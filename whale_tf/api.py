@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, ContextManager, Dict, MutableMapping, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping, Optional, Union
 
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import tf, v1
@@ -17,6 +18,17 @@ from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
 from whale_tf.planner.explain import explain_plan
+
+
+class Observer:
+    """Looks at a script's graphs and runs in place of rewriting them (see :func:`observing`)."""
+
+    def graph(self, graph: tf.Graph) -> None:
+        """A graph with gradients, about to be finalized or run."""
+
+    def run(self, graph: tf.Graph, original: Callable, *arguments: Any) -> Any:
+        """``Session.run`` with (fetches, feed_dict, options, run_metadata)."""
+        return original(*arguments)
 
 
 class _Active:
@@ -36,6 +48,7 @@ class _Active:
 
 
 _active: Optional[_Active] = None
+_observer: Optional[Observer] = None
 
 
 def init(
@@ -71,6 +84,19 @@ def shutdown() -> None:
     hooks.uninstall()
     capture_annotations.forget()
     _active = None
+
+
+@contextlib.contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Graphs that would be rewritten are shown to ``observer`` and left as they are, also under a ``wh.init`` of the script."""
+    global _observer
+    _observer = observer
+    init(Config(), cluster="cpu:1")
+    try:
+        yield
+    finally:
+        _observer = None
+        shutdown()
 
 
 class _Strategy:
@@ -198,6 +224,10 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         _check_gradients(graph)
         state.looked_at[graph] = graph.version
         return
+    if _observer is not None:
+        _observer.graph(graph)
+        state.looked_at[graph] = graph.version
+        return
     with whale_session.unfinalized(graph), garbage_collection_paused():
         done = _parallelize(graph, state.cluster, state.config, state.plan)
     state.looked_at[graph] = graph.version
@@ -232,6 +262,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
+        if _observer is not None:
+            return _observer.run(session.graph, original, *arguments)
         if fetches is None:
             state.early[session] = True
             return original(*arguments)

@@ -56,6 +56,9 @@ class Auto(_Section):
     auto_parallel: Union[bool, Literal["dapple", "amp", "rhino"]] = Field(
         default=False,
         description="Find the plan: by one search, or with true by all of them, taking the best.")
+    batch_size: Optional[int] = Field(
+        default=None, ge=1,
+        description="Examples of a mini-batch that the search reckons with. null: what the graph's shapes say, or 32.")
 
 
 class Io(_Section):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.captured import Captured, capture
+from whale_tf.capture.captured import Captured, Spec, capture, divided
+from whale_tf.capture.chain import captured_chain
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
@@ -15,13 +16,26 @@ from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.optimizations.batch_norm import Decomposition, decompose
 from whale_tf.plan import Plan
-from whale_tf.planner.annotated import TaskGraphSpec, annotated_plan, check_plan
+from whale_tf.planner.annotated import (
+    Crossing,
+    StageStatistics,
+    TaskGraphSpec,
+    annotated_plan,
+    assemble,
+    check_plan,
+    static_batch,
+)
+from whale_tf.planner.auto.choose import Choice
+from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, members_of, search_plan, specs_of, wants_search
 from whale_tf.planner.sharding import Assignment, assign
 from whale_tf.planner.statistics import crossings, stage_statistics
+from whale_tf.profiler.graph_profile import Source
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded, shard
 from whale_tf.rewrite.shard.problem import sharding_problem
 from whale_tf.rewrite.shard.variables import DividedVariables
+
+Parts = Tuple[List[TaskGraphSpec], List[StageStatistics], List[Crossing], Dict[str, int]]
 
 
 class Parallelized(NamedTuple):
@@ -74,21 +88,28 @@ def _parallelize(
 ) -> Optional[Parallelized]:
     is_pipeline = (plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1) > 1
     local = captured = capture(graph, is_pipeline, plan)
-    if not captured.updates:
+    if not local.updates:
         return None
-    verify(captured.graph)
-    counts = _split_counts(captured, cluster)
+    verify(local.graph)
+    counts = _split_counts(local, cluster)
     assignment = None
     if counts:
-        problem = sharding_problem(captured, analyse(captured.graph, captured.sources, captured.scope, options), counts)
+        problem = sharding_problem(local, analyse(local.graph, local.sources, local.scope, options), counts)
         assignment = assign(problem, config.patterns.force if plan is None else None, plan.shards if plan is not None else None)
-        shard(graph, captured, assignment, counts, sharded)
+        shard(graph, local, assignment, counts, sharded)
         captured = capture(graph, is_pipeline, plan, is_sharded=True)
         verify(captured.graph, "after wh.split")
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
-    if plan is None:
-        plan = _plan(captured, region, cluster, config, local, assignment)
+    if plan is None and wants_search(config) and not local.is_annotated:
+        choice = _search(graph, captured, region, cluster, config)
+        captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
+        region = region._replace(task_graph=captured.task_graph)
+        plan = assemble(captured.graph, *_parts(captured, region), cluster, config, decision_of(choice, cluster, config))
+    elif plan is None:
+        plan = annotated_plan(local.graph, *_parts(captured, region), cluster, config)
+        if assignment is not None:
+            plan = _of_local(plan, local, assignment)
     check_plan(plan, cluster)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)
@@ -107,23 +128,31 @@ def _split_counts(captured: Captured, cluster: Cluster) -> Dict[int, int]:
     return {number: count for number, count in counts.items() if 1 < count <= len(cluster.devices)}
 
 
-def _plan(
-    captured: Captured, region: Region, cluster: Cluster, config: Config, local: Captured, assignment: Optional[Assignment]
-) -> Plan:
-    """Args:
-    local: the graph as the user wrote it, whose names the plan uses.
-    """
+def _search(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> Choice:
+    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
+    chain = captured_chain(graph, captured, region, batch)
+    return search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
+
+
+def _parts(captured: Captured, region: Region) -> Parts:
+    """What plans are put together from: TaskGraphs, what they need, what crosses between them, and the inputs."""
     specs = [TaskGraphSpec(*spec) for spec in captured.specs]
     stages = stage_statistics(region, captured.gradients, captured.variable_homes, len(specs))
-    if assignment is not None:
-        members = [
-            tuple(op.name for op in local.graph.ops if local.task_graph[op.id] == i and op.phase is Phase.FORWARD)
-            for i in range(len(specs))
-        ]
-        stages = [stage._replace(ops=names) for stage, names in zip(stages, members)]
-    inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
-    plan = annotated_plan(local.graph, specs, stages, crossings(region), inputs, cluster, config)
-    return plan if assignment is None else plan.model_copy(update={"shards": assignment.shards})
+    return specs, stages, crossings(region), _inputs(captured)
+
+
+def _inputs(captured: Captured) -> Dict[str, int]:
+    return {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
+
+
+def _of_local(plan: Plan, local: Captured, assignment: Assignment) -> Plan:
+    """The plan in names of the graph as the user wrote it, with the choices from which the divided ops follow."""
+    members = [
+        tuple(op.name for op in local.graph.ops if local.task_graph[op.id] == i and op.phase is Phase.FORWARD)
+        for i in range(len(plan.task_graphs))
+    ]
+    task_graphs = tuple(task.model_copy(update={"ops": ops}) for task, ops in zip(plan.task_graphs, members))
+    return plan.model_copy(update={"task_graphs": task_graphs, "shards": assignment.shards})
 
 
 def is_local(plan: Plan) -> bool:

@@ -104,9 +104,10 @@ class GradientPlan(_Value):
 
 
 class Estimate(_Value):
-    """What the search believed: seconds per step, bytes per device, and the plans it did not take."""
+    """What the search believed: seconds per step of ``global_batch`` examples, bytes per device, and the plans not taken."""
 
     search: str = "annotated"
+    global_batch: Optional[int] = None
     latency_s: Optional[float] = None
     peak_memory_bytes: Tuple[int, ...] = ()
     runners_up: Tuple[str, ...] = ()

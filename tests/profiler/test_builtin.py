@@ -23,7 +23,8 @@ def test_files_are_what_the_script_makes() -> None:
     ("gpt-2.7b", 2700, 0.03), ("gpt-6.7b", 6700, 0.03), ("moe-8e-380m", 380, 0.03), ("moe-8e-760m", 760, 0.03),
     ("moe-16e-1.3b", 1300, 0.05), ("moe-16e-2.4b", 2400, 0.03), ("moe-32e-10b", 10000, 0.03), ("vgg-19-1m", 4200, 0.02),
     ("dnabert", 162, 0.04), ("unet", 33, 0.07), ("wide-resnet-1.3b", 1300, 0.27), ("wide-resnet-2.6b", 2600, 0.27),
-    ("wide-resnet-6b", 6000, 0.27), ("wide-resnet-12b", 12000, 0.02), ("bert-large", 340, 0.03)])
+    ("wide-resnet-6b", 6000, 0.27), ("wide-resnet-12b", 12000, 0.02), ("bert-large", 340, 0.03),
+    ("t5-large", 770, 0.05)])
 def test_parameters(name: str, millions: float, tolerance: float) -> None:
     assert load_builtin(name).parameter_bytes / 4 / MEGA == pytest.approx(millions, rel=tolerance)
 

@@ -32,6 +32,13 @@ def test_roofline() -> None:
     assert seconds(counted(backward_flops=0.0), 4).backward_s == pytest.approx(2e-5 + 8 * 9e6 / MEMORY)
 
 
+def test_launching_kernels_takes_its_time_whatever_the_batch() -> None:
+    for batch in (1, 64):
+        with_launches, without = seconds(counted(overhead_s=1e-3), batch), seconds(counted(), batch)
+        assert with_launches.forward_s - without.forward_s == pytest.approx(1e-3)
+        assert with_launches.backward_s - without.backward_s == pytest.approx(2e-3)
+
+
 def test_tensor_parallelism_divides_what_can_be_split() -> None:
     whole, half = seconds(counted(), 4), seconds(counted(), 4, tensor_parallel=2)
     assert half.forward_s == pytest.approx(whole.forward_s / 2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record
 from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex
+from whale_tf.capture.variables import Variables
 from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import find_sources
 from whale_tf.ir.graph import OpGraph, Phase
@@ -33,6 +34,7 @@ class Captured(NamedTuple):
     gradients: (gradient tensor, variable op) in the order the gradients become ready.
     sources: batch inputs and their batch dimension.
     updates: whether the graph has an optimizer's update.
+    is_annotated: whether the TaskGraphs are the user's annotations.
     """
 
     graph: OpGraph
@@ -46,6 +48,7 @@ class Captured(NamedTuple):
     sources: Dict[int, int]
     gradient_calls: Tuple[GradientCall, ...]
     updates: bool
+    is_annotated: bool = False
 
 
 def capture(
@@ -70,17 +73,47 @@ def capture(
     if not updates:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
     task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan, is_sharded)
-    homes = {variable: home for variable, home in task_graphs.homes.items() if variable in scope}
-    gradient_home: Dict[int, int] = {}
     order: Dict[int, int] = {}
     for target in phases.targets:
-        for tensor in target.tensors:
-            gradient_home.setdefault(tensor, homes.get(target.variable, 0))
         order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
     ready = tuple((tensor, variable) for variable, tensor in sorted(order.items(), key=lambda item: item[1]))
     sources = find_sources(ops, _candidates(ops, scope), scope)
     calls = tuple(annotations.gradient_calls)
-    return Captured(ops, phases, scope, task_graphs.of, specs, homes, gradient_home, ready, sources, calls, True)
+    found = Captured(ops, phases, scope, [], (), {}, {}, ready, sources, calls, True, bool(annotations.items) and plan is None)
+    return _with_task_graphs(found, task_graphs, specs)
+
+
+def divided(captured: Captured, members: Sequence[Sequence[str]], specs: Sequence[Spec]) -> Captured:
+    """The same graph with other TaskGraphs.
+
+    Args:
+        members: names of the forward ops of each; ops that none names join as un-annotated ones do.
+
+    Raises:
+        AnnotationError: they cannot run one after the other.
+    """
+    variables = captured.phases.variables
+    found = assign_planned(captured.graph, members, variables)
+    check_convex(captured.graph, found, [spec.name for spec in specs], variables)
+    return _with_task_graphs(captured, _readers_at_home(found, variables), tuple(specs))
+
+
+def _with_task_graphs(captured: Captured, task_graphs: TaskGraphs, specs: Tuple[Spec, ...]) -> Captured:
+    homes = {variable: home for variable, home in task_graphs.homes.items() if variable in captured.scope}
+    gradient_home: Dict[int, int] = {}
+    for target in captured.phases.targets:
+        for tensor in target.tensors:
+            gradient_home.setdefault(tensor, homes.get(target.variable, 0))
+    return captured._replace(task_graph=task_graphs.of, specs=specs, variable_homes=homes, gradient_home=gradient_home)
+
+
+def _readers_at_home(found: TaskGraphs, variables: Variables) -> TaskGraphs:
+    """Ops that take a handle run where the variable is."""
+    of = list(found.of)
+    for reader, read in variables.read_by.items():
+        if of[reader] >= 0 and read[0] in found.homes:
+            of[reader] = found.homes[read[0]]
+    return TaskGraphs(of, found.homes)
 
 
 def _task_graphs(
@@ -107,11 +140,7 @@ def _task_graphs(
         specs = (Spec("model", "replicate", None),)
     if is_pipeline:
         check_convex(ops, found, [spec.name for spec in specs], phases.variables)
-    of = list(found.of)
-    for reader, variables in phases.variables.read_by.items():  # ops that take a handle run where the variable is
-        if of[reader] >= 0 and variables[0] in found.homes:
-            of[reader] = found.homes[variables[0]]
-    return TaskGraphs(of, found.homes), specs
+    return _readers_at_home(found, phases.variables), specs
 
 
 def _members(ops: OpGraph, plan: Plan) -> List[Tuple[str, ...]]:

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import typer
 
-from whale_tf.cli import plan, simulate
+from whale_tf.cli import plan, profile, simulate
 
 app = typer.Typer(name="whale", no_args_is_help=True, add_completion=False,
                   help="Plan, simulate and compare distributed training.")
-for _command in (plan.plan, plan.diff, simulate.simulate, simulate.compare):
+for _command in (profile.profile, plan.plan, plan.diff, simulate.simulate, simulate.compare):
     app.command()(_command)
 
 

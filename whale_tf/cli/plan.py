@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, Dict, List, Optional
 
 import typer
@@ -21,7 +22,8 @@ COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
 
 
 def plan(
-    model: Optional[str] = typer.Option(None, help="model profile: a built-in name or a JSON file"),
+    model: Optional[str] = typer.Option(
+        None, help="model profile: a built-in name or a JSON file; or what `whale profile` takes (.py, .pb, .meta)"),
     cluster: Optional[str] = typer.Option(None, help="a built-in name, a JSON file, or a short form such as 2xV100-32GB:8"),
     global_batch: Optional[int] = typer.Option(None, help="samples of one training step"),
     search_method: str = typer.Option("dapple", "--search", help=", ".join(METHODS)),
@@ -38,7 +40,7 @@ def plan(
     if model is None or cluster is None or global_batch is None:
         raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
     try:
-        profile, machines = ModelProfile.parse(model), Cluster.parse(cluster)
+        profile, machines = _profile(model, global_batch), Cluster.parse(cluster)
         with Console(stderr=True).status("searching ({})".format(search_method)):
             found = search(profile, machines, global_batch, search_method, recompute)
         if output is not None:
@@ -51,6 +53,14 @@ def plan(
         typer.echo(found.to_json())
     else:
         _show(found, profile, machines)
+
+
+def _profile(model: str, global_batch: int) -> ModelProfile:
+    if not model.endswith((".py", ".pb", ".meta")):
+        return ModelProfile.parse(model)
+    from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; built-in profiles do without
+
+    return profile_model(model, [], global_batch, os.path.splitext(os.path.basename(model))[0])
 
 
 def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argument(..., help="another one"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -100,6 +100,13 @@ class OpGraph:
         self._by_name[name] = op.id
         self._consumers = None
         return op
+
+    def with_shapes(self, shapes: Mapping[int, Shape]) -> OpGraph:
+        """The same ops with other static shapes of these tensors."""
+        other = OpGraph()
+        other.ops, other._by_name, other._consumers = self.ops, self._by_name, self._consumers
+        other.tensors = [record._replace(shape=shapes[t]) if t in shapes else record for t, record in enumerate(self.tensors)]
+        return other
 
     def op(self, name: str) -> Op:
         """The op called ``name``; KeyError if there is none."""

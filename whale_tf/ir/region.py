@@ -78,12 +78,36 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     region = [op for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
     seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
     loops = _loops(region, frames(graph))
-    units = loops + _containers(graph, region)  # each runs on one level
+    units = loops + _containers(graph, region)  # each runs on one level, and in one TaskGraph
     batch_level = _closed(graph, region, set(sources), seeds, units)
     members = [op for op in region if op.id in batch_level]
     late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
     early = _early(graph, batch, batch_level, loops)
     return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch)
+
+
+def inseparable(region: Region) -> List[Set[int]]:
+    """Sets of the region's ops that run on one device: loops, all that touches one stack or tensor array, and the forward ops
+    from the Switches of a condition to its Merges: a tensor of a branch not taken has no value that could be sent."""
+    graph = region.graph
+    ops = [graph.ops[index] for index in region.ops]
+    forward = [op for op in ops if op.phase is Phase.FORWARD]
+    return _loops(ops, frames(graph)) + _containers(graph, ops) + _conditions(graph, forward)
+
+
+def _conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
+    """Forward ops of each v1 condition outside loops, those of nested ones with the outermost."""
+    in_loop = frames(graph)
+    unit_of: Dict[int, Set[int]] = {}
+    for op in forward:
+        if op.id in in_loop:
+            continue
+        units = [unit_of[source] for source in graph.predecessors(op)
+                 if source in unit_of and graph.ops[source].type not in ("Merge", "RefMerge")]  # fmt: skip
+        if units or op.type in ("Switch", "RefSwitch"):
+            unit = set.union({op.id}, *units)
+            unit_of.update(dict.fromkeys(unit, unit))
+    return list({id(unit): unit for unit in unit_of.values()}.values())
 
 
 def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:

@@ -8,7 +8,7 @@ Devices are taken in order, one VirtualDevice after the other.  What is left ove
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.bridges import cuts, pattern
 from whale_tf.cluster import Cluster
@@ -16,7 +16,9 @@ from whale_tf.config import Config
 from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
-from whale_tf.plan import BridgePlan, GradientPlan, InputPlan, Plan, TaskGraphPlan
+from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, TaskGraphPlan
+from whale_tf.planner.slices import replica_slices
+from whale_tf.planner.virtual_device import dealt
 from whale_tf.schedule import auto_policy, warmup_depths
 
 
@@ -69,30 +71,81 @@ def annotated_plan(
         AnnotationError: the device counts do not fit the cluster.
         PlanError: the configuration asks for what cannot be.
     """
-    _check_built(config)
+    check_built(config)
+    _check_count(specs, config)
     micro_batches = config.pipeline.num_micro_batch or 1
-    total = len(cluster.devices)
     is_pipeline = micro_batches > 1 and len(specs) > 1
-    rows = virtual_devices(specs, total, is_pipeline, config.cluster.colocate_split_and_replicate)
+    rows = virtual_devices(specs, len(cluster.devices), is_pipeline, config.cluster.colocate_split_and_replicate)
+    if config.balance.algorithm != "even":
+        rows = hardware_aware(rows, cluster, is_pipeline)
+    decision = Decision(rows, micro_batches, config.io.nested_batch, Estimate())
+    return assemble(graph, specs, stages, crossings, inputs, cluster, config, decision)
+
+
+class Decision(NamedTuple):
+    """What was decided before a plan is put together.
+
+    Attributes:
+        rows: ``[TaskGraph][model replica][replica]`` device numbers.
+        warmups: None: by the configuration's policy.
+        slices: of each TaskGraph; None: by its devices.
+    """
+
+    rows: Sequence[Tuple[Tuple[int, ...], ...]]
+    micro_batches: int
+    nested_batch: str
+    estimate: Estimate
+    warmups: Optional[Tuple[int, ...]] = None
+    slices: Optional[Tuple[Optional[Tuple[int, ...]], ...]] = None
+
+
+def assemble(
+    graph: OpGraph,
+    specs: Sequence[TaskGraphSpec],
+    stages: Sequence[StageStatistics],
+    crossings: Sequence[Crossing],
+    inputs: Dict[str, int],
+    cluster: Cluster,
+    config: Config,
+    decision: Decision,
+) -> Plan:
+    """The plan of these TaskGraphs on these devices: what crosses, warm-up depths, slices, gradient buckets.
+
+    Raises:
+        InfeasibleError: a TaskGraph does not fit its devices.
+    """
+    rows, micro_batches = decision.rows, decision.micro_batches
+    total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
-    replicas = len(rows[0])
     shared = sum(len(row) * len(row[0]) for row in rows) > total
-    plan_schedule = config.pipeline.schedule
-    warmups = _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
+    warmups = decision.warmups or _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
+    if shared:
+        warmups = (1,) * len(rows)
+    parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
+    batch = static_batch(graph, inputs)
+    slices = decision.slices or tuple(
+        _slices(spec, stage, row, cluster, config, batch, parts, warmup)
+        for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
+    )
     backend = config.communication.backend
     return Plan(
         graph=graph.fingerprint(),
         num_devices=total,
         num_model_replicas=replicas,
         num_micro_batch=micro_batches,
-        schedule=plan_schedule,
-        nested_batch=config.io.nested_batch,
+        schedule=config.pipeline.schedule,
+        nested_batch=decision.nested_batch,
         sync_batch_norm=config.sync_batch_norm,
         task_graphs=tuple(
             TaskGraphPlan(
-                name=spec.name, strategy=spec.strategy, ops=stage.ops, devices=row, warmup=1 if shared else warmup
+                name=spec.name,
+                strategy=spec.strategy,
+                ops=stage.ops,
+                devices=row,
+                warmup=warmup,
+                slices=parts_of_batch,
             )
-            for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
+            for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
         bridges=tuple(_bridge(crossing, counts, micro_batches) for crossing in crossings),
@@ -106,20 +159,71 @@ def annotated_plan(
             for i, (stage, count) in enumerate(zip(stages, counts))
             if replicas * count > 1 and stage.gradients
         ),
+        estimate=decision.estimate,
     )
 
 
+def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
+    """Examples of a mini-batch, where the graph's shapes say so."""
+    for name, dim in inputs.items():
+        shape = graph.tensors[graph.tensor(name)].shape
+        if shape is not None and shape[dim] is not None:
+            return shape[dim]
+    return None
+
+
+def _slices(
+    spec: TaskGraphSpec,
+    stage: StageStatistics,
+    rows: Tuple[Tuple[int, ...], ...],
+    cluster: Cluster,
+    config: Config,
+    batch: Optional[int],
+    parts: int,
+    warmup: int,
+) -> Optional[Tuple[int, ...]]:
+    """Uneven slices on unequal devices; on equal ones a mini-batch has to divide evenly."""
+    if spec.strategy != "replicate" or config.balance.algorithm == "even" or (batch is not None and batch % parts):
+        return None
+    if len({cluster.devices[index].type for row in rows for index in row}) == 1:
+        return None
+    return replica_slices(
+        spec.name,
+        rows,
+        cluster,
+        None if batch is None else batch // parts,
+        warmup * stage.activation_bytes / parts,
+        4.0 * stage.parameter_bytes,
+        config.balance.algorithm,
+    )
+
+
+def hardware_aware(
+    rows: Sequence[Tuple[Tuple[int, ...], ...]], cluster: Cluster, is_pipeline: bool
+) -> List[Tuple[Tuple[int, ...], ...]]:
+    """The same counts on unequal devices: every model replica with the same mix, a pipeline's earlier stages on larger ones."""
+    needed = sum(len(row[0]) for row in rows)
+    if len({index for row in rows for index in row[0]}) < needed:
+        return list(rows)  # TaskGraphs share devices
+    order = [index for replica in dealt(cluster, needed, by_memory=is_pipeline) for index in replica]
+    return [tuple(tuple(order[index] for index in replica) for replica in row) for row in rows]
+
+
 NOT_YET = (
-    "auto.auto_parallel", "pipeline.num_stages", "communication.bucket_bytes", "communication.fp16",
-    "communication.sparse_as_dense", "init")  # fmt: skip
+    "communication.bucket_bytes", "communication.fp16", "communication.sparse_as_dense", "init")  # fmt: skip
 
 
-def _check_built(config: Config) -> None:
+def check_built(config: Config) -> None:
     """Refuse settings that nothing reads yet, rather than ignore them.
 
     Raises:
         ConfigError
     """
+    if config.auto.auto_parallel == "rhino":
+        raise ConfigError(
+            "auto.auto_parallel is 'rhino', but this version of whale_tf does not support that search yet; use true, "
+            "'dapple' or 'amp'"
+        )
     defaults = Config()
     for key in NOT_YET:
         if config[key] != defaults[key]:
@@ -128,6 +232,16 @@ def _check_built(config: Config) -> None:
                     key, config[key], defaults[key]
                 )
             )
+
+
+def _check_count(specs: Sequence[TaskGraphSpec], config: Config) -> None:
+    """Annotations stand; a number of TaskGraphs that says otherwise is a mistake."""
+    stages = config.pipeline.num_stages
+    if stages is not None and stages != len(specs):
+        raise ConfigError(
+            "num_task_graph is {}, but the model is annotated with {} TaskGraphs; leave num_task_graph out, or remove the "
+            "annotations so that the model is divided automatically".format(stages, len(specs))
+        )
 
 
 def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:

@@ -42,7 +42,8 @@ METHODS: Mapping[str, Method] = {
 
 
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
-           recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10) -> SearchResult:
+           recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10,
+           micro_batches: Optional[int] = None) -> SearchResult:
     """The best plan ``method`` finds.
 
     Args:
@@ -51,6 +52,7 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         global_batch: samples of one step.
         method: a key of :data:`METHODS`.
         recompute: DAPPLE family: keep only stage inputs; None: where that is faster, memory being short without.
+        micro_batches: of one model replica; None: chosen.
         trial: AMP family: runs a strategy and returns its seconds; the ``budget`` best are run.
 
     Raises:
@@ -72,17 +74,18 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         raise PlanError("search {!r} runs no trials; use 'amp'".format(method))
     start = time.perf_counter()
     if METHODS[method].solver is not None:
-        return _dapple(profile, cluster, global_batch, method, recompute, start)
-    return _amp(profile, cluster, global_batch, method, trial, budget, start)
+        return _dapple(profile, cluster, global_batch, method, recompute, start, micro_batches)
+    return _amp(profile, cluster, global_batch, method, trial, budget, start, micro_batches)
 
 
-def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool], start: float
-            ) -> SearchResult:
+def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool], start: float,
+            micro_batches: Optional[int]) -> SearchResult:
     solver = METHODS[method].solver
     assert solver is not None
-    found = dapple.search(profile, cluster, global_batch, solver, bool(recompute))
+    counts = None if micro_batches is None else [micro_batches]
+    found = dapple.search(profile, cluster, global_batch, solver, bool(recompute), counts)
     if recompute is None and (not found or found[0].held_back):
-        found = dapple.ranked(found + dapple.search(profile, cluster, global_batch, solver, recompute=True))
+        found = dapple.ranked(found + dapple.search(profile, cluster, global_batch, solver, True, counts))
     if not found:
         least = dapple.least_memory(profile, cluster, global_batch, recompute is not False)
         raise InfeasibleError(_too_large(profile, cluster, method, least, recompute is not False))
@@ -101,16 +104,19 @@ def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: 
 
 
 def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, trial: Optional[amp.Trial], budget: int,
-         start: float) -> SearchResult:
+         start: float, micro_batches: Optional[int]) -> SearchResult:
     costs = AmpCosts(profile, cluster, global_batch)
     strategies = METHODS[method].strategies
     assert strategies is not None
     found = amp.search(costs, trial, budget) if trial is not None else strategies(costs)
+    if micro_batches is not None:
+        found = [c for c in found if costs.accumulation(c.strategy.degrees, c.strategy.micro_batch) == micro_batches]
     if not found:
         raise InfeasibleError(
             "{!r} finds no strategy for {!r} on the {} devices of {!r}: with a batch of {} no pipeline of at most {} stages "
-            "divides it; use a batch that more devices divide".format(
-                method, profile.name, len(cluster), cluster.name, global_batch, len(profile.layers)))
+            "divides it{}; use a batch that more devices divide".format(
+                method, profile.name, len(cluster), cluster.name, global_batch, len(profile.layers),
+                "" if micro_batches is None else " into {} micro-batches".format(micro_batches)))
     best = found[0]
     if not best.estimate.fits:
         least = min(found, key=lambda c: max(c.estimate.peak_bytes))

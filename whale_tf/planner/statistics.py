@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Set, Tuple
 
-import numpy as np
-
-from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
 from whale_tf.planner.annotated import Crossing, StageStatistics
-
-
-def tensor_bytes(graph: OpGraph, tensor: int) -> int:
-    """Size of a tensor's whole value; 0 if its shape or element size is not known."""
-    record = graph.tensors[tensor]
-    if record.shape is None or None in record.shape:
-        return 0
-    try:
-        size = np.dtype(record.dtype.replace("_ref", "").replace("bfloat16", "float16")).itemsize
-    except TypeError:
-        return 0
-    return size * int(np.prod([int(dim or 0) for dim in record.shape], dtype=np.int64))
+from whale_tf.profiler.op_cost import tensor_bytes
 
 
 def stage_statistics(

@@ -20,7 +20,7 @@ def layer_seconds(profile: ModelProfile, layer: LayerProfile, device: Device, ba
                   tensor_parallel: int = 1) -> LayerTime:
     """Forward and backward seconds of ``batch`` samples of ``layer`` on ``device``.
 
-    From FLOPs (a roofline without overlap): reading the parameters, plus for every sample the arithmetic at
+    From FLOPs (a roofline without overlap): reading the parameters and launching kernels, plus for every sample the arithmetic at
     ``utilization`` of the peak rate and the memory traffic; the backward pass reads the parameters and writes their
     gradients.  A batch below the profile's granularity takes as long as a whole one.
 
@@ -50,8 +50,9 @@ def layer_seconds(profile: ModelProfile, layer: LayerProfile, device: Device, ba
                 "{} (tensor parallelism {})".format(p.device, p.tensor_parallel) for p in layer.measured})),
                 device.type, tensor_parallel))
     read_s = layer.parameter_bytes / share / device.memory_bandwidth_bytes_per_s
+    once_s = read_s + layer.overhead_s
     slope = _per_sample(profile, layer, device, share)
-    return LayerTime(read_s + batch * slope.forward_s, 2 * read_s + batch * slope.backward_s)
+    return LayerTime(once_s + batch * slope.forward_s, 2 * once_s + batch * slope.backward_s)
 
 
 def _per_sample(profile: ModelProfile, layer: LayerProfile, device: Device, share: int) -> LayerTime:

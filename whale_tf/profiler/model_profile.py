@@ -49,6 +49,7 @@ class LayerProfile(_Value):
         backward_flops: of the backward pass; None: twice the forward pass.
         traffic_bytes: device memory read and written by the forward pass outside its matrix products and convolutions
             (normalisation, activation functions, dropout, look-ups); the backward pass moves twice as much.
+        overhead_s: seconds of one forward pass whatever its batch: launching its kernels; the backward pass takes twice that.
         utilization: share of the device's peak FLOP rate the layer reaches; above 1 where an algorithm needs fewer
             multiplications than the textbook count (Winograd convolution).
         parameter_bytes: of all its parameters (not per sample).
@@ -67,6 +68,7 @@ class LayerProfile(_Value):
     forward_flops: float = Field(0.0, ge=0)
     backward_flops: Optional[float] = Field(None, ge=0)
     traffic_bytes: float = Field(0.0, ge=0)
+    overhead_s: float = Field(0.0, ge=0)
     utilization: float = Field(0.75, gt=0)
     parameter_bytes: int = Field(0, ge=0)
     output_bytes: int = Field(0, ge=0)

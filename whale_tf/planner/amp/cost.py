@@ -227,7 +227,10 @@ class Costs:
 
 def tensor_degrees(profile: ModelProfile, cluster: Cluster) -> List[int]:
     """Degrees of tensor parallelism to try: divisors of the smallest node (tensor parallelism stays within a node, as in
-    Megatron), and for a model known only by measurements those that were measured on every device type."""
+    Megatron), 1 for a model that cannot be split, and for one known only by measurements those that were measured on every
+    device type."""
+    if all(layer.tensor_parallel_bytes is None for layer in profile.layers):
+        return [1]
     smallest = min(len(node) for node in cluster.nodes)
     degrees = [n for n in range(1, smallest + 1) if all(len(node) % n == 0 for node in cluster.nodes)]
     for layer in profile.layers:

@@ -7,7 +7,7 @@ cuts of the fastest are moved while that makes them faster still, and the fastes
 """
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import baselines, exact, printed
@@ -97,16 +97,18 @@ def micro_batch_counts(profile: ModelProfile, global_batch: int) -> List[int]:
     return [m for m in range(1, global_batch + 1) if global_batch % m == 0 and (global_batch // m >= least or m == 1)]
 
 
-def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact", recompute: bool = False
-           ) -> List[Candidate]:
+def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact", recompute: bool = False,
+           counts: Optional[Sequence[int]] = None) -> List[Candidate]:
     """Candidates from fast to slow; empty when nothing fits memory.
 
     Args:
         solver: a key of :data:`SOLVERS`.
         recompute: keep only stage inputs and compute the rest again in the backward pass.
+        counts: numbers of micro-batches to try; None: all of :func:`micro_batch_counts`.
     """
     servers = Servers(cluster)
-    every = [Costs(profile, servers, global_batch, count, recompute) for count in micro_batch_counts(profile, global_batch)]
+    counts = counts or micro_batch_counts(profile, global_batch)
+    every = [Costs(profile, servers, global_batch, count, recompute) for count in counts]
     if solver == "exact":
         found = _exact(every)
     else:

@@ -63,6 +63,11 @@ def amp_gpt2() -> List[LayerProfile]:
             transformers.nothing("loss", transformers.FLOAT)]
 
 
+def whale() -> List[ModelProfile]:
+    return [profile("t5-large", transformers.t5(24, 512, 114, 1024, 4096, 16, 32128), 1, "adam",
+                    "Whale section 5.2 (Fig. 18); sizes of T5-Large: Raffel et al. 2020, section 3.7, spans of section 3.1.4")]
+
+
 def rhino() -> List[ModelProfile]:
     made = [profile(name, transformers.gpt(layers, 1024, hidden, heads, 51200), 1, "adam", "Rhino Table 1, S 1,024")
             for name, layers, hidden, heads in (
@@ -86,7 +91,7 @@ def rhino() -> List[ModelProfile]:
 
 
 def every() -> Dict[str, ModelProfile]:
-    return {made.name: made for made in dapple() + amp() + rhino()}
+    return {made.name: made for made in dapple() + amp() + rhino() + whale()}
 
 
 def main(arguments: Sequence[str]) -> int:

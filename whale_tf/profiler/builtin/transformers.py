@@ -106,6 +106,30 @@ def with_attention(layer: LayerProfile, tokens: int, hidden: int) -> LayerProfil
         "activation_bytes": layer.activation_bytes + FLOAT * tokens * tokens * hidden})
 
 
+def cross_attending(layer: LayerProfile, tokens: int, source: int, hidden: int, heads: int) -> LayerProfile:
+    """A decoder layer with attention on the ``source`` states of an encoder added, which travel on beside its own."""
+    weights = heads * source
+    flops = 2.0 * (2 * tokens + 2 * source) * hidden * hidden + 4.0 * tokens * source * hidden
+    third = HIDDEN_PASSES // 3  # of the layer's three parts it is one more
+    kept = tokens * (5 * hidden + WEIGHTS_KEPT * weights) + 2 * source * hidden
+    return layer.model_copy(update={
+        "forward_flops": layer.forward_flops + flops,
+        "traffic_bytes": layer.traffic_bytes + FLOAT * tokens * (third * hidden + WEIGHT_PASSES * weights),
+        "parameter_bytes": layer.parameter_bytes + FLOAT * (4 * hidden * (hidden + 1) + 2 * hidden),
+        "activation_bytes": layer.activation_bytes + FLOAT * kept,
+        "output_bytes": layer.output_bytes + FLOAT * source * hidden})
+
+
+def t5(layers: int, source: int, target: int, hidden: int, inner: int, heads: int, vocab: int) -> List[LayerProfile]:
+    """T5 (Raffel et al. 2020): as many encoder as decoder layers, one table of words for both and for the projection."""
+    encoder = [transformer("encoder_{}".format(i), source, hidden, inner, heads) for i in range(layers)]
+    decoder = [cross_attending(transformer("decoder_{}".format(i), target, hidden, inner, heads), target, source, hidden, heads)
+               for i in range(layers)]
+    words = embedding("source_embedding", source, hidden, vocab, tied="words", normalised=False)
+    again = embedding("target_embedding", target, hidden, vocab, FLOAT * source * hidden, tied="words", normalised=False)
+    return [words] + encoder + [again] + decoder + [projection("projection", target, hidden, vocab, tied="words")]
+
+
 def bert(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List[LayerProfile]:
     """BERT (Devlin et al. 2018) with a question-answering head.  Each layer hands on the attention mask [S, S] too, as the
     released code builds it once."""

@@ -1,0 +1,27 @@
+"""A captured graph as the chain of segments that planners cut."""
+
+from __future__ import annotations
+
+from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured
+from whale_tf.capture.sizes import sized
+from whale_tf.capture.variables import Variable
+from whale_tf.ir.region import Region
+from whale_tf.profiler.chain import Chain, chain_of
+from whale_tf.profiler.op_cost import op_costs
+
+
+def captured_chain(graph: tf.Graph, captured: Captured, region: Region, batch: int) -> Chain:
+    """The chain of a graph with mini-batches of ``batch`` examples, where the graph does not say another size.
+
+    Raises:
+        PlanError: the model has no part to cut, or its costs are not known.
+    """
+    ops = sized(graph, captured.graph, captured.sources, batch)
+    parameters = {variable: _bytes(captured.phases.variables.items[variable]) for _, variable in captured.gradients}
+    return chain_of(region._replace(graph=ops), op_costs(ops, batch), parameters, batch)
+
+
+def _bytes(variable: Variable) -> int:
+    elements = tf.TensorShape(variable.shape).num_elements()
+    return (elements or 0) * int(tf.as_dtype(variable.dtype).size)

@@ -1,0 +1,115 @@
+"""Op graphs of frozen models and MetaGraphs, for profiles: what of them is the forward pass, without running anything.
+
+A file has no record of gradient calls.  In a MetaGraph of a training script the forward pass is what the ops of the
+``gradients`` scopes read, and all it needs; in a frozen model it is everything, and large constants are its parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Set
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture.record import record
+from whale_tf.capture.sizes import sized
+from whale_tf.errors import GraphError, PlanError
+from whale_tf.ir.batch_axis import analyse, find_sources
+from whale_tf.ir.graph import OpGraph, Phase, Shape
+from whale_tf.ir.region import Region, find_region
+from whale_tf.profiler.chain import SAME_BUFFER, VARIABLES, Chain, chain_of
+from whale_tf.profiler.op_cost import op_costs, tensor_bytes
+
+_GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
+_INPUT = re.compile(r"^Placeholder|^Iterator|OneShotIterator|Dataset|Queue|HashTable|Reader")
+
+
+class ModelFile(NamedTuple):
+    """``sources``: batch inputs and their batch dimension."""
+
+    graph: tf.Graph
+    ops: OpGraph
+    region: Region
+    sources: Dict[int, int]
+
+
+def read_model_file(path: str) -> ModelFile:
+    """A ``.pb`` (GraphDef) or ``.meta`` (MetaGraphDef) file.
+
+    Raises:
+        PlanError: the file is missing or of another kind.
+        GraphError: no op computes anything from an input.
+    """
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(_graph_def(path), name="")
+    ops = record(graph)
+    scope = _forward(ops)
+    for op in ops.ops:
+        op.phase = Phase.FORWARD if op.id in scope else Phase.INPUT if _INPUT.match(op.type) else Phase.OTHER
+    inputs = {t: None for i in sorted(scope) for t in ops.ops[i].inputs if ops.producer(t).phase is Phase.INPUT}
+    if not inputs:
+        raise GraphError("no op of {!r} reads an input (a placeholder or an iterator), so it is no model".format(path))
+    sources = find_sources(ops, list(inputs), scope)
+    region = find_region(ops, [0] * len(ops.ops), analyse(ops, sources, scope), list(sources))
+    return ModelFile(graph, ops, region, sources)
+
+
+def file_chain(model: ModelFile, batch: int) -> Chain:
+    """The chain of a model as if it were trained: what it computes from examples is kept for a backward pass."""
+    ops = sized(model.graph, model.ops, model.sources, batch)
+    chain = chain_of(model.region._replace(graph=ops), op_costs(ops, batch), _parameters(ops, model.region), batch)
+    made = [[ops.ops[i] for i in segment if i in model.region.batch_level] for segment in chain.ops]
+    kept = [sum(tensor_bytes(ops, t) for op in segment if op.type not in SAME_BUFFER for t in op.outputs) for segment in made]
+    return chain._replace(activation_bytes=np.array(kept, dtype=float), backward_flops=2 * chain.forward_flops,
+                          traffic_bytes=3 * chain.traffic_bytes, launches=3 * chain.launches)
+
+
+def _forward(ops: OpGraph) -> FrozenSet[int]:
+    """Ops of the forward pass."""
+    gradients = {op.id for op in ops.ops if _GRADIENTS.search(op.name)}
+    if not gradients:
+        return frozenset(op.id for op in ops.ops if not _INPUT.match(op.type))
+    stack = [source for index in gradients for source in ops.predecessors(ops.ops[index])]
+    found: Set[int] = set()
+    while stack:
+        index = stack.pop()
+        if index not in found and index not in gradients and not _INPUT.match(ops.ops[index].type):
+            found.add(index)
+            stack.extend(ops.predecessors(ops.ops[index]))
+    return frozenset(found)
+
+
+def _parameters(ops: OpGraph, region: Region) -> Dict[int, int]:
+    """Sizes of variables, or of a frozen model's constants that hold floats."""
+    found: Dict[int, int] = {}
+    for index in region.ops:
+        op = ops.ops[index]
+        if op.type in VARIABLES:
+            found[index] = _variable_bytes(op.attrs, ops.tensors[op.outputs[0]].shape)
+        elif op.type == "Const" and ops.tensors[op.outputs[0]].dtype.startswith(("float", "bfloat")):
+            shape = ops.tensors[op.outputs[0]].shape
+            if shape is not None and any(size != 1 for size in shape):
+                found[index] = tensor_bytes(ops, op.outputs[0])
+    return found
+
+
+def _variable_bytes(attrs: Mapping[str, Any], shape: Shape) -> int:
+    declared = tf.TensorShape(attrs.get("shape", shape))
+    return (declared.num_elements() or 0) * int(tf.as_dtype(attrs.get("dtype", "float32")).size)
+
+
+def _graph_def(path: str) -> Any:
+    if not os.path.isfile(path):
+        raise PlanError("there is no model file {!r}".format(path))
+    with open(path, "rb") as handle:
+        data = handle.read()
+    message = v1.MetaGraphDef() if path.endswith(".meta") else v1.GraphDef()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise PlanError("{!r} is no {}: {}".format(path, type(message).__name__, error)) from None
+    return message.graph_def if path.endswith(".meta") else message

@@ -1,0 +1,61 @@
+"""The shapes a graph has with a given batch size, by TensorFlow's own shape inference."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping
+
+from whale_tf._tf_compat import GraphDef, tf
+from whale_tf.ir.graph import OpGraph, Shape
+
+
+def sized(graph: tf.Graph, ops: OpGraph, sources: Mapping[int, int], batch: int) -> OpGraph:
+    """The op graph with every unknown size that follows from the batch filled in; what is still unknown then counts as the
+    batch, too.
+
+    The inputs' definitions get the size, and the whole graph is imported once more, into a graph of its own: a Reshape to
+    ``[-1, hidden]`` then has its number of rows.  Nothing is edited in the graph itself.
+
+    Args:
+        graph: what ``ops`` was recorded from.
+        sources: batch inputs, by tensor, and their batch dimension.
+    """
+    unknown = {tensor: dim for tensor, dim in sources.items() if _is_unknown(ops.tensors[tensor].shape, dim)}
+    shapes: Dict[int, Shape] = {}
+    if unknown:
+        graph_def = graph.as_graph_def()
+        nodes = {node.name: node for node in graph_def.node}
+        for tensor, dim in unknown.items():
+            _set(nodes[ops.producer(tensor).name], ops.tensors[tensor].index, dim, batch)
+        shapes = _inferred(graph_def, ops)
+    known = (shapes.get(tensor, record.shape) for tensor, record in enumerate(ops.tensors))
+    return ops.with_shapes({tensor: _filled(shape, batch) for tensor, shape in enumerate(known)})
+
+
+def _is_unknown(shape: Shape, dim: int) -> bool:
+    return shape is not None and shape[dim] is None
+
+
+def _set(node: Any, index: int, dim: int, batch: int) -> None:
+    """Write the size into the definition of an input."""
+    shape = None
+    if node.op.startswith("Placeholder") and not node.attr["shape"].shape.unknown_rank:
+        shape = node.attr["shape"].shape
+    elif "output_shapes" in node.attr:
+        shape = node.attr["output_shapes"].list.shape[index]
+    if shape is not None and len(shape.dim) > dim:
+        shape.dim[dim].size = batch
+
+
+def _inferred(graph_def: GraphDef, ops: OpGraph) -> Dict[int, Shape]:
+    with tf.Graph().as_default() as copy:
+        tf.import_graph_def(graph_def, name="")
+        found: Dict[int, Shape] = {}
+        for op in ops.ops:
+            for tensor, output in zip(op.outputs, copy.get_operation_by_name(op.name).outputs):
+                shape = output.shape
+                found[tensor] = None if shape.ndims is None else tuple(shape.as_list())
+    return found
+
+
+def _filled(shape: Shape, batch: int) -> Shape:
+    return None if shape is None else tuple(batch if size is None else size for size in shape)

@@ -1,0 +1,64 @@
+"""``whale profile``."""
+
+from __future__ import annotations
+
+import os
+from typing import List, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from whale_tf.errors import WhaleError
+from whale_tf.profiler.graph_profile import with_earlier_measurements
+from whale_tf.profiler.model_profile import ModelProfile
+
+
+def profile(
+    model: str = typer.Argument(..., help="a training script (.py), a frozen model (.pb), or a MetaGraph (.meta)"),
+    arguments: Optional[List[str]] = typer.Argument(None, help="the script's own arguments (behind --)"),
+    output: Optional[str] = typer.Option(None, "--output", "-o", help="write the profile to this file"),
+    batch_size: int = typer.Option(32, min=1, help="examples of a mini-batch, where the graph does not say"),
+    measure: Optional[str] = typer.Option(
+        None, help="also run the script's first steps here, trace one, and add its op times as those of this device type"),
+    name: Optional[str] = typer.Option(None, help="name of the profile; default: the file's name"),
+    as_json: bool = typer.Option(False, "--json", help="print the profile as JSON"),
+) -> None:
+    """Count a model's FLOPs, bytes and parameters layer by layer; a script runs until it has built its training graph.
+
+    Measured times of other device types, in a profile of the same graph that is already at the output's place, are kept.
+    """
+    from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
+
+    try:
+        name = name or os.path.splitext(os.path.basename(model))[0]
+        made = profile_model(model, arguments or [], batch_size, name, measure)
+        if output is not None and os.path.exists(output):
+            made = with_earlier_measurements(made, ModelProfile.parse(output))
+        if output is not None:
+            with open(output, "w", encoding="utf8") as handle:
+                handle.write(made.to_json())
+    except (WhaleError, OSError) as error:
+        typer.echo("error: {}".format(error), err=True)
+        raise typer.Exit(1)
+    if as_json:
+        typer.echo(made.to_json())
+    else:
+        _show(made)
+
+
+def _show(made: ModelProfile) -> None:
+    table = Table("layer", "forward GFLOPs", "backward", "parameters", "output", "activations", "ops")
+    for layer in made.layers:
+        table.add_row(
+            layer.name, "{:.4g}".format(layer.forward_flops / 1e9), "{:.4g}".format((layer.backward_flops or 0.0) / 1e9),
+            "{:,}".format(layer.parameter_bytes // 4), "{:.3g} MB".format(layer.output_bytes / 1e6),
+            "{:.3g} MB".format(layer.activation_bytes / 1e6), str(len(layer.ops)))  # fmt: skip
+    forward, backward = (sum(row) / 1e9 for row in zip(*[(x.forward_flops, x.backward_flops or 0.0) for x in made.layers]))
+    kept, ops = (sum(row) for row in zip(*[(layer.activation_bytes, len(layer.ops)) for layer in made.layers]))
+    table.add_row(
+        "all", "{:.4g}".format(forward), "{:.4g}".format(backward), "{:,}".format(made.parameter_bytes // 4), "",
+        "{:.3g} MB".format(kept / 1e6), str(ops), style="bold")  # fmt: skip
+    console = Console()
+    console.print("{} per sample, {}, {}".format(made.name, made.precision, made.source))
+    console.print(table)

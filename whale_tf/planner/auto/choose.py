@@ -1,0 +1,227 @@
+"""Which plan an un-annotated model gets: candidates of several searches, scored by one estimator.
+
+Every candidate becomes a Plan, and every Plan is played by the simulator on the described cluster; the fastest that fits in
+memory is taken, of those within 1% the one with the fewest stages.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.plan import Plan
+from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
+from whale_tf.planner.result import SearchResult
+from whale_tf.planner.search import RUNNERS_UP, search
+from whale_tf.planner.slices import replica_slices
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator import (
+    LayerEstimator,
+    Options,
+    Simulator,
+    layer_names,
+    layered_model,
+    micro_batch_size,
+    strategy_from_plan,
+)
+
+MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
+SCORED = 3  # candidates of each number of stages that are simulated
+TIE = 1.01
+
+
+class Request(NamedTuple):
+    """What is to be searched.
+
+    Attributes:
+        method: ``auto`` (stages of one device each), ``dapple``, ``amp``, or ``all`` of them and data parallelism.
+        num_stages: None: chosen.
+        micro_batches: of one model replica; None: chosen.
+        global_batch: examples of one step.
+        balance: a key of :data:`whale_tf.balance.SOLVERS`, for replicas on unequal devices.
+    """
+
+    method: str
+    num_stages: Optional[int]
+    micro_batches: Optional[int]
+    global_batch: int
+    balance: str = "exact"
+
+
+class Choice(NamedTuple):
+    """A plan and the layers it is told in."""
+
+    result: SearchResult
+    profile: ModelProfile
+
+
+def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request) -> Choice:
+    """The best plan for a model.
+
+    Args:
+        layers: the model cut between repeated blocks.
+        pieces: the same model cut finer.
+
+    Raises:
+        InfeasibleError: nothing fits in memory, or there are more stages than ops.
+        PlanError: the request fits no cluster of this size.
+    """
+    began = time.perf_counter()
+    if request.num_stages is not None and request.num_stages > len(pieces.layers):
+        raise InfeasibleError("num_task_graph is {}, but {!r} can be cut into at most {} parts; use at most that many".format(
+            request.num_stages, pieces.name, len(pieces.layers)))
+    found = _candidates(layers, pieces, cluster, request)
+    scored = ranked([simulated(choice, cluster, request.balance) for choice in _distinct(found)])
+    best = scored[0]
+    if not best.result.fits:
+        raise InfeasibleError(_too_large(scored, cluster))
+    result = best.result.model_copy(update={
+        "search_seconds": time.perf_counter() - began,
+        "runners_up": tuple(choice.result.description for choice in scored[1:1 + RUNNERS_UP])})
+    return Choice(result, best.profile)
+
+
+def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request) -> List[Choice]:
+    found: List[Choice] = []
+    errors: List[PlanError] = []
+    for count in _stage_counts(pieces, cluster, request):
+        try:
+            found += _partitions(layers, pieces, cluster, request, count)
+        except InfeasibleError as error:
+            errors.append(error)
+    if request.num_stages is None:
+        names = {"all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",)}.get(request.method, (request.method,))
+        for name in names:
+            try:
+                found.append(Choice(_searched(layers, cluster, request, name), layers))
+            except InfeasibleError as error:
+                errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
+
+
+def _distinct(choices: Sequence[Choice]) -> List[Choice]:
+    """Without plans that an earlier search has found as well."""
+    found: Dict[object, Choice] = {}
+    for choice in choices:
+        result = choice.result
+        found.setdefault((result.stages, result.micro_batches, len(choice.profile.layers)), choice)
+    return list(found.values())
+
+
+def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str) -> SearchResult:
+    result = search(layers, cluster, request.global_batch, name, recompute=False, micro_batches=request.micro_batches)
+    if any(stage.strategy == "split" for stage in result.stages):
+        raise InfeasibleError("{!r} finds only plans with tensor parallelism, which automatic plans do not run".format(name))
+    samples = request.global_batch // (result.micro_batches * result.model_replicas)
+    if samples < max(len(stage.devices[0]) for stage in result.stages):
+        raise InfeasibleError(
+            "the plan of {!r} has micro-batches of {} examples for more replicas; use a larger mini-batch".format(name, samples))
+    return result
+
+
+def _stage_counts(pieces: ModelProfile, cluster: Cluster, request: Request) -> List[int]:
+    if request.num_stages is not None:
+        return [request.num_stages]
+    if request.method not in ("all", "auto"):
+        return []
+    total = len(cluster.devices)
+    return [count for count in range(2, min(total, len(pieces.layers)) + 1) if total % count == 0]
+
+
+def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, count: int) -> List[Choice]:
+    """The best numbers of micro-batches for ``count`` stages, the cuts between blocks unless finer ones are worth it."""
+    if count == 1:
+        return [Choice(_searched(layers, cluster, request, "data-parallel"), layers)]
+    profile = layers if count <= len(layers.layers) else pieces
+    found: List[SearchResult] = []
+    error: Optional[InfeasibleError] = None
+    for micro_batches in _micro_batch_counts(cluster, request, count):
+        try:
+            found.append(auto_partition(profile, cluster, request.global_batch, count, micro_batches))
+        except InfeasibleError as failed:
+            error = failed
+    if not found:
+        return [_finer(pieces, cluster, request, count, error)]
+    choices = []
+    for result in sorted(found, key=lambda r: r.latency_s)[:SCORED]:
+        finer = auto_partition(pieces, cluster, request.global_batch, count, result.micro_batches)
+        best = respecting_blocks(result, finer)
+        choices.append(Choice(best, pieces if best is finer else profile))
+    return choices
+
+
+def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int, error: Optional[InfeasibleError]) -> Choice:
+    """Where no cut between blocks fits in memory, a finer one may."""
+    most = max(_micro_batch_counts(cluster, request, count))
+    try:
+        return Choice(auto_partition(pieces, cluster, request.global_batch, count, most), pieces)
+    except InfeasibleError:
+        raise error or InfeasibleError("no partition of {!r} fits".format(pieces.name)) from None
+
+
+def _micro_batch_counts(cluster: Cluster, request: Request, count: int) -> List[int]:
+    replicas = max(1, len(cluster.devices) // count)
+    if request.micro_batches is not None:
+        return [request.micro_batches]
+    each = request.global_batch // replicas
+    if each * replicas != request.global_batch or each < 1:
+        raise InfeasibleError(
+            "a mini-batch of {} examples does not divide over {} model replicas of {} TaskGraphs; use a multiple of {}".format(
+                request.global_batch, replicas, count, replicas))
+    return [m for m in range(1, min(each, MOST_PER_STAGE * count) + 1) if each % m == 0]
+
+
+def ranked(choices: Sequence[Choice]) -> List[Choice]:
+    """Those that fit first, then fast ones; of nearly equal ones the simplest."""
+    ordered = sorted(choices, key=lambda c: (not c.result.fits, c.result.latency_s, len(c.result.stages)))
+    best = ordered[0].result
+    near = [c for c in ordered if c.result.fits == best.fits and c.result.latency_s <= best.latency_s * TIE]
+    first = min(near, key=lambda c: (len(c.result.stages), c.result.micro_batches, c.result.latency_s))
+    return [first] + [c for c in ordered if c is not first]
+
+
+def simulated(choice: Choice, cluster: Cluster, balance: str = "exact") -> Choice:
+    """The candidate with the simulator's time and memory in place of its own search's."""
+    result, profile = choice
+    plan = with_slices(result, profile, cluster, balance)
+    size = micro_batch_size(result.global_batch, result.micro_batches, 1)
+    model = layered_model(profile, size)
+    strategy = strategy_from_plan(plan, model, layer_names(profile))
+    played = Simulator(cluster, Options(steady_state=True)).run(strategy, LayerEstimator(model, profile))
+    peaks = tuple(int(size) for size in played.peak_memory_bytes)
+    return Choice(result.model_copy(update={
+        "latency_s": played.step_time_s, "peak_memory_bytes": peaks, "fits": not played.oom,
+        "description": "{}: {}, simulated {:.4g} s".format(result.search, result.description, played.step_time_s)}), profile)
+
+
+def with_slices(result: SearchResult, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
+    """The plan with uneven parts of a micro-batch where a stage's devices are unequal, or its replicas do not divide it.
+
+    A stage for which no division fits in memory keeps equal parts: the simulator says then that it does not fit.
+    """
+    plan = result.to_plan(profile)
+    samples = result.global_batch // (result.micro_batches * result.model_replicas)
+    tasks = []
+    for stage, task in zip(result.stages, plan.task_graphs):
+        kept = sum(layer.activation_bytes for layer in profile.layers[stage.first_layer:stage.last_layer + 1])
+        fixed = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1) * profile.bytes_per_parameter_byte
+        load = float(stage.warmup * kept * samples)
+        try:
+            slices = replica_slices(task.name, task.devices, cluster, samples, load, fixed, balance)
+        except InfeasibleError:
+            slices = None
+        tasks.append(task.model_copy(update={"slices": slices}))
+    return plan.model_copy(update={"task_graphs": tuple(tasks)})
+
+
+def _too_large(scored: Sequence[Choice], cluster: Cluster) -> str:
+    least = min(scored, key=lambda c: max(c.result.peak_memory_bytes))
+    return ("no plan fits in memory: the best of {} candidates needs {:.3g} GiB on its fullest device, the smallest of the {} "
+            "devices of {!r} has {:.3g} GiB; use larger devices, more of them, or a smaller mini-batch".format(
+                len(scored), max(least.result.peak_memory_bytes) / 2.0**30, len(cluster.devices), cluster.name,
+                min(device.memory_bytes for device in cluster.devices) / 2.0**30))
+

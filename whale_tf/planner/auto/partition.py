@@ -1,0 +1,121 @@
+"""A model's layers as pipeline stages, one device each, by the balance of :mod:`whale_tf.balance` (Whale section 3.3.2).
+
+``S`` stages on ``N`` devices make ``N / S`` model replicas, which divide the mini-batch.  Devices are dealt so that every
+replica has the same mix; a stage is as slow as its slowest copy.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import List, Sequence, Tuple
+
+from whale_tf.balance import PartitionProblem, StagePartition, balance_stages, partition_latency_s, partition_memory_bytes
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError
+from whale_tf.planner.result import SearchResult, Stage, kind_of
+from whale_tf.planner.virtual_device import dealt
+from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.schedule import warmup_depths
+
+# Cutting inside a repeated block has to make the pipeline this much faster.
+BLOCK_GAIN = 1.02
+
+
+def auto_partition(
+    profile: ModelProfile, cluster: Cluster, global_batch: int, num_stages: int, micro_batches: int, algorithm: str = "exact"
+) -> SearchResult:
+    """The profile's layers on ``num_stages`` stages.
+
+    Args:
+        global_batch: samples of one step, of all model replicas together.
+        micro_batches: of one model replica.
+        algorithm: a key of :data:`whale_tf.balance.STAGE_SOLVERS`.
+
+    Raises:
+        InfeasibleError: more stages than layers, or no partition fits in memory.
+        PlanError: the stages do not divide the devices.
+    """
+    began = time.perf_counter()
+    rows = stage_devices(cluster, num_stages)
+    problem = partition_problem(profile, cluster, rows, global_batch, micro_batches)
+    found = balance_stages(problem, algorithm)
+    stages = _stages(found, rows, micro_batches)
+    seconds = partition_latency_s(problem, found) + _all_reduce_s(profile, cluster, stages)
+    peaks = [0] * len(cluster.devices)
+    for stage, need in zip(stages, partition_memory_bytes(problem, found.cuts)):
+        for device in stage.all_devices:
+            peaks[device] = int(need)
+    replicas = len(rows)
+    return SearchResult(
+        search="auto", model=profile.name, cluster=cluster.name, global_batch=global_batch, num_devices=len(cluster),
+        kind=kind_of(stages), stages=stages, micro_batches=micro_batches, model_replicas=replicas, latency_s=seconds,
+        formula_latency_s=seconds, peak_memory_bytes=tuple(peaks), search_seconds=time.perf_counter() - began,
+        description="{} stage{} ({} layers){}, {} micro-batch{}, {:.4g} s".format(
+            num_stages, "s" * (num_stages > 1), "+".join(str(b - a) for a, b in zip(found.cuts, found.cuts[1:])),
+            " x {} model replicas".format(replicas) if replicas > 1 else "", micro_batches, "es" * (micro_batches > 1), seconds))
+
+
+def stage_devices(cluster: Cluster, num_stages: int) -> List[Tuple[int, ...]]:
+    """``[model replica][place]`` device numbers.
+
+    Raises:
+        PlanError: the number of stages does not divide the number of devices.
+    """
+    total = len(cluster.devices)
+    if num_stages > total or total % num_stages:
+        fitting = [count for count in range(1, total + 1) if total % count == 0]
+        raise PlanError("{} TaskGraphs with a device each do not divide the {} devices of {!r}; set num_task_graph to {}".format(
+            num_stages, total, cluster.name, " or ".join(str(count) for count in fitting)))
+    return dealt(cluster, num_stages, by_memory=True)
+
+
+def partition_problem(
+    profile: ModelProfile, cluster: Cluster, rows: Sequence[Tuple[int, ...]], global_batch: int, micro_batches: int
+) -> PartitionProblem:
+    """The layers' balance problem; work is in seconds on the first device, speeds are relative to it."""
+    samples = global_batch / (micro_batches * len(rows))
+    seconds = {device.type: [sum(layer_seconds(profile, layer, device, samples)[:2]) for layer in profile.layers]
+               for device in cluster.devices}
+    reference = seconds[cluster.devices[rows[0][0]].type]
+    total = max(sum(reference), 1e-300)
+
+    def speed(place: int) -> float:
+        return min(total / max(sum(seconds[cluster.devices[row[place]].type]), 1e-300) for row in rows)
+
+    places = range(len(rows[0]))
+    links = [cluster.link(a, b) for row in rows for a, b in zip(row, row[1:])]
+    slowest = min((link.bandwidth_bytes_per_s for link in links), default=1.0)
+    latency_s = max((link.latency_s for link in links), default=0.0)
+    return PartitionProblem(
+        flops=tuple(reference),
+        resident_bytes=tuple(layer.parameter_bytes * profile.bytes_per_parameter_byte for layer in profile.layers),
+        activation_bytes=tuple(layer.activation_bytes * samples for layer in profile.layers),
+        handover_s=tuple(2 * (latency_s + layer.output_bytes * samples / slowest) for layer in profile.layers[:-1]),
+        speeds=tuple(speed(place) for place in places),
+        memory_bytes=tuple(float(min(cluster.devices[row[place]].memory_bytes for row in rows)) for place in places),
+        micro_batches=micro_batches)
+
+
+def _stages(found: StagePartition, rows: Sequence[Tuple[int, ...]], micro_batches: int) -> Tuple[Stage, ...]:
+    depths = warmup_depths("PA", len(found.devices), None, micro_batches)
+    return tuple(Stage(first_layer=first, last_layer=end - 1, devices=tuple((row[place],) for row in rows), warmup=depth)
+                 for first, end, place, depth in zip(found.cuts, found.cuts[1:], found.devices, depths))
+
+
+def _all_reduce_s(profile: ModelProfile, cluster: Cluster, stages: Sequence[Stage]) -> float:
+    """Ring all-reduce of the gradients over the model replicas; the stages do it side by side."""
+    slowest = 0.0
+    for stage in stages:
+        count = len(stage.all_devices)
+        if count > 1:
+            link = cluster.bottleneck(stage.all_devices)
+            size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
+            slowest = max(slowest, 2 * (count - 1) * (link.latency_s + size / count / link.bandwidth_bytes_per_s))
+    return slowest
+
+
+def respecting_blocks(coarse: SearchResult, fine: SearchResult) -> SearchResult:
+    """The partition between repeated blocks, unless cutting inside them is worth it."""
+    return fine if fine.latency_s * BLOCK_GAIN < coarse.latency_s else coarse
+

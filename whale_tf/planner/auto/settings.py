@@ -1,0 +1,91 @@
+"""What the configuration asks of the automatic planner, and what the answer means for a plan."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.errors import ConfigError
+from whale_tf.plan import Estimate
+from whale_tf.planner.annotated import Decision, TaskGraphSpec, check_built
+from whale_tf.planner.auto.choose import Choice, Request, choose, with_slices
+from whale_tf.profiler.blocks import fine_starts
+from whale_tf.profiler.chain import Chain
+from whale_tf.profiler.graph_profile import Source, graph_profile, profile_of
+
+ASSUMED_BATCH = 32  # examples of a mini-batch whose size neither the graph nor the configuration says
+MAX_PIECES = 256  # places to cut that the exact partition looks at
+
+
+def wants_search(config: Config) -> bool:
+    """Whether an un-annotated model is to be divided automatically."""
+    return bool(config.auto.auto_parallel) or config.pipeline.num_stages is not None
+
+
+def batch_to_plan_for(config: Config, cluster: Cluster, static: Optional[int]) -> int:
+    """Examples of a mini-batch: the graph's, else the configuration's, else at least 32 that divide evenly."""
+    if static is not None:
+        return static
+    if config.auto.batch_size is not None:
+        return config.auto.batch_size
+    parts = len(cluster.devices) * (config.pipeline.num_micro_batch or 1)
+    return -(-ASSUMED_BATCH // parts) * parts
+
+
+def request_of(config: Config, batch: int) -> Request:
+    """The search for a configuration.
+
+    Raises:
+        ConfigError: a search that cannot keep to a number of TaskGraphs.
+    """
+    search, stages = config.auto.auto_parallel, config.pipeline.num_stages
+    if isinstance(search, str) and stages is not None:
+        raise ConfigError(
+            "auto.auto_parallel is {!r}, which chooses the number of TaskGraphs itself, but pipeline.num_stages is {}; leave it "
+            "out, or set auto.auto_parallel to true".format(search, stages))
+    method = search if isinstance(search, str) else "all" if search and stages is None else "auto"
+    return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm)
+
+
+def search_plan(chain: Chain, source: Source, cluster: Cluster, config: Config) -> Choice:
+    """The best plan for a captured model.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        ConfigError: see :func:`request_of`.
+    """
+    check_built(config)
+    pieces = profile_of(chain.merged(fine_starts(chain, MAX_PIECES)), source)
+    return choose(graph_profile(chain, source), pieces, cluster, request_of(config, chain.batch))
+
+
+def members_of(choice: Choice) -> List[Tuple[str, ...]]:
+    """Names of the forward ops of each TaskGraph."""
+    return [tuple(op for layer in choice.profile.layers[stage.first_layer:stage.last_layer + 1] for op in layer.ops)
+            for stage in choice.result.stages]
+
+
+def specs_of(choice: Choice) -> List[TaskGraphSpec]:
+    return [TaskGraphSpec("stage_{}".format(number), stage.strategy, len(stage.devices[0]))
+            for number, stage in enumerate(choice.result.stages)]
+
+
+def decision_of(choice: Choice, cluster: Cluster, config: Config) -> Decision:
+    """Devices and micro-batches of the chosen plan.
+
+    Model replicas divide the mini-batch, so that the plan computes what the local script does; where the configuration says
+    ``io.nested_batch`` that holds.
+    """
+    result = choice.result
+    plan = with_slices(result, choice.profile, cluster, config.balance.algorithm)
+    nested = config.io.nested_batch if "nested_batch" in config.io.model_fields_set else "divide"
+    return Decision(
+        rows=[stage.devices for stage in result.stages],
+        micro_batches=result.micro_batches,
+        nested_batch=nested,
+        estimate=Estimate(
+            search=result.search, global_batch=result.global_batch, latency_s=result.latency_s,
+            peak_memory_bytes=result.peak_memory_bytes, runners_up=result.runners_up),
+        warmups=tuple(stage.warmup for stage in result.stages),
+        slices=tuple(task.slices for task in plan.task_graphs))

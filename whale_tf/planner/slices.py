@@ -1,0 +1,54 @@
+"""How large a part of every micro-batch each replica of a TaskGraph takes (Whale section 3.3.1)."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Optional, Sequence, Tuple
+
+from whale_tf.balance import BalanceProblem, balance
+from whale_tf.cluster import Cluster
+from whale_tf.errors import InfeasibleError, PlanError
+
+UNITS_PER_DEVICE = 8  # where the batch size is not known, slices are in proportion to this accuracy
+
+
+def replica_slices(
+    name: str,
+    rows: Sequence[Sequence[int]],
+    cluster: Cluster,
+    samples: Optional[int],
+    load_bytes: float,
+    fixed_bytes: float,
+    algorithm: str,
+) -> Optional[Tuple[int, ...]]:
+    """Slice sizes that follow the devices' speed and memory; None: equal ones.
+
+    Args:
+        name: of the TaskGraph, for messages.
+        rows: ``[model replica][replica]`` device numbers; a place is as slow and small as the least of its devices.
+        samples: examples of one micro-batch; None: not known.
+        load_bytes: activations of all micro-batches that are alive at a time, to be divided.
+        fixed_bytes: parameters, gradients and optimizer state of one replica.
+        algorithm: a key of :data:`whale_tf.balance.SOLVERS`.
+
+    Raises:
+        InfeasibleError: no division fits in memory.
+        PlanError: fewer examples than replicas.
+    """
+    places = range(len(rows[0]))
+    if len(places) == 1:
+        return None
+    speeds = tuple(min(cluster.devices[row[i]].peak_flops_per_s["fp32"] for row in rows) for i in places)
+    memory = tuple(float(min(cluster.devices[row[i]].memory_bytes for row in rows)) for i in places)
+    units = samples if samples is not None else UNITS_PER_DEVICE * len(places)
+    try:
+        found = balance(BalanceProblem(speeds, memory, load_bytes, units, fixed_bytes), algorithm).units
+    except InfeasibleError as error:
+        raise InfeasibleError("TaskGraph {!r} on devices {}: {}".format(name, list(rows[0]), error)) from None
+    except PlanError as error:
+        raise PlanError("TaskGraph {!r}, micro-batch of {} examples: {}".format(name, units, error)) from None
+    if len(set(found)) == 1:
+        return None
+    divisor = reduce(math.gcd, found)
+    return tuple(size // divisor for size in found)

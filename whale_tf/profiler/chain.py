@@ -1,0 +1,223 @@
+"""A captured graph as a chain of segments, between any two of which the model can be cut into pipeline stages.
+
+The forward ops are put in a topological order; any run of it is then convex.  Ops that need a variable and an example keep
+the place where the script made them; all others (reads of variables, constants, masks and labels made from inputs) move to
+just before their first reader, so that no cut sends what could be computed behind it::
+
+    script       labels  mask | layer 0 | layer 1 | loss            mask is read by layer 1, labels by the loss
+    chain        layer 0 | mask layer 1 | labels loss
+
+Loops and everything that touches the same tensor array stay in one segment.  Backward ops follow their forward ops.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple
+
+import numpy as np
+
+from whale_tf.errors import PlanError
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.region import Region, inseparable
+from whale_tf.profiler.op_cost import OpCost, tensor_bytes
+
+VARIABLES = ("VariableV2", "Variable", "AutoReloadVariable", "VarHandleOp")
+# An op of these types hands its first operand's buffer on.
+SAME_BUFFER = frozenset("Identity Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape Snapshot".split())
+ONLY_SHAPES = frozenset("Shape ShapeN Size Rank".split())
+
+
+class Chain(NamedTuple):
+    """One row per segment; FLOPs and bytes are of the whole mini-batch.
+
+    Attributes:
+        graph: the ops.
+        ops: numbers of the segment's forward ops; the last one gives the segment its name.
+        backward: numbers of all its other ops.
+        forward_flops, backward_flops: of contractions, which arithmetic limits.
+        traffic_bytes: read and written by all other ops, forward and backward.
+        launches: ops that run a kernel, forward and backward.
+        parameter_bytes: of variables that this segment reads first.
+        activation_bytes: computed here, read by backward ops.
+        crossing_bytes: computed here or before, read by forward ops behind.
+        batch: examples of the mini-batch.
+    """
+
+    graph: OpGraph
+    ops: Tuple[Tuple[int, ...], ...]
+    backward: Tuple[Tuple[int, ...], ...]
+    forward_flops: np.ndarray
+    backward_flops: np.ndarray
+    traffic_bytes: np.ndarray
+    launches: np.ndarray
+    parameter_bytes: np.ndarray
+    activation_bytes: np.ndarray
+    crossing_bytes: np.ndarray
+    batch: int
+
+    @property
+    def size(self) -> int:
+        """Number of segments."""
+        return len(self.ops)
+
+    def merged(self, starts: Sequence[int]) -> Chain:
+        """The chain with only the cuts before segments ``starts`` (sorted, from 0)."""
+        ends = list(starts[1:]) + [self.size]
+
+        def total(values: np.ndarray) -> np.ndarray:
+            return np.add.reduceat(values, starts)
+
+        def joined(rows: Sequence[Tuple[int, ...]]) -> Tuple[Tuple[int, ...], ...]:
+            return tuple(tuple(op for segment in rows[a:b] for op in segment) for a, b in zip(starts, ends))
+
+        return Chain(
+            self.graph, joined(self.ops), joined(self.backward),
+            total(self.forward_flops), total(self.backward_flops), total(self.traffic_bytes), total(self.launches),
+            total(self.parameter_bytes), total(self.activation_bytes), self.crossing_bytes[np.array(ends) - 1],
+            self.batch)  # fmt: skip
+
+    def name(self, segment: int) -> str:
+        return self.graph.ops[self.ops[segment][-1]].name
+
+
+def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[int, int], batch: int) -> Chain:
+    """The chain of a graph's parallel region.
+
+    Args:
+        costs: of every op of the graph, with static shapes.
+        parameter_bytes: size of each trainable variable (or constant that stands for one), by its op.
+        batch: examples of the mini-batch that the shapes stand for.
+
+    Raises:
+        PlanError: no op of the graph depends on both an example and a variable.
+    """
+    order, starts = linear_order(region, frozenset(parameter_bytes))
+    if not starts:
+        raise PlanError("no op of the model depends on both an input and a variable, so there is nothing to divide into stages")
+    ends = starts[1:] + [len(order)]
+    segments = tuple(tuple(order[a:b]) for a, b in zip(starts, ends))
+    place = {op: number for number, segment in enumerate(segments) for op in segment}
+    _place_rest(region, place, len(segments))
+    rows = {name: np.zeros(len(segments)) for name in ("forward", "backward", "traffic", "launches", "parameters")}
+    early = set(order)
+    backward: List[List[int]] = [[] for _ in segments]
+    for index in region.ops:
+        cost, row = costs[index], place[index]
+        if index not in early:
+            backward[row].append(index)
+        if cost.is_contraction:
+            rows["forward" if index in early else "backward"][row] += cost.flops
+        else:
+            rows["traffic"][row] += cost.bytes
+        rows["launches"][row] += cost.flops > 0 or cost.bytes > 0
+        rows["parameters"][row] += parameter_bytes.get(index, 0)
+    return Chain(
+        region.graph, segments, tuple(map(tuple, backward)), rows["forward"], rows["backward"], rows["traffic"],
+        rows["launches"], rows["parameters"], _activations(region, place, len(segments)),
+        _crossings(region, early, place, len(segments)), batch)  # fmt: skip
+
+
+def linear_order(region: Region, parameters: FrozenSet[int] = frozenset()) -> Tuple[List[int], List[int]]:
+    """The forward ops (but for those computed from a gradient) in chain order, and the places where segments start.
+
+    Args:
+        parameters: ops that count as variables, beside those that are.
+    """
+    graph = region.graph
+    forward = [i for i in region.ops if graph.ops[i].phase is Phase.FORWARD and i not in region.late]
+    units = [unit & set(forward) for unit in inseparable(region)]
+    anchored = _anchored(region, forward, units, parameters)
+    keys = _keys(graph, forward, anchored)
+    order = sorted(forward, key=lambda i: (keys[i], i in anchored, i))
+    position = {op: number for number, op in enumerate(order)}
+    allowed = {0} | {position[op] + 1 for op in order if op in anchored}
+    for unit in units:
+        places = [position[op] for op in unit]
+        if places:
+            allowed -= set(range(min(places) + 1, max(places) + 1))
+    last = max((position[op] for op in anchored), default=-1)
+    return order, sorted(place for place in allowed if place <= last)
+
+
+def _anchored(region: Region, forward: Sequence[int], units: Sequence[Set[int]], parameters: FrozenSet[int]) -> Set[int]:
+    """Ops that depend on an example and on a variable; of a unit all or none."""
+    graph = region.graph
+    needs_variable: Set[int] = set()
+    for index in forward:
+        op = graph.ops[index]
+        if op.type in VARIABLES or index in parameters or any(p in needs_variable for p in graph.predecessors(op)):
+            needs_variable.add(index)
+    anchored = needs_variable & region.batch_level
+    for unit in units:
+        if not anchored.isdisjoint(unit):
+            anchored |= unit
+    return anchored
+
+
+def _keys(graph: OpGraph, forward: Sequence[int], anchored: Set[int]) -> Dict[int, int]:
+    """The anchored op that each op stands at: itself, or the first that reads it; the end where none does."""
+    members = set(forward)
+    keys: Dict[int, int] = {}
+    first_reader: Dict[int, int] = {}
+    for index in reversed(forward):
+        keys[index] = index if index in anchored else first_reader.get(index, len(graph.ops))
+        for source in graph.predecessors(graph.ops[index]):
+            if source in members and source < index:
+                first_reader[source] = min(first_reader.get(source, keys[index]), keys[index])
+    return keys
+
+
+def _place_rest(region: Region, place: Dict[int, int], count: int) -> None:
+    """Segments of backward ops, and of forward ops behind a gradient: as TaskGraphs take them in."""
+    graph = region.graph
+    for index in region.ops:
+        op = graph.ops[index]
+        if index in place:
+            continue
+        if op.forward in place:
+            place[index] = place[op.forward]
+            continue
+        sources = [p for p in graph.predecessors(op) if p in place]
+        late = [place[p] for p in sources if p in region.late]
+        place[index] = min(late) if late else max([place[p] for p in sources], default=count - 1)
+
+
+def buffer_of(graph: OpGraph, tensor: int) -> int:
+    """The tensor whose buffer this one shares."""
+    op = graph.producer(tensor)
+    while op.type in SAME_BUFFER and op.inputs:
+        tensor = op.inputs[0]
+        op = graph.producer(tensor)
+    return tensor
+
+
+def _activations(region: Region, place: Mapping[int, int], count: int) -> np.ndarray:
+    """Bytes of each segment's tensors that backward ops read."""
+    graph = region.graph
+    kept = {buffer_of(graph, tensor) for index in region.late if graph.ops[index].type not in ONLY_SHAPES
+            for tensor in graph.ops[index].inputs}
+    sizes = np.zeros(count)
+    for tensor in kept:
+        producer = graph.tensors[tensor].op
+        if producer in region.batch_level and producer not in region.late and producer in place:
+            sizes[place[producer]] += tensor_bytes(graph, tensor)
+    return sizes
+
+
+def _crossings(region: Region, early: Set[int], place: Mapping[int, int], count: int) -> np.ndarray:
+    """Bytes behind each segment: tensors of the batch made there or before and read by forward ops behind."""
+    graph = region.graph
+    steps = np.zeros(count + 1)
+    for index in early & region.batch_level:
+        for tensor in graph.ops[index].outputs:
+            readers = [place[op] for op, _ in graph.consumers(tensor) if op in early]
+            if readers and max(readers) > place[index]:
+                size = tensor_bytes(graph, tensor)
+                steps[place[index]] += size
+                steps[max(readers)] -= size
+    return np.cumsum(steps)[:count]
+
+
+def signature(op: Op, graph: OpGraph) -> Tuple[object, ...]:
+    """What makes two ops of a repeated block alike: type and shapes."""
+    return (op.type,) + tuple(graph.tensors[tensor].shape for tensor in op.outputs)

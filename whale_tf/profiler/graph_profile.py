@@ -1,0 +1,122 @@
+"""A ModelProfile from a captured graph, without running it."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.profiler.blocks import layer_starts
+from whale_tf.profiler.chain import VARIABLES, Chain
+from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
+from whale_tf.profiler.op_cost import slot_count
+
+MAX_LAYERS = 64  # what the exact searches take in seconds
+LAUNCH_S = 5e-6  # of an op: TensorFlow's executor and a kernel launch; a round figure, which measured times replace
+
+_PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_OPTIMIZERS = {"Adam": "adam", "Adagrad": "adagrad", "Momentum": "momentum", "RMSProp": "rmsprop", "GradientDescent": "sgd"}
+
+
+class Source(NamedTuple):
+    """Where a profile comes from: its name, and the fingerprint of the graph (empty: a graph that is not to be run)."""
+
+    name: str
+    fingerprint: str = ""
+
+
+class OpTimes(NamedTuple):
+    """Measured seconds of ops by name, of one step with a mini-batch of the chain's size on a device of type ``device``."""
+
+    device: str
+    seconds: Mapping[str, float]
+
+
+def graph_profile(
+    chain: Chain, source: Source, max_layers: int = MAX_LAYERS, measured: Optional[OpTimes] = None
+) -> ModelProfile:
+    """Repeated blocks as layers; what is not repeated is divided where fewest bytes cross."""
+    return profile_of(chain.merged(layer_starts(chain, max_layers)), source, measured)
+
+
+def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None) -> ModelProfile:
+    """One layer for each segment, per sample; with measured times, one :class:`Measurement` for each layer.
+
+    The profile says that the backward pass moves twice the forward pass's bytes and launches twice its kernels, so a layer's
+    traffic and overhead are a third of those of both.
+    """
+    batch, names = float(chain.batch), _names(chain)
+    optimizer, state = _optimizer(chain.graph)
+    layers = [
+        LayerProfile(
+            name=names[i],
+            forward_flops=float(chain.forward_flops[i]) / batch,
+            backward_flops=float(chain.backward_flops[i]) / batch,
+            overhead_s=float(chain.launches[i]) / 3 * LAUNCH_S,
+            traffic_bytes=float(chain.traffic_bytes[i]) / 3 / batch,
+            parameter_bytes=int(chain.parameter_bytes[i]),
+            output_bytes=int(chain.crossing_bytes[i] / batch),
+            activation_bytes=int(chain.activation_bytes[i] / batch),
+            ops=tuple(chain.graph.ops[op].name for op in chain.ops[i]),
+            measured=() if measured is None else (_measurement(chain, i, measured),))
+        for i in range(chain.size)]  # fmt: skip
+    return ModelProfile(
+        name=source.name, source="recorded from a graph with mini-batches of {}".format(chain.batch),
+        precision=_precision(chain.graph), batch_granularity=1, optimizer=optimizer,
+        optimizer_bytes_per_parameter_byte=state, graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
+
+
+def _measurement(chain: Chain, segment: int, times: OpTimes) -> Measurement:
+    forward, backward = (sum(times.seconds.get(chain.graph.ops[op].name, 0.0) for op in rows[segment])
+                         for rows in (chain.ops, chain.backward))
+    return Measurement(device=times.device, batch=chain.batch, forward_s=forward, backward_s=backward)
+
+
+def with_earlier_measurements(profile: ModelProfile, earlier: ModelProfile) -> ModelProfile:
+    """The profile with the measurements of another one of the same graph, for device types that it does not have itself."""
+    if not profile.graph or profile.graph != earlier.graph or len(profile.layers) != len(earlier.layers):
+        return profile
+    layers = []
+    for layer, old in zip(profile.layers, earlier.layers):
+        known = {(point.device, point.batch) for point in layer.measured}
+        kept = tuple(point for point in old.measured if (point.device, point.batch) not in known)
+        layers.append(layer.model_copy(update={"measured": kept + layer.measured}))
+    return profile.model_copy(update={"layers": tuple(layers)})
+
+
+def _names(chain: Chain) -> List[str]:
+    """The name scope that a layer's ops have in common, numbered where several layers have the same."""
+    scopes = [_scope([chain.graph.ops[op] for op in segment]) for segment in chain.ops]
+    seen: Dict[str, int] = {}
+    names = []
+    for scope in scopes:
+        seen[scope] = seen.get(scope, 0) + 1
+        names.append(scope if scopes.count(scope) == 1 else "{}.{}".format(scope, seen[scope] - 1))
+    return names
+
+
+def _scope(ops: Sequence[Op]) -> str:
+    paths = [op.name for op in ops if op.type not in VARIABLES and op.type not in ("Const", "Identity", "ReadVariableOp")]
+    common = os.path.commonprefix([path.split("/") for path in paths or [ops[-1].name]])
+    return "/".join(common) or "model"
+
+
+def _precision(graph: OpGraph) -> str:
+    """Of the variables' values; the narrowest that a contraction computes in."""
+    found = {graph.tensors[op.outputs[0]].dtype for op in graph.ops
+             if op.phase is Phase.FORWARD and op.type in ("MatMul", "Conv2D", "BatchMatMul", "BatchMatMulV2", "Einsum")}
+    for dtype in ("bfloat16", "float16", "float32", "float64"):
+        if dtype in found:
+            return _PRECISIONS[dtype]
+    return "fp32"
+
+
+def _optimizer(graph: OpGraph) -> Tuple[str, float]:
+    """Of the update op with most slots: its name, or that of an optimizer with as many, and bytes of state per parameter byte."""
+    updates = [op for op in graph.ops if op.phase is Phase.APPLY and "Apply" in op.type]
+    if not updates:
+        return "sgd", 0.0
+    op = max(updates, key=lambda update: slot_count(update, graph))
+    slots = slot_count(op, graph)
+    name = _OPTIMIZERS.get(op.type.rpartition("Apply")[2]) or ("sgd", "momentum", "adam")[min(slots, 2)]
+    return name, float(slots)

@@ -1,0 +1,237 @@
+"""FLOPs and bytes of every op of a graph, from static shapes alone.
+
+A contraction (matrix product, einsum, convolution, and their gradients) costs two FLOPs, a multiply and an add, for every
+combination of its rule's factors: MatMul ``mk,kn->mn`` is ``2 m k n``.  Of a convolution's image the factors of the results
+count and those of the inputs do not: every result pixel takes one product with every element of the window.  All other ops
+cost a few FLOPs for each element; what limits them is the memory they read and write.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Mapping, NamedTuple, Optional
+
+import numpy as np
+
+from whale_tf.errors import PlanError
+from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.rules import NoRule, Rule, View, rule_for
+from whale_tf.profiler.trip_count import body_runs
+
+
+class OpCost(NamedTuple):
+    """One run of an op.
+
+    Attributes:
+        flops: floating-point operations; a multiply-add is two.
+        bytes: memory read and written.
+        is_contraction: whether arithmetic limits it (FLOPs of a contraction) rather than memory.
+    """
+
+    flops: float
+    bytes: float
+    is_contraction: bool = False
+
+
+FREE = OpCost(0.0, 0.0)
+
+CONTRACTIONS = re.compile(
+    r"^(MatMul|SparseMatMul|BatchMatMul(V2|V3)?|Einsum|(Conv[23]D|DepthwiseConv2dNative)(Backprop(Input|Filter))?(V2)?)$")
+
+# Buffers are handed on, or nothing is computed at all.
+_FREE = frozenset("""Const Placeholder PlaceholderV2 PlaceholderWithDefault Variable VariableV2 VarHandleOp AutoReloadVariable
+    Identity IdentityN RefIdentity StopGradient PreventGradient Reshape Squeeze ExpandDims Shape ShapeN Size Rank ReadVariableOp
+    NoOp Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration LoopCond ControlTrigger
+    BroadcastGradientArgs VariableShape IteratorGetNext IteratorV2 OneShotIterator _Arg _Retval EnsureShape Snapshot
+    StackPushV2 StackPopV2 TensorArrayV3 TensorArrayGradV3 TensorListReserve EmptyTensorList StackV2 Assert
+    While StatelessWhile If StatelessIf Case PartitionedCall StatefulPartitionedCall""".split())
+
+# FLOPs per element of the results where it is not 0 (moving data) or 1.
+_PER_RESULT: Mapping[str, float] = {
+    "Softmax": 5, "LogSoftmax": 5, "Sqrt": 1, "SquaredDifference": 2, "TanhGrad": 3,
+    "SigmoidGrad": 3, "GeluGrad": 10, "RsqrtGrad": 4, "SqrtGrad": 3}  # fmt: skip
+
+# FLOPs per element of the first float operand: reductions, losses, normalisation.
+_PER_OPERAND: Mapping[str, float] = {
+    "Sum": 1, "Mean": 1, "Max": 1, "Min": 1, "Prod": 1, "All": 0, "Any": 0, "L2Loss": 2, "BiasAddGrad": 1, "ArgMax": 1,
+    "ArgMin": 1, "SoftmaxCrossEntropyWithLogits": 6, "SparseSoftmaxCrossEntropyWithLogits": 6, "UnsortedSegmentSum": 1,
+    "SegmentSum": 1, "FusedBatchNorm": 8, "FusedBatchNormV2": 8, "FusedBatchNormV3": 8, "FusedBatchNormGrad": 14,
+    "FusedBatchNormGradV2": 14, "FusedBatchNormGradV3": 14, "LRN": 10, "LRNGrad": 20}  # fmt: skip
+
+_MOVES = re.compile(
+    r"^(Transpose|Concat(V2)?|Split(V)?|Slice|StridedSlice(Grad)?|Pad(V2)?|MirrorPad(Grad)?|Tile|BroadcastTo|Fill|Range|Pack|"
+    r"Unpack|Gather(V2|Nd)?|ResourceGather|ScatterNd|OneHot|DynamicStitch|DynamicPartition|Cast|ZerosLike|OnesLike|"
+    r"Reverse(V2|Sequence)?|Select(V2)?|Where|Unique(V2)?|TensorArray.*|TensorList.*|Assign.*|Space.*|Batch.*|DepthToSpace|"
+    r"MatrixDiag.*|MatrixBandPart|InvertPermutation|ConcatOffset)$")
+
+# FLOPs of an optimizer's update per element of the variable: its formula counted term by term.
+_UPDATES: Mapping[str, float] = {
+    "GradientDescent": 2, "ProximalGradientDescent": 4, "Momentum": 4, "KerasMomentum": 4, "Adam": 12, "AdaMax": 9,
+    "Adagrad": 5, "AdagradV2": 6, "Adadelta": 12, "RMSProp": 9, "CenteredRMSProp": 13, "Ftrl": 14, "FtrlV2": 16, "AddSign": 8,
+    "PowerSign": 9}  # fmt: skip
+_UPDATE = re.compile(r"^(Resource)?(Sparse)?Apply([A-Za-z0-9]+)$")
+_POOL = re.compile(r"^(Avg|Max)Pool(3D)?(Grad)?$")
+
+
+def tensor_bytes(graph: OpGraph, tensor: int) -> int:
+    """Size of a tensor's whole value; 0 if its shape or element size is not known."""
+    record = graph.tensors[tensor]
+    if record.shape is None or None in record.shape:
+        return 0
+    try:
+        size = np.dtype(record.dtype.replace("_ref", "").replace("bfloat16", "float16")).itemsize
+    except TypeError:
+        return 0
+    return size * elements(graph, tensor)
+
+
+def elements(graph: OpGraph, tensor: int) -> int:
+    """Number of elements; 0 where a dimension is not known."""
+    shape = graph.tensors[tensor].shape
+    return 0 if shape is None else int(np.prod([int(dim or 0) for dim in shape], dtype=np.int64))
+
+
+def op_costs(graph: OpGraph, batch: Optional[int] = None) -> List[OpCost]:
+    """The cost of one run of the whole graph, op by op; a loop's ops count as often as the loop runs where that is known
+    (:mod:`whale_tf.profiler.trip_count`), and a functional op costs what its body does.
+
+    Args:
+        batch: taken for every size that the graph does not say.
+
+    Raises:
+        PlanError: a contraction's shapes are not known.
+    """
+    if batch is not None:
+        graph = graph.with_shapes({t: tuple(batch if size is None else size for size in record.shape)
+                                   for t, record in enumerate(graph.tensors) if record.shape is not None})
+    return _Costs(graph, batch).all()
+
+
+class _Costs:
+    def __init__(self, graph: OpGraph, batch: Optional[int]) -> None:
+        self.graph = graph
+        self._batch = batch
+        self._view = View(graph)
+        self._bodies: Dict[int, OpCost] = {}
+
+    def all(self) -> List[OpCost]:
+        runs = body_runs(self.graph)
+        return [_times(self.cost(op), runs.get(op.id, 1)) for op in self.graph.ops]
+
+    def cost(self, op: Op) -> OpCost:
+        if op.body:
+            return self._functional(op)
+        if op.type in _FREE:
+            return FREE
+        update = _UPDATE.match(op.type)
+        if update is not None:
+            return self._update(op, _UPDATES.get(update.group(3), 1.0))
+        moved = float(sum(tensor_bytes(self.graph, t) for t in [*set(op.inputs), *op.outputs]))
+        if CONTRACTIONS.match(op.type):
+            return OpCost(contraction_flops(op, self.graph, self._view), moved, True)
+        return OpCost(self._by_elements(op), self._touched(op, moved))
+
+    def _touched(self, op: Op, moved: float) -> float:
+        """A look-up reads the rows it returns, not the table."""
+        if op.type in ("Gather", "GatherV2", "ResourceGather", "GatherNd"):
+            return float(2 * tensor_bytes(self.graph, op.outputs[0]) + tensor_bytes(self.graph, op.inputs[1]))
+        return moved
+
+    def _by_elements(self, op: Op) -> float:
+        if _MOVES.match(op.type) or not op.outputs:
+            return 0.0
+        if op.type in _PER_OPERAND:
+            return _PER_OPERAND[op.type] * elements(self.graph, op.inputs[0])
+        if op.type == "AddN":
+            return float((len(op.inputs) - 1) * elements(self.graph, op.outputs[0]))
+        if _POOL.match(op.type):
+            window = float(np.prod(op.attrs.get("ksize") or [1]))
+            # forward: the results; gradient: the operand of the results' size comes back over every window
+            small = min(elements(self.graph, t) or elements(self.graph, op.outputs[0]) for t in (op.inputs[-1], op.outputs[0]))
+            return window * small
+        if not self.graph.tensors[op.outputs[0]].dtype.startswith(("float", "bfloat", "half", "double", "complex")):
+            return 0.0
+        return _PER_RESULT.get(op.type, 1.0) * elements(self.graph, op.outputs[0])
+
+    def _update(self, op: Op, per_element: float) -> OpCost:
+        """The largest operand that is not a handle stands for the gradient; slots are read and written, too."""
+        sizes = [elements(self.graph, t) for t in op.inputs]
+        floats = [s for s, t in zip(sizes, op.inputs) if self.graph.tensors[t].dtype.startswith(("float", "half", "bfloat"))]
+        count = max(floats or [0])
+        slots = slot_count(op, self.graph)
+        itemsize = max([tensor_bytes(self.graph, t) // s for s, t in zip(sizes, op.inputs) if s == count and s] or [4])
+        return OpCost(per_element * count, float((3 + 2 * slots) * count * itemsize))
+
+    def _functional(self, op: Op) -> OpCost:
+        """If and Case: the dearest branch; While: one run of condition and body; calls: the body."""
+        costs = [self._body(body) for body in (op.body or {}).values()]
+        if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
+            return max(costs, key=lambda cost: (cost.flops, cost.bytes))
+        return _added(costs)
+
+    def _body(self, body: OpGraph) -> OpCost:
+        if id(body) not in self._bodies:
+            self._bodies[id(body)] = FREE  # a recursive function
+            self._bodies[id(body)] = _added(op_costs(body, self._batch))
+        return self._bodies[id(body)]
+
+
+def slot_count(op: Op, graph: OpGraph) -> int:
+    """Variables beside the parameter that an optimizer's update op reads and writes."""
+    dtypes = [graph.tensors[t].dtype for t in op.inputs]
+    return max(0, sum(dtype == "resource" or dtype.endswith("_ref") for dtype in dtypes) - 1)
+
+
+def _times(cost: OpCost, count: int) -> OpCost:
+    return cost if count == 1 else cost._replace(flops=cost.flops * count, bytes=cost.bytes * count)
+
+
+def _added(costs: List[OpCost]) -> OpCost:
+    arithmetic = sum(cost.flops for cost in costs if cost.is_contraction)
+    total = sum(cost.flops for cost in costs)
+    return OpCost(total, sum(cost.bytes for cost in costs), arithmetic * 2 > total)
+
+
+def contraction_flops(op: Op, graph: OpGraph, view: Optional[View] = None) -> float:
+    """``2 * product of the factors' sizes`` (see the module's docstring).
+
+    Raises:
+        PlanError: a size is not known.
+    """
+    try:
+        rule = rule_for(op, graph, view)
+    except NoRule as error:
+        raise PlanError("the FLOPs of op {!r} ({}) are not known: {}".format(op.name, op.type, error)) from None
+    sizes = _factor_sizes(op, rule, graph)
+    is_convolution = "onv" in op.type
+    product = 1.0
+    for factor in rule.factors:
+        if is_convolution and factor.startswith("x"):
+            continue
+        if factor not in sizes:
+            raise PlanError(
+                "the FLOPs of op {!r} ({}) are not known: the graph does not say the sizes {}; give a batch size, or make "
+                "the model's other dimensions static".format(op.name, op.type, [graph.tensors[t].shape for t in op.inputs]))
+        product *= sizes[factor]
+    return 2.0 * product
+
+
+def _factor_sizes(op: Op, rule: Rule, graph: OpGraph) -> Dict[str, int]:
+    """Sizes of the factors that stand alone in a dimension of known size, then of the rest of composed ones."""
+    sizes: Dict[str, int] = {}
+    composed = []
+    for dims, tensor in list(zip(rule.inputs, op.inputs)) + list(zip(rule.outputs, op.outputs)):
+        shape = graph.tensors[tensor].shape
+        if not isinstance(dims, tuple) or shape is None:
+            continue
+        for factors, size in zip(dims, shape):
+            if size is not None and len(factors) == 1:
+                sizes[factors[0]] = size
+            elif size is not None and len(factors) > 1:
+                composed.append((factors, size))
+    for factors, size in composed:
+        left = [factor for factor in factors if factor not in sizes]
+        if len(left) == 1:
+            known = int(np.prod([sizes[factor] for factor in factors if factor in sizes]))
+            sizes[left[0]] = size // max(1, known)
+    return sizes

@@ -1,0 +1,110 @@
+"""How often loops run, where the graph says it: a counter below a constant.
+
+::
+
+    v1   Enter(start) -> Merge -> Less(., Enter(limit)) -> LoopCond        a loop's ops run ``limit - start`` times
+    v2   While(start, limit, ...), cond: Less(arg 0, arg 1)
+
+Loops made by gradients count down from, or up to, the number of the forward loop's iterations.  A loop whose condition depends
+on data has no known count.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional
+
+from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.region import FRAME_EXITS, frames
+
+_WHILE = ("While", "StatelessWhile")
+_Value = Callable[[OpGraph, int], Optional[int]]
+_PASSING = ("Identity", "Enter", "RefEnter", "Switch", "Merge", "Cast", "Squeeze", "StopGradient")
+
+
+def body_runs(graph: OpGraph) -> Dict[int, int]:
+    """Op number -> how often it runs, of functional loops and of ops inside v1 loops, where that is known and not once."""
+    finder = _Finder(graph)
+    found: Dict[int, int] = {}
+    for op in graph.ops:
+        count = 1
+        for frame in finder.frames.get(op.id, ()):
+            count *= finder.frame_count(frame) or 1
+        if op.type in _WHILE:
+            count *= finder.while_count(op) or 1
+        if count != 1:
+            found[op.id] = count
+    return found
+
+
+class _Finder:
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.frames = frames(graph)
+        self._conditions: Dict[str, Op] = {}
+        for op in graph.ops:
+            if op.type == "LoopCond" and op.id in self.frames:
+                self._conditions[self.frames[op.id][-1]] = op
+        self._counts: Dict[object, Optional[int]] = {}
+
+    def frame_count(self, frame: str) -> Optional[int]:
+        if frame not in self._counts:
+            self._counts[frame] = None
+            condition = self._conditions.get(frame)
+            if condition is not None:
+                self._counts[frame] = self._least(self.graph, condition.inputs[0], self._value)
+        return self._counts[frame]
+
+    def while_count(self, op: Op) -> Optional[int]:
+        if op.id not in self._counts:
+            self._counts[op.id] = None
+            body = (op.body or {}).get("cond")
+            results = [inner for inner in body.ops if inner.type == "_Retval"] if body is not None else []
+
+            def argument(graph: OpGraph, tensor: int) -> Optional[int]:
+                producer = _source(graph, tensor)
+                if producer.type == "_Arg":
+                    return self._value(self.graph, op.inputs[int(producer.attrs["index"])])
+                return _constant(producer)
+
+            if body is not None and results:
+                self._counts[op.id] = self._least(body, results[0].inputs[0], argument)
+        return self._counts[op.id]
+
+    def _least(self, graph: OpGraph, condition: int, value: _Value) -> Optional[int]:
+        """Iterations until a comparison, or the first of a conjunction of comparisons, fails."""
+        op = _source(graph, condition)
+        if op.type == "LogicalAnd":
+            known = [count for t in op.inputs for count in [self._least(graph, t, value)] if count is not None]
+            return min(known) if known else None
+        if op.type not in ("Less", "LessEqual", "Greater", "GreaterEqual"):
+            return None
+        left, right = (value(graph, t) for t in op.inputs)
+        if left is None or right is None:
+            return None
+        distance = right - left if op.type.startswith("Less") else left - right
+        return max(0, distance + (1 if op.type.endswith("Equal") else 0))
+
+    def _value(self, graph: OpGraph, tensor: int) -> Optional[int]:
+        """A counter's first value or its limit: a constant, or the iterations of another loop."""
+        op = _source(graph, tensor)
+        if op.type in FRAME_EXITS:
+            return self.frame_count(self.frames[op.id][-1])
+        if op.type in _WHILE:
+            return self.while_count(op)
+        return _constant(op)
+
+
+def _source(graph: OpGraph, tensor: int) -> Op:
+    """The op whose value a tensor first has, through ops that hand values on (a Merge's first operand is the entry)."""
+    op = graph.producer(tensor)
+    seen: List[int] = []
+    while op.type in _PASSING and op.inputs and op.id not in seen:
+        seen.append(op.id)
+        op = graph.producer(op.inputs[0])
+    return op
+
+
+def _constant(op: Op) -> Optional[int]:
+    if op.type == "Const" and op.value is not None and op.value.size == 1 and op.value.dtype.kind in "iu":
+        return int(op.value.reshape(()))
+    return None

@@ -1,0 +1,129 @@
+"""Model profiles from scripts and model files, for ``whale profile``."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from whale_tf import api
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture.captured import capture
+from whale_tf.capture.chain import captured_chain
+from whale_tf.capture.model_file import file_chain, read_model_file
+from whale_tf.cluster.hardware import device_type
+from whale_tf.errors import PlanError
+from whale_tf.ir.batch_axis import analyse
+from whale_tf.ir.graph import Phase
+from whale_tf.ir.region import find_region
+from whale_tf.planner.annotated import static_batch
+from whale_tf.profiler.chain import Chain
+from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
+from whale_tf.profiler.model_profile import ModelProfile
+
+WARM_UP_STEPS = 2  # before the traced one
+
+
+class _Done(BaseException):
+    """Leaves a script as soon as there is nothing more to learn; no handler of the script's own catches it."""
+
+
+def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, measure: Optional[str] = None) -> ModelProfile:
+    """The profile of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``).
+
+    Args:
+        arguments: the script's own.
+        batch: examples of a mini-batch where the graph does not say how many.
+        measure: device type; the script then runs its first training steps, one of which is traced.  None: nothing is run.
+
+    Raises:
+        PlanError: no such file, the script trains no graph, or a file's model is to be measured.
+        ClusterError: unknown device type.
+    """
+    if measure is not None:
+        measure = device_type(measure).name
+    if path.endswith((".pb", ".meta")):
+        if measure is not None:
+            raise PlanError("{!r} has no input pipeline to run it with; measure a script".format(path))
+        model = read_model_file(path)
+        named = {model.ops.tensor_name(tensor): dim for tensor, dim in model.sources.items()}
+        return graph_profile(file_chain(model, static_batch(model.ops, named) or batch), Source(name))
+    if not path.endswith(".py") or not os.path.isfile(path):
+        raise PlanError("{!r} is no script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one".format(path))
+    observer = _Profiler(batch, name, measure)
+    _run_script(path, arguments, observer)
+    if observer.profile is None:
+        raise PlanError(
+            "{!r} ended without {} a graph with an optimizer's update (tf.compat.v1.train, minimize or apply_gradients), so "
+            "there is nothing to profile".format(path, "finalizing or running" if measure is None else "training for 3 steps"))
+    return observer.profile
+
+
+class _Profiler(api.Observer):
+    """Profiles the first training graph; with ``measure`` after it has traced a step."""
+
+    def __init__(self, batch: int, name: str, measure: Optional[str]) -> None:
+        self.batch, self.name, self.measure = batch, name, measure
+        self.profile: Optional[ModelProfile] = None
+        self._graph: Optional[tf.Graph] = None
+        self._chain: Optional[Chain] = None
+        self._source = Source(name)
+        self._updates: Sequence[str] = ()
+        self._steps = 0
+
+    def graph(self, graph: tf.Graph) -> None:
+        captured = capture(graph)
+        if not captured.updates or self._graph is not None:
+            return
+        ops = captured.graph
+        named = {ops.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
+        axis = analyse(ops, captured.sources, captured.scope)
+        region = find_region(ops, captured.task_graph, axis, list(captured.sources))
+        chain = captured_chain(graph, captured, region, static_batch(ops, named) or self.batch)
+        self._graph, self._chain, self._source = graph, chain, Source(self.name, ops.fingerprint())
+        self._updates = [op.name for op in ops.ops if op.phase is Phase.APPLY]
+        if self.measure is None:
+            self._finish(None)
+
+    def run(self, graph: tf.Graph, original: Callable, *arguments: Any) -> Any:
+        """Traces every run of the graph until enough of them have updated variables."""
+        if graph is not self._graph or self.measure is None:
+            return original(*arguments)
+        fetches, feed = arguments[:2]
+        metadata = v1.RunMetadata()
+        result = original(fetches, feed, v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), metadata)
+        seconds = op_seconds(metadata)
+        if any(name in seconds for name in self._updates):
+            self._steps += 1
+            if self._steps > WARM_UP_STEPS:
+                self._finish(OpTimes(self.measure, seconds))
+        return result
+
+    def _finish(self, times: Optional[OpTimes]) -> None:
+        assert self._chain is not None
+        self.profile = graph_profile(self._chain, self._source, measured=times)
+        raise _Done()
+
+
+def op_seconds(metadata: Any) -> Dict[str, float]:
+    """Seconds of every op that a traced run executed, all its runs added (an op in a loop has several)."""
+    found: Dict[str, float] = {}
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            name = node.node_name.split(":")[0]
+            found[name] = found.get(name, 0.0) + (node.op_end_rel_micros - node.op_start_rel_micros) * 1e-6
+    return found
+
+
+def _run_script(path: str, arguments: Sequence[str], observer: api.Observer) -> None:
+    before = sys.argv, list(sys.path)
+    sys.argv = [path] + list(arguments)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    try:
+        with api.observing(observer):
+            runpy.run_path(path, run_name="__main__")
+    except (_Done, SystemExit):
+        pass
+    finally:
+        sys.argv, sys.path[:] = before
