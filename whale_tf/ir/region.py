@@ -77,6 +77,7 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     """Split the region's ops into batch level and step level (see the module's docstring)."""
     region = [op for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
     seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
+    seeds |= {op for op, _ in mean_divisors(graph, batch)}
     loops = _loops(region, frames(graph))
     units = loops + _containers(graph, region)  # each runs on one level, and in one TaskGraph
     batch_level = _closed(graph, region, set(sources), seeds, units)
@@ -108,6 +109,22 @@ def _conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
             unit = set.union({op.id}, *units)
             unit_of.update(dict.fromkeys(unit, unit))
     return list({id(unit): unit for unit in unit_of.values()}.values())
+
+
+def mean_divisors(graph: OpGraph, batch: BatchAxis) -> Set[Tuple[int, int]]:
+    """Divisors (op, input position) in gradients of ``Mean`` over the batch that hold the size the graph was built for.
+
+    With ``G`` mini-batches, one for each model replica, the whole batch is ``G`` times as large, and so is the divisor;
+    the op is on the batch level, so that each clone has its own.
+    """
+    found = set()
+    for op in graph.ops:
+        if op.phase is Phase.BACKWARD and op.type in ("RealDiv", "Div") and op.forward >= 0:
+            forward, divisor = graph.ops[op.forward], batch.layout(op.inputs[1])
+            is_number = divisor.is_replicated and divisor.power == 0
+            if forward.type == "Mean" and batch.layout(forward.outputs[0]).is_partial and is_number:
+                found.add((op.id, 1))
+    return found
 
 
 def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:

@@ -14,8 +14,8 @@ from whale_tf.communicators import communicator
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import OpGraph, Phase
-from whale_tf.ir.region import Region
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.region import Region, mean_divisors
 from whale_tf.plan import Plan
 from whale_tf.rewrite import reroute
 from whale_tf.rewrite.clones import clone_region
@@ -150,28 +150,8 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int]) -> Divisi
             "the batch in one place and broadcasts in another. Use a larger batch size, or an unknown one (drop_remainder=False)"
         )
     if own and batch is not None:
-        context.rescaled = _static_mean_divisors(context)
+        context.rescaled = mean_divisors(graph, context.region.batch)
     return Division(context, nodes, own, batch, sources)
-
-
-def _static_mean_divisors(context: Context) -> Set[Tuple[int, int]]:
-    """Divisors in gradients of ``Mean`` that hold the static size of one model replica's mini-batch.
-
-    With a mini-batch for each of ``G`` model replicas the whole batch is ``G`` times as large, and so is the divisor.
-    """
-    graph, region = context.graph, context.region
-    found = set()
-    for index in region.ops:
-        op = graph.ops[index]
-        if op.phase is Phase.BACKWARD and op.type in ("RealDiv", "Div") and op.forward >= 0:
-            forward = graph.ops[op.forward]
-            if (
-                forward.type == "Mean"
-                and region.batch.layout(forward.outputs[0]).is_partial
-                and graph.tensors[op.inputs[1]].op not in region.batch_level
-            ):
-                found.add((index, 1))
-    return found
 
 
 def _merge_leaving(
