@@ -131,7 +131,8 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
         if op.phase is Phase.FORWARD:
             strategy = forward.get(op.id)
         else:
-            strategy = None if state.is_plain(op) else _least(problem, state, op)
+            divided = problem.is_anchor(op) and op.forward in forward  # as its forward op is: it is as much work
+            strategy = _least(problem, state, op, divided) if divided or not state.is_plain(op) else None
         if strategy is not None:
             state.take(op, strategy, 0.0)
             result.strategies[op.id], result.home[op.id] = strategy, home
@@ -161,8 +162,8 @@ def _home_of_op(problem: Problem, op: Op, states: Mapping[int, State]) -> Option
     return homes[0] if len(homes) == 1 else None
 
 
-def _least(problem: Problem, state: State, op: Op) -> Strategy:
-    """The strategy that exchanges least; what is divided stays divided where the work is worth it."""
+def _least(problem: Problem, state: State, op: Op, divided: bool) -> Strategy:
+    """The strategy that exchanges least; ``divided``: it should not be computed once."""
     wanted = {t: state.spreads[root] for t in op.outputs for root in [_target(problem, t)] if root in state.spreads}
     ranked = []
     for index, strategy in enumerate(state.candidates(op)):
@@ -171,7 +172,7 @@ def _least(problem: Problem, state: State, op: Op) -> Strategy:
             if tensor in wanted:
                 cost += problem.price(tensor, give, wanted[tensor], state.count)
         is_whole = strategy.how == ONCE
-        ranked.append(((problem.is_anchor(op) and is_whole and cost < float("inf"), cost, is_whole, index), strategy))
+        ranked.append(((divided and is_whole and cost < float("inf"), cost, is_whole, index), strategy))
     finite = [item for item in ranked if item[0][1] < float("inf")]
     if not finite:
         raise UnsupportedOpError(

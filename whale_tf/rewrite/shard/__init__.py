@@ -15,7 +15,7 @@ from whale_tf.capture.annotations import FORWARD_ATTR, REPLACED_ATTR, annotation
 from whale_tf.capture.captured import Captured
 from whale_tf.graph_editor import set_input
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.patterns.spread import Spread
+from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.planner.sharding import Assignment
 from whale_tf.rewrite.shard.lower import Lowering
 from whale_tf.rewrite.shard.variables import DividedVariables, Parts, wait_instead
@@ -67,7 +67,8 @@ def shard(graph: tf.Graph, captured: Captured, assignment: Assignment, counts: D
     mover = _Mover(graph, captured, lowering, done)
     moves = mover.stage_moves()
     calls = mover.stage_calls()
-    edit.commit()
+    new = edit.commit()
+    mover.set_shapes(new)
     mover.move(moves)
     mover.rename(calls)
     variables = [Parts(graph.get_operation_by_name(captured.graph.ops[op].name), tuple(names),
@@ -117,11 +118,9 @@ class _Mover:
         variable = values.table.get(tensor)
         if variable is None or not self._is_variable(tensor):
             return [(self._whole(x), self._whole(grad))]
-        if isinstance(grad, str):
-            number = self._graph.tensor(grad)
-            value = values.table.get(number)
-            if value is not None and value.spread == variable.spread and value.task_graph == variable.task_graph:
-                return list(zip([_tensor_name(n) for n in variable.names], [_tensor_name(n) for n in value.names]))
+        if isinstance(grad, str):  # spread like the variable before the cut between BACKWARD and APPLY
+            parts = values.parts(self._graph.tensor(grad), variable.spread, variable.task_graph)
+            return list(zip([_tensor_name(n) for n in variable.names], [_tensor_name(n) for n in parts]))
         return [(_tensor_name(name), self._whole(grad)) for name in variable.names]
 
     def _is_variable(self, tensor: int) -> bool:
@@ -136,6 +135,20 @@ class _Mover:
         if name is None:
             return None
         return _tensor_name(self._lowering.values.whole(self._graph.tensor(name)))
+
+    def set_shapes(self, new: Dict[str, tf.Operation]) -> None:
+        """Parts know the sizes that the local script's tensors know: TensorFlow infers less of a clone's, because gradients
+        and users set shapes by hand."""
+        view = self._lowering.view
+        for number, spread, names in self._lowering.values.made():
+            shape = view.shape(number)
+            if shape is None or self._graph.tensors[number].dtype == "resource" or spread.kind == EACH:
+                continue
+            for i, name in enumerate(names):
+                op, _, index = name.partition(":")
+                if op in new:
+                    sizes = [spread.sizes[i] if d == spread.dim else size for d, size in enumerate(shape)]
+                    new[op].outputs[int(index or 0)].set_shape(sizes)
 
     def move(self, moves: Sequence[Tuple[int, int, str]]) -> None:
         restore = self._done.restore

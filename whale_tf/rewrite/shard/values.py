@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import Nodes
@@ -43,6 +43,13 @@ class Values:
         self._stages, self._nodes, self._counts, self._root = stages, nodes, counts, root
         self._made: Dict[Tuple[int, Spread, int], List[str]] = {}
         self.table: Dict[int, Value] = {}
+
+    def made(self) -> Iterator[Tuple[int, Spread, Sequence[str]]]:
+        """(tensor, spread, names) of everything that was made."""
+        for tensor, value in self.table.items():
+            yield tensor, value.spread, value.names
+        for (tensor, spread, _), names in self._made.items():
+            yield tensor, spread, names
 
     def put(self, tensor: int, spread: Spread, names: List[str], task_graph: int) -> None:
         self.table[tensor] = Value(spread, tuple(names), task_graph)
