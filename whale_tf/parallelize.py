@@ -23,10 +23,12 @@ from whale_tf.planner.annotated import (
     check_plan,
     static_batch,
 )
-from whale_tf.planner.auto.choose import Choice
 from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, members_of, search_plan, specs_of, wants_search
+from whale_tf.planner.memory import device_peaks
 from whale_tf.planner.statistics import crossings, stage_statistics
+from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source
+from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.rewrite.passes import Rewritten, rewrite
 
 Parts = Tuple[List[TaskGraphSpec], List[StageStatistics], List[Crossing], Dict[str, int]]
@@ -79,10 +81,12 @@ def _parallelize(
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
     if plan is None and wants_search(config) and not captured.is_annotated:
-        choice = _search(graph, captured, region, cluster, config)
+        chain = _chain(graph, captured, region, cluster, config)
+        choice = search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
         captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
         region = region._replace(task_graph=captured.task_graph)
         plan = assemble(captured.graph, *_parts(captured, region), cluster, config, decision_of(choice, cluster, config))
+        plan = _with_memory(plan, captured, region._replace(graph=chain.graph), choice.profile)
     elif plan is None:
         plan = annotated_plan(captured.graph, *_parts(captured, region), cluster, config)
     check_plan(plan, cluster)
@@ -93,10 +97,18 @@ def _parallelize(
     return Parallelized(captured, batch, region, plan, rewritten)
 
 
-def _search(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> Choice:
+def _chain(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> Chain:
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
-    chain = captured_chain(graph, captured, region, batch)
-    return search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
+    return captured_chain(graph, captured, region, batch)
+
+
+def _with_memory(plan: Plan, captured: Captured, sized: Region, profile: ModelProfile) -> Plan:
+    """The plan with peaks from the graph's own tensors in place of the search's, which knows layers only."""
+    gradients = {tensor for target in captured.phases.targets for tensor in target.tensors}
+    stages = stage_statistics(sized, captured.gradients, captured.variable_homes, len(plan.task_graphs))
+    sizes = [stage.parameter_bytes for stage in stages]
+    peaks = device_peaks(plan, sized, gradients, sizes, profile.optimizer_bytes_per_parameter_byte)
+    return plan.model_copy(update={"estimate": plan.estimate.model_copy(update={"peak_memory_bytes": tuple(peaks)})})
 
 
 def _parts(captured: Captured, region: Region) -> Parts:
