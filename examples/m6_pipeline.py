@@ -28,13 +28,13 @@ def main() -> None:
         "num_micro_batch": 35,
         "num_task_graph": 8}))
     # Define M6 model.
-    config = m6.M6Config(encoder_layers=1, decoder_layers=1)
+    config = m6.M6Config(encoder_layers=1, decoder_layers=1, source=8, target=4)
     inputs = m6.inputs(config, batch_size=70)
     loss = m6.build(inputs, config).loss
 
     train_op = tf.train.AdamOptimizer(1e-2, epsilon=1e-6).minimize(loss)
     examples = data.digit_captions(config.source, config.target)
-    train(train_op, loss, inputs, data.batches(examples, 70), steps=25)
+    train(train_op, loss, inputs, data.batches(examples, 70), steps=10)
     print(wh.explain())
 
 

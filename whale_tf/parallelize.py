@@ -25,11 +25,12 @@ from whale_tf.planner.annotated import (
     check_plan,
     static_batch,
 )
-from whale_tf.planner.auto.choose import Choice
 from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, members_of, search_plan, specs_of, wants_search
+from whale_tf.planner.memory import device_peaks
 from whale_tf.planner.sharding import Assignment, assign
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.graph_profile import Source
+from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded, shard
 from whale_tf.rewrite.shard.problem import sharding_problem
@@ -102,10 +103,7 @@ def _parallelize(
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
     if plan is None and wants_search(config) and not local.is_annotated:
-        choice = _search(graph, captured, region, cluster, config)
-        captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
-        region = region._replace(task_graph=captured.task_graph)
-        plan = assemble(captured.graph, *_parts(captured, region), cluster, config, decision_of(choice, cluster, config))
+        captured, region, plan = _searched(graph, captured, region, cluster, config)
     elif plan is None:
         plan = annotated_plan(local.graph, *_parts(captured, region), cluster, config)
         if assignment is not None:
@@ -128,10 +126,26 @@ def _split_counts(captured: Captured, cluster: Cluster) -> Dict[int, int]:
     return {number: count for number, count in counts.items() if 1 < count <= len(cluster.devices)}
 
 
-def _search(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> Choice:
+def _searched(
+    graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config
+) -> Tuple[Captured, Region, Plan]:
+    """An un-annotated model divided into TaskGraphs by a search, and its plan."""
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
     chain = captured_chain(graph, captured, region, batch)
-    return search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
+    choice = search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
+    captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
+    region = region._replace(task_graph=captured.task_graph)
+    plan = assemble(captured.graph, *_parts(captured, region), cluster, config, decision_of(choice, cluster, config))
+    return captured, region, _with_memory(plan, captured, region._replace(graph=chain.graph), choice.profile)
+
+
+def _with_memory(plan: Plan, captured: Captured, sized: Region, profile: ModelProfile) -> Plan:
+    """The plan with peaks from the graph's own tensors in place of the search's, which knows layers only."""
+    gradients = {tensor for target in captured.phases.targets for tensor in target.tensors}
+    stages = stage_statistics(sized, captured.gradients, captured.variable_homes, len(plan.task_graphs))
+    sizes = [stage.parameter_bytes for stage in stages]
+    peaks = device_peaks(plan, sized, gradients, sizes, profile.optimizer_bytes_per_parameter_byte)
+    return plan.model_copy(update={"estimate": plan.estimate.model_copy(update={"peak_memory_bytes": tuple(peaks)})})
 
 
 def _parts(captured: Captured, region: Region) -> Parts:

@@ -82,7 +82,7 @@ def test_layers_of_bert_large_are_its_encoder_layers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module,config", [
-    (bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (t5, t5.T5Config.tiny()), (mlp, mlp.MlpConfig.tiny())])
+    (bert, bert.BertConfig.tiny()), (unet, unet.UnetConfig.tiny()), (mlp, mlp.MlpConfig.tiny())])
 def test_an_unknown_batch_size_is_filled_in(module: Any, config: Any) -> None:
     known, _ = chain_of_model(model(module, config, 6), 6)
     unknown, region = chain_of_model(model(module, config, None), 6)

@@ -51,6 +51,15 @@ def test_written_plan_can_be_read_and_compared(tmp_path: Any) -> None:
     assert run("diff", a, str(tmp_path / "none.json")).exit_code == 2
 
 
+def test_a_written_plan_is_explained(tmp_path: Any) -> None:
+    path = str(tmp_path / "plan.json")
+    assert run(*plan("-o", path)).exit_code == 0
+    result = run("explain", path)
+    assert result.exit_code == 0 and "found by dapple" in result.output and "Estimated: " in result.output
+    assert "stage_0" in result.output
+    assert run("explain", str(tmp_path / "missing.json")).exit_code == 1
+
+
 def test_list() -> None:
     names = json.loads(run("plan", "--list", "--json").stdout)
     asked = {"bert-48", "xlnet-36", "gnmt-16", "vgg-19", "resnet-50", "amoebanet-36", "gpt2-24", "transgan"}

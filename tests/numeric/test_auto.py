@@ -24,6 +24,7 @@ def run_auto(name: str, setting: Setting, config: Dict[str, Any], cluster: Any, 
         outcome = equality._run(case, setting, Stages(), 1, 1)
         used = wh.current_plan()
         assert used is not None
+        assert ("Estimated: " in wh.explain()) == (used.estimate.latency_s is not None)
         return outcome, used
     finally:
         wh.shutdown()
@@ -46,8 +47,7 @@ def test_two_task_graphs(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", [True, "dapple", "amp"])
-@pytest.mark.parametrize("name", ["encoder", "momentum"])
+@pytest.mark.parametrize("name,search", [("encoder", True), ("gan", True), ("momentum", "dapple"), ("clipped_adam", "amp")])
 def test_searches(name: str, search: Any) -> None:
     plan = check_auto(name, {"auto_parallel": search}, equal(4))
     assert plan.estimate.latency_s and plan.estimate.global_batch == 48 and len(plan.estimate.peak_memory_bytes) == 4

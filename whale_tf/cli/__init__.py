@@ -7,7 +7,7 @@ from whale_tf.cli import plan, profile, simulate
 
 app = typer.Typer(name="whale", no_args_is_help=True, add_completion=False,
                   help="Plan, simulate and compare distributed training.")
-for _command in (profile.profile, plan.plan, plan.diff, simulate.simulate, simulate.compare):
+for _command in (profile.profile, plan.plan, plan.explain, plan.diff, simulate.simulate, simulate.compare):
     app.command()(_command)
 
 

@@ -1,4 +1,4 @@
-"""``whale plan`` and ``whale diff``."""
+"""``whale plan``, ``whale explain`` and ``whale diff``."""
 from __future__ import annotations
 
 import json
@@ -13,6 +13,7 @@ from rich.text import Text
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.errors import WhaleError
 from whale_tf.plan import Plan
+from whale_tf.planner.explain import explain_plan
 from whale_tf.planner.result import SearchResult
 from whale_tf.planner.search import METHODS, search
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
@@ -61,6 +62,16 @@ def _profile(model: str, global_batch: int) -> ModelProfile:
     from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; built-in profiles do without
 
     return profile_model(model, [], global_batch, os.path.splitext(os.path.basename(model))[0])
+
+
+def explain(path: str = typer.Argument(..., metavar="PLAN", help="a plan file")) -> None:
+    """Show a plan's TaskGraphs, devices, bridges and collectives, and what the search believed of it."""
+    try:
+        loaded = Plan.parse(path)
+    except WhaleError as error:
+        typer.echo("error: {}".format(error), err=True)
+        raise typer.Exit(1)
+    typer.echo(explain_plan(loaded, None, [str(device) for device in range(loaded.num_devices)]))
 
 
 def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argument(..., help="another one"),

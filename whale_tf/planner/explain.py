@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from whale_tf.ir.region import Region
-from whale_tf.plan import Plan
+from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding.assignment import Choice
 
 WIDTH = 120
@@ -28,6 +28,8 @@ def explain_plan(
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
     console.print(_title(plan), highlight=False)
+    for line in _estimate(plan.estimate):
+        console.print(line, highlight=False, markup=False)
     console.print(_task_graphs(plan, devices))
     if shards:
         console.print(_shards(shards))
@@ -56,6 +58,16 @@ def _title(plan: Plan) -> str:
     )
 
 
+def _estimate(estimate: Estimate) -> List[str]:
+    """What the search believed; nothing for a plan that no search made."""
+    if estimate.latency_s is None:
+        return []
+    peak = "" if not estimate.peak_memory_bytes else ", at most {} on a device".format(_bytes(max(estimate.peak_memory_bytes)))
+    batch = "" if estimate.global_batch is None else " of {} examples".format(estimate.global_batch)
+    lines = ["Estimated: {:.4g} ms for a step{}{}.".format(1e3 * estimate.latency_s, batch, peak)]
+    return lines + ["Not taken: " + text for text in estimate.runners_up]
+
+
 def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
     table = Table(title="TaskGraphs", title_justify="left")
     for heading in ("#", "name", "strategy", "forward ops", "warm-up"):
@@ -66,7 +78,7 @@ def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
         table.add_row(
             str(index),
             task.name,
-            "{}({})".format(task.strategy, task.device_count),
+            "{}({}){}".format(task.strategy, task.device_count, " " + ":".join(map(str, task.slices)) if task.slices else ""),
             str(len(task.ops)),
             str(task.warmup),
             *[_short([devices[d] for d in row]) for row in task.devices],

@@ -48,7 +48,7 @@ _FREE = frozenset("""Const Placeholder PlaceholderV2 PlaceholderWithDefault Vari
 
 # FLOPs per element of the results where it is not 0 (moving data) or 1.
 _PER_RESULT: Mapping[str, float] = {
-    "Softmax": 5, "LogSoftmax": 5, "Sqrt": 1, "SquaredDifference": 2, "TanhGrad": 3,
+    "Softmax": 5, "LogSoftmax": 5, "SquaredDifference": 2, "TanhGrad": 3,
     "SigmoidGrad": 3, "GeluGrad": 10, "RsqrtGrad": 4, "SqrtGrad": 3}  # fmt: skip
 
 # FLOPs per element of the first float operand: reductions, losses, normalisation.
