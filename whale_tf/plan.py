@@ -119,6 +119,7 @@ class Plan(_Value):
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
             mini-batch is divided over them.
         shards: per op, the sharding pattern chosen for it (``split`` TaskGraphs).
+        processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
 
     version: int = VERSION
@@ -135,6 +136,7 @@ class Plan(_Value):
     bridges: Tuple[BridgePlan, ...] = ()
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = Field(default_factory=dict)
+    processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
 
     @model_validator(mode="after")
@@ -169,6 +171,11 @@ class Plan(_Value):
                             task_graph.name, device, self.num_devices - 1
                         )
                     )
+        driven = sorted(device for part in self.processes for device in part)
+        if self.processes and driven != list(range(self.num_devices)):
+            raise ValueError(
+                "processes must list each of the devices 0 to {} once, got {}".format(self.num_devices - 1, self.processes)
+            )
         for bridge in self.bridges:
             if max(bridge.producer, bridge.consumer) >= len(self.task_graphs):
                 raise ValueError(
@@ -180,6 +187,37 @@ class Plan(_Value):
 
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=indent)
+
+    def local_part(self, rank: int) -> Plan:
+        """What process ``rank`` runs: the model replicas on its own devices, numbered anew from zero.
+
+        Raises:
+            PlanError: a model replica spans processes, or processes have different numbers of model replicas.
+        """
+        if not self.processes:
+            return self
+        process_of = {device: number for number, part in enumerate(self.processes) for device in part}
+        mine: List[int] = []
+        replicas = [0] * len(self.processes)
+        for g in range(self.num_model_replicas):
+            owners = {process_of[device] for task in self.task_graphs for device in task.devices[g]}
+            if len(owners) > 1:
+                raise PlanError(
+                    "model replica {} has devices in processes {}: a model replica that spans processes is not supported yet; "
+                    "use device counts that fit into one process ({} devices)".format(
+                        g, ", ".join(map(str, sorted(owners))), len(self.processes[0])
+                    )
+                )
+            owner = owners.pop()
+            replicas[owner] += 1
+            if owner == rank:
+                mine.append(g)
+        if len(set(replicas)) > 1:
+            raise PlanError("processes have {} model replicas; give each the same number".format(replicas))
+        tasks = tuple(
+            task.model_copy(update={"devices": tuple(task.devices[g] for g in mine)}) for task in self.task_graphs
+        )
+        return self.model_copy(update={"task_graphs": tasks, "num_model_replicas": len(mine)})
 
     @classmethod
     def parse(cls, source: Union[Plan, Dict, str]) -> Plan:

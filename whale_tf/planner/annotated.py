@@ -62,8 +62,12 @@ def annotated_plan(
     inputs: Dict[str, int],
     cluster: Cluster,
     config: Config,
+    processes: Sequence[Tuple[int, ...]] = (),
 ) -> Plan:
     """See the module's docstring.
+
+    Args:
+        processes: device numbers of each process, where there are several: a model replica stays within one.
 
     Raises:
         AnnotationError: the device counts do not fit the cluster.
@@ -72,12 +76,15 @@ def annotated_plan(
     _check_built(config)
     micro_batches = config.pipeline.num_micro_batch or 1
     total = len(cluster.devices)
-    rows = virtual_devices(specs, total, is_pipeline=micro_batches > 1 and len(specs) > 1)
+    is_pipeline = micro_batches > 1 and len(specs) > 1
+    if processes:
+        rows = _in_each_process(specs, processes, is_pipeline)
+    else:
+        rows = virtual_devices(specs, total, is_pipeline)
     replicas = len(rows[0])
-    shared = sum(len(row[0]) for row in rows) > total
+    shared = sum(len(row[0]) for row in rows) > (len(processes[0]) if processes else total)
     plan_schedule = config.pipeline.schedule
     warmups = _warmups(stages, rows, crossings, cluster, config, micro_batches)
-    backend = config.communication.backend
     return Plan(
         graph=graph.fingerprint(),
         num_devices=total,
@@ -93,11 +100,12 @@ def annotated_plan(
             for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
         ),
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
+        processes=tuple(processes),
         bridges=tuple(_bridge(crossing, rows, micro_batches) for crossing in crossings),
         gradients=tuple(
             GradientPlan(
                 task_graph=i,
-                backend="local" if backend == "auto" else backend,
+                backend=_backend(config, processes),
                 buckets=tuple((name,) for name in stage.gradients),
                 bytes=stage.parameter_bytes,
             )
@@ -105,6 +113,43 @@ def annotated_plan(
             if len(row) * len(row[0]) > 1 and stage.gradients
         ),
     )
+
+
+def _in_each_process(
+    specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], is_pipeline: bool
+) -> List[Tuple[Tuple[int, ...], ...]]:
+    """Virtual devices within every process; ``device_count`` None means all devices of a process.
+
+    Raises:
+        AnnotationError: a model replica needs more devices than a process has.
+    """
+    each = len(processes[0])
+    for spec in specs:
+        if spec.device_count is not None and spec.device_count > each:
+            raise AnnotationError(
+                "TaskGraph {!r} asks for {} devices, each of the {} processes has {}: a TaskGraph that spans processes is not "
+                "supported yet; use {}() for all devices of each process, and every process trains on mini-batches of its "
+                "own".format(spec.name, spec.device_count, len(processes), each, spec.strategy)
+            )
+    local = virtual_devices(specs, each, is_pipeline)
+    return [tuple(tuple(part[i] for i in row) for part in processes for row in rows) for rows in local]
+
+
+def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
+    """What sums gradients.
+
+    Raises:
+        ConfigError: it cannot, with several processes.
+    """
+    backend: str = config.communication.backend
+    if backend == "auto":
+        return "collective" if processes else "local"
+    if backend == "local" and processes:
+        raise ConfigError(
+            "communication.backend is 'local', which sums inside one process, but there are {} processes; use 'auto' or "
+            "'collective'".format(len(processes))
+        )
+    return backend
 
 
 NOT_YET = (
@@ -232,8 +277,8 @@ def _bridge(crossing: Crossing, rows: Sequence[Tuple[Tuple[int, ...], ...]], mic
     )
 
 
-def check_plan(plan: Plan, cluster: Cluster) -> None:
-    """Refuse a plan that was made for a cluster of another size.
+def check_plan(plan: Plan, cluster: Cluster, processes: Sequence[Tuple[int, ...]] = ()) -> None:
+    """Refuse a plan that was made for a cluster of another size, or for other processes.
 
     Raises:
         PlanError
@@ -243,4 +288,9 @@ def check_plan(plan: Plan, cluster: Cluster) -> None:
             "the plan was made for {} devices, the cluster has {}; pass the cluster it was made for".format(
                 plan.num_devices, len(cluster.devices)
             )
+        )
+    if plan.processes != tuple(processes):
+        raise PlanError(
+            "the plan was made for {} process(es) with devices {}, there are {} with {}; start as many as it was made for, or "
+            "change its \"processes\"".format(len(plan.processes) or 1, plan.processes, len(processes) or 1, tuple(processes))
         )
