@@ -11,7 +11,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
-from whale_tf.rewrite.context import Clone, Context, Copy, group_by_copy
+from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy, group_by_copy
 from whale_tf.rewrite.convert import Converter, affine_components
 from whale_tf.rewrite.order import Order
 
@@ -30,14 +30,17 @@ class Merge:
         self._whole: Dict[int, str] = {}
         self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
         self._sums: Dict[int, Dict[Copy, str]] = {}
+        self._across: Dict[int, str] = {}
 
     @property
     def is_larger(self) -> bool:
-        """Merged values have more rows than the graph's static shapes say: model replicas take mini-batches of their own."""
-        return self._converter.division.own and self._converter.division.batch is not None
+        """Merged values have more rows than the graph's static shapes say: model replicas or processes take mini-batches of
+        their own."""
+        return self._converter.division.mini_batches > 1 and self._converter.division.batch is not None
 
     def whole(self, tensor: int) -> str:
-        """What the local script would have computed, on the first device of the tensor's TaskGraph."""
+        """What the local script would have computed on this process' mini-batches, on the first device of the tensor's
+        TaskGraph."""
         if tensor not in self._whole:
             context = self._context
             home = context.home(context.graph.producer(tensor))
@@ -48,6 +51,7 @@ class Merge:
             if layout.is_partial:
                 sums = self._accumulated(tensor, home)
                 value = self._nodes.add_n(list(sums.values()), scope, dtype, device)
+                value = self._converter.of_this_process(value, tensor, layout.power, scope, device)
             elif layout.is_sharded:
                 value = self._concatenated(tensor, layout, home, clones, scope, device)
             elif layout.kind in EXTREMES:
@@ -63,6 +67,41 @@ class Merge:
             self._whole[tensor] = self._nodes.identity(value, scope + "/value", dtype, device)
         return self._whole[tensor]
 
+    def of_all_processes(self, tensor: int) -> str:
+        """What the local script would have computed on the mini-batches of all processes, on the first device of the
+        tensor's TaskGraph.  Every run of it waits for the other processes."""
+        if self._communicator.processes == 1:
+            return self.whole(tensor)
+        if tensor not in self._across:
+            self._across[tensor] = self._of_all_processes(tensor)
+        return self._across[tensor]
+
+    def _of_all_processes(self, tensor: int) -> str:
+        context = self._context
+        home = context.home(context.graph.producer(tensor))
+        layout = context.region.batch.layout(tensor)
+        if layout.is_partial:
+            return self.everywhere(tensor, home)[ORIGINAL]
+        scope, dtype = context.name("processes", context.flat(tensor)), context.dtype(tensor)
+        here = Member(self.whole(tensor), context.device(home, ORIGINAL))
+        if layout.is_sharded:
+            self._check_gather(tensor)
+            return self._communicator.gather_across(here, layout.dim, scope, dtype)
+        if layout.kind in EXTREMES:
+            return self._communicator.across(here, layout.kind, scope, dtype)
+        if layout.kind == EXTENT.kind:
+            total = self._communicator.across(here, "sum", scope + "/sum", dtype)
+            return self._less_surplus(total, tensor, self._communicator.processes - 1, scope, here.device)
+        return here.value
+
+    def _check_gather(self, tensor: int) -> None:
+        if self._converter.division.batch is None:
+            raise UnsupportedOpError(
+                "{!r} has to be put together from all processes, and how many rows each has follows from a batch size that is "
+                "only known at run time (a sparse gradient, for instance); give the input a static batch size "
+                "(drop_remainder=True)".format(self._context.graph.tensor_name(tensor))
+            )
+
     def everywhere(self, tensor: int, task_graph: int) -> Dict[Copy, str]:
         """The merged value on every copy of ``task_graph`` (whose variables it updates)."""
         key = (tensor, task_graph)
@@ -75,7 +114,8 @@ class Merge:
         home = context.home(context.graph.producer(tensor))
         layout = context.region.batch.layout(tensor)
         copies = context.copies(task_graph)
-        if len(copies) == 1 and home == task_graph:
+        alone = self._communicator.processes == 1
+        if len(copies) == 1 and home == task_graph and alone:
             return {copies[0]: self.whole(tensor)}
         scope, dtype = context.name("sync", context.flat(tensor)), context.dtype(tensor)
         if layout.is_partial and home == task_graph:
@@ -83,7 +123,7 @@ class Merge:
                 Member(value, context.device(home, copy)) for copy, value in self._accumulated(tensor, home).items()
             ]
             return dict(zip(copies, self._communicator.all_reduce(members, scope, dtype)))
-        if layout.is_sharded:
+        if layout.is_sharded and alone:
             clones = list(context.clones(home))
             return {
                 copy: self._concatenated(
@@ -91,8 +131,7 @@ class Merge:
                 )
                 for copy in copies
             }
-        value = self.whole(tensor)
-        return dict.fromkeys(copies, value)
+        return dict.fromkeys(copies, self.of_all_processes(tensor))
 
     def _accumulated(self, tensor: int, home: int) -> Dict[Copy, str]:
         """Weighted sums over micro-batches, one for each copy: a chain of additions, so that each micro-batch's gradient
@@ -124,6 +163,13 @@ class Merge:
 
     def _extent(self, tensor: int, home: int, clones: List[Clone], scope: str, device: str) -> str:
         """``c0 + c1 B`` from the clones' ``c0 + c1 b_i``: their sum less ``n - 1`` times ``c0``."""
+        context = self._context
+        names = [context.tensor_in(tensor, clone) for clone in clones]
+        total = self._nodes.add_n(names, scope + "/sum", context.dtype(tensor), device)
+        return self._less_surplus(total, tensor, len(clones) - 1, scope, device)
+
+    def _less_surplus(self, total: str, tensor: int, count: int, scope: str, device: str) -> str:
+        """A sum of extents less ``count`` times their constant part."""
         context, nodes = self._context, self._nodes
         dtype = context.dtype(tensor)
         components = affine_components(context.region.batch, tensor)
@@ -132,9 +178,8 @@ class Merge:
                 "{!r} depends on the batch size in a way that clones cannot be merged in; compute it outside the "
                 "model".format(context.graph.tensor_name(tensor))
             )
-        total = nodes.add_n([context.tensor_in(tensor, clone) for clone in clones], scope + "/sum", dtype, device)
         constant = np.array([c0 for c0, _ in components]).reshape(context.static_shape(tensor))
-        surplus = nodes.const(constant * (len(clones) - 1), scope + "/surplus", dtype, device)
+        surplus = nodes.const(constant * count, scope + "/surplus", dtype, device)
         return nodes.binary("Sub", total, surplus, scope, dtype, device)
 
     def _concatenated(
