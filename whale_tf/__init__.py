@@ -21,6 +21,7 @@ from whale_tf.errors import (
     GraphError,
     InfeasibleError,
     PlanError,
+    ProcessLostError,
     UnsupportedOpError,
     WhaleError,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "InfeasibleError",
     "Plan",
     "PlanError",
+    "ProcessLostError",
     "UnsupportedOpError",
     "WhaleError",
 ] + list(_API)

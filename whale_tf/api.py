@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any, Callable, ContextManager, Dict, MutableMapping, Optional, Union
 
@@ -9,7 +10,7 @@ from whale_tf import session as whale_session
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -17,16 +18,20 @@ from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
 from whale_tf.planner.explain import explain_plan
+from whale_tf.processes.datasets import share
+from whale_tf.processes.runtime import runtime_of
 
 
 class _Active:
     """Everything ``wh.init`` sets and ``wh.shutdown`` drops: the one place with global state, which TensorFlow's hooks force
     on us."""
 
-    def __init__(self, config: Config, cluster: Cluster, plan: Optional[Plan]) -> None:
+    def __init__(self, config: Config, cluster: Cluster, plan: Optional[Plan], processes: Processes) -> None:
         self.config = config
         self.cluster = cluster
         self.plan = plan
+        self.processes = processes
+        self.runtime = runtime_of(processes, config.communication.start_timeout_s)
         self.default: Optional[_Strategy] = None
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
@@ -45,24 +50,42 @@ def init(
 ) -> None:
     """Start whale_tf; call it before building the graph.  A second call starts afresh.
 
+    Where the environment (``TF_CONFIG``, SLURM, Kubernetes) says that this process is one of several, each takes the part of
+    the plan on its own devices.
+
     Args:
         config: a Config, a dict, JSON text or the path of a JSON file; default: the environment's ``WHALE_CONFIG``.
         cluster: a Cluster, a dict, a path, or a short form such as ``"cpu:4"``; default: ``WHALE_CLUSTER``, else all GPUs, else
-            one CPU device.
+            one CPU device.  In a job of several processes: the devices of all of them.
         plan: a Plan to run, a dict, JSON text or the path of a JSON file.
 
     Raises:
         ConfigError, ClusterError, PlanError: the argument is not valid.
     """
     global _active
+    processes = find_processes()
     parsed = _Active(
         Config.parse(config),
-        Cluster.parse(cluster) if cluster is not None else Cluster.local(),
+        _cluster(cluster, processes),
         Plan.parse(plan) if plan is not None else None,
+        processes,
     )
     shutdown()
     _active = parsed
     hooks.install(_callbacks(parsed))
+
+
+def _cluster(cluster: Union[None, Cluster, Dict, str], processes: Processes) -> Cluster:
+    """The devices of all processes."""
+    if cluster is not None:
+        found = Cluster.parse(cluster)
+    elif os.environ.get("WHALE_CLUSTER"):
+        found = Cluster.local()
+    else:
+        found = whole_cluster(Cluster.local(), processes)
+    if processes.count > 1:
+        devices_of_processes(found, processes)
+    return found
 
 
 def shutdown() -> None:
@@ -154,7 +177,7 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
         raise PlanError(
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
-    return explain_plan(done.plan, done.region, [device.tf_name() for device in state.cluster.devices])
+    return explain_plan(done.plan, done.region, device_names(state.cluster, state.processes))
 
 
 def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:
@@ -188,13 +211,14 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         state.looked_at[graph] = graph.version
         return
     with whale_session.unfinalized(graph), garbage_collection_paused():
-        done = _parallelize(graph, state.cluster, state.config, state.plan)
+        keys = state.runtime.keys if state.runtime is not None else None
+        done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys)
+        if done is not None:
+            state.done[graph] = done
+            state.latest = weakref.ref(graph)
+            if done.rewritten is not None:
+                state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced, state.runtime)
     state.looked_at[graph] = graph.version
-    if done is not None:
-        state.done[graph] = done
-        state.latest = weakref.ref(graph)
-        if done.rewritten is not None:
-            state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced)
 
 
 def _check_gradients(graph: tf.Graph) -> None:
@@ -216,8 +240,43 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         return state.fetches.get(graph)
 
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
-        kinds = [device.kind for device in state.cluster.devices]
-        return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds)
+        devices = state.cluster.devices
+        if state.runtime is not None:
+            devices = tuple(devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank])
+        kinds = [device.kind for device in devices]
+        config = whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds)
+        return config if state.runtime is None else state.runtime.session_config(config)
+
+    def session_target(target: str, config: v1.ConfigProto) -> str:
+        return target if state.runtime is None else state.runtime.target(target, config)
+
+    def create_session(creator: Any, original: Callable, is_chief: bool) -> Any:
+        if state.runtime is None:
+            return original()
+        if not is_chief:  # every process has variables of its own to initialise, whatever the script says
+            creator = v1.train.ChiefSessionCreator(creator._scaffold, creator._master, creator._config)
+            return creator.create_session()
+        session = original()
+        fetches = fetch_map(session.graph)
+        if fetches is not None:
+            fetches.make_equal(session, hooks.original_run(session))
+        return session
+
+    def save(
+        saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if state.processes.is_chief:
+            return original(session, save_path, global_step, *args, **kwargs)
+        if global_step is not None and not isinstance(global_step, int):
+            global_step = v1.train.global_step(session, global_step)
+        return save_path if global_step is None else "{}-{}".format(save_path, global_step)
+
+    def add_event(original: Callable, event: Any) -> None:
+        if state.processes.is_chief:
+            original(event)
+
+    def dataset(given: Any) -> Any:
+        return share(given, state.processes) if state.runtime is not None and state.config.io.slicing else given
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
@@ -232,7 +291,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         fetches = fetch_map(session.graph)
         if fetches is None:
             return original(*arguments)
-        return whale_session.make_callable(fetches, session, original, *arguments)
+        return whale_session.make_callable(fetches, session, original, hooks.original_run(session), *arguments)
 
     def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
@@ -248,6 +307,11 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     return hooks.Callbacks(
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
+        session_target=session_target,
+        create_session=create_session,
+        save=save,
+        add_event=add_event,
+        dataset=dataset,
         run=run,
         make_callable=make_callable,
         partial_run_setup=partial_run_setup,

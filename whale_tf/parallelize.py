@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, capture
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes
+from whale_tf.communicators import Keys
 from whale_tf.config import Config
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
 from whale_tf.ir.region import Region, find_region
@@ -30,12 +31,19 @@ class Parallelized(NamedTuple):
 
 
 def parallelize(
-    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None
+    graph: tf.Graph,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan] = None,
+    processes: Processes = ONE_PROCESS,
+    keys: Optional[Keys] = None,
 ) -> Optional[Parallelized]:
     """Rewrite a graph in place.
 
     Args:
         plan: run this plan; None: the one the annotations ask for.
+        processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
+        keys: numbers of this process' collectives, where there are several processes.
 
     Returns:
         None when the graph has no optimizer's update yet.
@@ -47,7 +55,8 @@ def parallelize(
     decomposition = decompose(graph) if sync else Decomposition()
     done = None
     try:
-        done = _parallelize(graph, cluster, config, plan, Options(sync=lambda op: True) if sync else Options())
+        options = Options(sync=lambda op: True) if sync else Options()
+        done = _parallelize(graph, cluster, config, plan, options, processes, keys)
     finally:
         if done is None or done.rewritten is None:
             decomposition.undo()
@@ -55,7 +64,13 @@ def parallelize(
 
 
 def _parallelize(
-    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options
+    graph: tf.Graph,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan],
+    options: Options,
+    processes: Processes,
+    keys: Optional[Keys],
 ) -> Optional[Parallelized]:
     is_pipeline = (plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1) > 1
     captured = capture(graph, is_pipeline, plan)
@@ -64,21 +79,26 @@ def _parallelize(
     verify(captured.graph)
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
+    parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
     if plan is None:
-        plan = _plan(captured, region, cluster, config)
-    check_plan(plan, cluster)
+        plan = _plan(captured, region, cluster, config, parts)
+    check_plan(plan, cluster, parts)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)
     backend = plan.gradients[0].backend if plan.gradients else "local"
-    rewritten = rewrite(graph, captured, region, plan, backend, device_names(cluster))
+    part = plan.local_part(processes.rank)
+    devices = device_names(cluster, processes)
+    rewritten = rewrite(graph, captured, region, part, backend, devices, processes, keys)
     return Parallelized(captured, batch, region, plan, rewritten)
 
 
-def _plan(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Plan:
+def _plan(
+    captured: Captured, region: Region, cluster: Cluster, config: Config, parts: Sequence[Tuple[int, ...]]
+) -> Plan:
     specs = [TaskGraphSpec(*spec) for spec in captured.specs]
     stages = stage_statistics(region, captured.gradients, captured.variable_homes, len(specs))
     inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
-    return annotated_plan(captured.graph, specs, stages, crossings(region), inputs, cluster, config)
+    return annotated_plan(captured.graph, specs, stages, crossings(region), inputs, cluster, config, parts)
 
 
 def is_local(plan: Plan) -> bool:
@@ -88,7 +108,3 @@ def is_local(plan: Plan) -> bool:
         and plan.num_model_replicas == 1
         and {d for t in plan.task_graphs for row in t.devices for d in row} == {0}
     )
-
-
-def device_names(cluster: Cluster) -> Sequence[str]:
-    return [device.tf_name() for device in cluster.devices]

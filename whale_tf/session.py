@@ -7,14 +7,18 @@ original tensors from merged values, so that it neither computes the model twice
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+import functools
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from tensorflow.python.client import session as tf_session
 
 from whale_tf._tf_compat import tf, v1
+from whale_tf.communicators import ProcessCommunicator
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.processes.runtime import Runtime
 from whale_tf.rewrite.passes import Rewritten
+from whale_tf.rewrite.processes import Runs, broadcast_variables
 from whale_tf.rewrite.reroute import outside_after
 
 Fetch = Union[tf.Tensor, tf.Operation]
@@ -33,9 +37,14 @@ def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool
 
 
 class Fetches:
-    """Maps what a user fetches from a rewritten graph to what computes it."""
+    """Maps what a user fetches from a rewritten graph to what computes it.
 
-    def __init__(self, rewritten: Rewritten, replaced: Mapping[str, str]) -> None:
+    Args:
+        replaced: tensors of the local script -> tensors computed in their place.
+        runtime: this process, where it is one of several.
+    """
+
+    def __init__(self, rewritten: Rewritten, replaced: Mapping[str, str], runtime: Optional[Runtime] = None) -> None:
         self._rewritten = rewritten
         self._replaced = replaced
         context = rewritten.context
@@ -44,6 +53,33 @@ class Fetches:
         self._parallel: Dict[str, bool] = {}
         self._merged: Dict[str, Fetch] = {}
         self._seen = -1
+        self._runtime = runtime
+        self._runs = Runs(rewritten.communicator.collectives)
+        self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
+        if runtime is not None:
+            assert isinstance(rewritten.communicator, ProcessCommunicator)
+            self._broadcast = broadcast_variables(
+                self._graph, context.host, rewritten.nodes, rewritten.communicator
+            )
+
+    def waits(self, fetches: Sequence[Fetch]) -> bool:
+        """Whether a run of (substituted) fetches waits for other processes.
+
+        Raises:
+            UnsupportedOpError: these would not take part in it.
+        """
+        return self._runtime is not None and self._runs.check([_op_of(fetch) for fetch in fetches])
+
+    def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
+        """Call ``function``, a run that waits for other processes."""
+        assert self._runtime is not None
+        return self._runtime.together(session, self._broadcast, original_run, function, *arguments)
+
+    def make_equal(self, session: Any, original_run: Callable) -> None:
+        """A session has been initialised or restored: its variables take process 0's values, where there are several."""
+        if self._runtime is not None:
+            self.prepare()
+            self.together(session, original_run, lambda: None)
 
     def prepare(self) -> None:
         """Call before each run: keeps copies equal when ops were added since the last one."""
@@ -74,7 +110,7 @@ class Fetches:
                     )
                 )
         fetches = [self._successor(fetch) for fetch in fetches]
-        if not any(self._is_parallel(fetch if isinstance(fetch, tf.Operation) else fetch.op) for fetch in fetches):
+        if not any(self._is_parallel(_op_of(fetch)) for fetch in fetches):
             return list(fetches)
         context = self._rewritten.context
         for feed in feeds:
@@ -85,7 +121,8 @@ class Fetches:
                         feed.name
                     )
                 )
-        return [self._substitute(fetch) for fetch in fetches]
+        writes = self._runs.writes(_op_of(fetch) for fetch in fetches) if self._shared else set()
+        return [self._substitute(fetch, writes) for fetch in fetches]
 
     def _successor(self, fetch: Fetch) -> Fetch:
         """The tensor, or its op, that is computed in a fetch's place."""
@@ -96,8 +133,16 @@ class Fetches:
         tensor = self._graph.get_tensor_by_name(name)
         return tensor.op if is_op else tensor
 
-    def _substitute(self, fetch: Fetch) -> Fetch:
+    def _substitute(self, fetch: Fetch, writes: Set[str]) -> Fetch:
+        """What to run in a fetch's place.
+
+        Args:
+            writes: the run's writes of variables; a loss whose update is among them is fetched over all processes.
+        """
         context = self._rewritten.context
+        shared = self._shared.get(fetch.name)
+        if shared is not None and any(context.graph.ops[index].name in writes for index in shared.writes):
+            return self._graph.get_tensor_by_name(shared.value + ":0")
         op = fetch if isinstance(fetch, tf.Operation) else fetch.op
         if fetch.name in self._merged:
             return self._merged[fetch.name]
@@ -153,6 +198,10 @@ class Fetches:
         return False
 
 
+def _op_of(fetch: Fetch) -> tf.Operation:
+    return fetch if isinstance(fetch, tf.Operation) else fetch.op
+
+
 def run(
     fetch_map: Fetches,
     session: Any,
@@ -166,27 +215,37 @@ def run(
     fetch_map.prepare()
     mapper, elements = _elements(session, fetches)
     substitutes = fetch_map.substitutes(elements, _feeds(session.graph, feed_dict))
+    call = original
+    if fetch_map.waits(substitutes):
+        call = functools.partial(fetch_map.together, session, original, original)
     if substitutes == elements:
-        return original(fetches, feed_dict, options, run_metadata)
-    return mapper.build_results(original(substitutes, feed_dict, options, run_metadata))
+        return call(fetches, feed_dict, options, run_metadata)
+    return mapper.build_results(call(substitutes, feed_dict, options, run_metadata))
 
 
 def make_callable(
     fetch_map: Fetches,
     session: Any,
     original: Callable,
+    run: Callable,
     fetches: Any,
     feed_list: Optional[Sequence],
     accept_options: bool,
 ) -> Callable:
-    """``Session.make_callable`` on a rewritten graph."""
+    """``Session.make_callable`` on a rewritten graph.
+
+    Args:
+        run: TensorFlow's own ``session.run``.
+    """
     fetch_map.prepare()
     mapper, elements = _elements(session, fetches)
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
     substitutes = fetch_map.substitutes(elements, feeds)
+    inner = original(fetches if substitutes == elements else substitutes, feed_list, accept_options)
+    if fetch_map.waits(substitutes):
+        inner = functools.partial(fetch_map.together, session, run, inner)
     if substitutes == elements:
-        return original(fetches, feed_list, accept_options)
-    inner = original(substitutes, feed_list, accept_options)
+        return inner
     return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
 
 
