@@ -33,6 +33,7 @@ class Runtime:
         self.keys = Keys()
         self.start_timeout_s = start_timeout_s
         self._server: Any = None
+        self._devices = 0  # logical CPU devices of the server
         self._watch: Optional[Watch] = None
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
 
@@ -49,8 +50,14 @@ class Runtime:
                 "a Session asks for the server {!r}, but with several processes whale_tf starts the servers; leave the target "
                 "(master) out, and tf.train.Server, too".format(asked)
             )
+        devices = config.device_count.get("CPU", 1)
         if self._server is None:
-            self._server = self._start(config)
+            self._server, self._devices = self._start(config), devices
+        elif devices > self._devices:
+            raise ClusterError(
+                "this process' server was started with {} CPU device(s) by its first Session, and a new one needs {}; call "
+                "wh.init with the larger cluster before the first Session".format(self._devices, devices)
+            )
         return self._server.target
 
     def _start(self, config: v1.ConfigProto) -> Any:
