@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric import equality
-from tests.numeric.cases import Case
+from tests.numeric.cases import RAGGED, Case
 from tests.numeric.equality import Outcome, find_case
 from tests.numeric.script import Setting, Stages, source
 from whale_tf.cluster import find_processes
@@ -23,6 +23,7 @@ class Job(NamedTuple):
     Attributes:
         counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.
         devices: of each process.
+        sizes: of the mini-batches in place of the case's own.
     """
 
     case: str
@@ -30,6 +31,12 @@ class Job(NamedTuple):
     counts: Tuple[Any, ...] = (None,)
     devices: int = 1
     micro_batches: int = 1
+    sizes: Sequence[int] = ()
+
+    @property
+    def script(self) -> Case:
+        case = find_case(self.case)
+        return case._replace(sizes=tuple(self.sizes)) if self.sizes else case
 
     @property
     def replicas(self) -> int:
@@ -51,7 +58,8 @@ JOBS: Dict[str, Job] = {
     "two losses": Job("gan"),
     "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
     "sparse gradient": Job("sparse_embedding", devices=2),
-    "batch statistics": Job("batch_norm"),
+    "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
+    "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),
     "pipeline in each process": Job("encoder", counts=(1, 1), devices=2, micro_batches=2),
     "loop": Job("while_loop_v1"),
 }
@@ -59,7 +67,7 @@ JOBS: Dict[str, Job] = {
 
 def local(job: Job, count: int) -> Outcome:
     """The script as it is, on the mini-batches of all processes one behind the other."""
-    case = find_case(job.case)
+    case = job.script
     if job.setting.dataset:
         return equality.run_local(case, job.setting._replace(runner="session"), count * job.replicas)
     return _fed(case, job.setting, Stages(), [range(count)], 0)
@@ -68,7 +76,7 @@ def local(job: Job, count: int) -> Outcome:
 def in_process(name: str, rank: int, count: int) -> Outcome:
     """What process ``rank`` computes."""
     job, container = JOBS[name], "job{}".format(list(JOBS).index(name))
-    case = find_case(job.case)
+    case = job.script
     config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches)
     wh.init(config, cluster="{}xcpu:{}".format(count, job.devices))
     try:
@@ -89,8 +97,7 @@ def _fed(case: Case, setting: Setting, stages: Stages, parts: Sequence[Sequence[
         part: which of these scripts this is.
     """
     count = sum(len(numbers) for numbers in parts)
-    sizes = [[case.sizes[(step + 3 * number) % len(case.sizes)] for number in range(count)]
-             for step in range(len(case.sizes))]
+    sizes = _sizes(case, count)
     examples = case.examples(sum(map(sum, sizes)), setting.dtype)
     with tf.Graph().as_default() as graph, graph.container(container), tf.variable_scope("", use_resource=setting.resource):
         tf.set_random_seed(1)
@@ -100,10 +107,19 @@ def _fed(case: Case, setting: Setting, stages: Stages, parts: Sequence[Sequence[
         return equality.train(case.build(inputs, stages, setting.dtype), feeds[part::len(parts)], setting)
 
 
+def _sizes(case: Case, count: int) -> List[List[int]]:
+    """Examples that each of ``count`` processes feeds in each step."""
+    steps = len(case.sizes)
+    return [[case.sizes[(step + 3 * number) % steps] for number in range(count)] for step in range(steps)]
+
+
 def merged(job: Job, outcomes: List[Outcome]) -> Outcome:
-    """The processes' outcomes as one: means of losses, examples one behind the other."""
-    first = outcomes[0]
-    losses = {name: [np.mean(values) for values in zip(*(one.losses[name] for one in outcomes))] for name in first.losses}
+    """The processes' outcomes as one: means of losses, weighted by examples, and examples one behind the other."""
+    first, case = outcomes[0], job.script
+    weights = _sizes(case, len(outcomes)) * case.runs
+    losses = {name: [np.average(values, weights=row)
+                     for values, row in zip(zip(*(one.losses[name] for one in outcomes)), weights)]
+              for name in first.losses}
     outputs = {name: [np.concatenate(values) for values in zip(*(one.outputs[name] for one in outcomes))]
                for name in first.outputs}
     return Outcome(first.initial, first.final, losses, outputs)

@@ -25,6 +25,7 @@ COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, magenta, blue, 
 def run(
     script: str = typer.Argument(..., help="Python script"),
     arguments: Optional[List[str]] = typer.Argument(None, help="its arguments"),
+    module: bool = typer.Option(False, "-m", "--module", help="SCRIPT is the name of a module, as for python -m"),
     workers: int = typer.Option(1, min=1, help="processes"),
     devices_per_worker: int = typer.Option(1, min=1, help="logical CPU devices of each process, or GPUs"),
     cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form (default: CPU devices)"),
@@ -41,7 +42,7 @@ def run(
     except WhaleError as error:
         typer.echo("error: {}".format(error), err=True)
         raise typer.Exit(2)
-    command = [sys.executable, "-u", script] + list(arguments or ())
+    command = [sys.executable, "-u"] + (["-m"] if module else []) + [script] + list(arguments or ())
     status = 0
     for attempt in range(max_restarts + 1):
         if attempt:

@@ -50,6 +50,11 @@ class Communicator(abc.ABC):
         ``all``."""
         return member.value
 
-    def gather_across(self, member: Member, dim: int, name: str, dtype: Any) -> str:
-        """One tensor of each process, all of one shape, concatenated along ``dim`` in the order of the processes."""
+    def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
+        """One tensor of each process, concatenated along ``dim`` in the order of the processes.
+
+        Args:
+            rank: number of dimensions.
+            equal: all are known to be of one shape.
+        """
         return member.value

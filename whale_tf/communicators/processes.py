@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
+import numpy as np
+
 from whale_tf._tf_compat import tf
 from whale_tf.communicators.base import Communicator, Member
 from whale_tf.communicators.local import LocalCommunicator
@@ -67,6 +69,7 @@ class ProcessCommunicator(Communicator):
     def __init__(self, nodes: Nodes, count: int, rank: int, keys: Keys) -> None:
         super().__init__(nodes)
         self._local = LocalCommunicator(nodes)
+        self._rank = rank
         self.is_first = rank == 0
         self._keys = keys
         self.processes = count
@@ -87,7 +90,7 @@ class ProcessCommunicator(Communicator):
             total = self._nodes.cast(total, name + "/to_" + dtype.name, wire, dtype, member.device)
         return total
 
-    def gather_across(self, member: Member, dim: int, name: str, dtype: Any) -> str:
+    def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
         if dim != 0:
             raise UnsupportedOpError(
                 "{!r} would have to be concatenated over processes along dimension {}; only dimension 0 is supported".format(
@@ -98,10 +101,48 @@ class ProcessCommunicator(Communicator):
         value = member.value
         if wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-        rows = self._collective("CollectiveGather", name, [value], member.device, T=wire, shape=[0])
+        member = Member(value, member.device)
+        rows = self._gather(member, name, wire) if equal else self._gather_unequal(member, rank, name, wire)
         if wire != dtype:
             rows = self._nodes.cast(rows, name + "/to_" + dtype.name, wire, dtype, member.device)
         return rows
+
+    def _gather(self, member: Member, name: str, dtype: Any) -> str:
+        return self._collective("CollectiveGather", name, [member.value], member.device, T=dtype, shape=[0])
+
+    def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any) -> str:
+        """``CollectiveGather`` takes one shape only, in all processes and steps (1.15.5, 2.21).  So each process puts its rows at
+        a place of their own among zeros, as many for each process as the longest has, and the sum is what was to be gathered
+        but for the zeros in between."""
+        nodes, device, i32 = self._nodes, member.device, tf.int32
+
+        def constant(value: Any, what: str) -> str:
+            return nodes.const(value, "{}/{}".format(name, what), i32, device)
+
+        shape = nodes.add("Shape", name + "/shape", [member.value], device, T=dtype, out_type=i32)
+        length = nodes.slice_dim(shape, 0, 1, 0, 1, name + "/length", i32, device)
+        lengths = self._gather(Member(length, device), name + "/lengths", i32)
+        longest = nodes.add("Max", name + "/longest", [lengths, constant([0], "all")], device, T=i32, Tidx=i32, keep_dims=True)
+        before = nodes.binary("Mul", longest, constant(self._rank, "rank"), name + "/before", i32, device)
+        total = nodes.binary("Mul", longest, constant(self.processes, "processes"), name + "/total", i32, device)
+        own = nodes.binary("Add", before, length, name + "/own", i32, device)
+        after = nodes.binary("Sub", total, own, name + "/after", i32, device)
+        first = nodes.concat([before, after], 0, name + "/first", i32, device)
+        others = [constant([0, 0], "others")] * (rank - 1)
+        paddings = nodes.add("Pack", name + "/paddings", [first] + others, device, T=i32, N=rank, axis=0)
+        padded = nodes.add("Pad", name + "/padded", [member.value, paddings], device, T=dtype, Tpaddings=i32)
+        rows = self.across(Member(padded, device), "sum", name, dtype)
+        scalar = constant(np.zeros([0]), "scalar")
+        count = nodes.add("Reshape", name + "/count", [longest, scalar], device, T=i32, Tshape=i32)
+        place = nodes.add("Range", name + "/place", [constant(0, "start"), count, constant(1, "step")], device, Tidx=i32)
+        column = nodes.add("ExpandDims", name + "/column", [lengths, constant(1, "one")], device, T=i32, Tdim=i32)
+        kept = nodes.binary("Less", place, column, name + "/kept", i32, device)
+        flat = nodes.add("Reshape", name + "/flat", [kept, constant([-1], "any")], device, T=tf.bool, Tshape=i32)
+        where = nodes.add("Where", name + "/where", [flat], device, T=tf.bool)
+        index = nodes.add("Reshape", name + "/index", [where, constant([-1], "any_length")], device, T=tf.int64, Tshape=i32)
+        return nodes.add(
+            "GatherV2", name + "/rows", [rows, index, constant(0, "axis")], device, Tparams=dtype, Tindices=tf.int64,
+            Taxis=i32)  # fmt: skip
 
     def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
         """Process 0's value on every process.  ``member.value`` is read there only; all have the same static shape."""

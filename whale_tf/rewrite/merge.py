@@ -85,22 +85,16 @@ class Merge:
         scope, dtype = context.name("processes", context.flat(tensor)), context.dtype(tensor)
         here = Member(self.whole(tensor), context.device(home, ORIGINAL))
         if layout.is_sharded:
-            self._check_gather(tensor)
-            return self._communicator.gather_across(here, layout.dim, scope, dtype)
+            equal = self._converter.division.batch is not None
+            return self._communicator.gather_across(
+                here, layout.dim, self._converter.rank(tensor), scope, dtype, equal
+            )
         if layout.kind in EXTREMES:
             return self._communicator.across(here, layout.kind, scope, dtype)
         if layout.kind == EXTENT.kind:
             total = self._communicator.across(here, "sum", scope + "/sum", dtype)
             return self._less_surplus(total, tensor, self._communicator.processes - 1, scope, here.device)
         return here.value
-
-    def _check_gather(self, tensor: int) -> None:
-        if self._converter.division.batch is None:
-            raise UnsupportedOpError(
-                "{!r} has to be put together from all processes, and how many rows each has follows from a batch size that is "
-                "only known at run time (a sparse gradient, for instance); give the input a static batch size "
-                "(drop_remainder=True)".format(self._context.graph.tensor_name(tensor))
-            )
 
     def everywhere(self, tensor: int, task_graph: int) -> Dict[Copy, str]:
         """The merged value on every copy of ``task_graph`` (whose variables it updates)."""
