@@ -18,7 +18,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
 from whale_tf.rewrite.passes import Rewritten
-from whale_tf.rewrite.processes import Runs, broadcast_variables
+from whale_tf.rewrite.processes import Kind, Runs, broadcast_variables
 from whale_tf.rewrite.reroute import outside_after
 
 Fetch = Union[tf.Tensor, tf.Operation]
@@ -54,7 +54,7 @@ class Fetches:
         self._merged: Dict[str, Fetch] = {}
         self._seen = -1
         self._runtime = runtime
-        self._runs = Runs(rewritten.communicator.collectives)
+        self._runs = Runs(rewritten.communicator.collectives, rewritten.shared)
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
         if runtime is not None:
             assert isinstance(rewritten.communicator, ProcessCommunicator)
@@ -62,13 +62,13 @@ class Fetches:
                 self._graph, context.host, rewritten.nodes, rewritten.communicator
             )
 
-    def waits(self, fetches: Sequence[Fetch]) -> bool:
-        """Whether a run of (substituted) fetches waits for other processes.
+    def kind(self, fetches: Sequence[Fetch]) -> Kind:
+        """What a run of (substituted) fetches means to other processes.
 
         Raises:
-            UnsupportedOpError: these would not take part in it.
+            UnsupportedOpError: it would wait for them in vain.
         """
-        return self._runtime is not None and self._runs.check([_op_of(fetch) for fetch in fetches])
+        return Kind() if self._runtime is None else self._runs.check([_op_of(fetch) for fetch in fetches])
 
     def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
         """Call ``function``, a run that waits for other processes."""
@@ -215,8 +215,10 @@ def run(
     fetch_map.prepare()
     mapper, elements = _elements(session, fetches)
     substitutes = fetch_map.substitutes(elements, _feeds(session.graph, feed_dict))
-    call = original
-    if fetch_map.waits(substitutes):
+    call, kind = original, fetch_map.kind(substitutes)
+    if kind.alone:
+        feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
+    if kind.waits:
         call = functools.partial(fetch_map.together, session, original, original)
     if substitutes == elements:
         return call(fetches, feed_dict, options, run_metadata)
@@ -241,12 +243,23 @@ def make_callable(
     mapper, elements = _elements(session, fetches)
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
     substitutes = fetch_map.substitutes(elements, feeds)
-    inner = original(fetches if substitutes == elements else substitutes, feed_list, accept_options)
-    if fetch_map.waits(substitutes):
+    kind = fetch_map.kind(substitutes)
+    alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
+    inner = original(
+        fetches if substitutes == elements else substitutes, list(feed_list or ()) + alone or None, accept_options
+    )
+    if alone:
+        inner = _with_values(inner, len(feeds), [False] * len(alone))
+    if kind.waits:
         inner = functools.partial(fetch_map.together, session, run, inner)
     if substitutes == elements:
         return inner
     return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
+
+
+def _with_values(function: Callable, count: int, values: Sequence[Any]) -> Callable:
+    """``function`` with further values behind its first ``count`` arguments."""
+    return lambda *args, **kwargs: function(*args[:count], *values, *args[count:], **kwargs)
 
 
 def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any = None) -> None:

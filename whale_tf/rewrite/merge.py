@@ -67,6 +67,13 @@ class Merge:
             self._whole[tensor] = self._nodes.identity(value, scope + "/value", dtype, device)
         return self._whole[tensor]
 
+    def part(self, tensor: int) -> str:
+        """What this process adds to the sum over all processes of a partial tensor."""
+        home = self._context.home(self._context.graph.producer(tensor))
+        scope, dtype = self._context.name("part", self._context.flat(tensor)), self._context.dtype(tensor)
+        values = list(self._accumulated(tensor, home).values())
+        return self._nodes.add_n(values, scope, dtype, self._context.device(home, ORIGINAL))
+
     def of_all_processes(self, tensor: int) -> str:
         """What the local script would have computed on the mini-batches of all processes, on the first device of the
         tensor's TaskGraph.  Every run of it waits for the other processes."""

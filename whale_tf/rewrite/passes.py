@@ -86,8 +86,8 @@ def rewrite(
     order = Order(context, nodes)
     clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, order, sums)
-    shared = shared_scalars(context, captured, merge) if processes.count > 1 else []
-    moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor for scalar in shared})
+    shared = shared_scalars(context, nodes, captured, merge, sums) if processes.count > 1 else []
+    moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
 
     new = edit.commit()
@@ -198,13 +198,13 @@ def _static_mean_divisors(context: Context) -> Set[Tuple[int, int]]:
 
 
 def _merge_leaving(
-    context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, update: Update, shared: Set[int]
+    context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, update: Update, shared: Dict[int, str]
 ) -> Dict[reroute.Use, str]:
     """Stage the merged value of every tensor that leaves the region, and say which uses read it.
 
     Args:
-        shared: tensors whose value over all processes is there in every step; all others have it only where a variable is
-            computed from them, because it takes a collective.
+        shared: values over all processes of tensors that have one in every step; all others have one only where a variable
+            is computed from them, because it takes a collective.
     """
     moves: Dict[reroute.Use, str] = {}
     decisive = leads_to_write(context.graph)
@@ -215,8 +215,10 @@ def _merge_leaving(
             task_graph = update.task_graph.get(op, -1)
             if op in update.needed:
                 moves[op, position] = merge.everywhere(tensor, task_graph)[ORIGINAL]
-            elif op in decisive or tensor in shared:
+            elif op in decisive:
                 moves[op, position] = merge.of_all_processes(tensor)
+            elif tensor in shared:
+                moves[op, position] = shared[tensor]
             else:
                 moves[op, position] = merge.whole(tensor)
     for tensor, uses in inputs.leaving().items():

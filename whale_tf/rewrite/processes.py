@@ -10,13 +10,13 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import Captured
-from whale_tf.communicators import Member, ProcessCommunicator
+from whale_tf.communicators import Communicator, Member, ProcessCommunicator
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph
 from whale_tf.rewrite.attributes import is_seeded
-from whale_tf.rewrite.context import Context
+from whale_tf.rewrite.context import ORIGINAL, Context
 from whale_tf.rewrite.merge import Merge
 from whale_tf.rewrite.update import VARIABLE_TYPES, is_write
 
@@ -24,14 +24,24 @@ from whale_tf.rewrite.update import VARIABLE_TYPES, is_write
 class Shared(NamedTuple):
     """A scalar that rides with an update: its sum over all processes is part of every run of the update.
 
+    ::
+
+        this process' part ──> Switch ──(true)──> CollectiveReduce ──┐
+                                  ^ together                         ├─> Merge ──> summaries, fetches
+        this process' value ─> Switch ──(false)──────────────────────┘
+
     Attributes:
         tensor: of the op graph.
-        value: name of its value over all processes.
-        writes: the update's writes of variables, by op number; they wait for it.
+        value: name of the merged value.
+        collective: name of its op that waits for other processes.
+        together: name of the boolean that a run without the update feeds with False, to get this process' value.
+        writes: the update's writes of variables, by op number; they wait for the value.
     """
 
     tensor: int
     value: str
+    collective: str
+    together: str
     writes: Tuple[int, ...]
 
 
@@ -44,7 +54,9 @@ def leads_to_write(graph: OpGraph) -> Set[int]:
     return found
 
 
-def shared_scalars(context: Context, captured: Captured, merge: Merge) -> List[Shared]:
+def shared_scalars(
+    context: Context, nodes: Nodes, captured: Captured, merge: Merge, communicator: Communicator
+) -> List[Shared]:
     """The losses, each with the update made from its gradients; where there is one gradient call only, also all other
     scalars that leave the region (for summaries and metrics)."""
     graph, region = context.graph, context.region
@@ -57,7 +69,26 @@ def shared_scalars(context: Context, captured: Captured, merge: Merge) -> List[S
         for tensor in scalars:
             if writes and _is_scalar_sum(context, tensor):
                 riders.setdefault(tensor, set()).update(writes)
-    return [Shared(tensor, merge.of_all_processes(tensor), tuple(sorted(writes))) for tensor, writes in riders.items()]
+    return [_share(context, nodes, merge, communicator, tensor, writes) for tensor, writes in riders.items()]
+
+
+def _share(
+    context: Context, nodes: Nodes, merge: Merge, communicator: Communicator, tensor: int, writes: Set[int]
+) -> Shared:
+    home = context.home(context.graph.producer(tensor))
+    scope, dtype, device = context.name("shared", context.flat(tensor)), context.dtype(tensor), context.device(home, ORIGINAL)
+    true = nodes.const(True, scope + "/default", tf.bool, context.host)
+    together = nodes.add(
+        "PlaceholderWithDefault", scope + "/together", [true], context.host, dtype=tf.bool, shape=tf.TensorShape([])
+    )
+    part, value = (
+        nodes.add("Switch", "{}/{}".format(scope, what), [source, together], device, T=dtype)
+        for what, source in (("part", merge.part(tensor)), ("value", merge.whole(tensor)))
+    )
+    total = communicator.across(Member(part + ":1", device), "sum", scope + "/total", dtype)
+    merged = nodes.add("Merge", scope + "/merged", [value + ":0", total], device, T=dtype, N=2)
+    result = nodes.identity(merged, scope, dtype, device)
+    return Shared(tensor, result, communicator.collectives[-1], together, tuple(sorted(writes)))
 
 
 def _is_scalar_sum(context: Context, tensor: int) -> bool:
@@ -103,23 +134,32 @@ def check_random(context: Context) -> None:
             )
 
 
+class Kind(NamedTuple):
+    """Of a run: whether it waits for other processes, and names of the booleans that it must feed with False."""
+
+    waits: bool = False
+    alone: Tuple[str, ...] = ()
+
+
 class Runs:
     """Tells of a run whether it waits for other processes, and refuses one that they need not take part in.
 
     Args:
         collectives: names of the ops that wait for other processes.
+        shared: scalars that ride with updates.
     """
 
-    def __init__(self, collectives: Sequence[str]) -> None:
+    def __init__(self, collectives: Sequence[str], shared: Sequence[Shared] = ()) -> None:
         self._collectives = collectives
-        self._known: Dict[Tuple[str, ...], bool] = {}
+        self._together = {scalar.collective: scalar.together for scalar in shared}
+        self._known: Dict[Tuple[str, ...], Kind] = {}
 
     def writes(self, ops: Iterable[tf.Operation]) -> Set[str]:
         """Names of the writes of variables that running ``ops`` runs."""
         return {op.name for op in _ancestors(ops) if is_write(op.type)}
 
-    def check(self, ops: Sequence[tf.Operation]) -> bool:
-        """Whether running ``ops`` waits for other processes.
+    def check(self, ops: Sequence[tf.Operation]) -> Kind:
+        """What running ``ops`` means to the other processes.
 
         Raises:
             UnsupportedOpError: it would, and without the update that makes the others wait for this one.
@@ -130,14 +170,15 @@ class Runs:
             reached = _ancestors(ops)
             found = {op.name for op in reached if op.name in collectives}
             updated = {op.name for op in _ancestors([op for op in reached if is_write(op.type)])}
-            alone = sorted(found - updated)
-            if alone:
+            vain = found - updated
+            refused = sorted(vain - set(self._together))
+            if refused:
                 raise UnsupportedOpError(
                     "the run of {} needs {!r}, a value over all processes, but not the update that the other processes compute "
                     "it for; they would not take part, and this one would wait for ever. Fetch it together with the train "
-                    "op".format(", ".join(repr(op.name) for op in ops[:5]), alone[0])
+                    "op".format(", ".join(repr(op.name) for op in ops[:5]), refused[0])
                 )
-            self._known[key] = bool(found)
+            self._known[key] = Kind(bool(found - vain), tuple(sorted(self._together[name] for name in vain)))
         return self._known[key]
 
 
