@@ -8,15 +8,13 @@ import pytest
 
 from tests.multiprocess.jobs import JOBS, local, merged
 from tests.multiprocess.launch import WHALE_RUN, Starter
-from tests.numeric.equality import TOLERANCE, Outcome, assert_equal
+from tests.numeric.equality import TOLERANCE, Outcome, differences
 
 WORKERS = 2
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: Any) -> Dict[str, List[Outcome]]:
+def run_jobs(path: str) -> Dict[str, List[Outcome]]:
     """All jobs, one after the other in the same two processes: importing TensorFlow takes longer than any of them."""
-    path = str(tmp_path_factory.mktemp("jobs") / "outcome")
     with Starter() as starter:
         run = starter.start(*WHALE_RUN, "--workers", str(WORKERS), "-m", "tests.multiprocess.jobs", path, *JOBS)
         assert run.wait(120) == 0, run.output
@@ -28,15 +26,22 @@ def outcomes(tmp_path_factory: Any) -> Dict[str, List[Outcome]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", JOBS)
-def test_equals_local(outcomes: Dict[str, List[Outcome]], name: str) -> None:
-    job, found = JOBS[name], outcomes[name]
+def test_equals_local(tmp_path: Any) -> None:
+    outcomes = run_jobs(str(tmp_path / "outcome"))
+    wrong = {name: found for name, found in ((name, differing(name, outcomes[name])) for name in JOBS) if found}
+    assert not wrong, "differs from the local script: {}".format(wrong)
+
+
+def differing(name: str, found: List[Outcome]) -> List[str]:
+    """Where the processes differ from the local script, or from each other."""
+    job = JOBS[name]
     expected, tolerance = local(job, WORKERS), TOLERANCE[job.setting.dtype]
     if job.replicas > 1:  # model replicas of a process take every second mini-batch: another order of examples
         expected, found = expected._replace(outputs={}), [one._replace(outputs={}) for one in found]
-    assert_equal(merged(job, found), expected, tolerance)
+    wrong = differences(merged(job, found), expected, tolerance)
     for other in found[1:]:
-        assert_equal(other._replace(initial=found[0].initial, losses={}, outputs={}),
-                     found[0]._replace(losses={}, outputs={}), tolerance)
-    if "loss" in expected.losses:
-        assert len({tuple(map(float, one.losses["loss"])) for one in found}) == 1, "the loss is not over all processes"
+        wrong += differences(other._replace(initial=found[0].initial, losses={}, outputs={}),
+                             found[0]._replace(losses={}, outputs={}), tolerance)
+    if "loss" in expected.losses and len({tuple(map(float, one.losses["loss"])) for one in found}) > 1:
+        wrong.append("the loss is not over all processes")
+    return wrong

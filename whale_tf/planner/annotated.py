@@ -78,6 +78,7 @@ def annotated_plan(
     total = len(cluster.devices)
     is_pipeline = micro_batches > 1 and len(specs) > 1
     if processes:
+        _check_intra_node(config)
         rows = _in_each_process(specs, processes, is_pipeline)
     else:
         rows = virtual_devices(specs, total, is_pipeline)
@@ -113,6 +114,15 @@ def annotated_plan(
             if len(row) * len(row[0]) > 1 and stage.gradients
         ),
     )
+
+
+def _check_intra_node(config: Config) -> None:
+    """Raises ConfigError for model replicas that are to span processes."""
+    if not config.cluster.device_place_prefer_intra_node:
+        raise ConfigError(
+            "cluster.device_place_prefer_intra_node is false, so stages would go across processes, which is not supported yet; "
+            "leave it out (default true)"
+        )
 
 
 def _in_each_process(
