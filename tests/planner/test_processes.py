@@ -1,0 +1,71 @@
+"""Plans for several processes and their local parts."""
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.errors import AnnotationError, ConfigError, PlanError
+from whale_tf.ir.graph import OpGraph
+from whale_tf.plan import Plan
+from whale_tf.planner.annotated import StageStatistics, TaskGraphSpec, annotated_plan, check_plan
+
+PARTS = ((0, 1), (2, 3))
+STAGE = StageStatistics((), 0, 4, ("w",))
+
+
+def plan_of(*counts: Any, **config: Any) -> Plan:
+    specs = [TaskGraphSpec("t{}".format(i), "replicate", count) for i, count in enumerate(counts)]
+    return annotated_plan(OpGraph(), specs, [STAGE] * len(counts), [], {}, Cluster.parse("cpu:4"),
+                          Config(config), PARTS)
+
+
+def test_replicas_stay_within_a_process() -> None:
+    plan = plan_of(None)
+    assert plan.task_graphs[0].devices == PARTS and plan.num_model_replicas == 2
+    assert plan.processes == PARTS and plan.gradients[0].backend == "collective"
+    assert plan_of(1).task_graphs[0].devices == ((0,), (1,), (2,), (3,))
+    pipeline = plan_of(1, 1, num_micro_batch=2)
+    assert [task.devices for task in pipeline.task_graphs] == [((0,), (2,)), ((1,), (3,))]
+
+
+def test_the_local_part_holds_a_process_own_replicas() -> None:
+    part = plan_of(1).local_part(1)
+    assert part.num_model_replicas == 2 and part.task_graphs[0].devices == ((2,), (3,))
+    assert Plan.parse(part.to_json()) == part
+
+
+def test_a_plan_of_one_process_is_its_local_part() -> None:
+    plan = Plan.parse({"graph": "x", "num_devices": 1, "task_graphs": [{"name": "a", "devices": [[0]]}]})
+    assert plan.local_part(0) is plan
+
+
+@pytest.mark.parametrize("devices, message", [
+    ([[0, 2]], "model replica 0 has devices in processes 0, 1"), ([[0], [1], [2]], "processes have .2, 1. model replicas")])
+def test_plans_that_no_process_can_run_alone(devices: Any, message: str) -> None:
+    plan = Plan.parse({"graph": "x", "num_devices": 4, "num_model_replicas": len(devices), "processes": PARTS,
+                       "task_graphs": [{"name": "a", "devices": devices}]})
+    with pytest.raises(PlanError, match=message):
+        plan.local_part(0)
+
+
+@pytest.mark.parametrize("processes", [((0, 1), (2,)), ((0, 1), (1, 2, 3)), ((0,), (1, 2, 3, 4))])
+def test_processes_drive_each_device_once(processes: Any) -> None:
+    with pytest.raises(PlanError, match="processes must list each of the devices 0 to 3 once"):
+        Plan.parse({"graph": "x", "num_devices": 4, "processes": processes, "task_graphs": [{"name": "a", "devices": [[0]]}]})
+
+
+@pytest.mark.parametrize("counts, config, error, message", [
+    ((4,), {}, AnnotationError, "asks for 4 devices, each of the 2 processes has 2"),
+    ((None,), {"communication.backend": "local"}, ConfigError, "sums inside one process, but there are 2"),
+    ((None,), {"cluster.device_place_prefer_intra_node": False}, ConfigError, "stages would go across processes")])
+def test_refused(counts: Any, config: Dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan_of(*counts, **config)
+
+
+def test_a_plan_for_other_processes_is_refused() -> None:
+    with pytest.raises(PlanError, match="made for 2 process.es. with devices"):
+        check_plan(plan_of(None), Cluster.parse("cpu:4"))
