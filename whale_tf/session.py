@@ -18,7 +18,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
 from whale_tf.rewrite.passes import Rewritten
-from whale_tf.rewrite.processes import Kind, Runs, broadcast_variables
+from whale_tf.rewrite.processes import Kind, Runs, stage_start
 from whale_tf.rewrite.reroute import outside_after
 
 Fetch = Union[tf.Tensor, tf.Operation]
@@ -58,9 +58,7 @@ class Fetches:
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
         if runtime is not None:
             assert isinstance(rewritten.communicator, ProcessCommunicator)
-            self._broadcast = broadcast_variables(
-                self._graph, context.host, rewritten.nodes, rewritten.communicator
-            )
+            self._start = stage_start(self._graph, context.host, rewritten.nodes, rewritten.communicator)
 
     def kind(self, fetches: Sequence[Fetch]) -> Kind:
         """What a run of (substituted) fetches means to other processes.
@@ -73,7 +71,7 @@ class Fetches:
     def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
         """Call ``function``, a run that waits for other processes."""
         assert self._runtime is not None
-        return self._runtime.together(session, self._broadcast, original_run, function, *arguments)
+        return self._runtime.together(session, self._start, original_run, function, *arguments)
 
     def make_equal(self, session: Any, original_run: Callable) -> None:
         """A session has been initialised or restored: its variables take process 0's values, where there are several."""

@@ -63,6 +63,14 @@ def test_a_worker_that_never_comes(starter: Starter) -> None:
 
 
 @pytest.mark.slow
+def test_processes_with_different_models(starter: Starter) -> None:
+    both = [start(*SCRIPT, "3", ODD="1") for start in starter.workers(2)]
+    for process in both:
+        assert process.wait(START_S) == 1
+        assert "process(es) 1 built another model" in process.output, process.output
+
+
+@pytest.mark.slow
 def test_a_port_already_taken(starter: Starter) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))

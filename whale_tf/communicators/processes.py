@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
@@ -32,6 +33,7 @@ CARRIERS = {
     tf.bfloat16: tf.float32,
     tf.float16: tf.float32,
 }
+AGREEMENT_KEYS = 1 << 24  # more collectives than a graph has
 CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
@@ -45,6 +47,7 @@ class Keys:
     def __init__(self) -> None:
         self._groups: Dict[Tuple[str, ...], int] = {}
         self._instances = 0
+        self._agreements = 0
 
     def group(self, *members: str) -> int:
         return self._groups.setdefault(members, len(self._groups) + 1)
@@ -52,6 +55,11 @@ class Keys:
     def instance(self) -> int:
         self._instances += 1
         return self._instances
+
+    def agreement(self) -> Tuple[int, int]:
+        """Group and instance of a graph's agreement: the same even in processes whose other keys differ."""
+        self._agreements += 1
+        return AGREEMENT_KEYS, AGREEMENT_KEYS + self._agreements
 
 
 class ProcessCommunicator(Communicator):
@@ -73,6 +81,7 @@ class ProcessCommunicator(Communicator):
         self.is_first = rank == 0
         self._keys = keys
         self.processes = count
+        self._staged: List[str] = []
 
     def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
         here = self._local.sum(members, name + "/here", dtype)
@@ -159,6 +168,15 @@ class ProcessCommunicator(Communicator):
             value = self._nodes.cast(value, name + "/to_" + dtype.name, wire, dtype, member.device)
         return value
 
+    def agreement(self, device: str) -> str:
+        """What every process has staged so far, in one number each: int64 `[processes]`, equal where they agree."""
+        digest = zlib.crc32("\n".join(self._staged).encode())
+        group, instance = self._keys.agreement()
+        own = self._nodes.const([digest], "whale/agreement/own", tf.int64, device)
+        return self._nodes.add(
+            "CollectiveGather", "whale/agreement", [own], device, T=tf.int64, shape=[0], group_size=self.processes,
+            group_key=group, instance_key=instance)  # fmt: skip
+
     def _wire_type(self, name: str, dtype: Any) -> Any:
         wire = CARRIERS.get(dtype, dtype)
         if wire not in CARRIED:
@@ -172,4 +190,6 @@ class ProcessCommunicator(Communicator):
             op_type, name, inputs, device, group_size=self.processes, group_key=self._keys.group(local_device),
             instance_key=self._keys.instance(), **attrs)  # fmt: skip
         self.collectives.append(op)
+        kind = op_type.replace("BcastRecv", "BcastSend")
+        self._staged.append("{} {} {} {}".format(kind, op, local_device, sorted(map(str, attrs.items()))))
         return op

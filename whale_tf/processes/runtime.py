@@ -6,14 +6,15 @@ import contextlib
 import errno
 import socket
 import weakref
-from typing import Any, Callable, MutableSet, Optional
+from typing import Any, Callable, MutableSet, Optional, Sequence
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Processes
 from whale_tf.cluster.processes import JOB
 from whale_tf.communicators import Keys
-from whale_tf.errors import ClusterError
+from whale_tf.errors import ClusterError, PlanError
 from whale_tf.processes.watch import Watch, split_address
+from whale_tf.rewrite.processes import Start
 
 LOST_PATIENCE_S = 10.0  # between an error of TensorFlow's and the watch's finding out which process is to blame
 
@@ -76,26 +77,33 @@ class Runtime:
         config.device_filters.append(self.processes.prefix(self.processes.rank))
         return config
 
-    def together(self, session: Any, broadcast: tf.Operation, original: Callable, function: Callable, *arguments: Any) -> Any:
+    def together(self, session: Any, start: Start, original: Callable, function: Callable, *arguments: Any) -> Any:
         """Call ``function``, a run that waits for the other processes; before a session's first one its variables take
         process 0's values.
 
         Args:
-            broadcast: gives them these values.
             original: TensorFlow's own ``session.run``.
 
         Raises:
             ProcessLostError: another process has ended.
+            PlanError: another process has built another graph.
         """
         with self._guarded():
             if session not in self._equal:
-                original(broadcast)
+                self._check_agreement(original(start.agreement))
+                original(start.broadcast)
                 self._equal.add(session)
             return function(*arguments)
 
-    def make_equal(self, session: Any, broadcast: tf.Operation, original: Callable) -> None:
-        """The variables of a session that has just been initialised or restored take process 0's values."""
-        self.together(session, broadcast, original, lambda: None)
+    def _check_agreement(self, digests: Sequence[int]) -> None:
+        differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if differing:
+            raise PlanError(
+                "process(es) {} built another model, or have another cluster or configuration, than process 0, so their sums do "
+                "not match; the variables and the train op must be the same in every process".format(
+                    ", ".join(map(str, differing))
+                )
+            )
 
     @contextlib.contextmanager
     def _guarded(self) -> Any:

@@ -195,8 +195,20 @@ def _ancestors(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     return found
 
 
-def broadcast_variables(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessCommunicator) -> tf.Operation:
-    """Add ops that give every global variable process 0's value; run by all processes at the same time.
+class Start(NamedTuple):
+    """What all processes run before a session's first training step.
+
+    Attributes:
+        agreement: a number for each process, to be equal: what it has staged.
+        broadcast: gives every global variable process 0's value.
+    """
+
+    agreement: tf.Tensor
+    broadcast: tf.Operation
+
+
+def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessCommunicator) -> Start:
+    """Add the ops of a :class:`Start`.
 
     Variables whose type no collective carries (strings) keep their own initial values.
 
@@ -235,8 +247,10 @@ def broadcast_variables(graph: tf.Graph, host: str, nodes: Nodes, communicator: 
                 **{"dtype" if is_resource else "T": dtype},
             )
         )
-    name = nodes.no_op("whale/broadcast/all", "", assigns)
-    return edit.commit()[name]
+    broadcast = nodes.no_op("whale/broadcast/all", "", assigns)
+    agreement = communicator.agreement(host)
+    new = edit.commit()
+    return Start(new[agreement].outputs[0], new[broadcast])
 
 
 def _variable_ops(graph: tf.Graph) -> List[tf.Operation]:
