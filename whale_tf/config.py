@@ -91,7 +91,8 @@ class Communication(_Section):
         "where there are several processes.")
     bucket_bytes: Optional[int] = Field(
         default=None, ge=1,
-        description="Size of a gradient bucket in bytes. null: chosen from the cost model.")
+        description="Between processes, gradients smaller than this many bytes travel together, up to about as many bytes at "
+        "a time. null: both limits from the cluster's latency and bandwidths.")
     fp16: bool = Field(default=False, description="Send gradients as float16, scaled.")
     start_timeout_s: int = Field(
         default=300, ge=1,

@@ -96,7 +96,13 @@ def _plan(
     captured: Captured, region: Region, cluster: Cluster, config: Config, parts: Sequence[Tuple[int, ...]]
 ) -> Plan:
     specs = [TaskGraphSpec(*spec) for spec in captured.specs]
-    stages = stage_statistics(region, captured.gradients, captured.variable_homes, len(specs))
+    calls = {
+        captured.graph.tensor(name): call.index
+        for call in captured.gradient_calls
+        for name in call.grads
+        if isinstance(name, str) and name.partition(":")[0] in captured.graph
+    }
+    stages = stage_statistics(region, captured.gradients, captured.variable_homes, len(specs), calls)
     inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
     return annotated_plan(captured.graph, specs, stages, crossings(region), inputs, cluster, config, parts)
 

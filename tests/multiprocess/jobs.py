@@ -24,6 +24,7 @@ class Job(NamedTuple):
         counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.
         devices: of each process.
         sizes: of the mini-batches in place of the case's own.
+        config: more of the configuration.
     """
 
     case: str
@@ -32,6 +33,7 @@ class Job(NamedTuple):
     devices: int = 1
     micro_batches: int = 1
     sizes: Sequence[int] = ()
+    config: Tuple[Tuple[str, Any], ...] = ()
 
     @property
     def script(self) -> Case:
@@ -61,6 +63,7 @@ JOBS: Dict[str, Job] = {
     "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
     "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),
     "pipeline in each process": Job("encoder", counts=(1, 1), devices=2, micro_batches=2),
+    "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),
     "loop": Job("while_loop_v1"),
 }
 
@@ -77,7 +80,7 @@ def in_process(name: str, rank: int, count: int) -> Outcome:
     """What process ``rank`` computes."""
     job, container = JOBS[name], "job{}".format(list(JOBS).index(name))
     case = job.script
-    config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches)
+    config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches, **dict(job.config))
     wh.init(config, cluster="{}xcpu:{}".format(count, job.devices))
     try:
         stages = Stages([functools.partial(wh.replicate, n) for n in job.counts])

@@ -11,9 +11,10 @@ from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import StageStatistics, TaskGraphSpec, annotated_plan, check_plan
+from whale_tf.planner.buckets import Gradient, Limits, buckets, limits
 
 PARTS = ((0, 1), (2, 3))
-STAGE = StageStatistics((), 0, 4, ("w",))
+STAGE = StageStatistics((), 0, 4, (Gradient("w", 4),))
 
 
 def plan_of(*counts: Any, **config: Any) -> Plan:
@@ -69,3 +70,18 @@ def test_refused(counts: Any, config: Dict[str, Any], error: Any, message: str) 
 def test_a_plan_for_other_processes_is_refused() -> None:
     with pytest.raises(PlanError, match="made for 2 process.es. with devices"):
         check_plan(plan_of(None), Cluster.parse("cpu:4"))
+
+
+def test_small_gradients_travel_together() -> None:
+    kind, other = ("float32", 0), ("float32", 1)
+    gradients = [Gradient("a", 4, kind), Gradient("big", 90, kind), Gradient("b", 4, kind), Gradient("c", 4, other),
+                 Gradient("d", 4, other), Gradient("sparse"), Gradient("e", 4, other)]
+    assert buckets(gradients, Limits(10, 100)) == (("a", "b"), ("big",), ("c", "d", "e"), ("sparse",))
+    assert buckets(gradients[3:], Limits(10, 5)) == (("c", "d"), ("sparse",), ("e",))
+    assert all(len(bucket) == 1 for bucket in buckets(gradients, limits(Cluster.parse("2xcpu:1"), ((0,), (1,)), 1)))
+
+
+def test_limits_grow_with_latency() -> None:
+    """9.6 us and 1.25 GB/s between nodes, 10 GB/s of memory: (W-1) a m / 2 = 48 kB, 10 W a b = 240 kB."""
+    found = limits(Cluster.parse("2xcpu:1"), ((0,), (1,)))
+    assert found == pytest.approx((48e3, 240e3))

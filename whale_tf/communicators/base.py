@@ -45,6 +45,12 @@ class Communicator(abc.ABC):
             for i, member in enumerate(members)
         ]
 
+    def all_reduce_together(
+        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any
+    ) -> List[List[str]]:
+        """Several tensors of one type and of these shapes, each as by :meth:`all_reduce`, in one message where that helps."""
+        return [self.all_reduce(each, name, dtype) for each, name in zip(members, names)]
+
     def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
         """One value of each process combined over all of them by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,
         ``all``."""

@@ -28,4 +28,8 @@ class LocalCommunicator(Communicator):
         turn = self._turns.get(devices, 0)
         self._turns[devices] = turn + 1
         device = devices[turn % len(devices)]
+        return self.sum_on(device, members, name, dtype)
+
+    def sum_on(self, device: str, members: Sequence[Member], name: str, dtype: Any) -> Member:
+        """The sum on a device of one's choice."""
         return Member(self._nodes.add_n([member.value for member in members], name, dtype, device), device)

@@ -87,6 +87,28 @@ class ProcessCommunicator(Communicator):
         here = self._local.sum(members, name + "/here", dtype)
         return [self.across(here, "sum", name, dtype)] * len(members)
 
+    def all_reduce_together(
+        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any
+    ) -> List[List[str]]:
+        nodes, scope = self._nodes, names[0] + "/bucket"
+        first = self._local.sum(members[0], names[0] + "/here", dtype)
+        device = first.device
+        others = [self._local.sum_on(device, each, name + "/here", dtype) for each, name in zip(members[1:], names[1:])]
+        flat = nodes.const([-1], scope + "/flat", tf.int32, device)
+        rows = [
+            nodes.add("Reshape", name + "/row", [member.value, flat], device, T=dtype, Tshape=tf.int32)
+            for member, name in zip([first] + others, names)
+        ]
+        total = self.across(Member(nodes.concat(rows, 0, scope + "/rows", dtype, device), device), "sum", scope, dtype)
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        parts = nodes.split(total, sizes, len(sizes), 0, scope + "/parts", dtype, device)
+        results = []
+        for part, name, shape, each in zip(parts, names, shapes, members):
+            asked = nodes.const(np.array(shape, "int32"), name + "/shape", tf.int32, device)
+            whole = nodes.add("Reshape", name, [part, asked], device, T=dtype, Tshape=tf.int32)
+            results.append([whole] * len(each))
+        return results
+
     def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
         wire = self._wire_type(name, dtype)
         value = member.value

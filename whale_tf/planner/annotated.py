@@ -17,6 +17,7 @@ from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
 from whale_tf.plan import BridgePlan, GradientPlan, InputPlan, Plan, TaskGraphPlan
+from whale_tf.planner.buckets import Gradient, buckets, limits
 from whale_tf.schedule import auto_policy, warmup_depths
 
 
@@ -35,13 +36,13 @@ class StageStatistics(NamedTuple):
         ops: names of its forward ops.
         activation_bytes: forward tensors that backward ops read, of the whole mini-batch (0: batch size not known).
         parameter_bytes: its variables.
-        gradients: variable names in the order their gradients become ready.
+        gradients: of its variables, in the order they become ready.
     """
 
     ops: Tuple[str, ...]
     activation_bytes: int
     parameter_bytes: int
-    gradients: Tuple[str, ...]
+    gradients: Tuple[Gradient, ...]
 
 
 class Crossing(NamedTuple):
@@ -107,13 +108,22 @@ def annotated_plan(
             GradientPlan(
                 task_graph=i,
                 backend=_backend(config, processes),
-                buckets=tuple((name,) for name in stage.gradients),
+                buckets=_buckets(stage.gradients, cluster, config, processes),
                 bytes=stage.parameter_bytes,
             )
             for i, (stage, row) in enumerate(zip(stages, rows))
             if len(row) * len(row[0]) > 1 and stage.gradients
         ),
     )
+
+
+def _buckets(
+    gradients: Sequence[Gradient], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]]
+) -> Tuple[Tuple[str, ...], ...]:
+    """Inside one process no message is sent, so every gradient is summed by itself."""
+    if not processes:
+        return tuple((gradient.variable,) for gradient in gradients)
+    return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
 
 
 def _check_intra_node(config: Config) -> None:
@@ -163,7 +173,7 @@ def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
 
 
 NOT_YET = (
-    "auto.auto_parallel", "pipeline.num_stages", "communication.bucket_bytes", "communication.fp16",
+    "auto.auto_parallel", "pipeline.num_stages", "communication.fp16",
     "communication.sparse_as_dense", "patterns.force", "init", "cluster.colocate_split_and_replicate")  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -20,7 +20,13 @@ class Merge:
     """Merged values of batch-level tensors; each is staged once."""
 
     def __init__(
-        self, context: Context, nodes: Nodes, converter: Converter, order: Order, communicator: Communicator
+        self,
+        context: Context,
+        nodes: Nodes,
+        converter: Converter,
+        order: Order,
+        communicator: Communicator,
+        buckets: Sequence[Sequence[int]] = (),
     ) -> None:
         self._context = context
         self._nodes = nodes
@@ -31,6 +37,7 @@ class Merge:
         self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
         self._sums: Dict[int, Dict[Copy, str]] = {}
         self._across: Dict[int, str] = {}
+        self._bucket_of = {tensor: bucket for bucket in buckets for tensor in bucket}
 
     @property
     def is_larger(self) -> bool:
@@ -120,10 +127,9 @@ class Merge:
             return {copies[0]: self.whole(tensor)}
         scope, dtype = context.name("sync", context.flat(tensor)), context.dtype(tensor)
         if layout.is_partial and home == task_graph:
-            members = [
-                Member(value, context.device(home, copy)) for copy, value in self._accumulated(tensor, home).items()
-            ]
-            return dict(zip(copies, self._communicator.all_reduce(members, scope, dtype)))
+            if tensor in self._bucket_of:
+                return self._merged_bucket(self._bucket_of[tensor], home)[tensor]
+            return dict(zip(copies, self._communicator.all_reduce(self._members(tensor, home), scope, dtype)))
         if layout.is_sharded and alone:
             clones = list(context.clones(home))
             return {
@@ -133,6 +139,23 @@ class Merge:
                 for copy in copies
             }
         return dict.fromkeys(copies, self.of_all_processes(tensor))
+
+    def _merged_bucket(self, bucket: Sequence[int], home: int) -> Dict[int, Dict[Copy, str]]:
+        """Gradients that travel together."""
+        context = self._context
+        sums = self._communicator.all_reduce_together(
+            [self._members(tensor, home) for tensor in bucket],
+            [context.name("sync", context.flat(tensor)) for tensor in bucket],
+            [context.static_shape(tensor) for tensor in bucket],
+            context.dtype(bucket[0]),
+        )
+        merged = {tensor: dict(zip(context.copies(home), values)) for tensor, values in zip(bucket, sums)}
+        self._everywhere.update({(tensor, home): values for tensor, values in merged.items()})
+        return merged
+
+    def _members(self, tensor: int, home: int) -> List[Member]:
+        accumulated = self._accumulated(tensor, home)
+        return [Member(value, self._context.device(home, copy)) for copy, value in accumulated.items()]
 
     def _accumulated(self, tensor: int, home: int) -> Dict[Copy, str]:
         """Weighted sums over micro-batches, one for each copy: a chain of additions, so that each micro-batch's gradient

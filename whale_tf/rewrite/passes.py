@@ -85,7 +85,7 @@ def rewrite(
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
     clone_region(context, operands, order, after)
-    merge = Merge(context, nodes, operands.converter, order, sums)
+    merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured))
     shared = shared_scalars(context, nodes, captured, merge, sums) if processes.count > 1 else []
     moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
@@ -112,6 +112,31 @@ def rewrite(
     )
     mirror.update()
     return Rewritten(context, nodes, merge, mirror, update, sums, shared)
+
+
+def _buckets(context: Context, captured: Captured) -> List[List[int]]:
+    """Gradient tensors that travel together, as the plan says.
+
+    Raises:
+        PlanError: it says so of what cannot: a sparse gradient, one of unknown size, or of different types.
+    """
+    tensors = {context.graph.ops[variable].name: tensor for tensor, variable in captured.gradients}
+    found = []
+    for sync in context.plan.gradients:
+        for bucket in sync.buckets:
+            gradients = [tensors[name] for name in bucket if name in tensors]
+            if len(gradients) < 2:
+                continue
+            for tensor, name in zip(gradients, bucket):
+                shape = context.graph.tensors[tensor].shape
+                dense = context.region.batch.layout(tensor).is_partial and shape is not None and None not in shape
+                if not dense or context.dtype(tensor) != context.dtype(gradients[0]):
+                    raise PlanError(
+                        "the gradient of {!r} cannot travel in a bucket with {!r}: buckets hold dense gradients of one type; "
+                        "give it a bucket of its own".format(name, bucket[0])
+                    )
+            found.append(gradients)
+    return found
 
 
 def _variable_copies(
