@@ -17,9 +17,10 @@ from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
+from whale_tf.planner.annotated import TaskGraphSpec, spans
 from whale_tf.planner.explain import explain_plan
-from whale_tf.processes.datasets import share
-from whale_tf.processes.runtime import runtime_of
+from whale_tf.processes.datasets import share, take_all
+from whale_tf.processes.runtime import Runtime, runtime_of
 
 
 class _Active:
@@ -216,9 +217,43 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         if done is not None:
             state.done[graph] = done
             state.latest = weakref.ref(graph)
+            runtime = _take_part(state, graph, done)
             if done.rewritten is not None:
-                state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced, state.runtime)
+                state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced, runtime)
     state.looked_at[graph] = graph.version
+
+
+def _take_part(state: _Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
+    """What this process does for a rewritten graph: serve the one that drives it, drive the others, or train beside them.
+
+    Returns:
+        The runtime where several processes train beside each other.
+    """
+    if state.runtime is None or not done.plan.spans_processes:
+        return state.runtime
+    if done.serves:
+        state.runtime.serve(_session_config(state, None))
+    state.runtime.drive()
+    take_all(graph)
+    return None
+
+
+def _session_config(state: _Active, config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
+    """The ConfigProto of a Session of this process."""
+    devices = state.cluster.devices
+    if state.runtime is not None:
+        devices = tuple(devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank])
+    kinds = [device.kind for device in devices]
+    return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds)
+
+
+def _may_span(state: _Active, graph: tf.Graph) -> bool:
+    """Whether a Session of this graph must see all processes' devices, if anybody can tell yet."""
+    if state.plan is not None:
+        return state.plan.spans_processes
+    items = capture_annotations.annotations_of(graph).items
+    specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
+    return spans(specs, devices_of_processes(state.cluster, state.processes))
 
 
 def _check_gradients(graph: tf.Graph) -> None:
@@ -240,12 +275,12 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         return state.fetches.get(graph)
 
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
-        devices = state.cluster.devices
-        if state.runtime is not None:
-            devices = tuple(devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank])
-        kinds = [device.kind for device in devices]
-        config = whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds)
-        return config if state.runtime is None else state.runtime.session_config(config)
+        if state.runtime is None:
+            return _session_config(state, config)
+        graph = graph or v1.get_default_graph()
+        if not state.runtime.is_free and _may_span(state, graph):
+            _ensure(state, graph)
+        return state.runtime.session_config(_session_config(state, config))
 
     def session_target(target: str, config: v1.ConfigProto) -> str:
         return target if state.runtime is None else state.runtime.target(target, config)
@@ -285,13 +320,19 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
             return original(*arguments)
         if state.early.pop(session, False):
             fetches.catch_up(original)
+        if state.runtime is not None and state.runtime.is_driver:
+            with state.runtime.driving():
+                return whale_session.run(fetches, session, original, *arguments)
         return whale_session.run(fetches, session, original, *arguments)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
         fetches = fetch_map(session.graph)
         if fetches is None:
             return original(*arguments)
-        return whale_session.make_callable(fetches, session, original, hooks.original_run(session), *arguments)
+        found = whale_session.make_callable(fetches, session, original, hooks.original_run(session), *arguments)
+        if state.runtime is not None and state.runtime.is_driver:
+            return state.runtime.driving()(found)
+        return found
 
     def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
@@ -28,6 +29,7 @@ class Parallelized(NamedTuple):
     plan: Plan
     rewritten: Optional[Rewritten]  # None: the plan is the local script itself
     replaced: Mapping[str, str] = {}  # tensors of the local script -> tensors computed in their place
+    serves: bool = False  # another process drives this one's devices
 
 
 def parallelize(
@@ -85,6 +87,10 @@ def _parallelize(
     check_plan(plan, cluster, parts)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)
+    if plan.spans_processes:
+        if not processes.is_chief:
+            return Parallelized(captured, batch, region, plan, None, serves=True)
+        processes = replace(processes, is_driver=True)
     backend = plan.gradients[0].backend if plan.gradients else "local"
     part = plan.local_part(processes.rank)
     devices = device_names(cluster, processes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Dict, List, Optional, Tuple, Type, TypeVar, Union
+from typing import Dict, List, Optional, Set, Tuple, Type, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -188,32 +188,28 @@ class Plan(_Value):
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=indent)
 
-    def local_part(self, rank: int) -> Plan:
-        """What process ``rank`` runs: the model replicas on its own devices, numbered anew from zero.
-
-        Raises:
-            PlanError: a model replica spans processes, or processes have different numbers of model replicas.
-        """
-        if not self.processes:
-            return self
+    def _owners(self) -> List[Set[int]]:
+        """Processes that drive the devices of each model replica."""
         process_of = {device: number for number, part in enumerate(self.processes) for device in part}
-        mine: List[int] = []
-        replicas = [0] * len(self.processes)
-        for g in range(self.num_model_replicas):
-            owners = {process_of[device] for task in self.task_graphs for device in task.devices[g]}
-            if len(owners) > 1:
-                raise PlanError(
-                    "model replica {} has devices in processes {}: a model replica that spans processes is not supported yet; "
-                    "use device counts that fit into one process ({} devices)".format(
-                        g, ", ".join(map(str, sorted(owners))), len(self.processes[0])
-                    )
-                )
-            owner = owners.pop()
-            replicas[owner] += 1
-            if owner == rank:
-                mine.append(g)
-        if len(set(replicas)) > 1:
-            raise PlanError("processes have {} model replicas; give each the same number".format(replicas))
+        return [
+            {process_of[device] for task in self.task_graphs for device in task.devices[g]}
+            for g in range(self.num_model_replicas)
+        ]
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether a model replica has devices in several processes, or processes have different numbers of model replicas:
+        then one process drives all."""
+        owners = self._owners() if self.processes else []
+        counts = {sum(owner == {rank} for owner in owners) for rank in range(len(self.processes))}
+        return any(len(owner) > 1 for owner in owners) or len(counts) > 1
+
+    def local_part(self, rank: int) -> Plan:
+        """What process ``rank`` runs: the model replicas on its own devices, numbered anew from zero; all of them if one
+        process drives all."""
+        if not self.processes or self.spans_processes:
+            return self
+        mine = [g for g, owner in enumerate(self._owners()) if owner == {rank}]
         tasks = tuple(
             task.model_copy(update={"devices": tuple(task.devices[g] for g in mine)}) for task in self.task_graphs
         )

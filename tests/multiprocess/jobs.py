@@ -43,7 +43,7 @@ class Job(NamedTuple):
     @property
     def replicas(self) -> int:
         """Model replicas in each process."""
-        return self.devices // sum(count or self.devices for count in self.counts)
+        return max(1, self.devices // sum(count or self.devices for count in self.counts))
 
 
 FED = Setting(dataset=False)
@@ -62,9 +62,17 @@ JOBS: Dict[str, Job] = {
     "sparse gradient": Job("sparse_embedding", devices=2),
     "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
     "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),
-    "pipeline in each process": Job("encoder", counts=(1, 1), devices=2, micro_batches=2),
+    "pipeline in each process": Job("tied_embedding", counts=(1, 1), devices=2, micro_batches=2),
     "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),
     "loop": Job("while_loop_v1"),
+}
+
+
+# of two processes, of which one drives the devices of both
+DRIVEN: Dict[str, Job] = {
+    "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
+    "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
+    "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
 }
 
 
@@ -78,11 +86,13 @@ def local(job: Job, count: int) -> Outcome:
 
 def in_process(name: str, rank: int, count: int) -> Outcome:
     """What process ``rank`` computes."""
-    job, container = JOBS[name], "job{}".format(list(JOBS).index(name))
+    job, container = JOBS.get(name) or DRIVEN[name], "job{}".format((list(JOBS) + list(DRIVEN)).index(name))
     case = job.script
     config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches, **dict(job.config))
     wh.init(config, cluster="{}xcpu:{}".format(count, job.devices))
     try:
+        if name in DRIVEN:  # the driver has the local script's data
+            count = 1
         stages = Stages([functools.partial(wh.replicate, n) for n in job.counts])
         if job.setting.dataset:
             return equality.run_script(case, job.setting, stages, count * job.replicas, 1, container)

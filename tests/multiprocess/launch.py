@@ -38,8 +38,11 @@ class Process:
         return self._output.read().decode("utf8", "replace")
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status.  Raises subprocess.TimeoutExpired; whoever calls kills then (see ``processes``)."""
-        self.status = self._process.wait(timeout_s)
+        """The exit status; a process that has not ended in time fails the test (and is killed, see :class:`Starter`)."""
+        try:
+            self.status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError("not ended within {} s:\n{}".format(timeout_s, self.output))
         return self.status
 
     def wait_for(self, text: str, timeout_s: float) -> None:

@@ -43,15 +43,24 @@ def test_a_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_ends_the_other(starter: Starter, victim: int) -> None:
-    both = [start(*SCRIPT, "1000000") for start in starter.workers(2)]
-    for process in both:
+@pytest.mark.parametrize("victim, more", [(1, {}), (0, {"COUNT": "2"}), (1, {"COUNT": "2"})])
+def test_a_killed_process_ends_the_other(starter: Starter, victim: int, more: Dict[str, str]) -> None:
+    """Beside each other, and with a TaskGraph on both (``COUNT``), so that process 0 drives process 1."""
+    both = [start(*SCRIPT, "1000000", **more) for start in starter.workers(2)]
+    for process in both[:1] if more else both:
         process.wait_for("step 20 ", START_S)
     both[victim].send(signal.SIGKILL)
     survivor = both[1 - victim]
     assert survivor.wait(BOUND_S) in (1, EXIT_STATUS), survivor.output
     assert "process {} (127.0.0.1:".format(victim) in survivor.output and "has ended" in survivor.output, survivor.output
+
+
+@pytest.mark.slow
+def test_a_driver_that_fails_fails_the_others(starter: Starter) -> None:
+    driver, server = [start(*SCRIPT, "9", COUNT="2", FAIL_AT="3") for start in starter.workers(2)]
+    assert driver.wait(START_S) == 1 and "the script's own mistake" in driver.output, driver.output
+    assert server.wait(BOUND_S) == EXIT_STATUS, server.output
+    assert "process 0, which drove this one, has failed" in server.output, server.output
 
 
 @pytest.mark.slow

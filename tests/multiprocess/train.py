@@ -24,7 +24,7 @@ def main(steps: int, directory: str) -> None:
     print("process", os.getpid(), flush=True)
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if os.environ.get("TF_CONFIG") else 0
     x = tf.placeholder(tf.float64, [BATCH, 3])
-    with wh.replicate():
+    with wh.replicate(int(os.environ["COUNT"]) if "COUNT" in os.environ else None):
         # every process draws its own initial values, and gets process 0's
         kernel = tf.get_variable("kernel", [3, 1], tf.float64, tf.random_normal_initializer(seed=rank))
         loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel) - tf.reduce_sum(x, 1, keepdims=True)))
@@ -44,6 +44,8 @@ def main(steps: int, directory: str) -> None:
             number = session.run(step, {x: np.zeros([BATCH, 3])})
             examples = np.random.RandomState(100 * number + rank).randn(BATCH, 3)
             value, _ = session.run([loss, train], {x: examples})
+            if os.environ.get("FAIL_AT") == str(number):
+                raise RuntimeError("the script's own mistake")
             time.sleep(float(os.environ.get("PAUSE", "0")))
             print("step {} loss {!r}".format(number, float(value)), flush=True)
     print("finished", flush=True)

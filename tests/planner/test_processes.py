@@ -43,13 +43,20 @@ def test_a_plan_of_one_process_is_its_local_part() -> None:
     assert plan.local_part(0) is plan
 
 
-@pytest.mark.parametrize("devices, message", [
-    ([[0, 2]], "model replica 0 has devices in processes 0, 1"), ([[0], [1], [2]], "processes have .2, 1. model replicas")])
-def test_plans_that_no_process_can_run_alone(devices: Any, message: str) -> None:
+@pytest.mark.parametrize("devices, spans", [([[0, 2]], True), ([[0], [1], [2]], True), ([[0], [3]], False), ([[1]], True)])
+def test_plans_that_one_process_drives(devices: Any, spans: bool) -> None:
     plan = Plan.parse({"graph": "x", "num_devices": 4, "num_model_replicas": len(devices), "processes": PARTS,
                        "task_graphs": [{"name": "a", "devices": devices}]})
-    with pytest.raises(PlanError, match=message):
-        plan.local_part(0)
+    assert plan.spans_processes is spans
+    assert (plan.local_part(0) is plan) is spans
+
+
+@pytest.mark.parametrize("counts, devices", [
+    ((4,), [((0, 1, 2, 3),)]), ((2, 2), [((0, 1),), ((2, 3),)]), ((1, 3), [((0,),), ((1, 2, 3),)])])
+def test_counts_beyond_a_process_go_over_the_whole_cluster(counts: Any, devices: Any) -> None:
+    plan = plan_of(*counts)
+    assert [task.devices for task in plan.task_graphs] == devices and plan.spans_processes
+    assert {sync.backend for sync in plan.gradients} == {"local"}
 
 
 @pytest.mark.parametrize("processes", [((0, 1), (2,)), ((0, 1), (1, 2, 3)), ((0,), (1, 2, 3, 4))])
@@ -59,9 +66,9 @@ def test_processes_drive_each_device_once(processes: Any) -> None:
 
 
 @pytest.mark.parametrize("counts, config, error, message", [
-    ((4,), {}, AnnotationError, "asks for 4 devices, each of the 2 processes has 2"),
+    ((5,), {}, AnnotationError, "asks for 5 devices, the cluster has 4"),
     ((None,), {"communication.backend": "local"}, ConfigError, "sums inside one process, but there are 2"),
-    ((None,), {"cluster.device_place_prefer_intra_node": False}, ConfigError, "stages would go across processes")])
+    ((None,), {"cluster.device_place_prefer_intra_node": False}, ConfigError, "does not support it yet")])
 def test_refused(counts: Any, config: Dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         plan_of(*counts, **config)

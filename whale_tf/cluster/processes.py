@@ -20,14 +20,21 @@ class Processes:
     """Attributes:
     addresses: ``host:port`` of every training process, by rank.
     rank: this process' number; process 0 is the chief, which writes checkpoints and summaries.
+    is_driver: this process drives the devices of all of them in one graph.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
     rank: int = 0
+    is_driver: bool = False
 
     @property
     def count(self) -> int:
         return len(self.addresses)
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs train together."""
+        return 1 if self.is_driver else self.count
 
     @property
     def is_chief(self) -> bool:

@@ -78,15 +78,16 @@ def annotated_plan(
     micro_batches = config.pipeline.num_micro_batch or 1
     total = len(cluster.devices)
     is_pipeline = micro_batches > 1 and len(specs) > 1
-    if processes:
-        _check_intra_node(config)
+    if processes and not spans(specs, processes):
         rows = _in_each_process(specs, processes, is_pipeline)
     else:
         rows = virtual_devices(specs, total, is_pipeline)
     replicas = len(rows[0])
-    shared = sum(len(row[0]) for row in rows) > (len(processes[0]) if processes else total)
+    used = [device for row in rows for device in row[0]]
+    shared = len(used) > len(set(used))
     plan_schedule = config.pipeline.schedule
     warmups = _warmups(stages, rows, crossings, cluster, config, micro_batches)
+    sums = () if spans(specs, processes) else processes
     return Plan(
         graph=graph.fingerprint(),
         num_devices=total,
@@ -107,8 +108,8 @@ def annotated_plan(
         gradients=tuple(
             GradientPlan(
                 task_graph=i,
-                backend=_backend(config, processes),
-                buckets=_buckets(stage.gradients, cluster, config, processes),
+                backend=_backend(config, sums),
+                buckets=_buckets(stage.gradients, cluster, config, sums),
                 bytes=stage.parameter_bytes,
             )
             for i, (stage, row) in enumerate(zip(stages, rows))
@@ -126,32 +127,16 @@ def _buckets(
     return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
 
 
-def _check_intra_node(config: Config) -> None:
-    """Raises ConfigError for model replicas that are to span processes."""
-    if not config.cluster.device_place_prefer_intra_node:
-        raise ConfigError(
-            "cluster.device_place_prefer_intra_node is false, so stages would go across processes, which is not supported yet; "
-            "leave it out (default true)"
-        )
+def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether the TaskGraphs ask for more devices than a process has, so that a model replica spans processes."""
+    return bool(processes) and sum(spec.device_count or 0 for spec in specs) > len(processes[0])
 
 
 def _in_each_process(
     specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], is_pipeline: bool
 ) -> List[Tuple[Tuple[int, ...], ...]]:
-    """Virtual devices within every process; ``device_count`` None means all devices of a process.
-
-    Raises:
-        AnnotationError: a model replica needs more devices than a process has.
-    """
-    each = len(processes[0])
-    for spec in specs:
-        if spec.device_count is not None and spec.device_count > each:
-            raise AnnotationError(
-                "TaskGraph {!r} asks for {} devices, each of the {} processes has {}: a TaskGraph that spans processes is not "
-                "supported yet; use {}() for all devices of each process, and every process trains on mini-batches of its "
-                "own".format(spec.name, spec.device_count, len(processes), each, spec.strategy)
-            )
-    local = virtual_devices(specs, each, is_pipeline)
+    """Virtual devices within every process; ``device_count`` None means all devices of a process."""
+    local = virtual_devices(specs, len(processes[0]), is_pipeline)
     return [tuple(tuple(part[i] for i in row) for part in processes for row in rows) for rows in local]
 
 
@@ -174,7 +159,8 @@ def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
 
 NOT_YET = (
     "auto.auto_parallel", "pipeline.num_stages", "communication.fp16",
-    "communication.sparse_as_dense", "patterns.force", "init", "cluster.colocate_split_and_replicate")  # fmt: skip
+    "communication.sparse_as_dense", "patterns.force", "init", "cluster.colocate_split_and_replicate",
+    "cluster.device_place_prefer_intra_node")  # fmt: skip
 
 
 def _check_built(config: Config) -> None:

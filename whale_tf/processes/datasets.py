@@ -13,18 +13,41 @@ from typing import Any, List, Set
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Processes
+from whale_tf.errors import UnsupportedOpError
+
+SCOPE = "whale_share"
 
 
 def share(dataset: Any, processes: Processes) -> Any:
     """The elements of a tf.data pipeline that this process takes (see the module's docstring)."""
     _agree_on_shuffling(dataset)
+    with v1.name_scope(SCOPE), tf.control_dependencies(None):
+        count = tf.constant(processes.count, tf.int64, name="count")
+        rank = tf.constant(processes.rank, tf.int64, name="rank")
 
     def own(*parts: Any) -> Any:
         window = parts[0] if len(parts) == 1 else parts
         elements = window if isinstance(window, tf.data.Dataset) else tf.data.Dataset.zip(window)
-        return elements.skip(processes.rank).take(1)
+        return elements.skip(rank).take(1)
 
-    return dataset.window(processes.count, shift=processes.count, drop_remainder=True).flat_map(own)
+    return dataset.window(count, shift=count, drop_remainder=True).flat_map(own)
+
+
+def take_all(graph: tf.Graph) -> None:
+    """Take back every share: this process turns out to drive all devices.
+
+    Raises:
+        UnsupportedOpError: an iterator has its share built in.
+    """
+    for op in graph.get_operations():
+        if op.type == "OneShotIterator":
+            raise UnsupportedOpError(
+                "iterator {!r} takes one process' share of its dataset, but one process drives a pipeline across processes, and "
+                "needs all of it; use tf.compat.v1.data.make_initializable_iterator, or set io.slicing to false".format(op.name)
+            )
+        if op.type == "Const" and op.name.split("/")[-2:-1] and op.name.split("/")[-2].startswith(SCOPE):
+            value = 1 if op.name.split("/")[-1].startswith("count") else 0
+            op._set_attr("value", v1.AttrValue(tensor=v1.make_tensor_proto(value, tf.int64)))
 
 
 def _agree_on_shuffling(dataset: Any) -> None:

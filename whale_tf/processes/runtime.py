@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import os
 import socket
+import sys
 import weakref
-from typing import Any, Callable, MutableSet, Optional, Sequence
+from typing import Any, Callable, Iterator, MutableSet, Optional, Sequence
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Processes
 from whale_tf.cluster.processes import JOB
 from whale_tf.communicators import Keys
 from whale_tf.errors import ClusterError, PlanError
-from whale_tf.processes.watch import Watch, split_address
+from whale_tf.processes.watch import Watch, end_process, split_address
 from whale_tf.rewrite.processes import Start
 
+DRIVER_END_S = 60.0  # between a driver's verdict and its end
 LOST_PATIENCE_S = 10.0  # between an error of TensorFlow's and the watch's finding out which process is to blame
 
 
@@ -36,6 +40,9 @@ class Runtime:
         self._server: Any = None
         self._devices = 0  # logical CPU devices of the server
         self._watch: Optional[Watch] = None
+        self.is_driver = False
+        self.is_free = False  # sessions of our own are left as they are
+        self.sessions = 0  # that see this process' devices only
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
 
     def target(self, asked: str, config: v1.ConfigProto) -> str:
@@ -72,8 +79,13 @@ class Runtime:
     def session_config(self, config: v1.ConfigProto) -> v1.ConfigProto:
         """The given config, with what a Session of one of several processes needs: it sees its own devices only, and
         collectives are formed by process 0."""
+        if self.is_free:
+            return config
         config.experimental.collective_group_leader = self.processes.prefix(0)
         del config.device_filters[:]
+        if self.is_driver:
+            return config
+        self.sessions += 1
         config.device_filters.append(self.processes.prefix(self.processes.rank))
         return config
 
@@ -94,6 +106,68 @@ class Runtime:
                 original(start.broadcast)
                 self._equal.add(session)
             return function(*arguments)
+
+    # ---------------------------------------------------------------------------------- one process drives all devices
+    @contextlib.contextmanager
+    def driving(self) -> Iterator[None]:
+        """A run that needs the other processes' devices.
+
+        Raises:
+            ProcessLostError: another process has ended.
+        """
+        if self._watch is None:  # no Session yet
+            yield
+            return
+        self._watch.must_end = True
+        with self._guarded():
+            yield
+
+    def drive(self) -> None:
+        """This process drives all devices from now on; when it ends it lets the others end.
+
+        Raises:
+            PlanError: a Session is there already that sees this process' devices only.
+        """
+        if self.sessions:
+            raise PlanError(
+                "a model replica spans processes, and a Session was created before its graph was built; create the Session after "
+                "the train op"
+            )
+        if not self.is_driver:
+            self.is_driver = True
+            atexit.register(self._release)
+
+    def serve(self, config: v1.ConfigProto) -> None:
+        """Let process 0 drive this one's devices until it ends; does not return."""
+        if self._server is None:
+            self._server = self._start(config)
+        config = self.session_config(config)
+        self.is_free = True
+        sys.stderr.write("whale_tf: process {} serves process 0 from here on\n".format(self.processes.rank))
+        sys.stderr.flush()
+        with tf.Graph().as_default(), v1.Session(self._server.target, config=config) as session:
+            queue = _verdicts(self.processes.prefix(self.processes.rank))
+            assert self._watch is not None
+            with self._watch:
+                succeeded = session.run(queue.dequeue())
+            # closing the driver's Sessions takes an answer from here (1.15.5 waits for it for ever)
+            self._watch.wait_for_loss(DRIVER_END_S)
+            if not succeeded:
+                end_process("process 0, which drove this one, has failed; look at its log")
+            sys.stdout.flush()
+            os._exit(0)
+
+    def _release(self) -> None:
+        """Tell the other processes how this one ended."""
+        if self._server is None or self._watch is None or self._watch.lost:
+            return
+        self.is_free = True
+        succeeded = getattr(sys, "last_type", None) is None  # set where an exception has ended the script
+        with tf.Graph().as_default():
+            others = [rank for rank in range(self.processes.count) if rank != self.processes.rank]
+            told = [_verdicts(self.processes.prefix(rank)).enqueue(succeeded) for rank in others]
+            with v1.Session(self._server.target, config=v1.ConfigProto()) as session:
+                session.run(told)
 
     def _check_agreement(self, digests: Sequence[int]) -> None:
         differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
@@ -139,6 +213,12 @@ def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime
         _runtime = Runtime(processes, start_timeout_s)
     _runtime.start_timeout_s = start_timeout_s
     return _runtime
+
+
+def _verdicts(prefix: str) -> Any:
+    """A queue in a process' server that gets one element when its driver ends: whether it succeeded."""
+    with tf.device(prefix + "/device:CPU:0"):
+        return v1.FIFOQueue(1, [tf.bool], [[]], shared_name="whale_verdict", name="whale_verdict")
 
 
 def _check_port(address: str) -> None:

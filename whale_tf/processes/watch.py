@@ -25,6 +25,7 @@ ASK_S = 15.0  # a connection that has said nothing for so long is replaced by a 
 SILENT_S = 60.0  # a process that has not answered for so long is lost
 CONNECT_S = 3.0
 GRACE_S = 5.0  # a run that is under way when a process is lost may have all it needs from it
+END_S = 8.0
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again
 
 Address = Tuple[str, int]
@@ -67,6 +68,8 @@ class Watch:
         self._heard: Dict[int, float] = {}
         self._lost: Dict[int, float] = {}
         self._waiting_since: Optional[float] = None
+        self._told: Optional[float] = None  # when this process was told of a loss by an exception
+        self.must_end = False  # after that it has to end: closing its Sessions may wait for the lost process
         self._selector = selectors.DefaultSelector()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="whale_tf watch", daemon=True)
@@ -114,13 +117,22 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         self._waiting_since = None
 
+    @property
+    def lost(self) -> bool:
+        return bool(self._lost)
+
     def check(self, patience_s: float = 0.0) -> None:
         """Raises ProcessLostError if a process is lost, or gets lost within ``patience_s``."""
+        if self.wait_for_loss(patience_s):
+            self._told = self._told or time.monotonic()
+            raise ProcessLostError(self._message())
+
+    def wait_for_loss(self, patience_s: float) -> bool:
+        """Whether a process is lost, or gets lost within ``patience_s``."""
         limit = time.monotonic() + patience_s
         while not self._lost and time.monotonic() < limit:
             time.sleep(TICK_S / 5)
-        if self._lost:
-            raise ProcessLostError(self._message())
+        return self.lost
 
     def _message(self) -> str:
         return (
@@ -144,6 +156,8 @@ class Watch:
     def _end_if_waiting_in_vain(self, now: float) -> None:
         since = self._waiting_since
         if since is not None and self._lost and now - max(since, min(self._lost.values())) > GRACE_S:
+            self._end(self._message())
+        if self.must_end and self._told is not None and now - self._told > END_S:
             self._end(self._message())
 
     def _read(self, rank: int) -> None:

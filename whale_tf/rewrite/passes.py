@@ -70,8 +70,8 @@ def rewrite(
     edit = StagedEdit(tf_graph)
     nodes = Nodes(edit)
     context = Context(tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit, processes)
-    sums = communicator(backend, nodes, processes.count, processes.rank, keys)
-    if processes.count > 1:
+    sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
+    if processes.graphs > 1:
         check_random(context)
     division = _division(context, nodes, captured.sources, sums)
     after = reroute.outside_after(graph, region)
@@ -86,7 +86,7 @@ def rewrite(
     order = Order(context, nodes)
     clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured))
-    shared = shared_scalars(context, nodes, captured, merge, sums) if processes.count > 1 else []
+    shared = shared_scalars(context, nodes, captured, merge, sums) if processes.graphs > 1 else []
     moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
 
