@@ -25,11 +25,12 @@ pytest = mkdir -p $(1) && $(LIMITS) $(1)/bin/python -m pytest -q -n $(WORKERS) $
 
 PACKAGING := setup.py pyproject.toml
 
-.PHONY: help demo test test-all fuzz benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
+.PHONY: help demo test test-all test-multiprocess fuzz benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make test-all   the full matrix of models and plans on both TensorFlows (hours)"
+	@echo "make test-multiprocess  the tests that start several processes"
 	@echo "make fuzz       5,000 generated models"
 	@echo "make benchmarks every benchmark of benchmarks/, one after the other"
 	@echo "make lint       ruff and mypy"
@@ -65,6 +66,11 @@ test: lint test-tf2 test-tf1
 
 test-all: lint test-all-tf2 test-all-tf1
 
+test-multiprocess: test-multiprocess-tf2 test-multiprocess-tf1
+
+test-multiprocess-tf2: .venv/tf2/.test
+	@$(call pytest,.venv/tf2,tests/multiprocess)
+
 test-tf2: .venv/tf2/.test
 	@$(call pytest,.venv/tf2,tests)
 
@@ -83,11 +89,14 @@ test-tf1: .venv/tf1/.test
 
 test-all-tf1: .venv/tf1/.test
 	@$(call pytest,.venv/tf1,tests --full)
+
+test-multiprocess-tf1: .venv/tf1/.test
+	@$(call pytest,.venv/tf1,tests/multiprocess)
 else ifeq ($(CI),true)
-test-tf1 test-all-tf1:
+test-tf1 test-all-tf1 test-multiprocess-tf1:
 	@echo "no Python 3.7 (python3.7, or pyenv install 3.7): the TensorFlow 1.15 leg cannot run" >&2; exit 1
 else
-test-tf1 test-all-tf1:
+test-tf1 test-all-tf1 test-multiprocess-tf1:
 	@echo "SKIPPED: the TensorFlow 1.15 leg needs Python 3.7 (python3.7, or pyenv install 3.7); none was found"
 endif
 

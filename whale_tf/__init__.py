@@ -21,6 +21,7 @@ from whale_tf.errors import (
     GraphError,
     InfeasibleError,
     PlanError,
+    ProcessLostError,
     UnsupportedOpError,
     WhaleError,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "InfeasibleError",
     "Plan",
     "PlanError",
+    "ProcessLostError",
     "UnsupportedOpError",
     "WhaleError",
 ] + list(_API)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping, Optional, Union
 
@@ -10,14 +11,17 @@ from whale_tf import session as whale_session
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
+from whale_tf.planner.annotated import TaskGraphSpec, spans
 from whale_tf.planner.explain import explain_plan
+from whale_tf.processes.datasets import share, take_all
+from whale_tf.processes.runtime import Runtime, runtime_of
 
 
 class Observer:
@@ -35,10 +39,12 @@ class _Active:
     """Everything ``wh.init`` sets and ``wh.shutdown`` drops: the one place with global state, which TensorFlow's hooks force
     on us."""
 
-    def __init__(self, config: Config, cluster: Cluster, plan: Optional[Plan]) -> None:
+    def __init__(self, config: Config, cluster: Cluster, plan: Optional[Plan], processes: Processes) -> None:
         self.config = config
         self.cluster = cluster
         self.plan = plan
+        self.processes = processes
+        self.runtime = runtime_of(processes, config.communication.start_timeout_s)
         self.default: Optional[_Strategy] = None
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
@@ -58,24 +64,42 @@ def init(
 ) -> None:
     """Start whale_tf; call it before building the graph.  A second call starts afresh.
 
+    Where the environment (``TF_CONFIG``, SLURM, Kubernetes) says that this process is one of several, each takes the part of
+    the plan on its own devices.
+
     Args:
         config: a Config, a dict, JSON text or the path of a JSON file; default: the environment's ``WHALE_CONFIG``.
         cluster: a Cluster, a dict, a path, or a short form such as ``"cpu:4"``; default: ``WHALE_CLUSTER``, else all GPUs, else
-            one CPU device.
+            one CPU device.  In a job of several processes: the devices of all of them.
         plan: a Plan to run, a dict, JSON text or the path of a JSON file.
 
     Raises:
         ConfigError, ClusterError, PlanError: the argument is not valid.
     """
     global _active
+    processes = find_processes()
     parsed = _Active(
         Config.parse(config),
-        Cluster.parse(cluster) if cluster is not None else Cluster.local(),
+        _cluster(cluster, processes),
         Plan.parse(plan) if plan is not None else None,
+        processes,
     )
     shutdown()
     _active = parsed
     hooks.install(_callbacks(parsed))
+
+
+def _cluster(cluster: Union[None, Cluster, Dict, str], processes: Processes) -> Cluster:
+    """The devices of all processes."""
+    if cluster is not None:
+        found = Cluster.parse(cluster)
+    elif os.environ.get("WHALE_CLUSTER"):
+        found = Cluster.local()
+    else:
+        found = whole_cluster(Cluster.local(), processes)
+    if processes.count > 1:
+        devices_of_processes(found, processes)
+    return found
 
 
 def shutdown() -> None:
@@ -190,7 +214,7 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
         raise PlanError(
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
-    devices = [device.tf_name() for device in state.cluster.devices]
+    devices = device_names(state.cluster, state.processes)
     return explain_plan(done.plan, done.region, devices, done.assignment.choices if done.assignment else ())
 
 
@@ -229,13 +253,48 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         state.looked_at[graph] = graph.version
         return
     with whale_session.unfinalized(graph), garbage_collection_paused():
-        done = _parallelize(graph, state.cluster, state.config, state.plan)
+        keys = state.runtime.keys if state.runtime is not None else None
+        done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys)
+        if done is not None:
+            state.done[graph] = done
+            state.latest = weakref.ref(graph)
+            runtime = _take_part(state, graph, done)
+            if done.rewritten is not None:
+                state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced, done.variables, runtime)
     state.looked_at[graph] = graph.version
-    if done is not None:
-        state.done[graph] = done
-        state.latest = weakref.ref(graph)
-        if done.rewritten is not None:
-            state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced, done.variables)
+
+
+def _take_part(state: _Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
+    """What this process does for a rewritten graph: serve the one that drives it, drive the others, or train beside them.
+
+    Returns:
+        The runtime where several processes train beside each other.
+    """
+    if state.runtime is None or not done.plan.spans_processes:
+        return state.runtime
+    if done.serves:
+        state.runtime.serve(_session_config(state, None))
+    state.runtime.drive()
+    take_all(graph)
+    return None
+
+
+def _session_config(state: _Active, config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
+    """The ConfigProto of a Session of this process."""
+    devices = state.cluster.devices
+    if state.runtime is not None:
+        devices = tuple(devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank])
+    kinds = [device.kind for device in devices]
+    return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds)
+
+
+def _may_span(state: _Active, graph: tf.Graph) -> bool:
+    """Whether a Session of this graph must see all processes' devices, if anybody can tell yet."""
+    if state.plan is not None:
+        return state.plan.spans_processes
+    items = capture_annotations.annotations_of(graph).items
+    specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
+    return spans(specs, devices_of_processes(state.cluster, state.processes))
 
 
 def _check_gradients(graph: tf.Graph) -> None:
@@ -257,8 +316,43 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         return state.fetches.get(graph)
 
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
-        kinds = [device.kind for device in state.cluster.devices]
-        return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds)
+        if state.runtime is None:
+            return _session_config(state, config)
+        graph = graph or v1.get_default_graph()
+        if not state.runtime.is_free and _may_span(state, graph):
+            _ensure(state, graph)
+        return state.runtime.session_config(_session_config(state, config))
+
+    def session_target(target: str, config: v1.ConfigProto) -> str:
+        return target if state.runtime is None else state.runtime.target(target, config)
+
+    def create_session(creator: Any, original: Callable, is_chief: bool) -> Any:
+        if state.runtime is None:
+            return original()
+        if not is_chief:  # every process has variables of its own to initialise, whatever the script says
+            creator = v1.train.ChiefSessionCreator(creator._scaffold, creator._master, creator._config)
+            return creator.create_session()
+        session = original()
+        fetches = fetch_map(session.graph)
+        if fetches is not None:
+            fetches.make_equal(session, hooks.original_run(session))
+        return session
+
+    def save(
+        saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if state.processes.is_chief:
+            return original(session, save_path, global_step, *args, **kwargs)
+        if global_step is not None and not isinstance(global_step, int):
+            global_step = v1.train.global_step(session, global_step)
+        return save_path if global_step is None else "{}-{}".format(save_path, global_step)
+
+    def add_event(original: Callable, event: Any) -> None:
+        if state.processes.is_chief:
+            original(event)
+
+    def dataset(given: Any) -> Any:
+        return share(given, state.processes) if state.runtime is not None and state.config.io.slicing else given
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
@@ -269,13 +363,19 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
             return original(*arguments)
         if state.early.pop(session, False):
             fetches.catch_up(original)
+        if state.runtime is not None and state.runtime.is_driver:
+            with state.runtime.driving():
+                return whale_session.run(fetches, session, original, *arguments)
         return whale_session.run(fetches, session, original, *arguments)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
         fetches = fetch_map(session.graph)
         if fetches is None:
             return original(*arguments)
-        return whale_session.make_callable(fetches, session, original, *arguments)
+        found = whale_session.make_callable(fetches, session, original, hooks.original_run(session), *arguments)
+        if state.runtime is not None and state.runtime.is_driver:
+            return state.runtime.driving()(found)
+        return found
 
     def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
@@ -291,6 +391,11 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     return hooks.Callbacks(
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
+        session_target=session_target,
+        create_session=create_session,
+        save=save,
+        add_event=add_event,
+        dataset=dataset,
         run=run,
         make_callable=make_callable,
         partial_run_setup=partial_run_setup,

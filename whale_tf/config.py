@@ -69,7 +69,8 @@ class Io(_Section):
         description="Under nested data parallelism each model replica takes a mini-batch of its own, or the "
         "mini-batch is divided over them.")
     slicing: bool = Field(
-        default=True, description="Shard tf.data pipelines over worker processes, by file where possible.")
+        default=True, description="Each of several processes takes its own mini-batches of a tf.data pipeline: of every n "
+        "the i-th, what is left over at the end is dropped. false: each takes all of them.")
 
 
 class Placement(_Section):
@@ -89,11 +90,16 @@ class Communication(_Section):
 
     backend: Literal["auto", "local", "collective", "horovod"] = Field(
         default="auto",
-        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives.")
+        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives. auto: collective "
+        "where there are several processes.")
     bucket_bytes: Optional[int] = Field(
         default=None, ge=1,
-        description="Size of a gradient bucket in bytes. null: chosen from the cost model.")
+        description="Between processes, gradients smaller than this many bytes travel together, up to about as many bytes at "
+        "a time. null: both limits from the cluster's latency and bandwidths.")
     fp16: bool = Field(default=False, description="Send gradients as float16, scaled.")
+    start_timeout_s: int = Field(
+        default=300, ge=1,
+        description="Seconds that the first Session of a process waits for all other processes to come.")
     sparse_as_dense: bool = Field(
         default=False,
         description="Densify sparse gradients before they are summed; changes momentum and global norms.")

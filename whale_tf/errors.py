@@ -40,6 +40,10 @@ class UnsupportedOpError(WhaleError, NotImplementedError):
     """An op takes part in the parallel region in a way that has no rule."""
 
 
+class ProcessLostError(WhaleError, RuntimeError):
+    """Another training process has ended, or does not answer."""
+
+
 class GraphEditError(WhaleError, RuntimeError):
     """An edit of a TensorFlow graph was refused."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, Spec, capture, divided
 from whale_tf.capture.chain import captured_chain
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes
+from whale_tf.communicators import Keys
 from whale_tf.config import Config
+from whale_tf.errors import ConfigError
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region, find_region
@@ -50,15 +53,23 @@ class Parallelized(NamedTuple):
     replaced: Mapping[str, Any] = {}  # tensors and ops of the local script -> what is computed in their place
     assignment: Optional[Assignment] = None  # how ``split`` TaskGraphs are divided
     variables: Optional[DividedVariables] = None
+    serves: bool = False  # another process drives this one's devices
 
 
 def parallelize(
-    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None
+    graph: tf.Graph,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan] = None,
+    processes: Processes = ONE_PROCESS,
+    keys: Optional[Keys] = None,
 ) -> Optional[Parallelized]:
     """Rewrite a graph in place.
 
     Args:
         plan: run this plan; None: the one the annotations ask for.
+        processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
+        keys: numbers of this process' collectives, where there are several processes.
 
     Returns:
         None when the graph has no optimizer's update yet.
@@ -71,7 +82,8 @@ def parallelize(
     sharded = Sharded()
     done = None
     try:
-        done = _parallelize(graph, cluster, config, plan, Options(sync=lambda op: True) if sync else Options(), sharded)
+        options = Options(sync=lambda op: True) if sync else Options()
+        done = _parallelize(graph, cluster, config, plan, options, processes, keys, sharded)
     finally:
         if done is None or done.rewritten is None:
             sharded.undo()
@@ -85,7 +97,14 @@ def parallelize(
 
 
 def _parallelize(
-    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options, sharded: Sharded
+    graph: tf.Graph,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan],
+    options: Options,
+    processes: Processes,
+    keys: Optional[Keys],
+    sharded: Sharded,
 ) -> Optional[Parallelized]:
     is_pipeline = (plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1) > 1
     local = captured = capture(graph, is_pipeline, plan)
@@ -102,18 +121,34 @@ def _parallelize(
         verify(captured.graph, "after wh.split")
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
+    parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
     if plan is None and wants_search(config) and not local.is_annotated:
+        _check_one_process(processes)
         captured, region, plan = _searched(graph, captured, region, cluster, config)
     elif plan is None:
-        plan = annotated_plan(local.graph, *_parts(captured, region), cluster, config)
+        plan = annotated_plan(local.graph, *_parts(captured, region), cluster, config, parts)
         if assignment is not None:
             plan = _of_local(plan, local, assignment)
-    check_plan(plan, cluster)
+    check_plan(plan, cluster, parts)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)
+    if plan.spans_processes:
+        if not processes.is_chief:
+            return Parallelized(captured, batch, region, plan, None, serves=True)
+        processes = replace(processes, is_driver=True)
     backend = plan.gradients[0].backend if plan.gradients else "local"
-    rewritten = rewrite(graph, captured, region, plan, backend, device_names(cluster))
+    part = plan.local_part(processes.rank)
+    devices = device_names(cluster, processes)
+    rewritten = rewrite(graph, captured, region, part, backend, devices, processes, keys)
     return Parallelized(captured, batch, region, plan, rewritten, {}, assignment)
+
+
+def _check_one_process(processes: Processes) -> None:
+    if processes.count > 1:
+        raise ConfigError(
+            "auto_parallel and num_task_graph divide an un-annotated model inside one process, but there are {}; annotate the "
+            "model, or start one process that sees all devices".format(processes.count)
+        )
 
 
 def _split_counts(captured: Captured, cluster: Cluster) -> Dict[int, int]:
@@ -142,7 +177,7 @@ def _searched(
 def _with_memory(plan: Plan, captured: Captured, sized: Region, profile: ModelProfile) -> Plan:
     """The plan with peaks from the graph's own tensors in place of the search's, which knows layers only."""
     gradients = {tensor for target in captured.phases.targets for tensor in target.tensors}
-    stages = stage_statistics(sized, captured.gradients, captured.variable_homes, len(plan.task_graphs))
+    stages = _stages(captured, sized)
     sizes = [stage.parameter_bytes for stage in stages]
     peaks = device_peaks(plan, sized, gradients, sizes, profile.optimizer_bytes_per_parameter_byte)
     return plan.model_copy(update={"estimate": plan.estimate.model_copy(update={"peak_memory_bytes": tuple(peaks)})})
@@ -151,8 +186,17 @@ def _with_memory(plan: Plan, captured: Captured, sized: Region, profile: ModelPr
 def _parts(captured: Captured, region: Region) -> Parts:
     """What plans are put together from: TaskGraphs, what they need, what crosses between them, and the inputs."""
     specs = [TaskGraphSpec(*spec) for spec in captured.specs]
-    stages = stage_statistics(region, captured.gradients, captured.variable_homes, len(specs))
-    return specs, stages, crossings(region), _inputs(captured)
+    return specs, _stages(captured, region), crossings(region), _inputs(captured)
+
+
+def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
+    calls = {
+        captured.graph.tensor(name): call.index
+        for call in captured.gradient_calls
+        for name in call.grads
+        if isinstance(name, str) and name.partition(":")[0] in captured.graph
+    }
+    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls)
 
 
 def _inputs(captured: Captured) -> Dict[str, int]:
@@ -176,7 +220,3 @@ def is_local(plan: Plan) -> bool:
         and plan.num_model_replicas == 1
         and {d for t in plan.task_graphs for row in t.devices for d in row} == {0}
     )
-
-
-def device_names(cluster: Cluster) -> Sequence[str]:
-    return [device.tf_name() for device in cluster.devices]

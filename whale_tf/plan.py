@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Dict, List, Optional, Tuple, Type, TypeVar, Union
+from typing import Dict, List, Optional, Set, Tuple, Type, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -126,6 +126,7 @@ class Plan(_Value):
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
+        processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
 
     version: int = VERSION
@@ -142,6 +143,7 @@ class Plan(_Value):
     bridges: Tuple[BridgePlan, ...] = ()
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = Field(default_factory=dict)
+    processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
 
     @model_validator(mode="after")
@@ -176,6 +178,11 @@ class Plan(_Value):
                             task_graph.name, device, self.num_devices - 1
                         )
                     )
+        driven = sorted(device for part in self.processes for device in part)
+        if self.processes and driven != list(range(self.num_devices)):
+            raise ValueError(
+                "processes must list each of the devices 0 to {} once, got {}".format(self.num_devices - 1, self.processes)
+            )
         for bridge in self.bridges:
             if max(bridge.producer, bridge.consumer) >= len(self.task_graphs):
                 raise ValueError(
@@ -187,6 +194,33 @@ class Plan(_Value):
 
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=indent)
+
+    def _owners(self) -> List[Set[int]]:
+        """Processes that drive the devices of each model replica."""
+        process_of = {device: number for number, part in enumerate(self.processes) for device in part}
+        return [
+            {process_of[device] for task in self.task_graphs for device in task.devices[g]}
+            for g in range(self.num_model_replicas)
+        ]
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether a model replica has devices in several processes, or processes have different numbers of model replicas:
+        then one process drives all."""
+        owners = self._owners() if self.processes else []
+        counts = {sum(owner == {rank} for owner in owners) for rank in range(len(self.processes))}
+        return any(len(owner) > 1 for owner in owners) or len(counts) > 1
+
+    def local_part(self, rank: int) -> Plan:
+        """What process ``rank`` runs: the model replicas on its own devices, numbered anew from zero; all of them if one
+        process drives all."""
+        if not self.processes or self.spans_processes:
+            return self
+        mine = [g for g, owner in enumerate(self._owners()) if owner == {rank}]
+        tasks = tuple(
+            task.model_copy(update={"devices": tuple(task.devices[g] for g in mine)}) for task in self.task_graphs
+        )
+        return self.model_copy(update={"task_graphs": tasks, "num_model_replicas": len(mine)})
 
     @classmethod
     def parse(cls, source: Union[Plan, Dict, str]) -> Plan:

@@ -7,15 +7,19 @@ original tensors from merged values, so that it neither computes the model twice
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+import functools
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from tensorflow.python.client import session as tf_session
 
 from whale_tf._tf_compat import tf, v1
+from whale_tf.communicators import ProcessCommunicator
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.processes.runtime import Runtime
 from whale_tf.rewrite.passes import Rewritten
+from whale_tf.rewrite.processes import Kind, Runs, stage_start
 from whale_tf.rewrite.reroute import outside_after
 from whale_tf.rewrite.shard import Pieces
 from whale_tf.rewrite.shard.variables import DividedVariables
@@ -36,10 +40,20 @@ def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool
 
 
 class Fetches:
-    """Maps what a user fetches from a rewritten graph to what computes it."""
+    """Maps what a user fetches from a rewritten graph to what computes it.
+
+    Args:
+        replaced: tensors and ops of the local script -> what is computed in their place.
+        variables: those that ``wh.split`` divides.
+        runtime: this process, where it is one of several.
+    """
 
     def __init__(
-        self, rewritten: Rewritten, replaced: Mapping[str, Any], variables: Optional[DividedVariables] = None
+        self,
+        rewritten: Rewritten,
+        replaced: Mapping[str, Any],
+        variables: Optional[DividedVariables] = None,
+        runtime: Optional[Runtime] = None,
     ) -> None:
         self._rewritten = rewritten
         self._replaced = replaced
@@ -51,6 +65,31 @@ class Fetches:
         self._parallel: Dict[str, bool] = {}
         self._merged: Dict[str, Fetch] = {}
         self._seen = -1
+        self._runtime = runtime
+        self._runs = Runs(rewritten.communicator.collectives, rewritten.shared)
+        self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
+        if runtime is not None:
+            assert isinstance(rewritten.communicator, ProcessCommunicator)
+            self._start = stage_start(self._graph, context.host, rewritten.nodes, rewritten.communicator)
+
+    def kind(self, fetches: Sequence[Fetch]) -> Kind:
+        """What a run of (substituted) fetches means to other processes.
+
+        Raises:
+            UnsupportedOpError: it would wait for them in vain.
+        """
+        return Kind() if self._runtime is None else self._runs.check([_op_of(fetch) for fetch in fetches])
+
+    def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
+        """Call ``function``, a run that waits for other processes."""
+        assert self._runtime is not None
+        return self._runtime.together(session, self._start, original_run, function, *arguments)
+
+    def make_equal(self, session: Any, original_run: Callable) -> None:
+        """A session has been initialised or restored: its variables take process 0's values, where there are several."""
+        if self._runtime is not None:
+            self.prepare()
+            self.together(session, original_run, lambda: None)
 
     def prepare(self) -> None:
         """Call before each run: keeps copies equal when ops were added since the last one."""
@@ -85,9 +124,7 @@ class Fetches:
                     )
                 )
         parts = [self._successors(fetch) for fetch in fetches]
-        if not any(
-            self._is_parallel(part if isinstance(part, tf.Operation) else part.op) for group in parts for part in group
-        ):
+        if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
             return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
         context = self._rewritten.context
         for feed in feeds:
@@ -98,7 +135,9 @@ class Fetches:
                         feed.name
                     )
                 )
-        return [self._join(fetch, [self._substitute(part) for part in group]) for fetch, group in zip(fetches, parts)]
+        writes = self._runs.writes(_op_of(part) for group in parts for part in group) if self._shared else set()
+        return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
+
 
     def _successors(self, fetch: Fetch) -> List[Fetch]:
         """The tensors or ops that are computed in a fetch's place: itself, another, or the parts of it."""
@@ -141,8 +180,16 @@ class Fetches:
             return nodes.concat(names, found.spread.dim, scope, dtype, host)
         return nodes.add_n(names, scope, dtype, host)
 
-    def _substitute(self, fetch: Fetch) -> Fetch:
+    def _substitute(self, fetch: Fetch, writes: Set[str]) -> Fetch:
+        """What to run in a fetch's place.
+
+        Args:
+            writes: the run's writes of variables; a loss whose update is among them is fetched over all processes.
+        """
         context = self._rewritten.context
+        shared = self._shared.get(fetch.name)
+        if shared is not None and any(context.graph.ops[index].name in writes for index in shared.writes):
+            return self._graph.get_tensor_by_name(shared.value + ":0")
         op = fetch if isinstance(fetch, tf.Operation) else fetch.op
         if fetch.name in self._merged:
             return self._merged[fetch.name]
@@ -198,6 +245,10 @@ class Fetches:
         return False
 
 
+def _op_of(fetch: Fetch) -> tf.Operation:
+    return fetch if isinstance(fetch, tf.Operation) else fetch.op
+
+
 def run(
     fetch_map: Fetches,
     session: Any,
@@ -211,28 +262,51 @@ def run(
     fetch_map.prepare()
     mapper, elements = _elements(session, fetches)
     substitutes = fetch_map.substitutes(elements, _feeds(session.graph, feed_dict))
+    call, kind = original, fetch_map.kind(substitutes)
+    if kind.alone:
+        feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
+    if kind.waits:
+        call = functools.partial(fetch_map.together, session, original, original)
     if substitutes == elements:
-        return original(fetches, feed_dict, options, run_metadata)
-    return mapper.build_results(original(substitutes, feed_dict, options, run_metadata))
+        return call(fetches, feed_dict, options, run_metadata)
+    return mapper.build_results(call(substitutes, feed_dict, options, run_metadata))
 
 
 def make_callable(
     fetch_map: Fetches,
     session: Any,
     original: Callable,
+    run: Callable,
     fetches: Any,
     feed_list: Optional[Sequence],
     accept_options: bool,
 ) -> Callable:
-    """``Session.make_callable`` on a rewritten graph."""
+    """``Session.make_callable`` on a rewritten graph.
+
+    Args:
+        run: TensorFlow's own ``session.run``.
+    """
     fetch_map.prepare()
     mapper, elements = _elements(session, fetches)
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
     substitutes = fetch_map.substitutes(elements, feeds)
+    kind = fetch_map.kind(substitutes)
+    alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
+    inner = original(
+        fetches if substitutes == elements else substitutes, list(feed_list or ()) + alone or None, accept_options
+    )
+    if alone:
+        inner = _with_values(inner, len(feeds), [False] * len(alone))
+    if kind.waits:
+        inner = functools.partial(fetch_map.together, session, run, inner)
     if substitutes == elements:
-        return original(fetches, feed_list, accept_options)
-    inner = original(substitutes, feed_list, accept_options)
+        return inner
     return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
+
+
+def _with_values(function: Callable, count: int, values: Sequence[Any]) -> Callable:
+    """``function`` with further values behind its first ``count`` arguments."""
+    return lambda *args, **kwargs: function(*args[:count], *values, *args[count:], **kwargs)
 
 
 def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any = None) -> None:

@@ -133,3 +133,32 @@ class TestKubernetes:
 
 def test_hosts() -> None:
     assert [host_of(text) for text in ("a", "a:1", "[::1]:5", "::1")] == ["a", "a", "::1", "::1"]
+
+
+class TestRanksOnly:
+    """Launchers that name no hosts."""
+
+    @pytest.mark.parametrize("environ, source, address", [
+        ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}, "Horovod", "127.0.0.1"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "Open MPI",
+         "127.0.0.1"),
+        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}, "torchrun",
+         "127.0.0.1:29502")])
+    def test_one_host(self, environ: Dict[str, str], source: str, address: str) -> None:
+        found = read_environment(environ)
+        assert found is not None and found.source == source and found.rank == 1
+        assert len(found.addresses) == 2 and found.addresses[1] == address
+
+    def test_several_hosts(self) -> None:
+        with pytest.raises(ClusterError, match="Horovod started 4 processes .*2 of them on this host.*set TF_CONFIG"):
+            read_environment({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"})
+
+    def test_a_rank_too_many(self) -> None:
+        with pytest.raises(ClusterError, match="OMPI_COMM_WORLD_RANK=2, but there are 2 processes"):
+            read_environment({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+
+    def test_mpi_within_slurm(self) -> None:
+        environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1",
+                   "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+        found = read_environment(environ)
+        assert found is not None and found.source == "Open MPI"

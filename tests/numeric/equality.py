@@ -41,7 +41,7 @@ def find_case(name: str) -> Case:
 def run_local(case: Case, setting: Setting, model_replicas: int = 1) -> Outcome:
     """The script as it is. Each of several model replicas takes a mini-batch of its own from a dataset, so the local
     script sees them one behind the other in one."""
-    return _run(case, setting, Stages(), 1, model_replicas if setting.dataset else 1)
+    return run_script(case, setting, Stages(), 1, model_replicas if setting.dataset else 1)
 
 
 @functools.lru_cache(maxsize=None)
@@ -54,7 +54,7 @@ def run_parallel(case: Case, setting: Setting, parallel: Parallel) -> Outcome:
     wh.init(dict(parallel.config(), **(case.config or {})), cluster="cpu:{}".format(parallel.shape.devices))
     try:
         scopes = [functools.partial(wh.replicate, count) for count in parallel.shape.counts]
-        return _run(case, setting, Stages(scopes, parallel.cuts), parallel.shape.model_replicas, 1)
+        return run_script(case, setting, Stages(scopes, parallel.cuts), parallel.shape.model_replicas, 1)
     finally:
         wh.shutdown()
 
@@ -66,28 +66,29 @@ def _sizes(case: Case, setting: Setting) -> Tuple[int, ...]:
     return case.sizes * (case.runs if setting.dataset else 1)
 
 
-def _run(case: Case, setting: Setting, stages: Stages, pulls: int, factor: int) -> Outcome:
+def run_script(case: Case, setting: Setting, stages: Stages, pulls: int, factor: int, container: str = "") -> Outcome:
     """Trains the script.
 
     Args:
         pulls: mini-batches that one run takes from a dataset.
         factor: size of a mini-batch, relative to the case's own.
+        container: keeps the script's variables apart from others of the same names on one server.
     """
     sizes = _sizes(case, setting)
     if setting.dataset and case.ragged and max(pulls, factor) > 1:
         raise ValueError("a ragged last mini-batch of several replicas has no local counterpart")
     examples = case.examples(sum(sizes) * max(pulls if setting.dataset else 1, factor), setting.dtype)
     graph = tf.Graph()
-    with graph.as_default(), tf.variable_scope("", use_resource=setting.resource):
+    with graph.as_default(), graph.container(container), tf.variable_scope("", use_resource=setting.resource):
         tf.set_random_seed(1)
         if case.ragged:
             setting = setting._replace(static_batch=False)
         inputs, feeds = source(examples, [size * factor for size in sizes], setting)
         script = case.build(inputs, stages, setting.dtype)
-        return _train(script, feeds if not setting.dataset else [{}] * len(case.sizes), setting)
+        return train(script, feeds if not setting.dataset else [{}] * len(case.sizes), setting)
 
 
-def _train(script: Script, feeds: Sequence[Dict], setting: Setting) -> Outcome:
+def train(script: Script, feeds: Sequence[Dict], setting: Setting) -> Outcome:
     variables = {v.name: v for v in tf.global_variables()}
     trace: Dict[str, List[np.ndarray]] = {name: [] for name in list(script.losses) + list(script.outputs)}
     with _session(setting) as session:

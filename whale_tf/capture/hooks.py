@@ -12,7 +12,10 @@ import threading
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from tensorflow.python.client.session import BaseSession
+from tensorflow.python.data.ops.dataset_ops import DatasetV1, DatasetV1Adapter
+from tensorflow.python.data.ops.iterator_ops import Iterator
 from tensorflow.python.ops import gradients_util
+from tensorflow.python.summary.writer.event_file_writer import EventFileWriter
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import FORWARD_ATTR, gradient_call, gradient_names
@@ -28,6 +31,8 @@ class Callbacks(NamedTuple):
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         before_scaffold: (scaffold), before ``Scaffold.finalize`` builds init ops and the saver.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
+        session_target: (target, that ConfigProto) -> the target to use.
+        create_session: (session creator, original, whether it is a chief's) -> a session, initialised or restored.
         run: (session, original, fetches, feed_dict, options, run_metadata) -> the fetched values.
         make_callable: (session, original, fetches, feed_list, accept_options) -> a callable.
         partial_run_setup: (session, original, fetches, feeds) -> a handle.
@@ -35,17 +40,25 @@ class Callbacks(NamedTuple):
         before_extend: (session), before the session takes over ops that are new in its graph; every way to run ends
             here.
         saver_built: (saver), after ``Saver.build`` made its ops.
+        save: (saver, original, arguments of ``Saver.save``) -> the checkpoint's path.
+        add_event: (original, event), for every event that goes to an event file.
+        dataset: (dataset) -> the dataset to make an iterator of.
     """
 
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     before_scaffold: Callable[[Any], None] = lambda scaffold: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
+    session_target: Callable[[str, Any], str] = lambda target, config: target
+    create_session: Function = lambda creator, original, is_chief: original()
     run: Function = lambda session, original, *arguments: original(*arguments)
     make_callable: Function = lambda session, original, *arguments: original(*arguments)
     partial_run_setup: Function = lambda session, original, *arguments: original(*arguments)
     partial_run: Function = lambda session, original, *arguments: original(*arguments)
     before_extend: Callable[[Any], None] = lambda session: None
     saver_built: Callable[[Any], None] = lambda saver: None
+    save: Function = lambda saver, original, *args, **kwargs: original(*args, **kwargs)
+    add_event: Callable[[Callable[[Any], None], Any], None] = lambda original, event: original(event)
+    dataset: Callable[[Any], Any] = lambda dataset: dataset
 
 
 class Hook(NamedTuple):
@@ -115,8 +128,21 @@ def _scaffold_finalize(original: Function, callbacks: Callbacks) -> Function:
 
 def _session_init(original: Function, callbacks: Callbacks) -> Function:
     def __init__(self: Any, target: str = "", graph: Optional[tf.Graph] = None, config: Any = None) -> None:
-        original(self, target, graph, callbacks.session_config(target, graph, config))
+        config = callbacks.session_config(target, graph, config)
+        original(self, callbacks.session_target(target, config), graph, config)
     return __init__
+
+
+def _chief_create_session(original: Function, callbacks: Callbacks) -> Function:
+    def create_session(self: Any) -> Any:
+        return callbacks.create_session(self, functools.partial(original, self), True)
+    return create_session
+
+
+def _worker_create_session(original: Function, callbacks: Callbacks) -> Function:
+    def create_session(self: Any) -> Any:
+        return callbacks.create_session(self, functools.partial(original, self), False)
+    return create_session
 
 
 def _session_run(original: Function, callbacks: Callbacks) -> Function:
@@ -160,12 +186,52 @@ def _saver_build(original: Function, callbacks: Callbacks) -> Function:
     return build
 
 
+def _saver_save(original: Function, callbacks: Callbacks) -> Function:
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return callbacks.save(self, functools.partial(original, self), *args, **kwargs)
+    return save
+
+
+def _add_event(original: Function, callbacks: Callbacks) -> Function:
+    def add_event(self: Any, event: Any) -> None:
+        callbacks.add_event(functools.partial(original, self), event)
+    return add_event
+
+
+# -- input pipelines --------------------------------------------------------------------------------------------------
+def _make_iterator(original: Function, callbacks: Callbacks) -> Function:
+    """Methods of a dataset that make an iterator."""
+
+    def make_iterator(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            return original(self, *args, **kwargs)
+        dataset = callbacks.dataset(self)
+        if dataset is self:
+            return original(self, *args, **kwargs)
+        adapted = dataset if isinstance(dataset, DatasetV1) else DatasetV1Adapter(dataset)
+        return original(adapted, *args, **kwargs)
+    return make_iterator
+
+
+def _make_initializer(original: Function, callbacks: Callbacks) -> Function:
+    def make_initializer(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, callbacks.dataset(dataset), *args, **kwargs)
+    return make_initializer
+
+
 HOOKS: Tuple[Hook, ...] = (
     Hook(gradients_util, "_GradientsHelper", _gradients_helper),
     Hook(gradients_util, "_MaybeCompile", _maybe_compile),
     Hook(tf.Graph, "finalize", _graph_finalize),
     Hook(v1.train.Scaffold, "finalize", _scaffold_finalize),
     Hook(v1.train.Saver, "build", _saver_build),
+    Hook(v1.train.Saver, "save", _saver_save),
+    Hook(v1.train.ChiefSessionCreator, "create_session", _chief_create_session),
+    Hook(v1.train.WorkerSessionCreator, "create_session", _worker_create_session),
+    Hook(EventFileWriter, "add_event", _add_event),
+    Hook(DatasetV1, "_make_one_shot_iterator", _make_iterator),
+    Hook(DatasetV1, "_make_initializable_iterator", _make_iterator),
+    Hook(Iterator, "make_initializer", _make_initializer),
     Hook(BaseSession, "__init__", _session_init),
     Hook(BaseSession, "run", _session_run),
     Hook(BaseSession, "make_callable", _session_make_callable),
@@ -207,3 +273,9 @@ def uninstall() -> None:
 
 def installed() -> bool:
     return bool(_installed)
+
+
+def original_run(session: Any) -> Function:
+    """TensorFlow's own ``run`` of a session, hooks or not."""
+    return next(
+        (functools.partial(item.original, session) for item in _installed if item.hook[:2] == (BaseSession, "run")), session.run)

@@ -6,6 +6,8 @@ from whale_tf.cluster.cluster import Cluster
 from whale_tf.cluster.devices import PRECISIONS, Device, Link
 from whale_tf.cluster.environment import Environment, read_environment
 from whale_tf.cluster.hardware import DEVICE_TYPES, DeviceType
+from whale_tf.cluster.processes import ONE_PROCESS, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 
-__all__ = ["BUILTIN", "Cluster", "DEVICE_TYPES", "Device", "DeviceType", "Environment", "Link", "PRECISIONS",
-           "read_environment"]
+__all__ = ["BUILTIN", "Cluster", "DEVICE_TYPES", "Device", "DeviceType", "Environment", "Link", "ONE_PROCESS",
+           "PRECISIONS", "Processes", "device_names", "devices_of_processes", "find_processes", "read_environment",
+           "whole_cluster"]

@@ -1,7 +1,8 @@
 """Who runs where, read from what a launcher or scheduler put into the environment.
 
 Read, in this order: ``TF_CONFIG`` (TensorFlow's own; Kubeflow's TFJob sets it), Volcano's ``VC_*_HOSTS``, Kubernetes
-jobs with ``MASTER_ADDR``/``WORLD_SIZE``/``RANK`` (Kubeflow's PyTorchJob, indexed jobs, stateful sets), SLURM.
+jobs with ``MASTER_ADDR``/``WORLD_SIZE``/``RANK`` (Kubeflow's PyTorchJob, indexed jobs, stateful sets), Horovod's and Open MPI's
+ranks, SLURM, torchrun.  Horovod, Open MPI and torchrun name no hosts, so all their processes have to be on one.
 """
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Environment(NamedTuple):
     """The processes of a job.
 
     Attributes:
-        source: ``"TF_CONFIG"``, ``"Volcano"``, ``"Kubernetes"`` or ``"SLURM"``.
+        source: ``"TF_CONFIG"``, ``"Volcano"``, ``"Kubernetes"``, ``"Horovod"``, ``"Open MPI"``, ``"SLURM"`` or
+            ``"torchrun"``.
         addresses: host or host:port of each training process, by rank.
         rank: this process' place in ``addresses``; None for a role that does not train (ps, evaluator).
         role: TensorFlow's name of what this process does.
@@ -72,8 +74,13 @@ def read_environment(environ: Mapping[str, str]) -> Optional[Environment]:
         return _volcano(environ)
     if "KUBERNETES_SERVICE_HOST" in environ and "MASTER_ADDR" in environ:
         return _kubernetes(environ)
+    for source, keys in ON_ONE_HOST.items():
+        if source != "torchrun" and keys.size in environ:
+            return _on_one_host(environ, source, keys)
     if "SLURM_JOB_ID" in environ and _slurm_list(environ) is not None:
         return _slurm(environ)
+    if "LOCAL_WORLD_SIZE" in environ and "MASTER_PORT" in environ:
+        return _on_one_host(environ, "torchrun", ON_ONE_HOST["torchrun"])
     return None
 
 
@@ -188,6 +195,32 @@ def _kubernetes(environ: Mapping[str, str]) -> Environment:
             addresses.append("{}-{}{}".format(job, number, domain))
     full = tuple(address + port for address in addresses)
     return Environment("Kubernetes", full, _rank_in(rank, full, "RANK"))
+
+
+# ---- launchers that give ranks only -----------------------------------------------------------------------------------
+
+class _Keys(NamedTuple):
+    size: str
+    rank: str
+    local_size: str
+
+
+ON_ONE_HOST: Mapping[str, _Keys] = {
+    "Horovod": _Keys("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE"),
+    "Open MPI": _Keys("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "torchrun": _Keys("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
+}
+
+
+def _on_one_host(environ: Mapping[str, str], source: str, keys: _Keys) -> Environment:
+    """Ranks on this host; torchrun's processes take the ports behind its own, so that two jobs do not meet."""
+    size, rank = _number(environ, keys.size, 1), _number(environ, keys.rank)
+    if _number(environ, keys.local_size, 1) != size:
+        raise ClusterError("{} started {} processes ({}), {} of them on this host, and does not say where the others are; "
+                           "set TF_CONFIG".format(source, size, keys.size, environ[keys.local_size]))
+    first = _number(environ, "MASTER_PORT", 1) + 1 if source == "torchrun" else None
+    addresses = tuple("127.0.0.1" + (":{}".format(first + each) if first else "") for each in range(size))
+    return Environment(source, addresses, _rank_in(rank, addresses, keys.rank))
 
 
 # ---- SLURM ----------------------------------------------------------------------------------------------------------

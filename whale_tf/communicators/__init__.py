@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from whale_tf.communicators.base import Communicator, Member
 from whale_tf.communicators.collective import CollectiveCommunicator
 from whale_tf.communicators.local import LocalCommunicator
+from whale_tf.communicators.processes import Keys, ProcessCommunicator
 from whale_tf.errors import ConfigError
 from whale_tf.graph_editor.nodes import Nodes
 
-__all__ = ["Communicator", "Member", "communicator"]
+__all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "communicator"]
 
 
-def communicator(backend: str, nodes: Nodes) -> Communicator:
+def communicator(backend: str, nodes: Nodes, count: int = 1, rank: int = 0, keys: Optional[Keys] = None) -> Communicator:
     """The communicator called ``local`` or ``collective``.
 
+    Args:
+        count, rank, keys: number of processes, which of them this is, and the keys of this process.
+
     Raises:
-        ConfigError: another name.
+        ConfigError: another name, or one that does not reach the other processes.
     """
+    if count > 1:
+        if backend != "collective":
+            raise ConfigError(
+                "communication.backend is {!r}; between processes only 'collective' is supported in this version".format(
+                    backend
+                )
+            )
+        return ProcessCommunicator(nodes, count, rank, keys or Keys())
     kinds = {"local": LocalCommunicator, "collective": CollectiveCommunicator}
     if backend not in kinds:
         raise ConfigError(

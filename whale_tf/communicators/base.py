@@ -20,10 +20,18 @@ class Communicator(abc.ABC):
 
     Args:
         nodes: where the ops are staged.
+
+    Attributes:
+        processes: how many processes take part.
+        collectives: names of the staged ops that wait for other processes.
     """
+
+    processes: int = 1
+    collectives: List[str]
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
+        self.collectives = []
 
     @abc.abstractmethod
     def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
@@ -36,3 +44,23 @@ class Communicator(abc.ABC):
             self._nodes.concat(values, dim, "{}/{}".format(name, i), dtype, member.device)
             for i, member in enumerate(members)
         ]
+
+    def all_reduce_together(
+        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any
+    ) -> List[List[str]]:
+        """Several tensors of one type and of these shapes, each as by :meth:`all_reduce`, in one message where that helps."""
+        return [self.all_reduce(each, name, dtype) for each, name in zip(members, names)]
+
+    def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
+        """One value of each process combined over all of them by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,
+        ``all``."""
+        return member.value
+
+    def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
+        """One tensor of each process, concatenated along ``dim`` in the order of the processes.
+
+        Args:
+            rank: number of dimensions.
+            equal: all are known to be of one shape.
+        """
+        return member.value

@@ -20,8 +20,16 @@ class LocalCommunicator(Communicator):
         self._turns: Dict[Sequence[str], int] = {}
 
     def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
+        return [self.sum(members, name, dtype).value] * len(members)
+
+    def sum(self, members: Sequence[Member], name: str, dtype: Any) -> Member:
+        """The sum, and where it is."""
         devices = tuple(member.device for member in members)
         turn = self._turns.get(devices, 0)
         self._turns[devices] = turn + 1
-        total = self._nodes.add_n([member.value for member in members], name, dtype, devices[turn % len(devices)])
-        return [total] * len(members)
+        device = devices[turn % len(devices)]
+        return self.sum_on(device, members, name, dtype)
+
+    def sum_on(self, device: str, members: Sequence[Member], name: str, dtype: Any) -> Member:
+        """The sum on a device of one's choice."""
+        return Member(self._nodes.add_n([member.value for member in members], name, dtype, device), device)

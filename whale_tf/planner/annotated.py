@@ -17,6 +17,7 @@ from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
 from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, TaskGraphPlan
+from whale_tf.planner.buckets import Gradient, buckets, limits
 from whale_tf.planner.slices import replica_slices
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.schedule import auto_policy, warmup_depths
@@ -37,13 +38,13 @@ class StageStatistics(NamedTuple):
         ops: names of its forward ops.
         activation_bytes: forward tensors that backward ops read, of the whole mini-batch (0: batch size not known).
         parameter_bytes: its variables.
-        gradients: variable names in the order their gradients become ready.
+        gradients: of its variables, in the order they become ready.
     """
 
     ops: Tuple[str, ...]
     activation_bytes: int
     parameter_bytes: int
-    gradients: Tuple[str, ...]
+    gradients: Tuple[Gradient, ...]
 
 
 class Crossing(NamedTuple):
@@ -64,8 +65,12 @@ def annotated_plan(
     inputs: Dict[str, int],
     cluster: Cluster,
     config: Config,
+    processes: Sequence[Tuple[int, ...]] = (),
 ) -> Plan:
     """See the module's docstring.
+
+    Args:
+        processes: device numbers of each process, where there are several: a model replica stays within one.
 
     Raises:
         AnnotationError: the device counts do not fit the cluster.
@@ -75,10 +80,14 @@ def annotated_plan(
     _check_count(specs, config)
     micro_batches = config.pipeline.num_micro_batch or 1
     is_pipeline = micro_batches > 1 and len(specs) > 1
-    rows = virtual_devices(specs, len(cluster.devices), is_pipeline, config.cluster.colocate_split_and_replicate)
-    if config.balance.algorithm != "even":
-        rows = hardware_aware(rows, cluster, is_pipeline)
-    decision = Decision(rows, micro_batches, config.io.nested_batch, Estimate())
+    colocate = config.cluster.colocate_split_and_replicate
+    if processes and not spans(specs, processes):
+        rows = _in_each_process(specs, processes, is_pipeline, colocate)
+    else:
+        rows = virtual_devices(specs, len(cluster.devices), is_pipeline, colocate)
+        if config.balance.algorithm != "even":
+            rows = hardware_aware(rows, cluster, is_pipeline)
+    decision = Decision(rows, micro_batches, config.io.nested_batch, Estimate(), processes=tuple(processes))
     return assemble(graph, specs, stages, crossings, inputs, cluster, config, decision)
 
 
@@ -89,6 +98,7 @@ class Decision(NamedTuple):
         rows: ``[TaskGraph][model replica][replica]`` device numbers.
         warmups: None: by the configuration's policy.
         slices: of each TaskGraph; None: by its devices.
+        processes: device numbers of each process, where there are several.
     """
 
     rows: Sequence[Tuple[Tuple[int, ...], ...]]
@@ -97,6 +107,7 @@ class Decision(NamedTuple):
     estimate: Estimate
     warmups: Optional[Tuple[int, ...]] = None
     slices: Optional[Tuple[Optional[Tuple[int, ...]], ...]] = None
+    processes: Tuple[Tuple[int, ...], ...] = ()
 
 
 def assemble(
@@ -117,7 +128,8 @@ def assemble(
     rows, micro_batches = decision.rows, decision.micro_batches
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
-    shared = sum(len(row) * len(row[0]) for row in rows) > total
+    used = [device for row in rows for device in row[0]]
+    shared = len(used) > len(set(used))
     warmups = decision.warmups or _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
     if shared:
         warmups = (1,) * len(rows)
@@ -127,7 +139,7 @@ def assemble(
         _slices(spec, stage, row, cluster, config, batch, parts, warmup)
         for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
     )
-    backend = config.communication.backend
+    sums = () if spans(specs, decision.processes) else decision.processes
     return Plan(
         graph=graph.fingerprint(),
         num_devices=total,
@@ -148,12 +160,13 @@ def assemble(
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
+        processes=decision.processes,
         bridges=tuple(_bridge(crossing, counts, micro_batches) for crossing in crossings),
         gradients=tuple(
             GradientPlan(
                 task_graph=i,
-                backend="local" if backend == "auto" else backend,
-                buckets=tuple((name,) for name in stage.gradients),
+                backend=_backend(config, sums),
+                buckets=_buckets(stage.gradients, cluster, config, sums),
                 bytes=stage.parameter_bytes,
             )
             for i, (stage, count) in enumerate(zip(stages, counts))
@@ -209,8 +222,47 @@ def hardware_aware(
     return [tuple(tuple(order[index] for index in replica) for replica in row) for row in rows]
 
 
+def _buckets(
+    gradients: Sequence[Gradient], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]]
+) -> Tuple[Tuple[str, ...], ...]:
+    """Inside one process no message is sent, so every gradient is summed by itself."""
+    if not processes:
+        return tuple((gradient.variable,) for gradient in gradients)
+    return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
+
+
+def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether the TaskGraphs ask for more devices than a process has, so that a model replica spans processes."""
+    return bool(processes) and sum(spec.device_count or 0 for spec in specs) > len(processes[0])
+
+
+def _in_each_process(
+    specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], is_pipeline: bool, colocate: bool
+) -> List[Tuple[Tuple[int, ...], ...]]:
+    """Virtual devices within every process; ``device_count`` None means all devices of a process."""
+    local = virtual_devices(specs, len(processes[0]), is_pipeline, colocate)
+    return [tuple(tuple(part[i] for i in row) for part in processes for row in rows) for rows in local]
+
+
+def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
+    """What sums gradients.
+
+    Raises:
+        ConfigError: it cannot, with several processes.
+    """
+    backend: str = config.communication.backend
+    if backend == "auto":
+        return "collective" if processes else "local"
+    if backend == "local" and processes:
+        raise ConfigError(
+            "communication.backend is 'local', which sums inside one process, but there are {} processes; use 'auto' or "
+            "'collective'".format(len(processes))
+        )
+    return backend
+
+
 NOT_YET = (
-    "communication.bucket_bytes", "communication.fp16", "communication.sparse_as_dense", "init")  # fmt: skip
+    "communication.fp16", "communication.sparse_as_dense", "init", "cluster.device_place_prefer_intra_node")  # fmt: skip
 
 
 def check_built(config: Config) -> None:
@@ -364,8 +416,8 @@ def _bridge(crossing: Crossing, counts: Sequence[int], micro_batches: int) -> Br
     )
 
 
-def check_plan(plan: Plan, cluster: Cluster) -> None:
-    """Refuse a plan that was made for a cluster of another size.
+def check_plan(plan: Plan, cluster: Cluster, processes: Sequence[Tuple[int, ...]] = ()) -> None:
+    """Refuse a plan that was made for a cluster of another size, or for other processes.
 
     Raises:
         PlanError
@@ -375,4 +427,9 @@ def check_plan(plan: Plan, cluster: Cluster) -> None:
             "the plan was made for {} devices, the cluster has {}; pass the cluster it was made for".format(
                 plan.num_devices, len(cluster.devices)
             )
+        )
+    if plan.processes != tuple(processes):
+        raise PlanError(
+            "the plan was made for {} process(es) with devices {}, there are {} with {}; start as many as it was made for, or "
+            "change its \"processes\"".format(len(plan.processes) or 1, plan.processes, len(processes) or 1, tuple(processes))
         )

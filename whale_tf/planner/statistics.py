@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
 from whale_tf.planner.annotated import Crossing, StageStatistics
+from whale_tf.planner.buckets import Gradient
 from whale_tf.profiler.op_cost import tensor_bytes
 
 
 def stage_statistics(
-    region: Region, gradients: Sequence[Tuple[int, int]], variable_homes: Dict[int, int], count: int
+    region: Region,
+    gradients: Sequence[Tuple[int, int]],
+    variable_homes: Dict[int, int],
+    count: int,
+    calls: Mapping[int, int],
 ) -> List[StageStatistics]:
     """One for each TaskGraph.
 
     Args:
         gradients: (gradient tensor, variable op) in the order the gradients become ready.
+        calls: gradient tensor -> number of the gradient call.
         variable_homes: variable op -> TaskGraph.
     """
     graph = region.graph
@@ -34,15 +40,24 @@ def stage_statistics(
                 if graph.tensors[t].op in region.batch_level and graph.tensors[t].op not in region.late
             )
     parameters = [0] * count
-    names: List[List[str]] = [[] for _ in range(count)]
+    found: List[List[Gradient]] = [[] for _ in range(count)]
     for tensor, variable in gradients:
         home = variable_homes.get(variable, 0)
         parameters[home] += tensor_bytes(graph, tensor)
-        names[home].append(graph.ops[variable].name)
+        found[home].append(_gradient(region, tensor, variable, home, calls.get(tensor, -1)))
     return [
-        StageStatistics(tuple(ops[i]), sum(tensor_bytes(graph, t) for t in kept[i]), parameters[i], tuple(names[i]))
+        StageStatistics(tuple(ops[i]), sum(tensor_bytes(graph, t) for t in kept[i]), parameters[i], tuple(found[i]))
         for i in range(count)
     ]
+
+
+def _gradient(region: Region, tensor: int, variable: int, home: int, call: int) -> Gradient:
+    """Dense gradients that their own TaskGraph computes can travel together."""
+    graph = region.graph
+    record = graph.tensors[tensor]
+    dense = record.op in region.batch_level and region.batch.layout(tensor).is_partial
+    size = tensor_bytes(graph, tensor) if dense and region.task_graph[record.op] == home else 0
+    return Gradient(graph.ops[variable].name, size, (record.dtype, call))
 
 
 def crossings(region: Region) -> List[Crossing]:

@@ -110,7 +110,7 @@ class Bodies:
         for index in {index for index, _ in axis.attributes}:
             open_shapes(copy.node(axis.graph.ops[index].name), axis.graph.ops[index], axis)
         for index in axis.own_seed:
-            reseed(copy.node(axis.graph.ops[index].name), self._context.scope(place))
+            reseed(copy.node(axis.graph.ops[index].name), self._context.seed(place))
         for index in axis.shared:
             if not is_seeded(copy.node(axis.graph.ops[index].name)):
                 raise UnsupportedOpError(
@@ -127,12 +127,12 @@ class Bodies:
 
     def _check(self, axis: BatchAxis, outermost: Op) -> None:
         """A gradient's static divisor is one model replica's size; which one it is cannot be told in a body."""
-        if self._converter.division.own and self._converter.division.batch is not None:
+        if self._converter.division.mini_batches > 1 and self._converter.division.batch is not None:
             for op in axis.graph.ops:
                 if op.type == "Mean" and op.outputs[0] in axis.layouts and axis.layout(op.outputs[0]).is_partial:
                     raise UnsupportedOpError(
                         "op {!r} in a body of {!r} takes a mean over the batch, whose size is static, and model replicas "
-                        "take mini-batches of their own; take the mean outside of {!r}, leave the batch size open "
+                        "(or processes) take mini-batches of their own; take the mean outside of {!r}, leave the batch size open "
                         "(drop_remainder=False), or set io.nested_batch to 'divide'".format(
                             op.name, outermost.name, outermost.name
                         )
@@ -147,7 +147,7 @@ class Bodies:
             _static(share.sizes[position]),
             _static(share.total),
             _static(share.starts[position]) if any(starts) else None,
-            self._context.scope(place) if any(seeds) else None,
+            self._context.seed(place) if any(seeds) else None,
         )
 
     def _concern(self, axis: BatchAxis) -> Tuple[bool, bool]:
@@ -232,7 +232,7 @@ class _BodyContext(Context):
 
     def __init__(self, outer: Context, axis: BatchAxis, home: int) -> None:
         region = outer.region._replace(graph=axis.graph, batch=axis)
-        super().__init__(outer.tf_graph, (), axis.graph, region, outer.plan, outer.devices, outer.edit)
+        super().__init__(outer.tf_graph, (), axis.graph, region, outer.plan, outer.devices, outer.edit, outer.processes)
         self.host = ""
         self._home = home
 
@@ -250,7 +250,7 @@ class _BodyConverter(Converter):
     """Conversions inside a function: a number of the clone is a constant, or stands for a parameter to come."""
 
     def __init__(self, context: Context, nodes: Nodes, outer: Converter, outermost: Op) -> None:
-        super().__init__(context, nodes, outer.division, outer.inputs)
+        super().__init__(context, nodes, outer.division, outer.inputs, outer.communicator)
         self._outer = outer
         self._outermost = outermost
 

@@ -97,7 +97,7 @@ def _clone(
         set_input(context.edit, "{}/{}".format(scope, op.name), position, name)
     if isinstance(place, Clone):
         for op in part.random:
-            reseed(context.edit.node("{}/{}".format(scope, op.name)), scope)
+            reseed(context.edit.node("{}/{}".format(scope, op.name)), context.seed(place))
         for op in part.shaped:
             open_shapes(context.edit.node("{}/{}".format(scope, op.name)), op, context.region.batch)
         for op in part.functional:

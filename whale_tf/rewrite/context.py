@@ -6,12 +6,12 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tu
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
+from whale_tf.cluster import ONE_PROCESS, Processes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.plan import Plan
 
-HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 ROOT = "whale"  # name scope of everything the rewrite adds
 
 
@@ -40,7 +40,9 @@ class Context:
     Attributes:
         tf_graph: the graph being edited.
         tf_ops: its ops, by number of the op graph's.
-        graph, region, plan: see there.
+        graph, region: see there.
+        plan: the part of it that this process runs.
+        processes: all processes, and which of them this is.
         devices: TensorFlow device string of every device of the cluster.
         host: where input pipelines and small integer arithmetic run.
         edit: collects all new nodes.
@@ -57,6 +59,7 @@ class Context:
         plan: Plan,
         devices: Sequence[str],
         edit: StagedEdit,
+        processes: Processes = ONE_PROCESS,
     ) -> None:
         self.tf_graph = tf_graph
         self.tf_ops = tf_ops
@@ -64,7 +67,8 @@ class Context:
         self.region = region
         self.plan = plan
         self.devices = devices
-        self.host = HOST
+        self.processes = processes
+        self.host = processes.host_device
         self.edit = edit
         self.variables: Set[int] = set()
         self.rescaled: Set[Tuple[int, int]] = set()
@@ -118,6 +122,11 @@ class Context:
                 self._scope, "_".join("{}{}".format(a, b) for a, b in zip(letters, place))
             )
         return self._scopes[place]
+
+    def seed(self, place: Tuple[int, ...]) -> str:
+        """What tells a clone from all others, those of other processes included: random numbers follow from it."""
+        scope = self.scope(place)
+        return scope if self.processes.is_chief else "{}/p{}".format(scope, self.processes.rank)
 
     def name(self, *parts: str) -> str:
         """A name under the rewrite's own scope."""

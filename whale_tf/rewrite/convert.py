@@ -7,6 +7,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from whale_tf._tf_compat import tf
+from whale_tf.communicators import Communicator, Member
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Conversion, Offset, Reduce, Scale, Slice, Whole
@@ -21,11 +22,14 @@ from whale_tf.rewrite.inputs import Inputs
 class Converter:
     """Stages conversions; each is staged once and shared."""
 
-    def __init__(self, context: Context, nodes: Nodes, division: Division, inputs: Inputs) -> None:
+    def __init__(
+        self, context: Context, nodes: Nodes, division: Division, inputs: Inputs, communicator: Communicator
+    ) -> None:
         self.context = context
         self.nodes = nodes
         self.division = division
         self.inputs = inputs
+        self.communicator = communicator
         self._converted: Dict[Tuple, str] = {}
 
     def convert(
@@ -175,7 +179,10 @@ class Converter:
                 )
                 for i, clone in enumerate(self.context.clones(home))
             ]
-            self._converted[key] = self.combine(conversion.kind, terms, scope, dtype, device)
+            here = self.combine(conversion.kind, terms, scope, dtype, device)
+            self._converted[key] = self.communicator.across(
+                Member(here, device), conversion.kind, scope + "/processes", dtype
+            )
         return self._converted[key]
 
     def combine(self, kind: str, terms: Sequence[str], scope: str, dtype: tf.DType, device: str) -> str:
@@ -211,12 +218,25 @@ class Converter:
         shape = self.context.graph.tensors[op.inputs[position]].shape
         return self.nodes.const(np.reshape(np.array(new), shape), scope, dtype, device)
 
-    def times_model_replicas(self, name: str, tensor: int, home: int, place: Clone) -> str:
+    def of_this_process(self, name: str, tensor: int, power: int, scope: str, device: str) -> str:
+        """A weighted sum over this process' clones as the value of its own mini-batches: times ``(B / B_here)^power``."""
+        if power == 0 or self.communicator.processes == 1:
+            return name
+        context, dtype = self.context, self.context.dtype(tensor)
+        source, home = context.region.batch.source_of[tensor], context.home(context.graph.producer(tensor))
+        ratio = self.division.of_this_process(source, home, dtype, self.inputs.names(source))
+        for index in range(abs(power)):
+            factor = ratio if isinstance(ratio, str) else self.nodes.const(ratio, scope + "/ratio", dtype, device)
+            where = "{}/own{}".format(scope, index)
+            name = self.nodes.binary("Mul" if power > 0 else "RealDiv", name, factor, where, dtype, device)
+        return name
+
+    def times_mini_batches(self, name: str, tensor: int, home: int, place: Clone) -> str:
         dtype, device = self.context.dtype(tensor), self.context.device(home, place)
-        key = (name, "model replicas", home, place)
+        key = (name, "mini-batches", home, place)
         if key not in self._converted:
-            scope = "{}/times_model_replicas_{}".format(self.context.scope(place), self.context.flat(tensor))
-            count = self.nodes.const(self.context.plan.num_model_replicas, scope + "/count", dtype, device)
+            scope = "{}/times_mini_batches_{}".format(self.context.scope(place), self.context.flat(tensor))
+            count = self.nodes.const(self.division.mini_batches, scope + "/count", dtype, device)
             self._converted[key] = self.nodes.binary("Mul", name, count, scope, dtype, device)
         return self._converted[key]
 
@@ -234,10 +254,12 @@ class Converter:
         return self.inputs.shares(source, task_graph, place.g), self.division.position(task_graph, place)
 
     def totals(self, op: Op, task_graph: int) -> List[Number]:
-        """Examples of every mini-batch that model replicas take, or of the one that they share."""
+        """Examples of every mini-batch that model replicas take, or of the one that they share, and of those that other
+        processes take."""
         source = self.source_of_op(op)
-        replicas = self.context.plan.num_model_replicas if self.division.own else 1
-        return [self.inputs.shares(source, task_graph, g).total for g in range(replicas)]
+        here = [self.inputs.shares(source, task_graph, g).total for g in range(self.division.mini_batches_here)]
+        elsewhere = self.division.elsewhere(source, task_graph, self.inputs.names(source))
+        return here + ([] if elsewhere == 0 else [elsewhere])
 
     def source_of_op(self, op: Op) -> int:
         known = self.context.region.batch.source_of

@@ -12,6 +12,7 @@ import itertools
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import tf
+from whale_tf.communicators import Communicator, Member
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.plan import Plan
@@ -83,18 +84,37 @@ class Division:
         own: model replicas take their own mini-batches.
         batch: examples of a mini-batch, None when only known at run time.
         sources: batch input tensors and their batch dimension.
+        communicator: adds up the examples of all processes, each of which takes its own mini-batches.
     """
 
     def __init__(
-        self, context: Context, nodes: Nodes, own: bool, batch: Optional[int], sources: Dict[int, int]
+        self,
+        context: Context,
+        nodes: Nodes,
+        own: bool,
+        batch: Optional[int],
+        sources: Dict[int, int],
+        communicator: Communicator,
     ) -> None:
         self.own = own
         self.batch = batch
+        self._communicator = communicator
+        self._elsewhere: Dict[Tuple[int, int], Tuple[str, str]] = {}
         self._context = context
         self._nodes = nodes
         self._sources = sources
         self._shares: Dict[Tuple[int, int, int], Shares] = {}
         self._weights: Dict[Tuple[int, int, str], Tuple[str, ...]] = {}
+
+    @property
+    def mini_batches_here(self) -> int:
+        """How many mini-batches this process takes in a step."""
+        return self._context.plan.num_model_replicas if self.own else 1
+
+    @property
+    def mini_batches(self) -> int:
+        """How many mini-batches all processes take in a step."""
+        return self.mini_batches_here * self._communicator.processes
 
     @property
     def is_even(self) -> bool:
@@ -129,15 +149,46 @@ class Division:
         self, source: int, task_graph: int, clone: Clone, dtype: tf.DType, names: Sequence[str]
     ) -> Union[float, str]:
         """``w_i = b_i / B``: a number, or the name of a scalar; ``names``: the source's tensor per model replica."""
-        plan = self._context.plan
         position = self.position(task_graph, clone)
         if self.batch is not None:
             share = self.shares(source, task_graph, clone.g, names[clone.g])
-            return float(share.sizes[position]) / (self.batch * (plan.num_model_replicas if self.own else 1))
+            return float(share.sizes[position]) / (self.batch * self.mini_batches)
         key = (source, task_graph, dtype.name)
         if key not in self._weights:
             self._weights[key] = self._weights_at_run_time(source, task_graph, dtype, names)
         return self._weights[key][position + (clone.g * self._per_mini_batch(task_graph) if self.own else 0)]
+
+    def elsewhere(self, source: int, task_graph: int, names: Sequence[str]) -> Number:
+        """Examples that the other processes take in this step."""
+        if self.batch is not None:
+            return self.batch * (self.mini_batches - self.mini_batches_here)
+        if self._communicator.processes == 1:
+            return 0
+        here, everywhere = self._totals(source, task_graph, names)
+        scope = self._context.name("division", "{}_t{}".format(self._context.flat(source), task_graph), "elsewhere")
+        return self._nodes.binary("Sub", everywhere, here, scope, tf.int32, self._context.host)
+
+    def of_this_process(self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]) -> Union[float, str]:
+        """All processes' examples over this process' own: a number, or the name of a scalar."""
+        if self.batch is not None or self._communicator.processes == 1:
+            return float(self._communicator.processes)
+        scope = self._context.name("division", "{}_t{}_ratio_{}".format(self._context.flat(source), task_graph, dtype.name))
+        here, everywhere = (
+            self._nodes.cast(total, "{}/{}".format(scope, i), tf.int32, dtype, self._context.host)
+            for i, total in enumerate(self._totals(source, task_graph, names))
+        )
+        return self._nodes.binary("RealDiv", everywhere, here, scope, dtype, self._context.host)
+
+    def _totals(self, source: int, task_graph: int, names: Sequence[str]) -> Tuple[str, str]:
+        """Examples of this process and of all of them, known at run time only."""
+        key = (source, task_graph)
+        if key not in self._elsewhere:
+            device = self._context.host
+            scope = self._context.name("division", "{}_t{}_total".format(self._context.flat(source), task_graph))
+            shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
+            here = self._nodes.add_n([str(share.total) for share in shares], scope + "/here", tf.int32, device)
+            self._elsewhere[key] = here, self._communicator.across(Member(here, device), "sum", scope, tf.int32)
+        return self._elsewhere[key]
 
     def _per_mini_batch(self, task_graph: int) -> int:
         plan = self._context.plan
@@ -234,14 +285,13 @@ class Division:
     def _weights_at_run_time(
         self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]
     ) -> Tuple[str, ...]:
-        nodes, device, plan = self._nodes, self._context.host, self._context.plan
+        nodes, device = self._nodes, self._context.host
         scope = self._context.name(
             "division", "{}_t{}_weights_{}".format(self._context.flat(source), task_graph, dtype.name)
         )
-        batches = range(plan.num_model_replicas if self.own else 1)
-        shares = [self.shares(source, task_graph, g, names[g]) for g in batches]
+        shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
         sizes = nodes.concat([str(share.vector) for share in shares], 0, scope + "/sizes", tf.int32, device)
-        total = nodes.add_n([str(share.total) for share in shares], scope + "/total", tf.int32, device)
+        _, total = self._totals(source, task_graph, names)
         weights = nodes.binary(
             "RealDiv",
             nodes.cast(sizes, scope + "/sizes_float", tf.int32, dtype, device),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, Tuple, Union
 
+from whale_tf.communicators import Communicator
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.rewrite.bridge import Bridges
@@ -28,11 +29,12 @@ class Operands:
         division: Division,
         inputs: Inputs,
         variable_copies: Dict[Tuple[int, Copy], str],
+        communicator: Communicator,
     ) -> None:
         self.context = context
         self.inputs = inputs
         self.variable_copies = variable_copies
-        self.converter = Converter(context, nodes, division, inputs)
+        self.converter = Converter(context, nodes, division, inputs, communicator)
         self._bridges = Bridges(self.converter)
 
     def of(self, op: Op, position: int, place: Union[Clone, Copy]) -> str:
@@ -47,7 +49,7 @@ class Operands:
             for conversion in self.context.region.batch.conversions.get((op.id, position), ()):
                 name = self.converter.convert(name, tensor, conversion, home, place, op)
             if (op.id, position) in self.context.rescaled:
-                name = self.converter.times_model_replicas(name, tensor, home, place)
+                name = self.converter.times_mini_batches(name, tensor, home, place)
         return name
 
     def value(self, tensor: int, task_graph: int, place: Union[Clone, Copy], shard: int = 0) -> str:

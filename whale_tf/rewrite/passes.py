@@ -10,7 +10,8 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
-from whale_tf.communicators import communicator
+from whale_tf.cluster import ONE_PROCESS, Processes
+from whale_tf.communicators import Communicator, Keys, communicator
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
@@ -26,6 +27,7 @@ from whale_tf.rewrite.merge import Merge
 from whale_tf.rewrite.mirror import Mirror, VariableCopy
 from whale_tf.rewrite.operands import Operands
 from whale_tf.rewrite.order import Order
+from whale_tf.rewrite.processes import Shared, check_random, leads_to_write, shared_scalars
 from whale_tf.rewrite.update import Update, clone_update, copy_variables, find_update
 
 
@@ -37,16 +39,28 @@ class Rewritten(NamedTuple):
     merge: Merge
     mirror: Mirror
     update: Update
+    communicator: Communicator
+    shared: Sequence[Shared] = ()
 
 
 def rewrite(
-    tf_graph: tf.Graph, captured: Captured, region: Region, plan: Plan, backend: str, devices: Sequence[str]
+    tf_graph: tf.Graph,
+    captured: Captured,
+    region: Region,
+    plan: Plan,
+    backend: str,
+    devices: Sequence[str],
+    processes: Processes = ONE_PROCESS,
+    keys: Optional[Keys] = None,
 ) -> Rewritten:
     """Execute a plan.
 
     Args:
+        plan: the part of it that this process runs.
         backend: communicator for gradients.
         devices: TensorFlow device string of each of the cluster's devices.
+        processes: all processes, and which of them this is.
+        keys: numbers of this process' collectives, where there are several processes.
 
     Raises:
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
@@ -55,8 +69,11 @@ def rewrite(
     _check_writes(captured)
     edit = StagedEdit(tf_graph)
     nodes = Nodes(edit)
-    context = Context(tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit)
-    division = _division(context, nodes, captured.sources)
+    context = Context(tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit, processes)
+    sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
+    if processes.graphs > 1:
+        check_random(context)
+    division = _division(context, nodes, captured.sources, sums)
     after = reroute.outside_after(graph, region)
     update = find_update(
         graph, {i: region.task_graph[i] for i in region.ops}, captured.variable_homes, captured.gradient_home
@@ -65,11 +82,12 @@ def rewrite(
 
     copies = copy_variables(context, update.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
-    operands = Operands(context, nodes, division, inputs, copies)
+    operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
     clone_region(context, operands, order, after)
-    merge = Merge(context, nodes, operands.converter, order, communicator(backend, nodes))
-    moves = _merge_leaving(context, nodes, inputs, merge, update)
+    merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured))
+    shared = shared_scalars(context, nodes, captured, merge, sums) if processes.graphs > 1 else []
+    moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
     own_writes = {context.tf_ops[index] for index in update_clones}
     mirror = Mirror(tf_graph, _variable_copies(context, copies, update.variables), own_writes)
@@ -88,8 +106,35 @@ def rewrite(
             for index, controls in reroute.deferred_waits(graph, region, after).items()
         },
     )
+    for scalar in shared:
+        reroute.add_waits(context, {index: [new[scalar.value]] for index in scalar.writes})
     reroute.place_originals(context, update.variables)
-    return Rewritten(context, nodes, merge, mirror, update)
+    return Rewritten(context, nodes, merge, mirror, update, sums, shared)
+
+
+def _buckets(context: Context, captured: Captured) -> List[List[int]]:
+    """Gradient tensors that travel together, as the plan says.
+
+    Raises:
+        PlanError: it says so of what cannot: a sparse gradient, one of unknown size, or of different types.
+    """
+    tensors = {context.graph.ops[variable].name: tensor for tensor, variable in captured.gradients}
+    found = []
+    for sync in context.plan.gradients:
+        for bucket in sync.buckets:
+            gradients = [tensors[name] for name in bucket if name in tensors]
+            if len(gradients) < 2:
+                continue
+            for tensor, name in zip(gradients, bucket):
+                shape = context.graph.tensors[tensor].shape
+                dense = context.region.batch.layout(tensor).is_partial and shape is not None and None not in shape
+                if not dense or context.dtype(tensor) != context.dtype(gradients[0]):
+                    raise PlanError(
+                        "the gradient of {!r} cannot travel in a bucket with {!r}: buckets hold dense gradients of one type; "
+                        "give it a bucket of its own".format(name, bucket[0])
+                    )
+            found.append(gradients)
+    return found
 
 
 def _variable_copies(
@@ -120,7 +165,7 @@ def _check_writes(captured: Captured) -> None:
         )
 
 
-def _division(context: Context, nodes: Nodes, sources: Dict[int, int]) -> Division:
+def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Communicator) -> Division:
     plan, graph = context.plan, context.graph
     pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
     own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
@@ -144,21 +189,29 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int]) -> Divisi
     batch: Optional[int] = next(iter(known)) if known else None
     if batch is not None:
         check_divisible(plan, batch, own)
-    if own and batch == 1:
+    division = Division(context, nodes, own, batch, sources, sums)
+    if division.mini_batches > 1 and batch == 1:
         raise PlanError(
-            "every model replica takes a mini-batch of one example, and the graph's shapes say so: a dimension of size one is "
-            "the batch in one place and broadcasts in another. Use a larger batch size, or an unknown one (drop_remainder=False)"
+            "every model replica or process takes a mini-batch of one example, and the graph's shapes say so: a dimension of "
+            "size one is the batch in one place and broadcasts in another. Use a larger batch size, or an unknown "
+            "one (drop_remainder=False)"
         )
-    if own and batch is not None:
+    if division.mini_batches > 1 and batch is not None:
         context.rescaled = mean_divisors(graph, context.region.batch)
-    return Division(context, nodes, own, batch, sources)
+    return division
 
 
 def _merge_leaving(
-    context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, update: Update
+    context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, update: Update, shared: Dict[int, str]
 ) -> Dict[reroute.Use, str]:
-    """Stage the merged value of every tensor that leaves the region, and say which uses read it."""
+    """Stage the merged value of every tensor that leaves the region, and say which uses read it.
+
+    Args:
+        shared: values over all processes of tensors that have one in every step; all others have one only where a variable
+            is computed from them, because it takes a collective.
+    """
     moves: Dict[reroute.Use, str] = {}
+    decisive = leads_to_write(context.graph)
     for tensor, uses in context.region.leaving().items():
         if context.graph.tensors[tensor].dtype in ("variant", "resource"):
             continue  # a loop's lists and handles have no merged value; whoever looks at them looks at the original's
@@ -166,6 +219,10 @@ def _merge_leaving(
             task_graph = update.task_graph.get(op, -1)
             if op in update.needed:
                 moves[op, position] = merge.everywhere(tensor, task_graph)[ORIGINAL]
+            elif op in decisive:
+                moves[op, position] = merge.of_all_processes(tensor)
+            elif tensor in shared:
+                moves[op, position] = shared[tensor]
             else:
                 moves[op, position] = merge.whole(tensor)
     for tensor, uses in inputs.leaving().items():

@@ -1,0 +1,105 @@
+"""``whale run`` on scripts without TensorFlow: environment, output, ends and restarts."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any, Iterator
+
+import pytest
+
+from tests.multiprocess.launch import WHALE_RUN, Starter
+
+LIMIT_S = 30
+
+
+@pytest.fixture
+def starter() -> Iterator[Starter]:
+    with Starter() as found:
+        yield found
+
+
+@pytest.fixture
+def script(tmp_path: Any) -> Any:
+    def write(text: str) -> str:
+        path = tmp_path / "script.py"
+        path.write_text("import json, os, sys, time\n"
+                        "rank = json.loads(os.environ['TF_CONFIG'] or '{}').get('task', {}).get('index', 0)\n" + text)
+        return str(path)
+    return write
+
+
+@pytest.mark.slow
+def test_environment_arguments_and_prefixes(starter: Starter, script: Any) -> None:
+    path = script("print(json.dumps([os.environ['TF_CONFIG'], os.environ['WHALE_CLUSTER'], os.environ['WHALE_CONFIG'],\n"
+                  "                  sys.argv[1:]]))")
+    run = starter.start(*WHALE_RUN, "--workers", "2", "--devices-per-worker", "3", "--config", '{"num_micro_batch": 2}',
+                        path, "--rate", "3", "-x")
+    assert run.wait(LIMIT_S) == 0, run.output
+    lines = sorted(line for line in run.output.splitlines() if line.startswith("["))
+    assert [line[:4] for line in lines] == ["[0] ", "[1] "]
+    for rank, line in enumerate(lines):
+        tf_config, cluster, config, arguments = json.loads(line[4:])
+        job = json.loads(tf_config)
+        assert job["task"] == {"type": "worker", "index": rank} and len(set(job["cluster"]["worker"])) == 2
+        assert cluster == "2xcpu:3" and json.loads(config)["pipeline.num_micro_batch"] == 2
+        assert arguments == ["--rate", "3", "-x"]
+
+
+@pytest.mark.slow
+def test_one_worker_is_no_job(starter: Starter, script: Any) -> None:
+    path = script("print(os.environ['WHALE_CLUSTER'], os.environ['TF_CONFIG'])")
+    run = starter.start(*WHALE_RUN, "--devices-per-worker", "2", path)
+    assert run.wait(LIMIT_S) == 0 and run.output.strip() == "[0] cpu:2"
+
+
+@pytest.mark.slow
+def test_a_failure_stops_the_others_and_children(starter: Starter, script: Any) -> None:
+    path = script("if rank: time.sleep(1); sys.exit(7)\n"
+                  "import subprocess; child = subprocess.Popen(['sleep', '600']); print('child', child.pid); time.sleep(600)")
+    run = starter.start(*WHALE_RUN, "--workers", "2", path)
+    assert run.wait(LIMIT_S) == 7
+    assert "process 1 ended with status 7" in run.output
+    assert not alive(int(run.output.split("child ")[1].split()[0]))
+
+
+@pytest.mark.slow
+def test_restarts_until_it_works(starter: Starter, script: Any, tmp_path: Any) -> None:
+    path = script("runs = len(os.listdir(sys.argv[1])); time.sleep(0.3); open(os.path.join(sys.argv[1], str(os.getpid())), 'w')\n"
+                  "sys.exit(3 if runs < 2 else 0)")
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    run = starter.start(*WHALE_RUN, "--max-restarts", "2", path, str(folder))
+    assert run.wait(LIMIT_S) == 0, run.output
+    assert run.output.count("starting all processes again") == 2
+
+
+@pytest.mark.slow
+def test_signals_are_forwarded(starter: Starter, script: Any) -> None:
+    path = script("import signal\n"
+                  "signal.signal(signal.SIGTERM, lambda *_: (print('saved', rank), sys.exit(0)))\n"
+                  "print('ready', rank)\nwhile True: time.sleep(0.1)")
+    run = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "5", path)
+    run.wait_for("ready 0", LIMIT_S)
+    run.wait_for("ready 1", LIMIT_S)
+    run.send(signal.SIGTERM)
+    assert run.wait(LIMIT_S) == 0
+    assert "saved 0" in run.output and "saved 1" in run.output and "again" not in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options, message", [
+    (("--workers", "2", "--cluster", "cpu:3"), "3 devices, which do not divide over 2 workers"),
+    (("--config", '{"num_micro_batches": 2}'), "unknown config key")])
+def test_bad_options(starter: Starter, script: Any, options: Any, message: str) -> None:
+    run = starter.start(*WHALE_RUN, *options, script(""))
+    assert run.wait(LIMIT_S) == 2 and message in run.output
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open("/proc/{}/stat".format(pid)) as handle:
+        return handle.read().split()[2] != "Z"

@@ -1,0 +1,61 @@
+"""Which processes a job has, and which devices each of them drives."""
+from __future__ import annotations
+
+import json
+from typing import Any, Dict
+
+import pytest
+
+from whale_tf.cluster import Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
+from whale_tf.errors import ClusterError
+
+TWO = Processes(("a:1", "b:1"), 1)
+
+
+def tf_config(cluster: Dict[str, Any], kind: str = "worker", index: int = 0) -> Dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+def test_from_the_environment() -> None:
+    found = find_processes(tf_config({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, index=1))
+    assert found == Processes(("a:1", "b:1", "c:1"), 2) and not found.is_chief
+    assert found.prefix(1) == "/job:worker/replica:0/task:1"
+
+
+@pytest.mark.parametrize("environ", [{}, tf_config({"worker": ["a:1"]}), tf_config({"worker": ["a:1", "b:1"]}, "evaluator")])
+def test_one_process(environ: Dict[str, str]) -> None:
+    found = find_processes(environ)
+    assert found.count == 1 and found.is_chief and found.host_device == "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+def test_parameter_servers_are_refused() -> None:
+    with pytest.raises(ClusterError, match="names parameter servers .p:1."):
+        find_processes(tf_config({"worker": ["a:1", "b:1"], "ps": ["p:1"]}))
+
+
+def test_hosts_without_ports_get_one_for_each_process() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": "3"}
+    assert find_processes(environ) == Processes(("n1:27182", "n1:27183", "n2:27182", "n2:27183"), 3)
+
+
+def test_a_node_for_each_process() -> None:
+    cluster = whole_cluster(Cluster.parse("cpu:2"), TWO)
+    assert [len(node) for node in cluster.nodes] == [2, 2]
+    assert devices_of_processes(cluster, TWO) == ((0, 1), (2, 3))
+    assert device_names(cluster, TWO)[1:3] == (
+        "/job:worker/replica:0/task:0/device:CPU:1", "/job:worker/replica:0/task:1/device:CPU:0")
+
+
+def test_one_node_is_dealt_out() -> None:
+    assert devices_of_processes(Cluster.parse("cpu:4"), TWO) == ((0, 1), (2, 3))
+    assert device_names(Cluster.parse("cpu:4"), TWO)[2] == "/job:worker/replica:0/task:1/device:CPU:0"
+
+
+def test_one_process_keeps_the_local_names() -> None:
+    assert device_names(Cluster.parse("cpu:2"), Processes())[1] == "/job:localhost/replica:0/task:0/device:CPU:1"
+
+
+@pytest.mark.parametrize("text", ["cpu:3", "cpu:1", "V100-32GB:2,P100-16GB:3"])
+def test_devices_that_do_not_divide(text: str) -> None:
+    with pytest.raises(ClusterError, match="there are 2 processes .a:1, b:1., but the cluster"):
+        devices_of_processes(Cluster.parse(text), TWO)

@@ -1,0 +1,154 @@
+"""What the processes of the equality job train, and how the local script sees the same data."""
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from tests.numeric import equality
+from tests.numeric.cases import RAGGED, Case
+from tests.numeric.equality import Outcome, find_case
+from tests.numeric.script import Setting, Stages, source
+from whale_tf.cluster import find_processes
+
+
+class Job(NamedTuple):
+    """A case in each of two processes.
+
+    Attributes:
+        counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.
+        devices: of each process.
+        sizes: of the mini-batches in place of the case's own.
+        config: more of the configuration.
+    """
+
+    case: str
+    setting: Setting = Setting(dataset=True)
+    counts: Tuple[Any, ...] = (None,)
+    devices: int = 1
+    micro_batches: int = 1
+    sizes: Sequence[int] = ()
+    config: Tuple[Tuple[str, Any], ...] = ()
+
+    @property
+    def script(self) -> Case:
+        case = find_case(self.case)
+        return case._replace(sizes=tuple(self.sizes)) if self.sizes else case
+
+    @property
+    def replicas(self) -> int:
+        """Model replicas in each process."""
+        return max(1, self.devices // sum(count or self.devices for count in self.counts))
+
+
+FED = Setting(dataset=False)
+JOBS: Dict[str, Job] = {
+    # the first one decides how many devices the processes' servers have
+    "two devices": Job("mlp_mean", devices=2),
+    "one device, monitored": Job("mlp_mean", Setting(dataset=True, runner="monitored")),
+    "reference variables, fed, clipped by norm": Job("clipped_adam", FED._replace(resource=False), devices=2),
+    "weights, batch size open": Job("weighted_loss", Setting(dataset=True, static_batch=False), devices=2),
+    "weights, single precision": Job("weighted_loss", Setting("float32", dataset=True)),
+    "batches of different sizes": Job("ragged", FED, devices=2, micro_batches=2),
+    "sum with L2, batches of different sizes": Job("ragged_sum", FED),
+    "nested": Job("mlp_sum", counts=(1,), devices=2),
+    "two losses": Job("gan"),
+    "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
+    "sparse gradient": Job("sparse_embedding", devices=2),
+    "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
+    "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),
+    "pipeline in each process": Job("tied_embedding", counts=(1, 1), devices=2, micro_batches=2),
+    "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),
+    "loop": Job("while_loop_v1"),
+}
+
+
+# of two processes, of which one drives the devices of both
+DRIVEN: Dict[str, Job] = {
+    "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
+    "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
+    "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
+}
+
+
+def local(job: Job, count: int) -> Outcome:
+    """The script as it is, on the mini-batches of all processes one behind the other."""
+    case = job.script
+    if job.setting.dataset:
+        return equality.run_local(case, job.setting._replace(runner="session"), count * job.replicas)
+    return _fed(case, job.setting, Stages(), [range(count)], 0)
+
+
+def in_process(name: str, rank: int, count: int) -> Outcome:
+    """What process ``rank`` computes."""
+    job, container = JOBS.get(name) or DRIVEN[name], "job{}".format((list(JOBS) + list(DRIVEN)).index(name))
+    case = job.script
+    config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches, **dict(job.config))
+    wh.init(config, cluster="{}xcpu:{}".format(count, job.devices))
+    try:
+        if name in DRIVEN:  # the driver has the local script's data
+            count = 1
+        stages = Stages([functools.partial(wh.replicate, n) for n in job.counts])
+        if job.setting.dataset:
+            return equality.run_script(case, job.setting, stages, count * job.replicas, 1, container)
+        return _fed(case, job.setting, stages, [[number] for number in range(count)], rank, container)
+    finally:
+        wh.shutdown()
+
+
+def _fed(case: Case, setting: Setting, stages: Stages, parts: Sequence[Sequence[int]], part: int,
+         container: str = "") -> Outcome:
+    """Trains on fed mini-batches.
+
+    Args:
+        parts: numbers of the processes whose mini-batches each script sees one behind the other.
+        part: which of these scripts this is.
+    """
+    count = sum(len(numbers) for numbers in parts)
+    sizes = _sizes(case, count)
+    examples = case.examples(sum(map(sum, sizes)), setting.dtype)
+    with tf.Graph().as_default() as graph, graph.container(container), tf.variable_scope("", use_resource=setting.resource):
+        tf.set_random_seed(1)
+        setting = setting._replace(static_batch=not case.ragged)
+        cuts = [sum(row[number] for number in numbers) for row in sizes for numbers in parts]
+        inputs, feeds = source(examples, cuts, setting)
+        return equality.train(case.build(inputs, stages, setting.dtype), feeds[part::len(parts)], setting)
+
+
+def _sizes(case: Case, count: int) -> List[List[int]]:
+    """Examples that each of ``count`` processes feeds in each step."""
+    steps = len(case.sizes)
+    return [[case.sizes[(step + 3 * number) % steps] for number in range(count)] for step in range(steps)]
+
+
+def merged(job: Job, outcomes: List[Outcome]) -> Outcome:
+    """The processes' outcomes as one: means of losses, weighted by examples, and examples one behind the other."""
+    first, case = outcomes[0], job.script
+    weights = _sizes(case, len(outcomes)) * case.runs
+    losses = {name: [np.average(values, weights=row)
+                     for values, row in zip(zip(*(one.losses[name] for one in outcomes)), weights)]
+              for name in first.losses}
+    outputs = {name: [np.concatenate(values) for values in zip(*(one.outputs[name] for one in outcomes))]
+               for name in first.outputs}
+    return Outcome(first.initial, first.final, losses, outputs)
+
+
+def main() -> None:
+    """``python -m tests.multiprocess.jobs PATH name...``: one process; outcomes go to ``PATH.<rank>``."""
+    path, names = sys.argv[1], sys.argv[2:]
+    processes = find_processes()
+    outcomes = {}
+    for name in names:
+        outcomes[name] = in_process(name, processes.rank, processes.count)
+        print("done:", name, flush=True)
+    with open("{}.{}".format(path, processes.rank), "wb") as handle:
+        pickle.dump(outcomes, handle)
+
+
+if __name__ == "__main__":
+    main()

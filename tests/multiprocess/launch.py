@@ -1,0 +1,93 @@
+"""Starts processes that are sure to end: each in a session of its own, killed with its children when time is up."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from whale_tf.cli.run import free_ports, tf_configs
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+WHALE_RUN = ("-m", "whale_tf.cli", "run")
+
+
+class Process:
+    """A Python process whose output is kept.
+
+    Attributes:
+        status: set by ``wait``.
+    """
+
+    def __init__(self, arguments: Sequence[str], variables: Optional[Dict[str, str]] = None) -> None:
+        self._output = tempfile.TemporaryFile()
+        environment = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "WHALE_CLUSTER")}
+        environment.update(variables or {}, PYTHONPATH=ROOT, PYTHONUNBUFFERED="1")
+        self._process = subprocess.Popen([sys.executable, "-W", "ignore"] + list(arguments), cwd=ROOT, env=environment,
+                                         stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
+                                         start_new_session=True)
+        self.status: Optional[int] = None
+
+    @property
+    def output(self) -> str:
+        self._output.seek(0)
+        return self._output.read().decode("utf8", "replace")
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit status; a process that has not ended in time fails the test (and is killed, see :class:`Starter`)."""
+        try:
+            self.status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError("not ended within {} s:\n{}".format(timeout_s, self.output))
+        return self.status
+
+    def wait_for(self, text: str, timeout_s: float) -> None:
+        limit = time.monotonic() + timeout_s
+        while text not in self.output:
+            assert self._process.poll() is None, "ended before {!r}:\n{}".format(text, self.output)
+            assert time.monotonic() < limit, "no {!r} within {} s:\n{}".format(text, timeout_s, self.output)
+            time.sleep(0.1)
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._output.close()
+
+
+class Starter:
+    """Starts processes; as a context manager ends all of them."""
+
+    def __init__(self) -> None:
+        self._started: List[Process] = []
+
+    def __enter__(self) -> Starter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for process in self._started:
+            process.kill()
+
+    def start(self, *arguments: str, **variables: str) -> Process:
+        process = Process(arguments, variables)
+        self._started.append(process)
+        return process
+
+    def workers(self, count: int) -> List[Callable[..., Process]]:
+        """For each of ``count`` workers what starts it with the given arguments."""
+        def starter(variables: Dict[str, str]) -> Callable[..., Process]:
+            return lambda *arguments, **more: self.start(*arguments, **dict(variables, **more))
+        return [starter(variables) for variables in tf_configs(free_ports(count))]
+
+
+def port_of(variables: Dict[str, str], rank: int) -> int:
+    return int(json.loads(variables["TF_CONFIG"])["cluster"]["worker"][rank].rpartition(":")[2])

@@ -1,0 +1,137 @@
+"""The watch tells a live process from a dead, a silent and an absent one."""
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any, Iterator, List
+
+import pytest
+
+from whale_tf.errors import ClusterError, ProcessLostError
+from whale_tf.processes import watch as module
+from whale_tf.processes.watch import PREFACE, Watch, split_address
+
+
+class Server:
+    """Accepts connections and greets each, until it is killed."""
+
+    def __init__(self) -> None:
+        self._listening = socket.socket()
+        self._listening.bind(("127.0.0.1", 0))
+        self._listening.listen(5)
+        self.address = "127.0.0.1:{}".format(self._listening.getsockname()[1])
+        self.connections: List[socket.socket] = []
+        self.greets = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+                self.connections.append(connection)
+                if self.greets:
+                    connection.sendall(b"settings")
+            except OSError:  # killed
+                return
+
+    def drop(self) -> None:
+        for connection in self.connections:
+            connection.close()
+
+    def kill(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.drop()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    try:
+        found.kill()
+    except OSError:
+        pass  # the test did
+
+
+@pytest.fixture
+def ends() -> List[str]:
+    return []
+
+
+@pytest.fixture
+def watch(server: Server, ends: List[str], monkeypatch: Any) -> Iterator[Watch]:
+    monkeypatch.setattr(module, "TICK_S", 0.05)
+    monkeypatch.setattr(module, "GRACE_S", 0.3)
+    found = Watch({1: server.address}, ends.append)
+    found.wait_for_all(5)
+    assert eventually(lambda: server.connections)
+    yield found
+    found.stop()
+
+
+def eventually(condition: Any, limit_s: float = 5.0) -> bool:
+    limit = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.02)
+    return bool(condition())
+
+
+@pytest.mark.slow
+def test_a_death_between_runs_is_told_by_the_next(watch: Watch, server: Server, ends: List[str]) -> None:
+    with watch:
+        pass
+    server.kill()
+    with pytest.raises(ProcessLostError, match=r"process 1 \(127.0.0.1:\d+\) has ended"):
+        watch.check(patience_s=5)
+    with pytest.raises(ProcessLostError):
+        watch.__enter__()
+    assert not ends
+
+
+@pytest.mark.slow
+def test_a_death_during_a_run_ends_this_process(watch: Watch, server: Server, ends: List[str]) -> None:
+    with watch:
+        server.kill()
+        assert eventually(lambda: ends) and "process 1" in ends[0]
+
+
+@pytest.mark.slow
+def test_a_broken_connection_is_no_death(watch: Watch, server: Server, ends: List[str]) -> None:
+    with watch:
+        server.drop()
+        assert eventually(lambda: len(server.connections) > 1)
+        time.sleep(0.5)
+        watch.check()
+    assert not ends
+
+
+@pytest.mark.slow
+def test_a_process_that_answers_no_more(watch: Watch, server: Server, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "ASK_S", 0.1)
+    time.sleep(0.5)
+    watch.check()
+    monkeypatch.setattr(module, "SILENT_S", 0.5)
+    server.greets = False
+    with pytest.raises(ProcessLostError):
+        watch.check(patience_s=5)
+
+
+@pytest.mark.slow
+def test_one_that_never_comes() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        absent = Watch({2: "127.0.0.1:{}".format(unused.getsockname()[1])})
+        with pytest.raises(ClusterError, match=r"process 2 \(127.0.0.1:\d+\) did not come within 0 s: start all 2 processes"):
+            absent.wait_for_all(0.3)
+
+
+def test_addresses() -> None:
+    assert split_address("[::1]:80") == ("::1", 80) and split_address("a:1") == ("a", 1)
+    with pytest.raises(ClusterError, match="has no port"):
+        split_address("a")
+
+
+def test_the_preface_is_http2() -> None:
+    assert PREFACE.startswith(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") and len(PREFACE) == 24 + 9 + 9

@@ -1,0 +1,181 @@
+"""``whale run``: several training processes of one script on this machine."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any, Dict, List, Mapping, Optional, Sequence
+
+import typer
+
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.errors import ClusterError, WhaleError
+
+POLL_S = 0.1
+STOP_S = 15.0  # how long processes have to end after SIGTERM
+COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, magenta, blue, red
+
+
+def run(
+    script: str = typer.Argument(..., help="Python script"),
+    arguments: Optional[List[str]] = typer.Argument(None, help="its arguments"),
+    module: bool = typer.Option(False, "-m", "--module", help="SCRIPT is the name of a module, as for python -m"),
+    workers: int = typer.Option(1, min=1, help="processes"),
+    devices_per_worker: int = typer.Option(1, min=1, help="logical CPU devices of each process, or GPUs"),
+    cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form (default: CPU devices)"),
+    config: Optional[str] = typer.Option(None, help="configuration of wh.init() calls without one: JSON text or a file"),
+    max_restarts: int = typer.Option(0, min=0, help="start all processes again so often when one fails"),
+) -> None:
+    """Run a script in several processes on this machine, as whale_tf's TF_CONFIG workers.
+
+    Lines of output are prefixed with the process' number. When one process fails the others are stopped, and the exit
+    status is the failing one's.
+    """
+    try:
+        variables = _variables(workers, devices_per_worker, cluster, config)
+    except WhaleError as error:
+        typer.echo("error: {}".format(error), err=True)
+        raise typer.Exit(2)
+    command = [sys.executable, "-u"] + (["-m"] if module else []) + [script] + list(arguments or ())
+    status = 0
+    for attempt in range(max_restarts + 1):
+        if attempt:
+            typer.echo("whale run: starting all processes again ({} of {})".format(attempt, max_restarts), err=True)
+        group = Group(command, [dict(variables, **one) for one in tf_configs(free_ports(workers))])
+        status = group.wait()
+        if status == 0 or group.interrupted:
+            break
+    raise typer.Exit(status)
+
+
+def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:
+    """Environment variables that all processes get.
+
+    Raises:
+        ClusterError, ConfigError: cluster or configuration is not valid.
+    """
+    short = "cpu:{}".format(devices_per_worker)
+    described = cluster or ("{}x{}".format(workers, short) if workers > 1 else short)
+    total = len(Cluster.parse(described))
+    if total % workers:
+        raise ClusterError("the cluster {!r} has {} devices, which do not divide over {} workers".format(
+            described, total, workers))
+    variables = {"WHALE_CLUSTER": described}
+    if config is not None:
+        variables["WHALE_CONFIG"] = Config.parse(config).to_json(indent=None)
+    return variables
+
+
+def free_ports(count: int) -> List[int]:
+    """Ports that nobody listens at."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
+    """``TF_CONFIG`` of each process; none for a single one."""
+    if len(ports) == 1:
+        return [{"TF_CONFIG": ""}]
+    addresses = ["127.0.0.1:{}".format(port) for port in ports]
+    return [{"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})}
+            for rank in range(len(ports))]
+
+
+class Group:
+    """Processes that live and end together.
+
+    Args:
+        command: what each runs.
+        environments: variables that each gets beside this process' own.
+
+    Attributes:
+        interrupted: a signal asked for the end.
+    """
+
+    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+        self.interrupted = False
+        self._processes: List[subprocess.Popen] = []
+        self._threads: List[threading.Thread] = []
+        self._lock = threading.Lock()
+        for rank, variables in enumerate(environments):
+            process = subprocess.Popen(
+                list(command), env=dict(os.environ, **variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True)
+            self._processes.append(process)
+            for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                thread = threading.Thread(target=self._copy, args=(rank, stream, out), daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def wait(self) -> int:
+        """Wait for all to end; when one fails, stop the others.  Returns 0, or the status of the first that failed."""
+        before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            status = self._first_failure()
+        finally:
+            self.stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        for thread in self._threads:
+            thread.join(timeout=STOP_S)
+        return status
+
+    def stop(self) -> None:
+        """End what still runs: SIGTERM, then SIGKILL for each process and its children."""
+        self._signal(signal.SIGTERM)
+        limit = time.monotonic() + STOP_S
+        while time.monotonic() < limit and any(process.poll() is None for process in self._processes):
+            time.sleep(POLL_S)
+        self._signal(signal.SIGKILL, everyone=True)
+        for process in self._processes:
+            process.wait()
+
+    def _first_failure(self) -> int:
+        while True:
+            statuses = [process.poll() for process in self._processes]
+            failed = [(rank, status) for rank, status in enumerate(statuses) if status]
+            if failed:
+                rank, status = failed[0]
+                how = "signal {}".format(signal.Signals(-status).name) if status < 0 else "status {}".format(status)
+                sys.stderr.write("whale run: process {} ended with {}\n".format(rank, how))
+                return 128 - status if status < 0 else status
+            if all(status == 0 for status in statuses):
+                return 0
+            time.sleep(POLL_S)
+
+    def _forward(self, number: int, frame: Any) -> None:
+        self.interrupted = True
+        self._signal(number)
+
+    def _signal(self, number: int, everyone: bool = False) -> None:
+        """Send a signal to the processes that run, or (``everyone``) to all that they have started, too."""
+        for process in self._processes:
+            try:
+                if everyone:
+                    os.killpg(process.pid, number)
+                elif process.poll() is None:
+                    process.send_signal(number)
+            except (ProcessLookupError, PermissionError):
+                pass  # it has ended
+
+    def _copy(self, rank: int, stream: IO[bytes], out: IO[str]) -> None:
+        prefix = "[{}] ".format(rank)
+        if out.isatty():
+            prefix = "\033[{}m{}\033[0m".format(COLOURS[rank % len(COLOURS)], prefix)
+        for line in iter(stream.readline, b""):
+            with self._lock:
+                out.write(prefix + line.decode("utf8", "replace").rstrip("\n") + "\n")
+                out.flush()
+        stream.close()

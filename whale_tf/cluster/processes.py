@@ -1,0 +1,134 @@
+"""The training processes of a job, and which devices of the cluster each of them drives."""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import List, Mapping, Tuple
+
+from whale_tf.cluster.cluster import Cluster
+from whale_tf.cluster.environment import Environment, host_of, read_environment
+from whale_tf.errors import ClusterError
+
+JOB = "worker"  # all training processes are tasks of one TensorFlow job, in the order of their ranks
+FIRST_PORT = 27182  # of a host's first process, where the launcher names hosts only
+
+DeviceNumbers = Tuple[Tuple[int, ...], ...]  # [process][device]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Attributes:
+    addresses: ``host:port`` of every training process, by rank.
+    rank: this process' number; process 0 is the chief, which writes checkpoints and summaries.
+    is_driver: this process drives the devices of all of them in one graph.
+    """
+
+    addresses: Tuple[str, ...] = ("localhost:0",)
+    rank: int = 0
+    is_driver: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs train together."""
+        return 1 if self.is_driver else self.count
+
+    @property
+    def is_chief(self) -> bool:
+        return self.rank == 0
+
+    def prefix(self, rank: int) -> str:
+        """What TensorFlow's names of a process' devices begin with."""
+        return "/job:{}/replica:0/task:{}".format(*((JOB, rank) if self.count > 1 else ("localhost", 0)))
+
+    @property
+    def host_device(self) -> str:
+        """The device of this process where input pipelines and small integer arithmetic run."""
+        return self.prefix(self.rank) + "/device:CPU:0"
+
+
+ONE_PROCESS = Processes()
+
+
+def find_processes(environ: Mapping[str, str] = os.environ) -> Processes:
+    """The job that the environment speaks of (see :func:`read_environment`); one process if it speaks of none.
+
+    An evaluator is a process of its own.
+
+    Raises:
+        ClusterError: the environment contradicts itself, or names parameter servers, which have nothing to do here.
+    """
+    environment = read_environment(environ)
+    if environment is None or environment.role == "evaluator":
+        return ONE_PROCESS
+    if environment.parameter_servers or environment.rank is None:
+        raise ClusterError(
+            "{} names parameter servers ({}), but gradients are summed among the workers themselves; start workers "
+            "only, and leave \"ps\" out".format(environment.source, ", ".join(environment.parameter_servers)))
+    if len(environment.addresses) == 1:
+        return ONE_PROCESS
+    return Processes(_with_ports(environment), environment.rank)
+
+
+def _with_ports(environment: Environment) -> Tuple[str, ...]:
+    """Addresses without a port get one by their place on their host."""
+    seen: List[str] = []
+    result = []
+    for address in environment.addresses:
+        if host_of(address) == address:
+            result.append("{}:{}".format(address, FIRST_PORT + seen.count(address)))
+            seen.append(address)
+        else:
+            result.append(address)
+    return tuple(result)
+
+
+def whole_cluster(part: Cluster, processes: Processes) -> Cluster:
+    """The cluster of all processes if each has devices like ``part``'s: one node for each process."""
+    if processes.count == 1:
+        return part
+    nodes = [dict(node) for node in part.to_dict()["nodes"]]
+    for node in nodes:
+        node.setdefault("nic", {"bandwidth_gbits_per_s": 10 if node["devices"][0]["type"] == "CPU" else 50})
+    return Cluster.parse({"name": part.name, "nodes": nodes * processes.count,
+                          "device_types": part.to_dict().get("device_types", {})})
+
+
+def devices_of_processes(cluster: Cluster, processes: Processes) -> DeviceNumbers:
+    """Device numbers of every process: a node each where there are as many nodes, else equal parts in order.
+
+    Raises:
+        ClusterError: the devices do not divide over the processes.
+    """
+    count, total = processes.count, len(cluster.devices)
+    if len(cluster.nodes) == count:
+        parts: DeviceNumbers = cluster.nodes
+    elif total % count == 0:
+        each = total // count
+        parts = tuple(tuple(range(rank * each, (rank + 1) * each)) for rank in range(count))
+    else:
+        parts = ()
+    if len({len(part) for part in parts}) != 1:
+        raise ClusterError(
+            "there are {} processes ({}), but the cluster {!r} has {} devices on {} nodes, which does not make the same number "
+            "for each process; describe all processes' devices, e.g. '{}xcpu:2'".format(
+                count, ", ".join(processes.addresses), cluster.name, total, len(cluster.nodes), count))
+    return parts
+
+
+def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
+    """TensorFlow's name of every device of the cluster.  In a job of several processes a process numbers the devices of a
+    kind from zero."""
+    if processes.count == 1:
+        return tuple(device.tf_name() for device in cluster.devices)
+    names = {}
+    for rank, part in enumerate(devices_of_processes(cluster, processes)):
+        numbers = {"CPU": 0, "GPU": 0}
+        for index in part:
+            kind = cluster.devices[index].kind
+            names[index] = "{}/device:{}:{}".format(processes.prefix(rank), kind, numbers[kind])
+            numbers[kind] += 1
+    return tuple(names[index] for index in range(len(cluster.devices)))

@@ -1,0 +1,217 @@
+"""Sums over several processes: inside each as plain sums, between them by ``CollectiveReduce`` with one member each.
+
+::
+
+    process 0    replica 0 ──┐
+                 replica 1 ──┴─> AddN ──> CollectiveReduce ──> both replicas
+                                                 ║ ring over gRPC
+    process 1    replica 0 ──┐                   ║
+                 replica 1 ──┴─> AddN ──> CollectiveReduce ──> both replicas
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf._tf_compat import tf
+from whale_tf.communicators.base import Communicator, Member
+from whale_tf.communicators.local import LocalCommunicator
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.nodes import Nodes
+
+MERGE_OPS = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min", "any": "Max", "all": "Min"}
+# types that TensorFlow 1.15's collectives do not take on CPU -> what carries them
+CARRIERS = {
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.uint8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.bfloat16: tf.float32,
+    tf.float16: tf.float32,
+}
+AGREEMENT_KEYS = 1 << 24  # more collectives than a graph has
+CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+class Keys:
+    """Numbers of groups and of collectives.
+
+    TensorFlow's server remembers both for as long as it lives, so one object serves all graphs of a process.  Processes
+    that stage the same graphs in the same order give out the same numbers.
+    """
+
+    def __init__(self) -> None:
+        self._groups: Dict[Tuple[str, ...], int] = {}
+        self._instances = 0
+        self._agreements = 0
+
+    def group(self, *members: str) -> int:
+        return self._groups.setdefault(members, len(self._groups) + 1)
+
+    def instance(self) -> int:
+        self._instances += 1
+        return self._instances
+
+    def agreement(self) -> Tuple[int, int]:
+        """Group and instance of a graph's agreement: the same even in processes whose other keys differ."""
+        self._agreements += 1
+        return AGREEMENT_KEYS, AGREEMENT_KEYS + self._agreements
+
+
+class ProcessCommunicator(Communicator):
+    """See the module's docstring.
+
+    Collectives are not ordered among each other: TensorFlow's ring runs each on threads of its own, so processes that start
+    them in different orders do not wait for each other in a circle.
+
+    Args:
+        count: number of processes.
+        keys: shared by all graphs of this process.
+        rank: number of this process.
+    """
+
+    def __init__(self, nodes: Nodes, count: int, rank: int, keys: Keys) -> None:
+        super().__init__(nodes)
+        self._local = LocalCommunicator(nodes)
+        self._rank = rank
+        self.is_first = rank == 0
+        self._keys = keys
+        self.processes = count
+        self._staged: List[str] = []
+
+    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
+        here = self._local.sum(members, name + "/here", dtype)
+        return [self.across(here, "sum", name, dtype)] * len(members)
+
+    def all_reduce_together(
+        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any
+    ) -> List[List[str]]:
+        nodes, scope = self._nodes, names[0] + "/bucket"
+        first = self._local.sum(members[0], names[0] + "/here", dtype)
+        device = first.device
+        others = [self._local.sum_on(device, each, name + "/here", dtype) for each, name in zip(members[1:], names[1:])]
+        flat = nodes.const([-1], scope + "/flat", tf.int32, device)
+        rows = [
+            nodes.add("Reshape", name + "/row", [member.value, flat], device, T=dtype, Tshape=tf.int32)
+            for member, name in zip([first] + others, names)
+        ]
+        total = self.across(Member(nodes.concat(rows, 0, scope + "/rows", dtype, device), device), "sum", scope, dtype)
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        parts = nodes.split(total, sizes, len(sizes), 0, scope + "/parts", dtype, device)
+        results = []
+        for part, name, shape, each in zip(parts, names, shapes, members):
+            asked = nodes.const(np.array(shape, "int32"), name + "/shape", tf.int32, device)
+            whole = nodes.add("Reshape", name, [part, asked], device, T=dtype, Tshape=tf.int32)
+            results.append([whole] * len(each))
+        return results
+
+    def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
+        wire = self._wire_type(name, dtype)
+        value = member.value
+        if wire != dtype:
+            value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
+        total = self._collective(
+            "CollectiveReduce", name, [value], member.device, T=wire, merge_op=MERGE_OPS[kind], final_op="Id",
+            subdiv_offsets=[0])  # fmt: skip
+        if wire != dtype:
+            total = self._nodes.cast(total, name + "/to_" + dtype.name, wire, dtype, member.device)
+        return total
+
+    def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
+        if dim != 0:
+            raise UnsupportedOpError(
+                "{!r} would have to be concatenated over processes along dimension {}; only dimension 0 is supported".format(
+                    name, dim
+                )
+            )
+        wire = self._wire_type(name, dtype)
+        value = member.value
+        if wire != dtype:
+            value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
+        member = Member(value, member.device)
+        rows = self._gather(member, name, wire) if equal else self._gather_unequal(member, rank, name, wire)
+        if wire != dtype:
+            rows = self._nodes.cast(rows, name + "/to_" + dtype.name, wire, dtype, member.device)
+        return rows
+
+    def _gather(self, member: Member, name: str, dtype: Any) -> str:
+        return self._collective("CollectiveGather", name, [member.value], member.device, T=dtype, shape=[0])
+
+    def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any) -> str:
+        """``CollectiveGather`` takes one shape only, in all processes and steps (1.15.5, 2.21).  So each process puts its rows at
+        a place of their own among zeros, as many for each process as the longest has, and the sum is what was to be gathered
+        but for the zeros in between."""
+        nodes, device, i32 = self._nodes, member.device, tf.int32
+
+        def constant(value: Any, what: str) -> str:
+            return nodes.const(value, "{}/{}".format(name, what), i32, device)
+
+        shape = nodes.add("Shape", name + "/shape", [member.value], device, T=dtype, out_type=i32)
+        length = nodes.slice_dim(shape, 0, 1, 0, 1, name + "/length", i32, device)
+        lengths = self._gather(Member(length, device), name + "/lengths", i32)
+        longest = nodes.add("Max", name + "/longest", [lengths, constant([0], "all")], device, T=i32, Tidx=i32, keep_dims=True)
+        before = nodes.binary("Mul", longest, constant(self._rank, "rank"), name + "/before", i32, device)
+        total = nodes.binary("Mul", longest, constant(self.processes, "processes"), name + "/total", i32, device)
+        own = nodes.binary("Add", before, length, name + "/own", i32, device)
+        after = nodes.binary("Sub", total, own, name + "/after", i32, device)
+        first = nodes.concat([before, after], 0, name + "/first", i32, device)
+        others = [constant([0, 0], "others")] * (rank - 1)
+        paddings = nodes.add("Pack", name + "/paddings", [first] + others, device, T=i32, N=rank, axis=0)
+        padded = nodes.add("Pad", name + "/padded", [member.value, paddings], device, T=dtype, Tpaddings=i32)
+        rows = self.across(Member(padded, device), "sum", name, dtype)
+        scalar = constant(np.zeros([0]), "scalar")
+        count = nodes.add("Reshape", name + "/count", [longest, scalar], device, T=i32, Tshape=i32)
+        place = nodes.add("Range", name + "/place", [constant(0, "start"), count, constant(1, "step")], device, Tidx=i32)
+        column = nodes.add("ExpandDims", name + "/column", [lengths, constant(1, "one")], device, T=i32, Tdim=i32)
+        kept = nodes.binary("Less", place, column, name + "/kept", i32, device)
+        flat = nodes.add("Reshape", name + "/flat", [kept, constant([-1], "any")], device, T=tf.bool, Tshape=i32)
+        where = nodes.add("Where", name + "/where", [flat], device, T=tf.bool)
+        index = nodes.add("Reshape", name + "/index", [where, constant([-1], "any_length")], device, T=tf.int64, Tshape=i32)
+        return nodes.add(
+            "GatherV2", name + "/rows", [rows, index, constant(0, "axis")], device, Tparams=dtype, Tindices=tf.int64,
+            Taxis=i32)  # fmt: skip
+
+    def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
+        """Process 0's value on every process.  ``member.value`` is read there only; all have the same static shape."""
+        wire = self._wire_type(name, dtype)
+        attrs = {"T": wire, "shape": tf.TensorShape(shape)}
+        if self.is_first:
+            value = member.value
+            if wire != dtype:
+                value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
+            value = self._collective("CollectiveBcastSend", name, [value], member.device, **attrs)
+        else:
+            value = self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
+        if wire != dtype:
+            value = self._nodes.cast(value, name + "/to_" + dtype.name, wire, dtype, member.device)
+        return value
+
+    def agreement(self, device: str) -> str:
+        """What every process has staged so far, in one number each: int64 `[processes]`, equal where they agree."""
+        digest = zlib.crc32("\n".join(self._staged).encode())
+        group, instance = self._keys.agreement()
+        own = self._nodes.const([digest], "whale/agreement/own", tf.int64, device)
+        return self._nodes.add(
+            "CollectiveGather", "whale/agreement", [own], device, T=tf.int64, shape=[0], group_size=self.processes,
+            group_key=group, instance_key=instance)  # fmt: skip
+
+    def _wire_type(self, name: str, dtype: Any) -> Any:
+        wire = CARRIERS.get(dtype, dtype)
+        if wire not in CARRIED:
+            raise UnsupportedOpError("{!r} is of type {}, which collectives between processes cannot carry".format(
+                name, dtype.name))
+        return wire
+
+    def _collective(self, op_type: str, name: str, inputs: Sequence[str], device: str, **attrs: Any) -> str:
+        local_device = device.rpartition("/device:")[2]
+        op = self._nodes.add(
+            op_type, name, inputs, device, group_size=self.processes, group_key=self._keys.group(local_device),
+            instance_key=self._keys.instance(), **attrs)  # fmt: skip
+        self.collectives.append(op)
+        kind = op_type.replace("BcastRecv", "BcastSend")
+        self._staged.append("{} {} {} {}".format(kind, op, local_device, sorted(map(str, attrs.items()))))
+        return op

@@ -1,0 +1,60 @@
+"""Which gradients travel together between processes.
+
+A ring all-reduce of ``n`` bytes among ``W`` processes takes ``2 (W-1) a + 2 (W-1)/W n/b`` with latency ``a`` and bandwidth ``b``
+(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  Sending a gradient along with others saves the first
+term and costs two copies, into the bucket and out of it: ``4 n / m`` with memory bandwidth ``m``.  So gradients below
+``(W-1) a m / 2`` bytes are gathered, until the latency is a tenth of the transfer: ``10 W a b`` bytes.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+
+
+class Gradient(NamedTuple):
+    """A gradient to be summed.
+
+    Attributes:
+        variable: name of the variable.
+        bytes: its size; 0 where it cannot travel with others (sparse, or of unknown size).
+        kind: only gradients of one kind travel together: data type and gradient call.
+    """
+
+    variable: str
+    bytes: int = 0
+    kind: Tuple[str, int] = ("", 0)
+
+
+class Limits(NamedTuple):
+    """Gradients smaller than ``gradient_bytes`` travel together, up to about ``bucket_bytes``."""
+
+    gradient_bytes: float
+    bucket_bytes: float
+
+
+def limits(cluster: Cluster, processes: Sequence[Sequence[int]], bucket_bytes: Optional[int] = None) -> Limits:
+    """From the cost model, or as given."""
+    if bucket_bytes is not None:
+        return Limits(bucket_bytes, bucket_bytes)
+    count = len(processes)
+    link = cluster.bottleneck(part[0] for part in processes)
+    memory = min(cluster.devices[part[0]].memory_bandwidth_bytes_per_s for part in processes)
+    return Limits((count - 1) * link.latency_s * memory / 2, 10 * count * link.latency_s * link.bandwidth_bytes_per_s)
+
+
+def buckets(gradients: Sequence[Gradient], limit: Limits) -> Tuple[Tuple[str, ...], ...]:
+    """Names of variables, in the order their gradients become ready; a bucket leaves when its last one is."""
+    full: List[List[Gradient]] = []
+    open_bucket: List[Gradient] = []
+    for gradient in gradients:
+        alone = not 0 < gradient.bytes < limit.gradient_bytes
+        fits = not alone and bool(open_bucket) and open_bucket[0].kind == gradient.kind
+        if fits and sum(each.bytes for each in open_bucket) < limit.bucket_bytes:
+            open_bucket.append(gradient)
+            continue
+        full.append([gradient])
+        if not alone:
+            open_bucket = full[-1]
+    return tuple(tuple(each.variable for each in bucket) for bucket in full)

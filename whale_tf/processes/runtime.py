@@ -1,0 +1,237 @@
+"""This process among several: TensorFlow's server in it, started by the first Session, and runs that all take part in."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import socket
+import sys
+import weakref
+from typing import Any, Callable, Iterator, MutableSet, Optional, Sequence
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.cluster import Processes
+from whale_tf.cluster.processes import JOB
+from whale_tf.communicators import Keys
+from whale_tf.errors import ClusterError, PlanError
+from whale_tf.processes.watch import Watch, end_process, split_address
+from whale_tf.rewrite.processes import Start
+
+DRIVER_END_S = 60.0  # between a driver's verdict and its end
+LOST_PATIENCE_S = 10.0  # between an error of TensorFlow's and the watch's finding out which process is to blame
+
+
+class Runtime:
+    """See the module's docstring.
+
+    Args:
+        start_timeout_s: how long the first Session waits for all processes to come.
+
+    Attributes:
+        keys: numbers of this process' collectives; they live as long as the server.
+    """
+
+    def __init__(self, processes: Processes, start_timeout_s: float) -> None:
+        self.processes = processes
+        self.keys = Keys()
+        self.start_timeout_s = start_timeout_s
+        self._server: Any = None
+        self._devices = 0  # logical CPU devices of the server
+        self._watch: Optional[Watch] = None
+        self.is_driver = False
+        self.is_free = False  # sessions of our own are left as they are
+        self.sessions = 0  # that see this process' devices only
+        self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
+
+    def target(self, asked: str, config: v1.ConfigProto) -> str:
+        """The server's address for a new Session; the first one starts the server and waits for the other processes.
+
+        Raises:
+            ClusterError: the port is taken, a process does not come, or the script asks for a server of its own.
+        """
+        if self._server is not None and asked == self._server.target:
+            return asked
+        if asked:
+            raise ClusterError(
+                "a Session asks for the server {!r}, but with several processes whale_tf starts the servers; leave the target "
+                "(master) out, and tf.train.Server, too".format(asked)
+            )
+        devices = config.device_count.get("CPU", 1)
+        if self._server is None:
+            self._server, self._devices = self._start(config), devices
+        elif devices > self._devices:
+            raise ClusterError(
+                "this process' server was started with {} CPU device(s) by its first Session, and a new one needs {}; call "
+                "wh.init with the larger cluster before the first Session".format(self._devices, devices)
+            )
+        return self._server.target
+
+    def _start(self, config: v1.ConfigProto) -> Any:
+        addresses, rank = self.processes.addresses, self.processes.rank
+        _check_port(addresses[rank])
+        server = v1.train.Server(v1.train.ClusterSpec({JOB: list(addresses)}), JOB, rank, config=config)
+        self._watch = Watch({other: address for other, address in enumerate(addresses) if other != rank})
+        self._watch.wait_for_all(self.start_timeout_s)
+        return server
+
+    def session_config(self, config: v1.ConfigProto) -> v1.ConfigProto:
+        """The given config, with what a Session of one of several processes needs: it sees its own devices only, and
+        collectives are formed by process 0."""
+        if self.is_free:
+            return config
+        config.experimental.collective_group_leader = self.processes.prefix(0)
+        del config.device_filters[:]
+        if self.is_driver:
+            return config
+        self.sessions += 1
+        config.device_filters.append(self.processes.prefix(self.processes.rank))
+        return config
+
+    def together(self, session: Any, start: Start, original: Callable, function: Callable, *arguments: Any) -> Any:
+        """Call ``function``, a run that waits for the other processes; before a session's first one its variables take
+        process 0's values.
+
+        Args:
+            original: TensorFlow's own ``session.run``.
+
+        Raises:
+            ProcessLostError: another process has ended.
+            PlanError: another process has built another graph.
+        """
+        with self._guarded():
+            if session not in self._equal:
+                self._check_agreement(original(start.agreement))
+                original(start.broadcast)
+                self._equal.add(session)
+            return function(*arguments)
+
+    # ---------------------------------------------------------------------------------- one process drives all devices
+    @contextlib.contextmanager
+    def driving(self) -> Iterator[None]:
+        """A run that needs the other processes' devices.
+
+        Raises:
+            ProcessLostError: another process has ended.
+        """
+        if self._watch is None:  # no Session yet
+            yield
+            return
+        self._watch.must_end = True
+        with self._guarded():
+            yield
+
+    def drive(self) -> None:
+        """This process drives all devices from now on; when it ends it lets the others end.
+
+        Raises:
+            PlanError: a Session is there already that sees this process' devices only.
+        """
+        if self.sessions:
+            raise PlanError(
+                "a model replica spans processes, and a Session was created before its graph was built; create the Session after "
+                "the train op"
+            )
+        if not self.is_driver:
+            self.is_driver = True
+            atexit.register(self._release)
+
+    def serve(self, config: v1.ConfigProto) -> None:
+        """Let process 0 drive this one's devices until it ends; does not return."""
+        if self._server is None:
+            self._server = self._start(config)
+        config = self.session_config(config)
+        self.is_free = True
+        sys.stderr.write("whale_tf: process {} serves process 0 from here on\n".format(self.processes.rank))
+        sys.stderr.flush()
+        with tf.Graph().as_default(), v1.Session(self._server.target, config=config) as session:
+            queue = _verdicts(self.processes.prefix(self.processes.rank))
+            assert self._watch is not None
+            with self._watch:
+                succeeded = session.run(queue.dequeue())
+            # closing the driver's Sessions takes an answer from here (1.15.5 waits for it for ever)
+            self._watch.wait_for_loss(DRIVER_END_S)
+            if not succeeded:
+                end_process("process 0, which drove this one, has failed; look at its log")
+            sys.stdout.flush()
+            os._exit(0)
+
+    def _release(self) -> None:
+        """Tell the other processes how this one ended."""
+        if self._server is None or self._watch is None or self._watch.lost:
+            return
+        self.is_free = True
+        succeeded = getattr(sys, "last_type", None) is None  # set where an exception has ended the script
+        with tf.Graph().as_default():
+            others = [rank for rank in range(self.processes.count) if rank != self.processes.rank]
+            told = [_verdicts(self.processes.prefix(rank)).enqueue(succeeded) for rank in others]
+            with v1.Session(self._server.target, config=v1.ConfigProto()) as session:
+                session.run(told)
+
+    def _check_agreement(self, digests: Sequence[int]) -> None:
+        differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if differing:
+            raise PlanError(
+                "process(es) {} built another model, or have another cluster or configuration, than process 0, so their sums do "
+                "not match; the variables and the train op must be the same in every process".format(
+                    ", ".join(map(str, differing))
+                )
+            )
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Any:
+        assert self._watch is not None
+        try:
+            with self._watch:
+                yield
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError,
+                tf.errors.DeadlineExceededError, tf.errors.UnknownError):  # fmt: skip
+            self._watch.check(LOST_PATIENCE_S)
+            raise
+
+
+_runtime: Optional[Runtime] = None  # TensorFlow's server cannot be stopped: one for the life of the process
+
+
+def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime]:
+    """This process' runtime; None where there is one process only.
+
+    Raises:
+        ClusterError: a server for another set of processes is running.
+    """
+    global _runtime
+    if processes.count == 1:
+        return None
+    if _runtime is not None and _runtime.processes != processes:
+        raise ClusterError(
+            "this process is number {} of {}, and cannot become number {} of {}: start a new process".format(
+                _runtime.processes.rank, _runtime.processes.addresses, processes.rank, processes.addresses
+            )
+        )
+    if _runtime is None:
+        _runtime = Runtime(processes, start_timeout_s)
+    _runtime.start_timeout_s = start_timeout_s
+    return _runtime
+
+
+def _verdicts(prefix: str) -> Any:
+    """A queue in a process' server that gets one element when its driver ends: whether it succeeded."""
+    with tf.device(prefix + "/device:CPU:0"):
+        return v1.FIFOQueue(1, [tf.bool], [[]], shared_name="whale_verdict", name="whale_verdict")
+
+
+def _check_port(address: str) -> None:
+    """TensorFlow's own message for a port that is taken does not say so."""
+    _, port = split_address(address)
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise ClusterError(
+                "port {} of this process' address {} is taken by another program; end it, or give this process another "
+                "port".format(port, address)
+            ) from None

@@ -1,0 +1,259 @@
+"""What several processes share: losses over all of them, equal initial values, and runs that cannot wait in vain.
+
+Every process rewrites its own graph and runs its own Session.  A collective ends only if all processes run it, so it may
+only be reached by what all of them do: the updates.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture.captured import Captured
+from whale_tf.communicators import Communicator, Member, ProcessCommunicator
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import OpGraph
+from whale_tf.rewrite.attributes import is_seeded
+from whale_tf.rewrite.context import ORIGINAL, Context
+from whale_tf.rewrite.merge import Merge
+from whale_tf.rewrite.update import VARIABLE_TYPES, is_write
+
+
+class Shared(NamedTuple):
+    """A scalar that rides with an update: its sum over all processes is part of every run of the update.
+
+    ::
+
+        this process' part ──> Switch ──(true)──> CollectiveReduce ──┐
+                                  ^ together                         ├─> Merge ──> summaries, fetches
+        this process' value ─> Switch ──(false)──────────────────────┘
+
+    Attributes:
+        tensor: of the op graph.
+        value: name of the merged value.
+        collective: name of its op that waits for other processes.
+        together: name of the boolean that a run without the update feeds with False, to get this process' value.
+        writes: the update's writes of variables, by op number; they wait for the value.
+    """
+
+    tensor: int
+    value: str
+    collective: str
+    together: str
+    writes: Tuple[int, ...]
+
+
+def leads_to_write(graph: OpGraph) -> Set[int]:
+    """Ops that a variable's new value is computed from."""
+    found: Set[int] = set()
+    for op in reversed(graph.ops):
+        if is_write(op.type) or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
+            found.add(op.id)
+    return found
+
+
+def shared_scalars(
+    context: Context, nodes: Nodes, captured: Captured, merge: Merge, communicator: Communicator
+) -> List[Shared]:
+    """The losses, each with the update made from its gradients; where there is one gradient call only, also all other
+    scalars that leave the region (for summaries and metrics)."""
+    graph, region = context.graph, context.region
+    riders: Dict[int, Set[int]] = {}
+    for call in captured.gradient_calls:
+        writes = _writes_from(graph, _tensors(graph, [name for grad in call.grads for name in _names(grad)]))
+        scalars = _tensors(graph, call.ys)
+        if len(captured.gradient_calls) == 1:
+            scalars += list(region.leaving())
+        for tensor in scalars:
+            if writes and _is_scalar_sum(context, tensor):
+                riders.setdefault(tensor, set()).update(writes)
+    return [_share(context, nodes, merge, communicator, tensor, writes) for tensor, writes in riders.items()]
+
+
+def _share(
+    context: Context, nodes: Nodes, merge: Merge, communicator: Communicator, tensor: int, writes: Set[int]
+) -> Shared:
+    home = context.home(context.graph.producer(tensor))
+    scope, dtype, device = context.name("shared", context.flat(tensor)), context.dtype(tensor), context.device(home, ORIGINAL)
+    true = nodes.const(True, scope + "/default", tf.bool, context.host)
+    together = nodes.add(
+        "PlaceholderWithDefault", scope + "/together", [true], context.host, dtype=tf.bool, shape=tf.TensorShape([])
+    )
+    part, value = (
+        nodes.add("Switch", "{}/{}".format(scope, what), [source, together], device, T=dtype)
+        for what, source in (("part", merge.part(tensor)), ("value", merge.whole(tensor)))
+    )
+    total = communicator.across(Member(part + ":1", device), "sum", scope + "/total", dtype)
+    merged = nodes.add("Merge", scope + "/merged", [value + ":0", total], device, T=dtype, N=2)
+    result = nodes.identity(merged, scope, dtype, device)
+    return Shared(tensor, result, communicator.collectives[-1], together, tuple(sorted(writes)))
+
+
+def _is_scalar_sum(context: Context, tensor: int) -> bool:
+    record = context.graph.tensors[tensor]
+    return (
+        record.op in context.region.batch_level
+        and record.shape == ()
+        and record.dtype in ("float16", "bfloat16", "float32", "float64")
+        and context.region.batch.layout(tensor).is_partial
+    )
+
+
+def _names(grad: object) -> Iterable[str]:
+    if grad is None:
+        return ()
+    return (grad,) if isinstance(grad, str) else [name for name in grad if name]  # type: ignore[attr-defined]
+
+
+def _tensors(graph: OpGraph, names: Iterable[str]) -> List[int]:
+    return [graph.tensor(name) for name in names if name.partition(":")[0] in graph]
+
+
+def _writes_from(graph: OpGraph, tensors: Iterable[int]) -> Set[int]:
+    """Writes of variables that follow from any of the tensors."""
+    reached = {user for tensor in tensors for user, _ in graph.consumers(tensor)}
+    for op in graph.ops:
+        if op.id not in reached and any(graph.tensors[tensor].op in reached for tensor in op.inputs):
+            reached.add(op.id)
+    return {index for index in reached if is_write(graph.ops[index].type)}
+
+
+def check_random(context: Context) -> None:
+    """Random numbers that must be the same on all clones are drawn by every process for itself, so they need a seed.
+
+    Raises:
+        UnsupportedOpError
+    """
+    for index in context.region.batch.shared:
+        if not is_seeded(context.tf_ops[index].node_def):
+            raise UnsupportedOpError(
+                "op {!r} ({}) draws random numbers that must be the same on all processes; give it a seed, or call "
+                "tf.set_random_seed".format(context.graph.ops[index].name, context.graph.ops[index].type)
+            )
+
+
+class Kind(NamedTuple):
+    """Of a run: whether it waits for other processes, and names of the booleans that it must feed with False."""
+
+    waits: bool = False
+    alone: Tuple[str, ...] = ()
+
+
+class Runs:
+    """Tells of a run whether it waits for other processes, and refuses one that they need not take part in.
+
+    Args:
+        collectives: names of the ops that wait for other processes.
+        shared: scalars that ride with updates.
+    """
+
+    def __init__(self, collectives: Sequence[str], shared: Sequence[Shared] = ()) -> None:
+        self._collectives = collectives
+        self._together = {scalar.collective: scalar.together for scalar in shared}
+        self._known: Dict[Tuple[str, ...], Kind] = {}
+
+    def writes(self, ops: Iterable[tf.Operation]) -> Set[str]:
+        """Names of the writes of variables that running ``ops`` runs."""
+        return {op.name for op in _ancestors(ops) if is_write(op.type)}
+
+    def check(self, ops: Sequence[tf.Operation]) -> Kind:
+        """What running ``ops`` means to the other processes.
+
+        Raises:
+            UnsupportedOpError: it would, and without the update that makes the others wait for this one.
+        """
+        key = tuple(op.name for op in ops)
+        if key not in self._known:
+            collectives = set(self._collectives)
+            reached = _ancestors(ops)
+            found = {op.name for op in reached if op.name in collectives}
+            updated = {op.name for op in _ancestors([op for op in reached if is_write(op.type)])}
+            vain = found - updated
+            refused = sorted(vain - set(self._together))
+            if refused:
+                raise UnsupportedOpError(
+                    "the run of {} needs {!r}, a value over all processes, but not the update that the other processes compute "
+                    "it for; they would not take part, and this one would wait for ever. Fetch it together with the train "
+                    "op".format(", ".join(repr(op.name) for op in ops[:5]), refused[0])
+                )
+            self._known[key] = Kind(bool(found - vain), tuple(sorted(self._together[name] for name in vain)))
+        return self._known[key]
+
+
+def _ancestors(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+    """The ops and all that they wait for."""
+    found: Set[tf.Operation] = set(ops)
+    stack = list(found)
+    while stack:
+        op = stack.pop()
+        for before in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            if before not in found:
+                found.add(before)
+                stack.append(before)
+    return found
+
+
+class Start(NamedTuple):
+    """What all processes run before a session's first training step.
+
+    Attributes:
+        agreement: a number for each process, to be equal: what it has staged.
+        broadcast: gives every global variable process 0's value.
+    """
+
+    agreement: tf.Tensor
+    broadcast: tf.Operation
+
+
+def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessCommunicator) -> Start:
+    """Add the ops of a :class:`Start`.
+
+    Variables whose type no collective carries (strings) keep their own initial values.
+
+    Args:
+        host: where variables without a device of their own are.
+        nodes, communicator: stage ops, the one by means of the other.
+
+    Raises:
+        UnsupportedOpError: a variable without a static shape.
+    """
+    nodes.edit = edit = StagedEdit(graph)
+    assigns = []
+    for op in _variable_ops(graph):
+        is_resource = op.type == "VarHandleOp"
+        dtype = op.get_attr("dtype")
+        if dtype == tf.string:
+            continue
+        shape = tf.TensorShape(op.get_attr("shape"))
+        if not shape.is_fully_defined():
+            raise UnsupportedOpError(
+                "variable {!r} has the shape {}, and its initial value has to be sent to the other processes; give it a static "
+                "shape".format(op.name, shape)
+            )
+        scope, device = "whale/broadcast/{}".format(op.name), op.device if "/task:" in op.device else host
+        value = op.name
+        if communicator.is_first:
+            read = {"dtype" if is_resource else "T": dtype}
+            value = nodes.add("ReadVariableOp" if is_resource else "Identity", scope + "/value", [op.name], device, **read)
+        value = communicator.broadcast(Member(value, device), shape.as_list(), scope, dtype)
+        assigns.append(
+            nodes.add(
+                "AssignVariableOp" if is_resource else "Assign",
+                scope + "/assign",
+                [op.name, value],
+                op.device,
+                **{"dtype" if is_resource else "T": dtype},
+            )
+        )
+    broadcast = nodes.no_op("whale/broadcast/all", "", assigns)
+    agreement = communicator.agreement(host)
+    new = edit.commit()
+    return Start(new[agreement].outputs[0], new[broadcast])
+
+
+def _variable_ops(graph: tf.Graph) -> List[tf.Operation]:
+    """The global variables' ops, in an order that is the same in every process."""
+    names = {variable.op.name for variable in graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)}
+    return [op for op in graph.get_operations() if op.name in names and op.type in VARIABLE_TYPES]
