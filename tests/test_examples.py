@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas")
+EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas", "split_classifier", "mixture_of_experts")
 
 
 def run(*arguments: str) -> str:
