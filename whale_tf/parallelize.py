@@ -111,7 +111,8 @@ def _parallelize(
     if not local.updates:
         return None
     verify(local.graph)
-    counts = _split_counts(local, cluster)
+    parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
+    counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     assignment = None
     if counts:
         problem = sharding_problem(local, analyse(local.graph, local.sources, local.scope, options), counts)
@@ -121,7 +122,6 @@ def _parallelize(
         verify(captured.graph, "after wh.split")
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
-    parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
     if plan is None and wants_search(config) and not local.is_annotated:
         _check_one_process(processes)
         captured, region, plan = _searched(graph, captured, region, cluster, config)
@@ -151,14 +151,15 @@ def _check_one_process(processes: Processes) -> None:
         )
 
 
-def _split_counts(captured: Captured, cluster: Cluster) -> Dict[int, int]:
-    """Devices of each TaskGraph that is divided."""
+def _split_counts(captured: Captured, available: int, total: int) -> Dict[int, int]:
+    """Devices of each TaskGraph that is divided; ``available``: what a TaskGraph has that asks for all.  More than there are
+    (``total``) are refused later, when devices are given out."""
     counts = {
-        number: len(cluster.devices) if spec.device_count is None else spec.device_count
+        number: available if spec.device_count is None else spec.device_count
         for number, spec in enumerate(captured.specs)
         if spec.strategy == "split"
     }
-    return {number: count for number, count in counts.items() if 1 < count <= len(cluster.devices)}
+    return {number: count for number, count in counts.items() if 1 < count <= total}
 
 
 def _searched(

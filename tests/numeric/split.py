@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric.cases import CASES, SYNCHRONISED, Case, Inputs, cross_entropy, layer, minimised, rng
-from tests.numeric.equality import Outcome, _run
+from tests.numeric.equality import Outcome, run_script
 from tests.numeric.script import Arrays, Script, Setting, Stages, dense, weight
 
 CLASSES, WIDTH, HEADS, TOKENS, VOCAB = 10, 12, 4, 3, 11
@@ -37,7 +37,7 @@ class Ran(NamedTuple):
 def run_split(case: Case, setting: Setting, split: Split, plan: Optional[Any] = None, model_replicas: int = 1) -> Ran:
     wh.init(dict(split.config, **(case.config or {})), cluster="cpu:{}".format(split.total), plan=plan)
     try:
-        outcome = _run(case, setting, Stages(split.scopes), model_replicas, 1)
+        outcome = run_script(case, setting, Stages(split.scopes), model_replicas, 1)
         return Ran(outcome, wh.current_plan(), wh.explain())
     finally:
         wh.shutdown()

@@ -21,7 +21,7 @@ def run_auto(name: str, setting: Setting, config: Dict[str, Any], cluster: Any, 
     case = find_case(name)
     wh.init(dict(config, **(case.config or {})), cluster=cluster, plan=plan)
     try:
-        outcome = equality._run(case, setting, Stages(), 1, 1)
+        outcome = equality.run_script(case, setting, Stages(), 1, 1)
         used = wh.current_plan()
         assert used is not None
         assert ("Estimated: " in wh.explain()) == (used.estimate.latency_s is not None)
@@ -127,7 +127,7 @@ def test_edited_plans_are_refused_with_the_reason(key: str, value: Any, match: s
 def annotated(config: Dict[str, Any], cluster: Any) -> Optional[wh.Plan]:
     wh.init(config, cluster=cluster)
     try:
-        equality._run(find_case("mlp_mean"), SETTING, Stages([lambda: wh.replicate(1)] * 2), 1, 1)
+        equality.run_script(find_case("mlp_mean"), SETTING, Stages([lambda: wh.replicate(1)] * 2), 1, 1)
         return wh.current_plan()
     finally:
         wh.shutdown()

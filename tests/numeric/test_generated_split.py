@@ -23,7 +23,7 @@ def check(model: Model) -> None:
 def test_a_few_generated_models() -> None:
     """The first of those of `make test-all`, for every run."""
     @hypothesis.seed(0)
-    @hypothesis.settings(max_examples=12, deadline=None, database=None,
+    @hypothesis.settings(max_examples=8, deadline=None, database=None,
                          suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(models())
     def run(model: Model) -> None:

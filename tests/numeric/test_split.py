@@ -118,7 +118,7 @@ HYBRIDS: Dict[str, Tuple[str, Tuple[int, ...], int, Dict[str, Any]]] = {
     "split first": ("tied_embedding", (-2, 2), 4, {}),
     "pipeline": ("transformer", (1, -2), 3, {"num_micro_batch": 4}),
     "pipeline of splits": ("transformer", (-2, -2), 4, {"num_micro_batch": 2, "pipeline__schedule": "gpipe"}),
-    "pipeline, replicate and split": ("encoder", (2, -2), 4, {"num_micro_batch": 2}),
+    "pipeline, replicate and split": ("transformer", (2, -2), 4, {"num_micro_batch": 2}),
     "micro-batches": ("transformer", (-2,), 2, {"num_micro_batch": 4}),
     "nested": ("transformer", (-2,), 4, {}),
     "nested pipeline": ("look_up_adam", (-2, 1), 6, {"num_micro_batch": 2}),

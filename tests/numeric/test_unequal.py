@@ -25,7 +25,7 @@ def check_unequal(name: str, devices: Sequence[Tuple[float, float]], counts: Seq
     values: Dict[str, Any] = dict(config or {}, **(case.config or {}))
     wh.init(values, cluster=described(devices))
     try:
-        outcome = equality._run(case, setting, Stages([functools.partial(wh.replicate, count) for count in counts]), 1, 1)
+        outcome = equality.run_script(case, setting, Stages([functools.partial(wh.replicate, count) for count in counts]), 1, 1)
         plan = wh.current_plan()
     finally:
         wh.shutdown()
