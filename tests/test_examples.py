@@ -10,11 +10,8 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-<<<<<<< HEAD
-EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas", "auto_pipeline")
-=======
-EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas", "split_classifier", "mixture_of_experts")
->>>>>>> split
+EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas", "auto_pipeline", "split_classifier",
+            "mixture_of_experts")
 
 
 def run(*arguments: str) -> str:
