@@ -126,8 +126,9 @@ HYBRIDS: Dict[str, Tuple[str, Tuple[int, ...], int, Dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hybrid", sorted(HYBRIDS))
-@pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
+@pytest.mark.parametrize("hybrid,setting", [
+    pytest.param(hybrid, setting, marks=[] if (i + j) % 2 else [pytest.mark.full])  # in turn; all in `make test-all`
+    for i, hybrid in enumerate(sorted(HYBRIDS)) for j, setting in enumerate((FEDS, REFERENCES))])
 def test_hybrids(hybrid: str, setting: Setting) -> None:
     case, counts, total, config = HYBRIDS[hybrid]
     assert check(case, counts, total, setting, **config)
