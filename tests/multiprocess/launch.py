@@ -1,7 +1,6 @@
 """Starts processes that are sure to end: each in a session of its own, killed with its children when time is up."""
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -87,7 +86,3 @@ class Starter:
         def starter(variables: Dict[str, str]) -> Callable[..., Process]:
             return lambda *arguments, **more: self.start(*arguments, **dict(variables, **more))
         return [starter(variables) for variables in tf_configs(free_ports(count))]
-
-
-def port_of(variables: Dict[str, str], rank: int) -> int:
-    return int(json.loads(variables["TF_CONFIG"])["cluster"]["worker"][rank].rpartition(":")[2])

@@ -5,7 +5,6 @@ import glob
 import os
 import re
 import signal
-import socket
 import time
 from typing import Any, Dict, Iterator
 
@@ -69,26 +68,6 @@ def test_a_worker_that_never_comes(starter: Starter) -> None:
     alone = chief(*SCRIPT, "3", TIMEOUT="2")
     assert alone.wait(START_S) == 1
     assert "process 1 (127.0.0.1:" in alone.output and "did not come within 2 s" in alone.output, alone.output
-
-
-@pytest.mark.slow
-def test_processes_with_different_models(starter: Starter) -> None:
-    both = [start(*SCRIPT, "3", ODD="1") for start in starter.workers(2)]
-    for process in both:
-        assert process.wait(START_S) == 1
-        assert "process(es) 1 built another model" in process.output, process.output
-
-
-@pytest.mark.slow
-def test_a_port_already_taken(starter: Starter) -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen(1)
-        port = taken.getsockname()[1]
-        config = '{{"cluster": {{"worker": ["127.0.0.1:{}", "127.0.0.1:1"]}}, "task": {{"type": "worker", "index": 0}}}}'
-        process = starter.start(*SCRIPT, "3", TF_CONFIG=config.format(port))
-        assert process.wait(START_S) == 1
-    assert "port {} of this process' address 127.0.0.1:{} is taken".format(port, port) in process.output, process.output
 
 
 @pytest.mark.slow

@@ -28,8 +28,6 @@ def main(steps: int, directory: str) -> None:
         # every process draws its own initial values, and gets process 0's
         kernel = tf.get_variable("kernel", [3, 1], tf.float64, tf.random_normal_initializer(seed=rank))
         loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel) - tf.reduce_sum(x, 1, keepdims=True)))
-    if os.environ.get("ODD") == str(rank):
-        tf.get_variable("odd", [2])
     tf.summary.scalar("loss", loss)
     step = tf.train.get_or_create_global_step()
     train = tf.train.MomentumOptimizer(0.01, 0.5).minimize(loss, global_step=step)

@@ -1,0 +1,144 @@
+"""What can be told of a process among several without starting any other."""
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any, Iterator
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from tests.numeric.script import dense
+from whale_tf.cluster import Processes
+from whale_tf.processes import datasets, runtime
+from whale_tf.processes.runtime import Runtime
+
+TWO = ["127.0.0.1:1", "127.0.0.1:2"]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: Any) -> Iterator[None]:
+    yield
+    wh.shutdown()
+    monkeypatch.setattr(runtime, "_runtime", None)
+
+
+def build(monkeypatch: Any, rank: int, units: int = 3, parallelize: bool = True) -> tf.Graph:
+    """The graph of one of two processes."""
+    monkeypatch.setattr(runtime, "_runtime", None)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": rank}}))
+    wh.init(cluster="2xcpu:1")
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float64, [4, 2], name="x")
+        with wh.replicate():
+            loss = tf.reduce_mean(tf.square(dense(x, units, "one")), name="loss")
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+        tf.identity(loss * 2.0, name="twice")
+        if parallelize:
+            wh.parallelize()
+    return graph
+
+
+def digest(graph: tf.Graph) -> int:
+    return int(tf.make_ndarray(graph.get_operation_by_name("whale/agreement").inputs[0].op.get_attr("value"))[0])
+
+
+def test_processes_agree_on_the_same_model_only(monkeypatch: Any) -> None:
+    assert digest(build(monkeypatch, 0)) == digest(build(monkeypatch, 1))
+    assert digest(build(monkeypatch, 0)) != digest(build(monkeypatch, 1, units=4))
+
+
+def test_a_differing_process_is_named() -> None:
+    process = Runtime(Processes(("a:1", "b:1", "c:1"), 0), 1)
+    process._check_agreement([5, 5, 5])
+    with pytest.raises(wh.PlanError, match=r"process\(es\) 1, 2 built another model"):
+        process._check_agreement([5, 6, 7])
+
+
+def test_graphs_do_not_grow_with_the_number_of_processes(monkeypatch: Any) -> None:
+    sizes = []
+    for count in (2, 5):
+        monkeypatch.setattr("tests.processes.test_runtime.TWO", ["127.0.0.1:{}".format(i) for i in range(1, count + 1)])
+        monkeypatch.setattr(wh, "init", lambda cluster, count=count, init=wh.init: init(cluster="{}xcpu:1".format(count)))
+        sizes.append(len(build(monkeypatch, 1).get_operations()))
+        monkeypatch.undo()
+    assert sizes[0] == sizes[1]
+
+
+def test_a_run_that_would_wait_in_vain_is_refused(monkeypatch: Any) -> None:
+    graph = build(monkeypatch, 0)
+    fetches = wh.api._active.fetches[graph]
+    update = next(op for op in graph.get_operations() if "ApplyGradientDescent" in op.type)
+    gradient = update.inputs[2]
+    with pytest.raises(wh.UnsupportedOpError, match="Fetch it together with the train op"):
+        fetches.kind([gradient])
+    assert fetches.kind([graph.get_operation_by_name("train")]).waits
+    alone = fetches.kind([graph.get_tensor_by_name("twice:0")])
+    assert not alone.waits and len(alone.alone) == 1
+    together = fetches.kind([graph.get_tensor_by_name("twice:0"), graph.get_operation_by_name("train")])
+    assert together.waits and not together.alone
+
+
+def test_a_port_already_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        with pytest.raises(wh.ClusterError, match="port {} of this process' address 127.0.0.1:{} is taken".format(port, port)):
+            runtime._check_port("127.0.0.1:{}".format(port))
+
+
+def test_a_server_of_the_script_is_refused() -> None:
+    with pytest.raises(wh.ClusterError, match="leave the target .master. out"):
+        Runtime(Processes(tuple(TWO), 0), 1).target("grpc://other:1", tf.ConfigProto())
+
+
+def elements(dataset: Any) -> list:
+    """All that a one-shot iterator of a dataset gives."""
+    value = tf.data.make_one_shot_iterator(dataset).get_next()
+    found = []
+    with tf.Session() as session:
+        while True:
+            try:
+                found.append(session.run(value))
+            except tf.errors.OutOfRangeError:
+                return found
+
+
+@pytest.mark.slow
+def test_shares_are_disjoint_and_equally_long(graph: tf.Graph) -> None:
+    whole = tf.data.Dataset.range(7)
+    assert [elements(datasets.share(whole, Processes(("a", "b", "c"), rank))) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.slow
+def test_structures_survive(graph: tf.Graph) -> None:
+    whole = tf.data.Dataset.range(4).map(lambda i: {"a": (i, i + 10), "b": i * 2})
+    assert elements(datasets.share(whole, Processes(("a", "b"), 1))) == [{"a": (1, 11), "b": 2}, {"a": (3, 13), "b": 6}]
+
+
+@pytest.mark.slow
+def test_processes_agree_on_shuffling() -> None:
+    found = []
+    for rank in range(2):
+        with tf.Graph().as_default():
+            found.append(elements(datasets.share(tf.data.Dataset.range(20).shuffle(20), Processes(("a", "b"), rank))))
+    assert sorted(found[0] + found[1]) == list(range(20)) and found[0] != sorted(found[0])
+
+
+@pytest.mark.slow
+def test_a_driver_takes_all(graph: tf.Graph) -> None:
+    shared = datasets.share(tf.data.Dataset.range(5), Processes(("a", "b"), 0))
+    iterator = tf.data.make_initializable_iterator(shared)
+    value = iterator.get_next()
+    datasets.take_all(graph)
+    with tf.Session() as session:
+        session.run(iterator.initializer)
+        assert [session.run(value) for _ in range(5)] == list(range(5))
+
+
+def test_a_driver_refuses_a_built_in_share(graph: tf.Graph) -> None:
+    tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
+    with pytest.raises(wh.UnsupportedOpError, match="make_initializable_iterator"):
+        datasets.take_all(graph)
