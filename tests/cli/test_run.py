@@ -88,6 +88,16 @@ def test_signals_are_forwarded(starter: Starter, script: Any) -> None:
 
 
 @pytest.mark.slow
+def test_processes_that_will_not_end_are_killed(starter: Starter, script: Any, monkeypatch: Any) -> None:
+    path = script("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('pid', os.getpid())\ntime.sleep(600)")
+    run = starter.start("-c", "from whale_tf.cli import main, run; run.STOP_S = 0.5; main()", "run", path)
+    run.wait_for("pid ", LIMIT_S)
+    run.send(signal.SIGTERM)
+    assert run.wait(LIMIT_S) == 128 + signal.SIGKILL
+    assert not alive(int(run.output.split("pid ")[1].split()[0]))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options, message", [
     (("--workers", "2", "--cluster", "cpu:3"), "3 devices, which do not divide over 2 workers"),
     (("--config", '{"num_micro_batches": 2}'), "unknown config key")])

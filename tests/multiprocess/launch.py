@@ -55,6 +55,12 @@ class Process:
         self._process.send_signal(number)
 
     def kill(self) -> None:
+        if self._process.poll() is None:
+            self.send(signal.SIGTERM)  # `whale run` ends its processes, which are in sessions of their own
+            try:
+                self._process.wait(40)
+            except subprocess.TimeoutExpired:
+                pass
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -106,6 +106,7 @@ class Group:
 
     def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
         self.interrupted = False
+        self._interrupted_at: Optional[float] = None
         self._processes: List[subprocess.Popen] = []
         self._threads: List[threading.Thread] = []
         self._lock = threading.Lock()
@@ -153,10 +154,14 @@ class Group:
                 return 128 - status if status < 0 else status
             if all(status == 0 for status in statuses):
                 return 0
+            if self._interrupted_at is not None and time.monotonic() - self._interrupted_at > STOP_S:
+                sys.stderr.write("whale run: processes did not end when asked to\n")
+                return 128 + signal.SIGKILL
             time.sleep(POLL_S)
 
     def _forward(self, number: int, frame: Any) -> None:
         self.interrupted = True
+        self._interrupted_at = self._interrupted_at or time.monotonic()
         self._signal(number)
 
     def _signal(self, number: int, everyone: bool = False) -> None:
