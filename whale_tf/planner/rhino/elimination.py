@@ -69,6 +69,7 @@ class Elimination:
                 self._scopes[node].add(scope)
         for node, value in (fixed or {}).items():
             self._keep(node, np.array([value]))
+        self._cut()
 
     # -- the way forth ------------------------------------------------------------------------------------------------
     def fold(self, max_degree: Optional[int] = 2, held: Sequence[int] = (), max_entries: int = MAX_ENTRIES) -> None:
@@ -191,7 +192,8 @@ class Elimination:
                         self._keep(node, left)
                         waiting.update(self._neighbours(node) + [node])
             if not waiting:
-                return
+                break
+        self._cut()
 
     def _undominated(self, node: int, differences: Dict[Tuple[int, int], np.ndarray]) -> np.ndarray:
         worse = _excess(self.tables.arrays[self.unary[node]][:, None])
@@ -219,6 +221,30 @@ class Elimination:
         found = self._narrowed.get(key)
         if found is None:
             found = self._narrowed[key] = self.tables.number(np.take(self.tables.arrays[table], left, axis))
+        return found
+
+    def _cut(self) -> None:
+        """Take out pairs that decide nothing: a table of zeros, or one whose node has a single strategy left."""
+        for scope in [scope for scope in self.factors if len(scope) == 2]:
+            table, single = self.factors[scope], [self._size(node) == 1 for node in scope]
+            if any(single):
+                axis = single.index(True)
+                self._remove(scope)
+                self._add((scope[1 - axis],), self._row(table, axis))
+            elif not self.tables.arrays[table].any():
+                self._remove(scope)
+
+    def _remove(self, scope: Scope) -> None:
+        del self.factors[scope]
+        for node in scope:
+            self._scopes[node].discard(scope)
+
+    def _row(self, table: int, axis: int) -> int:
+        """The only row (axis 0) or column (axis 1) of a table."""
+        key = (table, axis, b"row")
+        found = self._narrowed.get(key)
+        if found is None:
+            found = self._narrowed[key] = self.tables.number(np.take(self.tables.arrays[table], 0, axis))
         return found
 
     # -- the way back -------------------------------------------------------------------------------------------------
