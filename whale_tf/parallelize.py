@@ -20,7 +20,8 @@ from whale_tf.planner.sharding import Assignment, assign
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.problem import sharding_problem
+from whale_tf.rewrite.shard.automatic import as_one_split, automatic, check_automatic, is_automatic
+from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 from whale_tf.rewrite.shard.variables import DividedVariables
 
 
@@ -77,18 +78,31 @@ def _parallelize(
     if not captured.updates:
         return None
     verify(captured.graph)
+    found = None
+    if is_automatic(config, plan) and len(cluster) > 1:
+        if plan is None:
+            check_automatic(graph, captured, config)
+        found = automatic(captured, cluster, config, plan)
+        local = captured = as_one_split(captured)
     counts = _split_counts(captured, cluster)
-    assignment = None
+    assignment = found.assignment if found is not None else None
     if counts:
-        problem = sharding_problem(captured, analyse(captured.graph, captured.sources, captured.scope, options), counts)
-        assignment = assign(problem, config.patterns.force if plan is None else None, plan.shards if plan is not None else None)
+        if assignment is None:
+            analysed = analyse(captured.graph, captured.sources, captured.scope, options)
+            problem = sharding_problem(captured, divided_dims(analysed), counts)
+            force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
+            assignment = assign(problem, force, shards)
         shard(graph, captured, assignment, counts, sharded)
         captured = capture(graph, is_pipeline, plan, is_sharded=True)
         verify(captured.graph, "after wh.split")
+        if found is not None:  # examples are divided like any other dimension: there is no batch to clone for
+            captured = as_one_split(captured)._replace(sources={})
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
     if plan is None:
         plan = _plan(captured, region, cluster, config, local, assignment)
+        if found is not None:
+            plan = plan.model_copy(update={"estimate": found.estimate})
     check_plan(plan, cluster)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)

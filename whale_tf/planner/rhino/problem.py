@@ -58,7 +58,7 @@ class Problem:
         candidates: op -> its strategies, for ops that are nodes.
         node_of: op (or variable op) -> node.
         stored: variable op -> the layout each strategy of its node stores it in.
-        relays: tensor -> its relay's node.
+        relays: tensor -> its relay's node; ``relayed``: the layouts that the relay's strategies stand for.
     """
 
     def __init__(self, graph: OpGraph, scope: Scope, ring: Ring, device: Device, pins: Optional[Mapping[int, str]] = None,
@@ -80,6 +80,7 @@ class Problem:
         self._cache: Dict[object, Candidates] = {}
         self._edges: Dict[object, int] = {}
         self.relays: Dict[int, int] = {}
+        self.relayed: Dict[int, Layouts] = {}
         for variable in scope.variables:
             self._add_variable(variable)
         for op in scope.ops:
@@ -89,6 +90,8 @@ class Problem:
     # -- nodes --------------------------------------------------------------------------------------------------------
     def _add_variable(self, variable: int) -> None:
         shape = self.shapes.stored(self.graph.ops[variable].outputs[0]) or ()
+        if variable in self.scope.whole:
+            shape = ()
         layouts = [everywhere] + [layout_of(shard(dim, even_sizes(size, self.ring.devices)))
                                   for dim, size in enumerate(shape) if size is not None and size >= self.ring.devices]
         self.stored[variable] = tuple(layouts)
@@ -173,8 +176,12 @@ class Problem:
             soft = [use for use in uses if not self.is_hard(*use)]
             for op, position in hard:
                 self._connect(node, gives, op, position, float("inf"))
-            if len(soft) > 1 and not all(layout.kind == EACH for layout in gives):
+            is_gradient = tensor in self.scope.gradients
+            if (len(soft) > 1 or is_gradient) and not all(layout.kind == EACH for layout in gives):
                 relayed = self._relay_layouts(gives, soft)
+                if is_gradient:
+                    relayed = tuple(layout for layout in relayed if not layout.is_partial)
+                self.relayed[tensor] = relayed
                 relay = self.costs.add_node([0] * len(relayed))
                 self.costs.add_edge(node, relay, self._table(gives, relayed, size))
                 self.relays[tensor] = relay
@@ -206,7 +213,7 @@ class Problem:
         return self.scope.is_handle(self.graph, self.graph.ops[op].inputs[position])
 
     def _relay_layouts(self, gives: Layouts, uses: Iterable[Tuple[int, int]]) -> Layouts:
-        found = dict.fromkeys(gives)
+        found = dict.fromkeys((everywhere,) + gives)
         for op, position in uses:
             found.update(dict.fromkeys(need for need in self.candidates[op].needs[position] if not need.is_partial))
         return tuple(found)

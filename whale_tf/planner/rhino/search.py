@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import ConfigError, InfeasibleError, PlanError, did_you_mean
@@ -57,7 +57,8 @@ class Answer(NamedTuple):
 
 
 def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[Mapping[str, str]] = None,
-           memory_bytes: Optional[float] = None, shapes: Optional[Sequence[Mesh]] = None) -> Answer:
+           memory_bytes: Optional[float] = None, shapes: Optional[Sequence[Mesh]] = None,
+           divisible: Optional[AbstractSet[int]] = None, gradients: AbstractSet[int] = frozenset()) -> Answer:
     """The fastest plan.
 
     Args:
@@ -66,6 +67,8 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
         pins: op name -> pattern that it must take on every mesh dimension.
         memory_bytes: what one device has for variables; None: what the cluster's smallest device has.
         shapes: the meshes to try; None: all of one or two dimensions.
+        divisible: variable ops that may be stored in shards; None: all.
+        gradients: tensors whose terms are added up before anyone reads them.
 
     Raises:
         ConfigError: an unknown level or op, or a pattern that an op does not have.
@@ -79,7 +82,7 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
         if _product(mesh) != len(cluster):
             raise PlanError("mesh {} has {} devices, the cluster has {}; their product must be the number of devices".format(
                 mesh, _product(mesh), len(cluster)))
-    scope, limit = find_scope(graph), memory_bytes
+    scope, limit = find_scope(graph, divisible, gradients), memory_bytes
     if limit is None:
         limit = float(min(device.memory_bytes for device in cluster.devices))
     solver = _o2 if level == "O2" else _o3
