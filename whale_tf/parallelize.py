@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, Spec, capture, divided
@@ -18,7 +18,7 @@ from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.optimizations.batch_norm import Decomposition, decompose
-from whale_tf.plan import Plan
+from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import (
     Crossing,
     StageStatistics,
@@ -36,7 +36,8 @@ from whale_tf.profiler.graph_profile import Source
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.problem import sharding_problem
+from whale_tf.rewrite.shard.automatic import as_one_split, automatic, check_automatic, is_automatic
+from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 from whale_tf.rewrite.shard.variables import DividedVariables
 
 Parts = Tuple[List[TaskGraphSpec], List[StageStatistics], List[Crossing], Dict[str, int]]
@@ -107,28 +108,24 @@ def _parallelize(
     sharded: Sharded,
 ) -> Optional[Parallelized]:
     is_pipeline = (plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1) > 1
-    local = captured = capture(graph, is_pipeline, plan)
+    local = capture(graph, is_pipeline, plan)
     if not local.updates:
         return None
     verify(local.graph)
     parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
-    counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
-    assignment = None
-    if counts:
-        problem = sharding_problem(local, analyse(local.graph, local.sources, local.scope, options), counts)
-        assignment = assign(problem, config.patterns.force if plan is None else None, plan.shards if plan is not None else None)
-        shard(graph, local, assignment, counts, sharded)
-        captured = capture(graph, is_pipeline, plan, is_sharded=True)
-        verify(captured.graph, "after wh.split")
+    if plan is None and (wants_search(config) or is_automatic(config, plan)) and not local.is_annotated:
+        _check_one_process(processes)
+    division = _divide(graph, local, cluster, config, plan, options, parts)
+    if division.assignment is not None:
+        division = _shard(graph, division, is_pipeline, plan, sharded)
+    captured = division.captured
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
     if plan is None and wants_search(config) and not local.is_annotated:
-        _check_one_process(processes)
         captured, region, plan = _searched(graph, captured, region, cluster, config)
     elif plan is None:
-        plan = annotated_plan(local.graph, *_parts(captured, region), cluster, config, parts)
-        if assignment is not None:
-            plan = _of_local(plan, local, assignment)
+        plan = annotated_plan(division.local.graph, *_parts(captured, region), cluster, config, parts)
+        plan = _of_local(plan, division)
     check_plan(plan, cluster, parts)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)
@@ -140,7 +137,7 @@ def _parallelize(
     part = plan.local_part(processes.rank)
     devices = device_names(cluster, processes)
     rewritten = rewrite(graph, captured, region, part, backend, devices, processes, keys)
-    return Parallelized(captured, batch, region, plan, rewritten, {}, assignment)
+    return Parallelized(captured, batch, region, plan, rewritten, {}, division.assignment)
 
 
 def _check_one_process(processes: Processes) -> None:
@@ -149,6 +146,61 @@ def _check_one_process(processes: Processes) -> None:
             "auto_parallel and num_task_graph divide an un-annotated model inside one process, but there are {}; annotate the "
             "model, or start one process that sees all devices".format(processes.count)
         )
+
+
+class _Division(NamedTuple):
+    """A graph whose ``split`` TaskGraphs are to be divided over their devices, or have been.
+
+    Attributes:
+        local: the graph as the user wrote it.
+        captured: the graph as it is.
+        counts: devices of each TaskGraph that is divided.
+        assignment: how; None: there is nothing to divide.
+        estimate: what the search believes that divides the whole graph (``auto_parallel: "rhino"``).
+    """
+
+    local: Captured
+    captured: Captured
+    counts: Dict[int, int] = {}
+    assignment: Optional[Assignment] = None
+    estimate: Optional[Estimate] = None
+
+
+def _divide(
+    graph: tf.Graph,
+    local: Captured,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan],
+    options: Options,
+    parts: Sequence[Tuple[int, ...]],
+) -> _Division:
+    """How ``split`` TaskGraphs are divided: by the search over the whole graph, by the plan, or by the cheapest patterns."""
+    if is_automatic(config, plan) and len(cluster.devices) > 1:
+        if plan is None:
+            check_automatic(graph, local, config)
+        found = automatic(local, cluster, config, plan)
+        whole = as_one_split(local)
+        return _Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
+    counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
+    if not counts:
+        return _Division(local, local)
+    batch = analyse(local.graph, local.sources, local.scope, options)
+    problem = sharding_problem(local, divided_dims(batch), counts)
+    force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
+    return _Division(local, local, counts, assign(problem, force, shards))
+
+
+def _shard(
+    graph: tf.Graph, division: _Division, is_pipeline: bool, plan: Optional[Plan], sharded: Sharded
+) -> _Division:
+    assert division.assignment is not None
+    shard(graph, division.local, division.assignment, division.counts, sharded)
+    captured = capture(graph, is_pipeline, plan, is_sharded=True)
+    verify(captured.graph, "after wh.split")
+    if division.estimate is not None:  # examples are divided like any other dimension: there is no batch to clone for
+        captured = as_one_split(captured)._replace(sources={})
+    return division._replace(captured=captured)
 
 
 def _split_counts(captured: Captured, available: int, total: int) -> Dict[int, int]:
@@ -204,14 +256,19 @@ def _inputs(captured: Captured) -> Dict[str, int]:
     return {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
 
 
-def _of_local(plan: Plan, local: Captured, assignment: Assignment) -> Plan:
+def _of_local(plan: Plan, division: _Division) -> Plan:
     """The plan in names of the graph as the user wrote it, with the choices from which the divided ops follow."""
+    if division.assignment is None:
+        return plan
+    local = division.local
     members = [
         tuple(op.name for op in local.graph.ops if local.task_graph[op.id] == i and op.phase is Phase.FORWARD)
         for i in range(len(plan.task_graphs))
     ]
     task_graphs = tuple(task.model_copy(update={"ops": ops}) for task, ops in zip(plan.task_graphs, members))
-    return plan.model_copy(update={"task_graphs": task_graphs, "shards": assignment.shards})
+    estimate = division.estimate or plan.estimate
+    return plan.model_copy(
+        update={"task_graphs": task_graphs, "shards": division.assignment.shards, "estimate": estimate})
 
 
 def is_local(plan: Plan) -> bool:

@@ -152,7 +152,7 @@ def test_a_number_of_task_graphs_against_annotations_is_refused() -> None:
     ({"num_task_graph": 2}, described([(100, 0.001)] * 2), "fits? in memory"),
     ({"auto_parallel": True}, described([(100, 0.001)] * 2), "fits"),
     ({"auto_parallel": "dapple", "num_task_graph": 2}, "cpu:2", "chooses the number of TaskGraphs itself"),
-    ({"auto_parallel": "rhino"}, "cpu:2", "does not support that search yet"),
+    ({"auto_parallel": "rhino", "num_task_graph": 2}, "cpu:2", "num_stages is 2 under auto_parallel 'rhino'"),
 ])
 def test_refusals(config: Dict[str, Any], cluster: Any, match: str) -> None:
     with pytest.raises(wh.WhaleError, match=match):

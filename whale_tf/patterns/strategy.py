@@ -124,6 +124,10 @@ class Sizes(View):
                 self._shapes[tensor] = tuple(known if size is None else size for size, known in zip(shape, self._known(tensor)))
         return self._shapes[tensor]
 
+    def stored(self, tensor: int) -> Shape:
+        """A tensor's shape; of a resource variable's handle, the variable's."""
+        return _stored(self, tensor)
+
     def _known(self, tensor: int) -> List[Optional[int]]:
         op, rank = self.graph.producer(tensor), len(super().shape(tensor) or ())
         if op.type == "Reshape":
@@ -284,6 +288,10 @@ NOMINAL_SIZE = 32  # stands for a dimension of unknown size (the batch) in price
 
 def stored_shape(view: View, tensor: int) -> Shape:
     """A tensor's shape; of a resource variable's handle, the variable's."""
+    return view.stored(tensor) if isinstance(view, Sizes) else _stored(view, tensor)
+
+
+def _stored(view: View, tensor: int) -> Shape:
     producer = view.graph.producer(tensor)
     return producer.attrs.get("shape") if producer.type == "VarHandleOp" else view.shape(tensor)
 

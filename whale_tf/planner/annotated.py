@@ -271,11 +271,6 @@ def check_built(config: Config) -> None:
     Raises:
         ConfigError
     """
-    if config.auto.auto_parallel == "rhino":
-        raise ConfigError(
-            "auto.auto_parallel is 'rhino', but this version of whale_tf does not support that search yet; use true, "
-            "'dapple' or 'amp'"
-        )
     defaults = Config()
     for key in NOT_YET:
         if config[key] != defaults[key]:

@@ -19,8 +19,9 @@ MAX_PIECES = 256  # places to cut that the exact partition looks at
 
 
 def wants_search(config: Config) -> bool:
-    """Whether an un-annotated model is to be divided automatically."""
-    return bool(config.auto.auto_parallel) or config.pipeline.num_stages is not None
+    """Whether an un-annotated model is to be divided into TaskGraphs automatically (``rhino`` divides its ops instead)."""
+    search = config.auto.auto_parallel
+    return search != "rhino" and (bool(search) or config.pipeline.num_stages is not None)
 
 
 def batch_to_plan_for(config: Config, cluster: Cluster, static: Optional[int]) -> int:

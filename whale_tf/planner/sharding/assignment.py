@@ -32,12 +32,14 @@ class Assignment(NamedTuple):
     variables: variable op -> how it is stored, for the sharded ones.
     home: TaskGraph of every op in ``strategies`` and ``variables``.
     choices: what was chosen for the ops worth dividing.
+    settled: tensor -> the spread that it is brought into as soon as it is made, for all who read it.
     """
 
     strategies: Dict[int, Strategy]
     variables: Dict[int, Spread]
     home: Dict[int, int]
     choices: List[Choice]
+    settled: Mapping[int, Spread] = {}
 
     @property
     def shards(self) -> Dict[str, str]:

@@ -72,6 +72,14 @@ class Lowering:
                 self._variable(op, self.assignment.variables[op.id])
             elif op.id in self.assignment.strategies:
                 self._op(op, self.assignment.strategies[op.id])
+            for tensor in op.outputs:
+                if tensor in self.assignment.settled:
+                    self._settle(tensor, self.assignment.settled[tensor])
+
+    def _settle(self, tensor: int, spread: Spread) -> None:
+        value = self.values.table.get(tensor)
+        home = value.task_graph if value is not None else self.task_graph[self.graph.tensors[tensor].op]
+        self.values.put(tensor, spread, self.values.parts(tensor, spread, home), home)
 
     # -- variables ----------------------------------------------------------------------------------------------------
     def _variable(self, op: Op, spread: Spread) -> None:

@@ -9,8 +9,14 @@ from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
 
 
-def sharding_problem(captured: Captured, batch: BatchAxis, counts: Mapping[int, int]) -> Problem:
+def divided_dims(batch: BatchAxis) -> Dict[int, int]:
+    """Tensor -> the dimension that counts examples."""
+    return {tensor: layout.dim for tensor, layout in batch.layouts.items() if layout.is_sharded}
+
+
+def sharding_problem(captured: Captured, batch: Mapping[int, int], counts: Mapping[int, int]) -> Problem:
     """Args:
+    batch: tensor -> the dimension that counts examples, which stays whole.
     counts: devices of each split TaskGraph.
     """
     splits = [SplitTaskGraph(number, captured.specs[number].name, count) for number, count in counts.items()]
@@ -19,8 +25,7 @@ def sharding_problem(captured: Captured, batch: BatchAxis, counts: Mapping[int, 
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)
     gradients = {target.tensors[0]: target.variable for target in captured.phases.targets if not target.is_sparse}
-    dims = {tensor: layout.dim for tensor, layout in batch.layouts.items() if layout.is_sharded}
-    return Problem(captured.graph, captured.task_graph, splits, dims, variables, slots, gradients)
+    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients)
 
 
 def _slots(captured: Captured, variable: int) -> List[int]:

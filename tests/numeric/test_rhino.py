@@ -1,0 +1,134 @@
+"""``auto_parallel: "rhino"`` computes what the local script computes."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from typing import Any, Dict, Tuple
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from tests.numeric.equality import TOLERANCE, Outcome, _run, assert_equal, run_local
+from tests.numeric.script import Setting, Stages
+from tests.numeric.split import find
+from whale_tf.errors import ConfigError, UnsupportedOpError
+from whale_tf.plan import Plan
+
+FEDS = Setting()
+REFERENCES = Setting(resource=False)
+
+
+def slow_devices(count: int) -> Dict[str, Any]:
+    """CPU devices that compute so slowly that dividing a tiny model pays."""
+    kind = {"kind": "CPU", "memory_gib": 4, "fp32": 1e6, "fp64": 1e6, "memory_bandwidth_bytes_per_s": 1e9}
+    return {"name": "slow", "device_types": {"slow": kind}, "nodes": [
+        {"devices": ["slow"] * count, "links": {"local": {"bandwidth_gbytes_per_s": 1, "latency_s": 1e-7}}}]}
+
+
+@functools.lru_cache(maxsize=None)
+def local(name: str, setting: Setting) -> Outcome:
+    return run_local(find(name), setting)
+
+
+def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, **config: Any) -> Plan:
+    """The case as the search divides it equals the local script; returns the plan."""
+    case = find(name)
+    keys = {key.replace("__", "."): value for key, value in config.items()}
+    wh.init(dict({"auto_parallel": "rhino"} if plan is None else {}, **dict(keys, **(case.config or {}))),
+            cluster=slow_devices(count), plan=plan)
+    try:
+        found = _run(case, setting, Stages(), 1, 1)
+        ran, explained = wh.current_plan(), wh.explain()
+    finally:
+        wh.shutdown()
+    assert_equal(found, local(name, setting._replace(runner="session")), TOLERANCE[setting.dtype])
+    assert "Exact" in explained and ran.estimate.search == "rhino" and ran.estimate.latency_s > 0
+    return ran
+
+
+CASES: Tuple[str, ...] = ("mlp_sum", "clipped_adam", "sum_with_l2", "transformer", "sparse_embedding", "convolution", "gan",
+                          "experts", "weighted_loss")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_models_on_two_devices(name: str) -> None:
+    assert set(check(name, 2).shards.values()) - {"once"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["momentum", "tied_embedding", "look_up_adam"])
+def test_models_on_four_devices_with_reference_variables(name: str) -> None:
+    assert set(check(name, 4, REFERENCES).shards.values()) - {"once"}
+
+
+@pytest.mark.slow
+def test_encoder() -> None:
+    """BERT with two layers; its batch is divided, which is data parallelism with a sharded optimizer."""
+    shards = check("encoder", 4).shards
+    assert list(shards.values()).count("rows") > 10
+
+
+@pytest.mark.slow
+def test_float32() -> None:
+    check("transformer", 2, Setting(dtype="float32"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [Setting(static_batch=False), Setting(dataset=True), Setting(runner="callable"),
+                                     Setting(dataset=True, runner="monitored", resource=False)], ids=str)
+def test_inputs_and_sessions(setting: Setting) -> None:
+    """A batch of unknown size is not divided; the layers are."""
+    shards = check("classifier_adam", 2, setting).shards
+    assert set(shards.values()) - {"once"}
+    if not setting.static_batch:
+        assert shards["features/MatMul"] in ("column", "row")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patterns", [("column", "row"), ("row", "column"), ("rows", "column"), ("once", "rows")])
+def test_pinned_patterns(patterns: Tuple[str, str]) -> None:
+    """Whatever is asked for, resharding in between included."""
+    force = dict(zip(("features/MatMul", "classes/MatMul"), patterns))
+    shards = check("classifier_momentum", 3, patterns__force=force).shards
+    assert {name: shards[name] for name in force} == force
+
+
+@pytest.mark.slow
+def test_a_saved_plan_runs_again() -> None:
+    plan = check("classifier_adam", 2)
+    again = check("classifier_adam", 2, plan=json.loads(plan.to_json()))
+    assert again == plan
+
+
+def _parallelize(config: Dict[str, Any], annotated: bool = False, loop: bool = False) -> Plan:
+    wh.init(dict({"auto_parallel": "rhino"}, **config), cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            x = tf.placeholder(tf.float32, [8, 4])
+            w = tf.get_variable("w", [4, 4], use_resource=False)
+            with wh.replicate(2, name="mine") if annotated else contextlib.nullcontext():
+                y = tf.matmul(x, w)
+            if loop:
+                y = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y)), (0, y))[1]
+            tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(y))
+            return wh.parallelize()
+    finally:
+        wh.shutdown()
+
+
+def test_what_does_not_go_with_the_search_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mine"):
+        _parallelize({}, annotated=True)
+    with pytest.raises(ConfigError, match="num_micro_batch is 2"):
+        _parallelize({"num_micro_batch": 2})
+    with pytest.raises(ConfigError, match="expected {op: pattern}"):
+        _parallelize({"patterns.force": "column"})
+    with pytest.raises(ConfigError, match="'MatMul'"):
+        _parallelize({"patterns.force": {"Matmul": "column"}})
+    with pytest.raises(UnsupportedOpError, match="control flow"):
+        _parallelize({}, loop=True)
+    with pytest.raises(ConfigError, match="auto_parallel is 'amp'"):
+        _parallelize({"auto_parallel": "amp"})

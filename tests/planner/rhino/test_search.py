@@ -1,0 +1,182 @@
+"""What the search finds: known strategies where they are best, within memory, on meshes, as asked for."""
+from __future__ import annotations
+
+import itertools
+from typing import Set
+
+import pytest
+
+from tests.planner.rhino.graphs import Network
+from whale_tf.cluster import Cluster
+from whale_tf.cluster.devices import Link
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError
+from whale_tf.patterns.spread import everywhere, partial, shard
+from whale_tf.planner.rhino.coarsening import coarsen, solve_segments
+from whale_tf.planner.rhino.collectives import Ring, conversion, layout_of
+from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE
+from whale_tf.planner.rhino.elimination import eliminate
+from whale_tf.planner.rhino.integer_program import integer_program
+from whale_tf.planner.rhino.memory import lower_bound, parameters, sharded, stored_bytes
+from whale_tf.planner.rhino.mesh import meshes, rings
+from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.scope import find_scope
+from whale_tf.planner.rhino.search import search
+
+FOUR = Cluster.parse("rhino-s1:4")
+EIGHT = Cluster.parse("rhino-m8:8")
+
+
+def problem_of(network: Network, cluster: Cluster = FOUR) -> Problem:
+    return Problem(network.graph, find_scope(network.graph), rings(cluster, (len(cluster),))[0], cluster.devices[0])
+
+
+def test_prices_are_those_of_ring_collectives() -> None:
+    ring = Ring(4, Link(1e9, 1e-6, "test"))
+    rows, columns = shard(0, (2, 2, 2, 2)), shard(1, (1, 1, 1, 1))
+    second = 10 ** 12
+    assert conversion(rows, rows, 4e9, ring) == conversion(everywhere, rows, 4e9, ring) == 0
+    assert conversion(partial, everywhere, 4e9, ring) == 6 * second + 6 * 10 ** 6
+    assert conversion(partial, rows, 4e9, ring) == conversion(rows, everywhere, 4e9, ring) == 3 * second + 3 * 10 ** 6
+    assert conversion(rows, columns, 4e9, ring) == 3 * second // 4 + 3 * 10 ** 6
+    assert conversion(everywhere, partial, 4.0, ring) == IMPOSSIBLE
+    assert layout_of(shard(1, (6, 6, 4))) == layout_of(shard(1, (3, 3, 2)))
+
+
+def test_large_batch_is_data_parallelism() -> None:
+    answer = search(Network(65536, [256, 1024, 256]).graph, FOUR, shapes=[(4,)])
+    for name in ("layer_0/MatMul", "layer_1/MatMul", "gradients/layer_1/X"):
+        assert answer.patterns(name) == ("rows",)
+    for name in ("gradients/layer_0/W", "gradients/layer_1/W"):
+        assert answer.patterns(name) == ("row",)  # terms of a sum over the batch
+
+
+def test_small_batch_is_megatrons_pair() -> None:
+    """Column, then row: activations are summed, weights are never exchanged, nor are their gradients."""
+    answer = search(Network(16, [1024, 4096, 1024]).graph, FOUR, shapes=[(4,)])
+    assert answer.patterns("layer_0/MatMul") == ("column",)
+    assert answer.patterns("layer_1/MatMul") == ("row",)
+    problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
+    first, second = (problem.storage(problem.graph.op("layer_{}/w".format(i)).id, choice) for i in (0, 1))
+    assert (first.dim, second.dim) == (1, 0)
+    update = problem.strategy(problem.graph.op("update_0").id, choice)
+    assert layout_of(update.needs[1]) == layout_of(update.needs[3]) == first  # slot and gradient
+
+
+def test_graph_without_backward() -> None:
+    network = Network(16, [4096, 16384, 4096], trained=False)
+    answer = search(network.graph, FOUR, shapes=[(4,)])
+    assert answer.patterns("layer_0/MatMul") == ("column",) and answer.patterns("layer_1/MatMul")[0] in ("column", "row")
+    assert answer.levels[0].solution.cost == integer_program(answer.levels[0].problem.costs).cost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [8, 64, 1024, 65536])
+@pytest.mark.parametrize("cluster", [FOUR, EIGHT], ids=["s1", "m8"])
+def test_solvers_agree_on_networks(batch: int, cluster: Cluster) -> None:
+    problem = problem_of(Network(batch, [128, 512, 128, 512, 64]), cluster)
+    exact, program = eliminate(problem.costs), integer_program(problem.costs)
+    assert exact.is_optimal and program.is_optimal and exact.cost == program.cost
+    coarse = solve_segments(problem, problem.costs)
+    assert exact.cost <= coarse.cost == problem.costs.score(coarse.choice) < IMPOSSIBLE
+
+
+def test_critical_nodes_are_the_contractions_of_the_backbone() -> None:
+    problem = problem_of(Network(64, [128, 512, 128]))
+    coarse = coarsen(problem)
+    names = [problem.graph.ops[op].name for op in coarse.critical]
+    assert names[:2] == ["layer_0/MatMul", "layer_1/MatMul"] and "gradients/layer_1/W" not in names
+    assert coarse.segments == len(names) - 1
+    assert len(coarse.segment) == len(problem.costs.nodes) and max(coarse.segment) <= len(names)
+
+
+def test_memory_forces_the_largest_parameters_first() -> None:
+    """Without gradients, whole weights cost nothing but memory at a large batch."""
+    network = Network(65536, [256, 2048, 512, 256], trained=False)
+    problem = problem_of(network)
+    sizes = [4.0 * a * b for a, b in ((256, 2048), (2048, 512), (512, 256))]
+    free = search(network.graph, FOUR, shapes=[(4,)])
+    assert free.stored_bytes == sum(sizes) and free.forced == 0
+    tight = search(network.graph, FOUR, shapes=[(4,)], memory_bytes=sum(sizes) - 1)
+    assert tight.forced == 1 and tight.stored_bytes == sum(sizes) - 0.75 * max(sizes)
+    assert tight.seconds > free.seconds and free.seconds <= (tight.lower_bound_s or 0) <= tight.seconds
+    assert [problem.graph.ops[p.variables[0]].name for p in parameters(problem)] == ["layer_1/w", "layer_0/w", "layer_2/w"]
+    least = search(network.graph, FOUR, shapes=[(4,)], memory_bytes=sum(sizes) / 4)
+    assert least.forced == 3 and least.stored_bytes == sum(sizes) / 4
+    with pytest.raises(InfeasibleError, match="at least {:.0f} bytes".format(sum(sizes) / 4)):
+        search(network.graph, FOUR, shapes=[(4,)], memory_bytes=sum(sizes) / 4 - 1)
+
+
+def test_lower_bound_holds_for_every_choice_of_forced_parameters() -> None:
+    problem = problem_of(Network(65536, [256, 2048, 512, 256], trained=False))
+    variables = [p.variables[0] for p in parameters(problem)]
+    limit = 3.2e6
+    bound = lower_bound(problem, limit)
+    costs = []
+    for count in range(4):
+        for forced in itertools.combinations(variables, count):
+            found = eliminate(sharded(problem, set(forced)))
+            if stored_bytes(problem, found.choice) <= limit:
+                costs.append(found.cost)
+    assert eliminate(problem.costs).cost < bound <= min(costs)
+
+
+def test_slots_are_stored_like_their_parameter() -> None:
+    problem = problem_of(Network(64, [128, 512, 128]))
+    found = parameters(problem)
+    assert [len(p.variables) for p in found] == [2, 2] and found[0].bytes == 2 * 4 * 128 * 512
+
+
+def test_meshes() -> None:
+    assert meshes(8) == [(8,), (2, 4), (4, 2)] and meshes(8, 3)[1:3] == [(2, 4), (2, 2, 2)]
+    two_nodes = Cluster.parse("rhino-m8")
+    across, inside = rings(two_nodes, (2, 8))
+    assert (across.devices, inside.devices) == (2, 8)
+    alone = two_nodes.bottleneck([0, 8])
+    assert inside.link.name == "nvlink" and across.link.bandwidth_bytes_per_s == pytest.approx(alone.bandwidth_bytes_per_s / 8)
+
+
+def test_two_dimensions_divide_one_after_the_other() -> None:
+    """Data parallelism between nodes, Megatron inside, each on what the other leaves."""
+    network = Network(2048, [1024, 4096, 1024])
+    answer = search(network.graph, Cluster.parse("rhino-m8"), shapes=[(2, 8)],
+                    pins={"layer_0/MatMul": "rows"})
+    outer, inner = answer.levels
+    view = inner.problem.shapes.view(network.graph.op("layer_0/MatMul"))
+    assert view.shape(network.graph.tensor("layer_0/MatMul")) == (1024, 4096)
+    assert answer.patterns("layer_0/MatMul") == ("rows", "rows")
+    assert answer.seconds == pytest.approx(
+        1e-12 * (outer.problem.communication(outer.solution.choice) + inner.solution.cost))
+    whole = sum(problem_bytes for problem_bytes in (2 * 4.0 * 1024 * 4096,) * 2)
+    assert whole / 16 <= answer.stored_bytes <= whole
+
+
+def test_best_mesh_is_taken_and_the_others_are_named() -> None:
+    answer = search(Network(2048, [512, 2048, 512]).graph, FOUR)
+    assert {answer.mesh} | {mesh for mesh, _, _ in answer.runners_up} == {(4,), (2, 2)}
+    assert all(answer.seconds <= seconds for _, seconds, _ in answer.runners_up)
+
+
+@pytest.mark.parametrize("pattern", ["rows", "column", "row", "once"])
+def test_pins_are_kept(pattern: str) -> None:
+    network = Network(64, [128, 512, 128])
+    answer = search(network.graph, FOUR, shapes=[(4,)], pins={"layer_0/MatMul": pattern})
+    assert answer.patterns("layer_0/MatMul") == (pattern,)
+
+
+def test_bad_input_is_refused() -> None:
+    graph = Network(64, [128, 512, 128]).graph
+    with pytest.raises(ConfigError, match="O3"):
+        search(graph, FOUR, "O4")
+    with pytest.raises(ConfigError, match="layer_0/MatMul"):
+        search(graph, FOUR, pins={"layer_0/Matmul": "rows"})
+    with pytest.raises(ConfigError, match="it has: once, "):
+        search(graph, FOUR, shapes=[(4,)], pins={"layer_0/MatMul": "embedding"})
+    with pytest.raises(PlanError, match="product"):
+        search(graph, FOUR, shapes=[(3,)])
+
+
+def test_dead_gradients_and_reads_are_no_nodes() -> None:
+    network = Network(64, [128, 512, 128])
+    network.add("Square", "dead", (network.graph.tensor("loss_grad"),), (64, 128), network.graph.op("loss_grad").phase)
+    names: Set[str] = {network.graph.ops[op].name for op in find_scope(network.graph).ops}
+    assert "dead" not in names and "layer_0/w/read" not in names and {"layer_0/MatMul", "update_0"} <= names

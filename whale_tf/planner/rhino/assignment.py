@@ -1,0 +1,90 @@
+"""An answer as the split executor takes it: strategies of ops and spreads of variables (:mod:`whale_tf.rewrite.shard`)."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Sequence
+
+from whale_tf.ir.graph import Op, Shape
+from whale_tf.patterns.spread import Spread, everywhere, once
+from whale_tf.patterns.strategy import CONTRACTIONS, CONVOLUTIONS, LOOK_UPS, ONCE, SHAPE_ONLY, SIZES, Strategy
+from whale_tf.planner.rhino.collectives import PICOSECONDS
+from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.search import Answer
+from whale_tf.planner.sharding import Assignment
+from whale_tf.planner.sharding.assignment import Choice
+from whale_tf.planner.sharding.problem import LOSSES, READS
+
+HOME = 0  # all is one TaskGraph
+WORTH_DIVIDING = CONTRACTIONS | CONVOLUTIONS | LOOK_UPS | frozenset(LOSSES)
+
+
+def assignment_of(answer: Answer) -> Assignment:
+    """The executable form of an answer on a mesh of one dimension.
+
+    What the search computes whole on every device, the executor computes once, on the first, and the others read it: the values
+    are the same.  ``Choice.bytes`` holds the bytes that a ring moves in the time an op's operands take to arrive.
+    """
+    problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
+    settled = {tensor: _relayed(problem, tensor, choice) for tensor in problem.scope.gradients if tensor in problem.relays}
+    result = Assignment({}, {}, {}, [], settled)
+    spreads: Dict[int, Spread] = {}
+    for variable in problem.scope.variables:
+        spread = _spread(problem, variable, choice)
+        if spread.is_shard:
+            result.variables[variable], result.home[variable] = spread, HOME
+            spreads[problem.graph.ops[variable].outputs[0]] = spread
+    for op in problem.graph.ops:
+        strategy = _strategy(problem, op, choice, spreads)
+        if strategy is not None and strategy.how != ONCE:
+            result.strategies[op.id], result.home[op.id] = strategy, HOME
+            spreads.update({t: give for t, give in zip(op.outputs, strategy.gives) if give not in (once, everywhere)})
+    result.choices.extend(_choices(problem, choice))
+    return result
+
+
+def _spread(problem: Problem, variable: int, choice: Sequence[int]) -> Spread:
+    return _sized(problem.storage(variable, choice), problem.shapes.stored(problem.graph.ops[variable].outputs[0]))
+
+
+def _relayed(problem: Problem, tensor: int, choice: Sequence[int]) -> Spread:
+    """The spread a tensor is settled in."""
+    layout = problem.relayed[tensor][choice[problem.relays[tensor]]]
+    return _sized(layout, problem.graph.tensors[tensor].shape)
+
+
+def _sized(layout: Spread, shape: Shape) -> Spread:
+    """A layout (shards by proportion) as a spread (shards by size)."""
+    if not layout.is_shard:
+        return once if layout == everywhere else layout
+    size, parts = (shape or ())[layout.dim] or 0, sum(layout.sizes)
+    return layout._replace(sizes=tuple(size * part // parts for part in layout.sizes))
+
+
+def _strategy(problem: Problem, op: Op, choice: Sequence[int], spreads: Mapping[int, Spread]) -> Optional[Strategy]:
+    if op.id in problem.candidates and op.type not in SHAPE_ONLY:
+        return problem.strategy(op.id, choice)
+    if op.type in READS and op.inputs and op.inputs[0] in problem.scope.roots and op.inputs[0] in spreads:
+        spread = spreads[op.inputs[0]]
+        return Strategy("read", "shards", (spread,), (spread,))
+    if op.type in SHAPE_ONLY and any(t in spreads for t in op.inputs):
+        return Strategy("sizes", SIZES, tuple(spreads.get(t, once) for t in op.inputs), (once,) * len(op.outputs))
+    return None
+
+
+def _choices(problem: Problem, choice: Sequence[int]) -> List[Choice]:
+    """The ops worth dividing and the losses: what a plan keeps, and from which the search finds the rest again."""
+    waiting: Dict[int, float] = {}
+    arrays = problem.costs.tables.arrays
+    for (u, v), table in problem.costs.edges.items():
+        seconds = float(arrays[table][choice[u], choice[v]]) / PICOSECONDS
+        waiting[max(u, v)] = waiting.get(max(u, v), 0.0) + seconds
+    rate = problem.ring.link.bandwidth_bytes_per_s * problem.ring.devices
+    found = []
+    for op in problem.scope.ops:
+        candidates, kind = problem.candidates[op], problem.graph.ops[op].type
+        if len(candidates.strategies) > 1 and kind in WORTH_DIVIDING:
+            node = problem.node_of[op]
+            exchanged = candidates.exchanges[choice[node]] / PICOSECONDS
+            found.append(Choice(problem.graph.ops[op].name, problem.strategy(op, choice).pattern,
+                                rate * (waiting.get(node, 0.0) + exchanged)))
+    return found

@@ -1,0 +1,142 @@
+"""Optimisation level O2: the graph cut at its critical nodes (Rhino sections 4.3.1 and 4.3.2).
+
+With one unit of time for each op, ops whose earliest and latest start agree are the backbone; the contractions and
+convolutions on it are the *critical nodes*, and what lies between two of them is a *segment*.  Each segment is solved for every
+pair of strategies of its two ends, without the edges that leave it; dynamic programming along the chain chooses the critical
+nodes' strategies.  With those given, the rest is solved as a whole again: it is exact but for the critical nodes.  Where time
+goes into exchanges that cross segments (weights to their gradients), the ends are chosen blindly and the answer can be several
+times worse than the whole graph's, which elimination finds as fast: O2 is here for comparison.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.patterns.strategy import CONTRACTIONS, CONVOLUTIONS
+from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
+from whale_tf.planner.rhino.elimination import MAX_ENTRIES, Elimination, eliminate
+from whale_tf.planner.rhino.problem import Problem
+
+
+class Coarse(NamedTuple):
+    """Attributes:
+    critical: critical ops, in order.
+    segment: node of the strategy problem -> number of its segment; segment ``i`` ends with critical node ``i``.
+    ops: ops of the graph, for the proportion (Rhino Table 5).
+    """
+
+    critical: Sequence[int]
+    segment: Sequence[int]
+    ops: int
+
+    @property
+    def segments(self) -> int:
+        """Subgraphs between critical nodes."""
+        return max(len(self.critical) - 1, 0)
+
+
+def coarsen(problem: Problem) -> Coarse:
+    """Critical nodes and segments of a graph."""
+    graph = problem.graph
+    members = set(problem.scope.ops)
+    before = {op: [graph.tensors[t].op for t in graph.ops[op].inputs if graph.tensors[t].op in members]
+              for op in problem.scope.ops}
+    earliest: Dict[int, int] = {}
+    for op in problem.scope.ops:
+        earliest[op] = 1 + max([earliest[source] for source in before[op]] or [-1])
+    last = max(earliest.values(), default=0)
+    latest = dict.fromkeys(problem.scope.ops, last)
+    for op in reversed(problem.scope.ops):
+        for source in before[op]:
+            latest[source] = min(latest[source], latest[op] - 1)
+    heavy = [op for op in problem.scope.ops if graph.ops[op].type in CONTRACTIONS | CONVOLUTIONS and earliest[op] == latest[op]]
+    critical = sorted(heavy, key=lambda op: earliest[op])
+    times = [earliest[op] for op in critical]
+    segment = [0] * len(problem.costs.nodes)
+    for op in problem.scope.ops:
+        segment[problem.node_of[op]] = bisect.bisect_left(times, earliest[op])
+    for tensor, relay in problem.relays.items():
+        maker = graph.tensors[tensor].op
+        segment[relay] = bisect.bisect_left(times, earliest.get(maker, 0))
+    first: Dict[int, int] = {}
+    for (u, v) in problem.costs.edges:
+        for node, other in ((u, v), (v, u)):
+            first[node] = min(first.get(node, len(times)), segment[other])
+    for variable in problem.scope.variables:  # with whoever meets it first
+        node = problem.node_of[variable]
+        segment[node] = first.get(node, 0)
+    return Coarse(critical, segment, len(graph.ops))
+
+
+def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_ENTRIES) -> Solution:
+    """O2.  ``lower_bound`` is trivial: nothing is proven.
+
+    Args:
+        costs: the problem's, or what was made of them.
+
+    Raises:
+        TableTooLarge
+    """
+    coarse = coarsen(problem)
+    nodes = [problem.node_of[op] for op in coarse.critical]
+    place = {node: i for i, node in enumerate(nodes)}
+    inside: List[List[int]] = [[] for _ in range(len(nodes) + 1)]
+    for node, number in enumerate(coarse.segment):
+        if node not in place:
+            inside[number].append(node)
+    edges = _edges_inside(costs, coarse, place)
+    chain = _copy(costs, nodes)
+    for number, members in enumerate(inside):
+        ends = [i for i in (number - 1, number) if 0 <= i < len(nodes)]
+        _add_segment(costs, chain, [nodes[i] for i in ends] + members, ends, edges[number], max_entries)
+    decided = Elimination(chain)
+    decided.fold(None, (), max_entries)
+    found = decided.complete({})
+    work = Elimination(costs, fixed={node: found[i] for i, node in enumerate(nodes)})
+    work.fold()
+    work.drop_dead_ends()
+    work.fold(None, (), max_entries)
+    choice = work.complete({})
+    cost = costs.score(choice)
+    if cost >= IMPOSSIBLE:  # the ends do not go together once all edges count
+        return eliminate(costs, max_entries)
+    return Solution(choice, cost, min(0, cost), "segments")
+
+
+def _copy(costs: CostGraph, nodes: Sequence[int]) -> CostGraph:
+    """The problem of some nodes, without edges."""
+    other = CostGraph()
+    other.tables = costs.tables
+    other.nodes = [costs.nodes[node] for node in nodes]
+    return other
+
+
+def _edges_inside(costs: CostGraph, coarse: Coarse, place: Mapping[int, int]) -> List[List[Tuple[int, int]]]:
+    """Edges of each segment: between its nodes, and between them and its ends."""
+    found: List[List[Tuple[int, int]]] = [[] for _ in range(len(place) + 1)]
+    for u, v in costs.edges:
+        numbers = [({place[node], place[node] + 1} if node in place else {coarse.segment[node]}) for node in (u, v)]
+        common = numbers[0] & numbers[1]
+        if common:
+            found[max(common)].append((u, v))
+    return found
+
+
+def _add_segment(costs: CostGraph, chain: CostGraph, nodes: Sequence[int], ends: Sequence[int],
+                 edges: Sequence[Tuple[int, int]], max_entries: int) -> None:
+    """Add to the chain what the best of a segment costs, for each pair of strategies of its ends (the first of ``nodes``)."""
+    number = {node: i for i, node in enumerate(nodes)}
+    part = _copy(costs, nodes)
+    for i in range(len(ends)):  # the ends' own costs are the chain's
+        part.nodes[i] = costs.tables.number(np.zeros(part.domain(i)))
+    for u, v in edges:
+        part.add_edge(number[u], number[v], costs.edges[u, v])
+    work = Elimination(part)
+    work.fold(None, range(len(ends)), max_entries)
+    for i, end in enumerate(ends):
+        chain.nodes[end] = costs.tables.add(chain.nodes[end], work.unary[i])
+    for scope, table in work.factors.items():
+        chain.add_edge(ends[scope[0]], ends[scope[1]], table)

@@ -1,0 +1,71 @@
+"""Shapes on one device of the mesh dimensions that are decided: the next dimension divides what they left (Rhino section 4)."""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, Optional, Tuple
+
+from whale_tf.ir.extents import Value
+from whale_tf.ir.graph import Op, OpGraph, Shape
+from whale_tf.patterns.spread import Spread
+from whale_tf.patterns.strategy import Sizes, stored_shape
+
+
+class LocalShapes:
+    """The whole shapes, until :meth:`divide` is called."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._whole = Sizes(graph)
+        self._made: Dict[int, Shape] = {}
+        self._needed: Dict[Tuple[int, int], Shape] = {}
+
+    def view(self, op: Op) -> Sizes:
+        """What the op sees of its operands and results."""
+        if not self._made and not self._needed:
+            return self._whole
+        shapes = {t: self._needed.get((op.id, t), self._made.get(t)) for t in op.inputs}
+        shapes.update({t: self._made.get(t) for t in op.outputs})
+        return _LocalView(self._whole, {t: shape for t, shape in shapes.items() if shape is not None})
+
+    def stored(self, tensor: int) -> Shape:
+        """Shape of a tensor as it is made; of a handle, the variable's."""
+        return self._made[tensor] if tensor in self._made else stored_shape(self._whole, tensor)
+
+    def divided(self, made: Mapping[int, Spread], needed: Mapping[Tuple[int, int], Spread]) -> LocalShapes:
+        """What a further mesh dimension leaves; devices with more count.
+
+        Args:
+            made: tensor -> its spread over that dimension.
+            needed: (op, tensor) -> the spread in which the op takes it.
+        """
+        other = LocalShapes(self._whole.graph)
+        other._whole = self._whole
+        other._made = dict(self._made)
+        other._needed = {(op, t): _part(self._needed.get((op, t), self.stored(t)), spread) for (op, t), spread in needed.items()}
+        other._made.update({t: _part(self.stored(t), spread) for t, spread in made.items()})
+        return other
+
+
+def _part(shape: Shape, spread: Spread) -> Shape:
+    """The largest share of a shape."""
+    size = shape[spread.dim] if shape is not None and spread.is_shard else None
+    if shape is None or size is None:
+        return shape
+    share = -(-size * max(spread.sizes) // sum(spread.sizes))
+    return shape[:spread.dim] + (share,) + shape[spread.dim + 1:]
+
+
+class _LocalView(Sizes):
+    """``local`` shapes in place of the whole ones; values (axes, permutations) are the whole's."""
+
+    def __init__(self, whole: Sizes, local: Mapping[int, Shape]) -> None:
+        super().__init__(whole.graph)
+        self._whole, self._local = whole, local
+
+    def shape(self, tensor: int) -> Shape:
+        return self._local[tensor] if tensor in self._local else self._whole.shape(tensor)
+
+    def stored(self, tensor: int) -> Shape:
+        return self._local[tensor] if tensor in self._local else self._whole.stored(tensor)
+
+    def value(self, tensor: int) -> Optional[Value]:
+        return self._whole.value(tensor)

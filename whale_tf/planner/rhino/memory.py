@@ -1,0 +1,81 @@
+"""Memory as a constraint (Rhino section 4.4): the largest parameters are forced into shards, as few of them as will do."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Set
+
+import numpy as np
+
+from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
+from whale_tf.planner.rhino.elimination import eliminate
+from whale_tf.planner.rhino.problem import Problem
+
+STEPS = 10
+
+
+class Parameter(NamedTuple):
+    """Variables that are stored alike because one op updates them together: a parameter and its slots.
+
+    ``bytes``: of all of them, whole.
+    """
+
+    variables: Sequence[int]
+    bytes: float
+
+
+def parameters(problem: Problem) -> List[Parameter]:
+    """All, the largest first; equally large ones in the order of the graph."""
+    graph, group = problem.graph, {variable: variable for variable in problem.scope.variables}
+    for op in problem.scope.ops:
+        together = [graph.tensors[problem.scope.roots[t]].op for i, t in enumerate(graph.ops[op].inputs)
+                    if problem.is_hard(op, i)]
+        alike = {group[v] for v in together if problem.shapes.stored(graph.ops[v].outputs[0])
+                 == problem.shapes.stored(graph.ops[together[0]].outputs[0])}
+        if len(alike) > 1:
+            group = {v: min(alike) if g in alike else g for v, g in group.items()}
+    members: Dict[int, List[int]] = {}
+    for variable, name in group.items():
+        members.setdefault(name, []).append(variable)
+    found = [Parameter(tuple(variables), sum(problem.bytes(graph.ops[v].outputs[0]) for v in variables))
+             for variables in members.values()]
+    return sorted(found, key=lambda parameter: (-parameter.bytes, parameter.variables))
+
+
+def sharded(problem: Problem, forced: Set[int]) -> CostGraph:
+    """The problem in which the ``forced`` variables must not be stored whole, if they can be divided."""
+    extra = {}
+    for variable in forced:
+        count = len(problem.stored[variable])
+        if count > 1:
+            extra[problem.node_of[variable]] = [IMPOSSIBLE] + [0] * (count - 1)
+    return problem.costs.adjusted(extra)
+
+
+def stored_bytes(problem: Problem, choice: Sequence[int]) -> float:
+    """Bytes of all variables on one device."""
+    return sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
+
+
+def least_bytes(problem: Problem) -> float:
+    """Bytes of all variables on one device if everything is divided that can be."""
+    return sum(min(problem.stored_bytes(v, layout) for layout in problem.stored[v]) for v in problem.scope.variables)
+
+
+def lower_bound(problem: Problem, limit_bytes: float) -> int:
+    """Picoseconds that no choice within the limit undercuts: the Lagrangian dual ``min_x C(x) + p (bytes(x) - limit)``, at the
+    best price ``p`` of a byte that bisection finds."""
+    sizes: Mapping[int, np.ndarray] = {
+        problem.node_of[v]: np.array([problem.stored_bytes(v, layout) for layout in problem.stored[v]])
+        for v in problem.scope.variables}
+    free = eliminate(problem.costs)
+    best, low, high = free.cost, 0.0, 2.0 * free.cost / max(limit_bytes, 1.0)
+    for _ in range(STEPS):
+        price = (low + high) / 2
+        extra = {node: np.floor(price * size).astype(np.int64).tolist() for node, size in sizes.items()}
+        found = eliminate(problem.costs.adjusted(extra))
+        best = max(best, int(found.cost - price * limit_bytes))
+        if stored_bytes(problem, found.choice) > limit_bytes:
+            low = price
+        else:
+            high = price
+    return best

@@ -1,0 +1,259 @@
+"""The strategy problem of an op graph (Rhino section 4.2): ops are nodes, tensors are edges.
+
+- A **node** is an op with more than one strategy (:mod:`whale_tf.patterns`): computing it whole on every device, or dividing
+  one factor, the batch's among them.  It costs the roofline time of its share, and what its recipe exchanges.
+- A **variable** is a node whose strategies are how it is stored; its reads are the variable itself.  An op that writes it must
+  have it as it is stored, so that a variable, its slots and its update agree; if it is stored in shards and used whole, it is
+  gathered, and its gradient scattered: ZeRO (section 4.4) is a choice like any other.
+- An **edge** costs the collective that turns the layout a tensor is made in to the one it is needed in.
+- A tensor with several users has a **relay** node in between, the layout it is converted to for all of them: a gradient that is
+  clipped and applied is summed once, a gathered variable serves forward and backward.
+
+Forward, backward and update are one graph, so that each is divided as suits it; a graph without backward plans alike.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.cluster.devices import Device
+from whale_tf.errors import ConfigError
+from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+from whale_tf.patterns.spread import EACH, Spread, everywhere, shard
+from whale_tf.patterns.strategy import LINEAR, ONCE, SHAPE_ONLY, Strategy, computed_once, even_sizes, stored_shape, strategies
+from whale_tf.planner.rhino.collectives import PICOSECONDS, Ring, conversion, layout_of
+from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
+from whale_tf.planner.rhino.local_shapes import LocalShapes
+from whale_tf.planner.rhino.scope import Scope
+from whale_tf.planner.rhino.work import FREE, Work, elements, flops, item_bytes
+
+Layouts = Tuple[Spread, ...]
+
+
+class Candidates(NamedTuple):
+    """Strategies of ops with the same signature, seen as layouts.
+
+    Attributes:
+        number: different for different candidates.
+        needs: for each operand, the layout each strategy needs it in.
+        gives: for each result, the layout each strategy makes it in.
+        costs: picoseconds of each strategy: computing, and exchanging inside.
+    """
+
+    number: int
+    strategies: Tuple[Strategy, ...]
+    needs: Tuple[Layouts, ...]
+    gives: Tuple[Layouts, ...]
+    costs: Tuple[int, ...]
+    exchanges: Tuple[int, ...]
+
+
+class Problem:
+    """An op graph as a CostGraph on one dimension of a device mesh.
+
+    Attributes:
+        costs: the strategy problem.
+        candidates: op -> its strategies, for ops that are nodes.
+        node_of: op (or variable op) -> node.
+        stored: variable op -> the layout each strategy of its node stores it in.
+        relays: tensor -> its relay's node; ``relayed``: the layouts that the relay's strategies stand for.
+    """
+
+    def __init__(self, graph: OpGraph, scope: Scope, ring: Ring, device: Device, pins: Optional[Mapping[int, str]] = None,
+                 shapes: Optional[LocalShapes] = None) -> None:
+        """Args:
+        pins: op -> the pattern that it must take.
+        shapes: what is left of every tensor by the mesh dimensions before this one.
+
+        Raises:
+            ConfigError: an op that is pinned does not have the pattern.
+        """
+        self.graph, self.scope, self.ring, self.device = graph, scope, ring, device
+        self.shapes = shapes if shapes is not None else LocalShapes(graph)
+        self.pins = pins or {}
+        self.costs = CostGraph()
+        self.candidates: Dict[int, Candidates] = {}
+        self.node_of: Dict[int, int] = {}
+        self.stored: Dict[int, Layouts] = {}
+        self._cache: Dict[object, Candidates] = {}
+        self._edges: Dict[object, int] = {}
+        self.relays: Dict[int, int] = {}
+        self.relayed: Dict[int, Layouts] = {}
+        for variable in scope.variables:
+            self._add_variable(variable)
+        for op in scope.ops:
+            self._add_op(graph.ops[op])
+        self._add_edges()
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+    def _add_variable(self, variable: int) -> None:
+        shape = self.shapes.stored(self.graph.ops[variable].outputs[0]) or ()
+        if variable in self.scope.whole:
+            shape = ()
+        layouts = [everywhere] + [layout_of(shard(dim, even_sizes(size, self.ring.devices)))
+                                  for dim, size in enumerate(shape) if size is not None and size >= self.ring.devices]
+        self.stored[variable] = tuple(layouts)
+        self.node_of[variable] = self.costs.add_node([0] * len(layouts))
+
+    def _add_op(self, op: Op) -> None:
+        found = self._candidates(op)
+        pattern = self.pins.get(op.id)
+        costs = list(found.costs)
+        if pattern is not None:
+            names = [strategy.pattern for strategy in found.strategies]
+            if pattern not in names:
+                raise ConfigError("pattern {!r} is asked for {!r} ({}), which does not have it on {} devices; it has: {}".format(
+                    pattern, op.name, op.type, self.ring.devices, ", ".join(dict.fromkeys(names))))
+            costs = [cost if name == pattern else IMPOSSIBLE for cost, name in zip(costs, names)]
+        self.candidates[op.id] = found
+        self.node_of[op.id] = self.costs.add_node(costs)
+
+    def _candidates(self, op: Op) -> Candidates:
+        key = self._signature(op)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._make(op)
+        return found
+
+    def _signature(self, op: Op) -> object:
+        tensors = self.graph.tensors
+        attrs = tuple(sorted((name, repr(value)) for name, value in op.attrs.items()
+                             if name[0] != "_" and name not in ("shared_name", "container")))
+        view = self.shapes.view(op)
+        values = []
+        for t in op.inputs:
+            if tensors[t].dtype in ("int32", "int64") and len(view.shape(t) or ()) <= 1:
+                value = view.value(t)
+                values.append(None if value is None else tuple(value.flat))
+        return (op.type, op.phase is Phase.APPLY, attrs, tuple(map(self._stored, op.inputs)), tuple(values),
+                tuple((stored_shape(view, t), tensors[t].dtype) for t in op.inputs + op.outputs))
+
+    def _stored(self, tensor: int) -> bool:
+        return tensor in self.scope.roots
+
+    def _make(self, op: Op) -> Candidates:
+        view = self.shapes.view(op)
+        found = [computed_once(op)]
+        found += [s for s in strategies(op, view, self.ring.devices, {}).found if self._is_possible(op, s)]
+        operands = [stored_shape(view, t) for t in op.inputs]
+        results = [stored_shape(view, t) for t in op.outputs]
+        total = flops(op, operands, results)
+        compute, exchange = [], []
+        for strategy in found:
+            compute.append(0 if op.type in FREE else self._compute(op, strategy, total, operands, results))
+            moved = 4.0 * strategy.exchanged
+            exchange.append(int(round(self.ring.exchange_seconds(moved) * PICOSECONDS)) if moved else 0)
+        needs = tuple(tuple(layout_of(s.needs[i]) for s in found) for i in range(len(op.inputs)))
+        gives = tuple(tuple(layout_of(s.gives[i]) for s in found) for i in range(len(op.outputs)))
+        costs = tuple(a + b for a, b in zip(compute, exchange))
+        return Candidates(len(self._cache), tuple(found), needs, gives, costs, tuple(exchange))
+
+    def _is_possible(self, op: Op, strategy: Strategy) -> bool:
+        """An op that takes a variable itself runs where the variable is: on its shards, or once."""
+        return not any(self.scope.is_handle(self.graph, t) and not need.is_shard for t, need in zip(op.inputs, strategy.needs))
+
+    def _compute(self, op: Op, strategy: Strategy, total: float, operands: Sequence[Shape], results: Sequence[Shape]) -> int:
+        share, moved = 1.0, 0.0
+        tensors = list(zip(op.inputs, operands, strategy.needs)) + list(zip(op.outputs, results, strategy.gives))
+        for tensor, shape, spread in tensors:
+            part = max(spread.sizes) / sum(spread.sizes) if spread.is_shard else 1.0
+            moved += part * elements(shape) * item_bytes(self.graph.tensors[tensor].dtype)
+            share = min(share, part)
+        if strategy.how in (ONCE, LINEAR):
+            share = 1.0
+        dtype = self.graph.tensors[op.outputs[0]].dtype if op.outputs else "float32"
+        return int(round(Work(total * share, moved).seconds(self.device, dtype.replace("_ref", "")) * PICOSECONDS))
+
+    # -- edges --------------------------------------------------------------------------------------------------------
+    def _add_edges(self) -> None:
+        users = self._users()
+        for tensor, uses in users.items():
+            node, gives = self._source(tensor)
+            size = self.bytes(tensor)
+            hard = [use for use in uses if self.is_hard(*use)]
+            soft = [use for use in uses if not self.is_hard(*use)]
+            for op, position in hard:
+                self._connect(node, gives, op, position, float("inf"))
+            is_gradient = tensor in self.scope.gradients
+            if (len(soft) > 1 or is_gradient) and not all(layout.kind == EACH for layout in gives):
+                relayed = self._relay_layouts(gives, soft)
+                if is_gradient:
+                    relayed = tuple(layout for layout in relayed if not layout.is_partial)
+                self.relayed[tensor] = relayed
+                relay = self.costs.add_node([0] * len(relayed))
+                self.costs.add_edge(node, relay, self._table(gives, relayed, size))
+                self.relays[tensor] = relay
+                node, gives = relay, relayed
+            for op, position in soft:
+                self._connect(node, gives, op, position, size)
+
+    def _users(self) -> Dict[int, List[Tuple[int, int]]]:
+        """Tensor (a variable for its reads) -> (op, position) of every use by a node."""
+        users: Dict[int, List[Tuple[int, int]]] = {}
+        for op in self.scope.ops:
+            record = self.graph.ops[op]
+            if record.type not in SHAPE_ONLY and record.type != "VariableShape":
+                for position, tensor in enumerate(record.inputs):
+                    users.setdefault(self.scope.roots.get(tensor, tensor), []).append((op, position))
+        return users
+
+    def _source(self, tensor: int) -> Tuple[int, Layouts]:
+        """Node that makes a tensor, and its layouts; a tensor from outside is whole everywhere."""
+        op = self.graph.tensors[tensor].op
+        if op in self.stored:
+            return self.node_of[op], self.stored[op]
+        if op in self.candidates:
+            return self.node_of[op], self.candidates[op].gives[self.graph.tensors[tensor].index]
+        return self.costs.add_node([0]), (everywhere,)
+
+    def is_hard(self, op: int, position: int) -> bool:
+        """Whether an op works on the variable itself, so that it must take it as it is stored."""
+        return self.scope.is_handle(self.graph, self.graph.ops[op].inputs[position])
+
+    def _relay_layouts(self, gives: Layouts, uses: Iterable[Tuple[int, int]]) -> Layouts:
+        found = dict.fromkeys((everywhere,) + gives)
+        for op, position in uses:
+            found.update(dict.fromkeys(need for need in self.candidates[op].needs[position] if not need.is_partial))
+        return tuple(found)
+
+    def _connect(self, node: int, gives: Layouts, op: int, position: int, size: float) -> None:
+        self.costs.add_edge(node, self.node_of[op], self._table(gives, self.candidates[op].needs[position], size))
+
+    def _table(self, gives: Layouts, needs: Layouts, size: float) -> int:
+        """Size infinite: nothing can be converted."""
+        key = (gives, needs, size)
+        found = self._edges.get(key)
+        if found is None:
+            rows = [[self._conversion(have, need, size) for need in needs] for have in gives]
+            found = self._edges[key] = self.costs.tables.number(np.array(rows, dtype=np.int64).reshape(len(gives), len(needs)))
+        return found
+
+    def _conversion(self, have: Spread, need: Spread, size: float) -> int:
+        if size == float("inf"):
+            return 0 if have == need else IMPOSSIBLE
+        return conversion(have, need, size, self.ring)
+
+    def bytes(self, tensor: int) -> float:
+        """Bytes of a tensor, or of the variable behind a handle, on all devices of this mesh dimension together."""
+        return elements(self.shapes.stored(tensor)) * item_bytes(self.graph.tensors[tensor].dtype)
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+    def strategy(self, op: int, choice: Sequence[int]) -> Strategy:
+        return self.candidates[op].strategies[choice[self.node_of[op]]]
+
+    def storage(self, variable: int, choice: Sequence[int]) -> Spread:
+        """The layout a variable is stored in."""
+        return self.stored[variable][choice[self.node_of[variable]]]
+
+    def communication(self, choice: Sequence[int]) -> int:
+        """Picoseconds of a choice without what is computed."""
+        computed = sum(found.costs[choice[self.node_of[op]]] - found.exchanges[choice[self.node_of[op]]]
+                       for op, found in self.candidates.items())
+        return self.costs.score(choice) - computed
+
+    def stored_bytes(self, variable: int, layout: Spread) -> float:
+        """Bytes of a variable on the device that has most of it."""
+        part = max(layout.sizes) / sum(layout.sizes) if layout.is_shard else 1.0
+        return part * self.bytes(self.graph.ops[variable].outputs[0])

@@ -1,0 +1,72 @@
+"""Which ops and variables of a graph the strategy problem is about."""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set
+
+from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.planner.sharding.problem import READS, VARIABLES
+
+TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
+IGNORED = ("NoOp", "Const", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+
+
+class Scope(NamedTuple):
+    """Attributes:
+    ops: ops to decide, in topological order: not the plain reads of variables, which are the variables themselves.
+    variables: variable ops.
+    roots: tensor -> the variable's tensor that it refers to or is the plain value of.
+    whole: variables that cannot be divided.
+    gradients: tensors that are settled before anyone reads them: terms of a sum are added up first.
+    """
+
+    ops: Sequence[int]
+    variables: Sequence[int]
+    roots: Dict[int, int]
+    whole: FrozenSet[int] = frozenset()
+    gradients: FrozenSet[int] = frozenset()
+
+    def is_handle(self, graph: OpGraph, tensor: int) -> bool:
+        """Whether a tensor is a variable itself (a reference or a resource), not its value."""
+        dtype = graph.tensors[tensor].dtype
+        return tensor in self.roots and (dtype == "resource" or dtype.endswith("_ref"))
+
+
+def find_scope(graph: OpGraph, divisible: Optional[AbstractSet[int]] = None, gradients: AbstractSet[int] = frozenset()) -> Scope:
+    """Forward ops, and of backward and update what some update needs; of a graph that trains nothing, all that is computed.
+
+    Args:
+        divisible: variables that may be stored in shards; None: all.
+        gradients: see :class:`Scope`.
+    """
+    phases = TRAINED if any(op.phase is Phase.APPLY for op in graph.ops) else TRAINED + (Phase.OTHER,)
+    needed = _needed(graph)
+    roots: Dict[int, int] = {}
+    ops: List[int] = []
+    variables: List[int] = []
+    for op in graph.ops:
+        if op.type in VARIABLES:
+            if op.phase in TRAINED or op.phase is Phase.OTHER:
+                variables.append(op.id)
+            roots[op.outputs[0]] = op.outputs[0]
+        elif op.type in READS and op.inputs and op.inputs[0] in roots:
+            roots[op.outputs[0]] = roots[op.inputs[0]]
+        elif op.phase in phases and op.type not in IGNORED and (op.phase is Phase.FORWARD or op.id in needed or not needed):
+            ops.append(op.id)
+    used = {graph.tensors[roots[t]].op for op in ops for t in graph.ops[op].inputs if t in roots}
+    members = [variable for variable in variables if variable in used]
+    return Scope(ops, members, roots, frozenset() if divisible is None else frozenset(members) - divisible,
+                 frozenset(gradients))
+
+
+def _needed(graph: OpGraph) -> Set[int]:
+    """Ops that some update of a variable waits for."""
+    stack = [op.id for op in graph.ops if op.phase is Phase.APPLY]
+    found = set(stack)
+    while stack:
+        for source in graph.ops[stack.pop()].inputs:
+            producer = graph.tensors[source].op
+            if producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found

@@ -1,0 +1,205 @@
+"""The search: every device mesh, dimension by dimension, within the devices' memory (Rhino sections 4 and 4.4)."""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError, did_you_mean
+from whale_tf.ir.graph import OpGraph
+from whale_tf.patterns.spread import Spread
+from whale_tf.planner.rhino import memory
+from whale_tf.planner.rhino.coarsening import solve_segments
+from whale_tf.planner.rhino.collectives import PICOSECONDS
+from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
+from whale_tf.planner.rhino.elimination import TableTooLarge
+from whale_tf.planner.rhino.integer_program import integer_program, solve
+from whale_tf.planner.rhino.local_shapes import LocalShapes
+from whale_tf.planner.rhino.mesh import Mesh, meshes, rings
+from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.scope import Scope, find_scope
+
+GIB = float(1 << 30)
+LEVELS = ("O2", "O3")
+
+
+class Level(NamedTuple):
+    """One mesh dimension: its problem, and the answer."""
+
+    problem: Problem
+    solution: Solution
+
+
+class Answer(NamedTuple):
+    """Attributes:
+    mesh: devices of each dimension.
+    levels: one for each dimension.
+    seconds: estimated time of a step: what the last dimension leaves each device to compute, and every dimension's exchanges.
+    stored_bytes: variables (parameters and optimizer state) on the fullest device.
+    forced: how many of the largest parameters had to be divided for the memory's sake.
+    lower_bound_s: no plan on a mesh of one dimension within the memory is faster; None on other meshes.
+    runners_up: (mesh, seconds, bytes) of the other meshes, best first.
+    """
+
+    mesh: Mesh
+    levels: Tuple[Level, ...]
+    seconds: float
+    stored_bytes: float
+    forced: int
+    lower_bound_s: Optional[float] = None
+    runners_up: Tuple[Tuple[Mesh, float, float], ...] = ()
+
+    def patterns(self, op_name: str) -> Tuple[str, ...]:
+        """What an op does on each mesh dimension."""
+        graph = self.levels[0].problem.graph
+        op = graph.op(op_name).id
+        return tuple(level.problem.strategy(op, level.solution.choice).pattern for level in self.levels)
+
+
+def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[Mapping[str, str]] = None,
+           memory_bytes: Optional[float] = None, shapes: Optional[Sequence[Mesh]] = None,
+           divisible: Optional[AbstractSet[int]] = None, gradients: AbstractSet[int] = frozenset()) -> Answer:
+    """The fastest plan.
+
+    Args:
+        graph: a captured graph; its shapes should be static, for what is not known is not divided.
+        level: ``O3`` solves the whole graph exactly, ``O2`` fixes the critical nodes first.
+        pins: op name -> pattern that it must take on every mesh dimension.
+        memory_bytes: what one device has for variables; None: what the cluster's smallest device has.
+        shapes: the meshes to try; None: all of one or two dimensions.
+        divisible: variable ops that may be stored in shards; None: all.
+        gradients: tensors whose terms are added up before anyone reads them.
+
+    Raises:
+        ConfigError: an unknown level or op, or a pattern that an op does not have.
+        InfeasibleError: the variables do not fit; the message says the least memory that would do.
+        PlanError: a mesh that is not one of the cluster's devices.
+    """
+    if level not in LEVELS:
+        raise ConfigError("the optimisation level is {!r}, expected one of {}".format(level, ", ".join(LEVELS)))
+    tried = list(shapes) if shapes is not None else meshes(len(cluster))
+    for mesh in tried:
+        if _product(mesh) != len(cluster):
+            raise PlanError("mesh {} has {} devices, the cluster has {}; their product must be the number of devices".format(
+                mesh, _product(mesh), len(cluster)))
+    scope, limit = find_scope(graph, divisible, gradients), memory_bytes
+    if limit is None:
+        limit = float(min(device.memory_bytes for device in cluster.devices))
+    solver = _o2 if level == "O2" else _o3
+    searches = [_Search(graph, scope, cluster, mesh, solver, _pinned(graph, pins or {})) for mesh in tried]
+    found = [answer for answer in (one.within(limit) for one in searches) if answer is not None]
+    if not found:
+        least = min(one.least_bytes() for one in searches)
+        raise InfeasibleError(
+            "the variables take {:.3g} GiB on each of {} devices even if all of them are divided that can be; the memory allowed "
+            "is {:.3g} GiB; use more devices, or devices with at least {:.0f} bytes".format(
+                least / GIB, len(cluster), limit / GIB, least))
+    found.sort(key=lambda answer: answer.seconds)
+    return found[0]._replace(runners_up=tuple((a.mesh, a.seconds, a.stored_bytes) for a in found[1:]))
+
+
+class _Search:
+    """One mesh."""
+
+    def __init__(self, graph: OpGraph, scope: Scope, cluster: Cluster, mesh: Mesh,
+                 solver: Callable[[Problem, CostGraph], Solution], pins: Mapping[int, str]) -> None:
+        self.graph, self.scope, self.mesh, self.solver, self.pins = graph, scope, mesh, solver, pins
+        self.rings = rings(cluster, mesh)
+        self.device = min(cluster.devices, key=lambda device: device.peak_flops_per_s["fp32"])
+        self.first = self._problem(0, LocalShapes(graph))
+        self.parameters = memory.parameters(self.first)
+
+    def within(self, limit: float) -> Optional[Answer]:
+        """The answer with the smallest number of forced parameters that fits (found by bisection: one fewer does not fit)."""
+        answer = self._solve(0)
+        if answer.stored_bytes <= limit:
+            return self._bounded(answer, limit)
+        low, high = 0, len(self.parameters)
+        best = self._solve(high)
+        if best.stored_bytes > limit:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            answer = self._solve(middle)
+            if answer.stored_bytes <= limit:
+                high, best = middle, answer
+            else:
+                low = middle
+        return self._bounded(best, limit)
+
+    def _bounded(self, answer: Answer, limit: float) -> Answer:
+        if len(self.mesh) > 1:
+            return answer
+        solution = answer.levels[0].solution
+        bound = solution.lower_bound
+        if answer.forced:
+            try:
+                bound = memory.lower_bound(self.first, limit)
+            except TableTooLarge:
+                bound = 0
+        return answer._replace(lower_bound_s=bound / PICOSECONDS)
+
+    def least_bytes(self) -> float:
+        """Bytes of the variables on a device if all that can be is divided."""
+        return self._solve(len(self.parameters)).stored_bytes
+
+    def _problem(self, dimension: int, shapes: LocalShapes) -> Problem:
+        return Problem(self.graph, self.scope, self.rings[dimension], self.device, self.pins, shapes)
+
+    def _solve(self, forced: int) -> Answer:
+        """Dimension by dimension: each takes the shapes that the one before left."""
+        must: Set[int] = {v for parameter in self.parameters[:forced] for v in parameter.variables}
+        levels: List[Level] = []
+        problem, picoseconds = self.first, 0
+        for dimension in range(len(self.mesh)):
+            if dimension:
+                problem = self._problem(dimension, _left(levels[-1]))
+            solution = self.solver(problem, memory.sharded(problem, must))
+            if solution.cost >= IMPOSSIBLE:
+                raise InfeasibleError("no plan on mesh {} has all that is asked for: the patterns asked for do not go together; "
+                                      "ask for fewer".format(self.mesh))
+            levels.append(Level(problem, solution))
+            is_last = dimension == len(self.mesh) - 1
+            picoseconds += solution.cost if is_last else problem.communication(solution.choice)
+        stored = memory.stored_bytes(levels[-1].problem, levels[-1].solution.choice)
+        return Answer(self.mesh, tuple(levels), picoseconds / PICOSECONDS, stored, forced)
+
+
+def _left(level: Level) -> LocalShapes:
+    """The shapes that a mesh dimension leaves."""
+    problem, choice = level.problem, level.solution.choice
+    made: Dict[int, Spread] = {}
+    needed: Dict[Tuple[int, int], Spread] = {}
+    for variable in problem.scope.variables:
+        made[problem.graph.ops[variable].outputs[0]] = problem.storage(variable, choice)
+    for op in problem.scope.ops:
+        strategy = problem.strategy(op, choice)
+        made.update(zip(problem.graph.ops[op].outputs, strategy.gives))
+        needed.update({(op, t): need for t, need in zip(problem.graph.ops[op].inputs, strategy.needs)})
+    return problem.shapes.divided(made, needed)
+
+
+def _o3(problem: Problem, costs: CostGraph) -> Solution:
+    return solve(costs)
+
+
+def _o2(problem: Problem, costs: CostGraph) -> Solution:
+    try:
+        return solve_segments(problem, costs)
+    except TableTooLarge:
+        return integer_program(costs, fold=True)
+
+
+def _pinned(graph: OpGraph, pins: Mapping[str, str]) -> Dict[int, str]:
+    for name in pins:
+        if name not in graph:
+            raise ConfigError("a pattern is asked for op {!r}, which the graph does not have.{}".format(
+                name, did_you_mean(name, [op.name for op in graph.ops])))
+    return {graph.op(name).id: pattern for name, pattern in pins.items()}
+
+
+def _product(mesh: Mesh) -> int:
+    total = 1
+    for size in mesh:
+        total *= size
+    return total
