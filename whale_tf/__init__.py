@@ -32,6 +32,7 @@ _API = (
     "current_plan",
     "explain",
     "init",
+    "op_graph",
     "parallelize",
     "replicate",
     "set_default_strategy",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from whale_tf.api import current_plan as current_plan
     from whale_tf.api import explain as explain
     from whale_tf.api import init as init
+    from whale_tf.api import op_graph as op_graph
     from whale_tf.api import parallelize as parallelize
     from whale_tf.api import replicate as replicate
     from whale_tf.api import set_default_strategy as set_default_strategy

@@ -11,10 +11,12 @@ from whale_tf import session as whale_session
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
+from whale_tf.capture.captured import capture
 from whale_tf.cluster import Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
+from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
@@ -198,6 +200,15 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
             "wh.parallelize()"
         )
     return state.done[graph].plan
+
+
+def op_graph(graph: Optional[tf.Graph] = None) -> OpGraph:
+    """What the planners read of ``graph`` (default: the current one): its ops with their phases, without TensorFlow in them.
+
+    For ``whale_tf.planner``'s searches, before the rewrite; nothing is changed.
+    """
+    _require("wh.op_graph")
+    return capture(graph or v1.get_default_graph()).graph
 
 
 def current_plan(graph: Optional[tf.Graph] = None) -> Optional[Plan]:

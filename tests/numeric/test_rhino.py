@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
-from tests.numeric.equality import TOLERANCE, Outcome, _run, assert_equal, run_local
+from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, run_local, run_script
 from tests.numeric.script import Setting, Stages
 from tests.numeric.split import find
 from whale_tf.errors import ConfigError, UnsupportedOpError
@@ -39,7 +39,7 @@ def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, **co
     wh.init(dict({"auto_parallel": "rhino"} if plan is None else {}, **dict(keys, **(case.config or {}))),
             cluster=slow_devices(count), plan=plan)
     try:
-        found = _run(case, setting, Stages(), 1, 1)
+        found = run_script(case, setting, Stages(), 1, 1)
         ran, explained = wh.current_plan(), wh.explain()
     finally:
         wh.shutdown()

@@ -1,0 +1,143 @@
+"""Rhino's strategy search on captured TensorFlow graphs: its time by layers, O2 beside O3, the optimum's proof, what it finds.
+
+    python -m benchmarks.rhino [--only layers,proof,batches,experts]
+
+Rhino section 7.5: GPT with hidden size 512, 24 to 72 layers; O2 is 1.5 to 3 times faster than O3 and its plans are 10% worse
+(Fig. 10), 378 critical nodes for 72 layers (Table 5).  Graphs are built, not run.  Search times are CPU seconds.
+"""
+from __future__ import annotations
+
+import argparse
+import collections
+import time
+from typing import Any, Callable, Dict, List, Sequence
+
+from rich.console import Console
+
+from benchmarks.measure import table
+from whale_tf.cluster import Cluster
+from whale_tf.ir.graph import OpGraph
+from whale_tf.planner.rhino.coarsening import coarsen
+from whale_tf.planner.rhino.integer_program import integer_program
+from whale_tf.planner.rhino.search import Answer, search
+
+HIDDEN, HEADS, VOCAB, SEQ = 512, 8, 50257, 1024
+
+
+def captured(build: Callable[[], Any]) -> OpGraph:
+    """The op graph of a training script with Adam; ``build`` returns its loss."""
+    import tensorflow.compat.v1 as tf
+
+    import whale_tf as wh
+    wh.init(cluster="cpu:1")
+    try:
+        with tf.Graph().as_default():
+            tf.train.AdamOptimizer(1e-4).minimize(build())
+            return wh.op_graph()
+    finally:
+        wh.shutdown()
+
+
+def gpt(layers: int, batch: int) -> OpGraph:
+    """GPT of section 7.5, with queries, keys and values in layers of their own."""
+    from models import gpt2
+    from models import layers as blocks
+    config = gpt2.Gpt2Config(layers=layers, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq=SEQ)
+
+    def build() -> Any:
+        import tensorflow.compat.v1 as tf
+        inputs = gpt2.inputs(config, batch)
+        x, embedding = gpt2.embed(inputs.tokens, config)
+        bias = blocks.causal_bias(SEQ, x.dtype)
+        for i in range(layers):
+            with tf.variable_scope("layer_{}".format(i)):
+                y = blocks.layer_norm(x, "attention_norm")
+                x += blocks.multi_head_attention(y, y, HEADS, "attention", bias)
+                y = blocks.dense(blocks.layer_norm(x, "ffn_norm"), 4 * HIDDEN, "ffn_in", activation=blocks.gelu_tanh)
+                x += blocks.dense(y, HIDDEN, "ffn_out")
+        return blocks.mean_cross_entropy(gpt2.lm_head(x, embedding), inputs.labels)
+
+    return captured(build)
+
+
+def timed(graph: OpGraph, cluster: Cluster, level: str) -> Dict[str, Any]:
+    start = time.process_time()
+    answer = search(graph, cluster, level, shapes=[(len(cluster),)])
+    return {"answer": answer, "cpu_s": time.process_time() - start}
+
+
+def layers(console: Console) -> None:
+    rows: List[Sequence[str]] = []
+    for count in (12, 24, 48, 72):
+        graph = gpt(count, 8)
+        for cluster in (Cluster.parse("rhino-m8:2"), Cluster.parse("rhino-m8:8"), Cluster.parse("rhino-s1")):
+            exact, coarse = (timed(graph, cluster, level) for level in ("O3", "O2"))
+            problem, solution = exact["answer"].levels[0]
+            critical = coarsen(problem)
+            rows.append([
+                "{} x {}".format(count, cluster.name), str(critical.ops), str(len(problem.costs.nodes)),
+                "{:.1f}".format(exact["cpu_s"]), "{:.1f}".format(coarse["cpu_s"]), solution.solver,
+                str(solution.is_optimal), "{:.1f}".format(1e3 * exact["answer"].seconds),
+                "{:+.1%}".format(coarse["answer"].seconds / exact["answer"].seconds - 1),
+                "{} / {}".format(len(critical.critical), critical.segments)])
+    console.print(table("GPT, hidden 512, batch 8 x 1,024 tokens, one mesh dimension", [
+        "layers x cluster", "ops", "nodes", "O3 s", "O2 s", "solver", "optimal", "O3 step ms", "O2 worse by",
+        "critical / segments"], rows))
+
+
+def proof(console: Console) -> None:
+    rows: List[Sequence[str]] = []
+    for count in (1, 2):
+        graph = gpt(count, 8)
+        for name in ("rhino-m8:4", "rhino-s1:4"):
+            answer = search(graph, Cluster.parse(name), shapes=[(4,)])
+            problem, solution = answer.levels[0]
+            start = time.process_time()
+            program = integer_program(problem.costs, seconds=300.0)
+            rows.append(["{} x {}".format(count, name), str(len(problem.costs.nodes)), str(solution.cost), str(program.cost),
+                         str(program.is_optimal), "{:.1f}".format(time.process_time() - start)])
+    console.print(table("Elimination and integer program (SCIP) on the whole graph, picoseconds", [
+        "layers x cluster", "nodes", "elimination", "program", "proven", "program s"], rows))
+
+
+def batches(console: Console) -> None:
+    rows: List[Sequence[str]] = []
+    for batch in (1, 4, 16, 64, 256):
+        graph = gpt(2, batch)
+        answer = search(graph, Cluster.parse("rhino-s1:4"), shapes=[(4,)])
+        rows.append([str(batch)] + [answer.patterns("layer_1/{}/MatMul".format(op))[0] for op in (
+            "attention/query", "attention/output", "ffn_in", "ffn_out")] + ["{:.2f}".format(1e3 * answer.seconds)])
+    console.print(table("GPT, 2 layers, on 4 single-GPU nodes: how products are divided (rows: data parallelism)", [
+        "batch", "query", "output", "ffn_in", "ffn_out", "step ms"], rows))
+
+
+def experts(console: Console) -> None:
+    from models import moe
+    config = moe.MoeConfig.gshard_10b()
+    graph = captured(lambda: moe.build(moe.inputs(config, 8), config).loss)
+    result = timed(graph, Cluster.parse("rhino-m8:8"), "O3")
+    answer: Answer = result["answer"]
+    critical = coarsen(answer.levels[0].problem)
+    found = collections.Counter(
+        "{} {}".format(op.type, answer.patterns(op.name)[0]) for op in graph.ops
+        if op.phase.value == "forward" and op.type in ("MatMul", "Einsum", "BatchMatMulV2"))
+    console.print("MoE-32E-10B on 8 V100: {} ops, {} critical, O3 {:.1f} s, {:.1f} GiB of variables on a device, {} forced, step "
+                  "{:.0f} ms".format(critical.ops, len(critical.critical), result["cpu_s"], answer.stored_bytes / 2 ** 30,
+                                     answer.forced, 1e3 * answer.seconds))
+    console.print("forward: " + ", ".join("{} {}".format(count, name) for name, count in found.most_common()))
+
+
+SECTIONS: Dict[str, Callable[[Console], None]] = {
+    "layers": layers, "proof": proof, "batches": batches, "experts": experts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
+    console = Console(width=150)
+    for name in parser.parse_args().only.split(","):
+        SECTIONS[name](console)
+
+
+if __name__ == "__main__":
+    main()
