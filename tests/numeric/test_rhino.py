@@ -130,5 +130,5 @@ def test_what_does_not_go_with_the_search_is_refused() -> None:
         _parallelize({"patterns.force": {"Matmul": "column"}})
     with pytest.raises(UnsupportedOpError, match="control flow"):
         _parallelize({}, loop=True)
-    with pytest.raises(ConfigError, match="auto_parallel is 'amp'"):
-        _parallelize({"auto_parallel": "amp"})
+    with pytest.raises(ConfigError, match="num_stages is 2"):
+        _parallelize({"num_task_graph": 2})
