@@ -10,11 +10,15 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from models import gpt2
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, run_local, run_script
 from tests.numeric.script import Setting, Stages
 from tests.numeric.split import find
+from whale_tf.cluster import Cluster
 from whale_tf.errors import ConfigError, UnsupportedOpError
 from whale_tf.plan import Plan
+from whale_tf.planner.rhino.integer_program import integer_program
+from whale_tf.planner.rhino.search import search
 
 FEDS = Setting()
 REFERENCES = Setting(resource=False)
@@ -101,6 +105,26 @@ def test_a_saved_plan_runs_again() -> None:
     plan = check("classifier_adam", 2)
     again = check("classifier_adam", 2, plan=json.loads(plan.to_json()))
     assert again == plan
+
+
+@pytest.mark.slow
+def test_search_on_captured_graphs() -> None:
+    """GPT-2: the integer program proves the answer; a large batch is data parallel, a small one has Megatron's pair."""
+    found = []
+    for batch in (512, 1):
+        wh.init(cluster="cpu:1")
+        try:
+            with tf.Graph().as_default():
+                config = gpt2.Gpt2Config(layers=1, hidden=256, heads=4, vocab=64, seq=128)
+                tf.train.AdamOptimizer(0.1).minimize(gpt2.build(gpt2.inputs(config, batch), config).loss)
+                graph = wh.op_graph()
+        finally:
+            wh.shutdown()
+        answer = search(graph, Cluster.parse("rhino-m8:4"), shapes=[(4,)])
+        problem, solution = answer.levels[0]
+        assert solution.is_optimal and integer_program(problem.costs, fold=True).cost == solution.cost
+        found.append([answer.patterns("layer_0/{}/MatMul".format(name))[0] for name in ("ffn_in", "ffn_out")])
+    assert found == [["rows", "rows"], ["column", "row"]]
 
 
 def _parallelize(config: Dict[str, Any], annotated: bool = False, loop: bool = False) -> Plan:

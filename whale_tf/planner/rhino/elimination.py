@@ -21,6 +21,7 @@ import numpy as np
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 
 MAX_ENTRIES = 20_000_000  # of one table: 160 MB
+HUB = 12  # nodes with more neighbours come last
 Scope = Tuple[int, ...]
 Score = Tuple[int, float, float]
 
@@ -111,9 +112,11 @@ class Elimination:
         size = sum(math.log(self._size(other)) for other in neighbours + [node])
         if len(neighbours) <= 2:
             return (0, 0.0, size)
-        near = {a: {b for scope in self._scopes[a] for b in scope} for a in neighbours}
+        if len(neighbours) > HUB:  # counting its fill-in each time would cost more than it is worth
+            return (2, float(len(neighbours)), size)
+        near = {a: {b for scope in self._scopes[a] for b in scope} for a in neighbours if len(self._scopes[a]) <= HUB}
         fill = sum(self._size(a) * self._size(b) for i, a in enumerate(neighbours) for b in neighbours[i + 1:]
-                   if b not in near[a])
+                   if (b not in near[a] if a in near else a not in near.get(b, ())))
         return (1, float(fill), size)
 
     def _eliminate(self, node: int, max_entries: int) -> Set[int]:

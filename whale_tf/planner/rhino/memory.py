@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Set
+from typing import List, Mapping, NamedTuple, Sequence, Set
 
+import networkx
 import numpy as np
 
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
@@ -25,19 +26,15 @@ class Parameter(NamedTuple):
 
 def parameters(problem: Problem) -> List[Parameter]:
     """All, the largest first; equally large ones in the order of the graph."""
-    graph, group = problem.graph, {variable: variable for variable in problem.scope.variables}
+    graph, groups = problem.graph, networkx.Graph()
+    groups.add_nodes_from(problem.scope.variables)
     for op in problem.scope.ops:
         together = [graph.tensors[problem.scope.roots[t]].op for i, t in enumerate(graph.ops[op].inputs)
                     if problem.is_hard(op, i)]
-        alike = {group[v] for v in together if problem.shapes.stored(graph.ops[v].outputs[0])
-                 == problem.shapes.stored(graph.ops[together[0]].outputs[0])}
-        if len(alike) > 1:
-            group = {v: min(alike) if g in alike else g for v, g in group.items()}
-    members: Dict[int, List[int]] = {}
-    for variable, name in group.items():
-        members.setdefault(name, []).append(variable)
-    found = [Parameter(tuple(variables), sum(problem.bytes(graph.ops[v].outputs[0]) for v in variables))
-             for variables in members.values()]
+        shapes = [problem.shapes.stored(graph.ops[v].outputs[0]) for v in together]
+        groups.add_edges_from((together[0], v) for v, shape in zip(together, shapes) if shape == shapes[0])
+    found = [Parameter(tuple(sorted(variables)), sum(problem.bytes(graph.ops[v].outputs[0]) for v in variables))
+             for variables in networkx.connected_components(groups)]
     return sorted(found, key=lambda parameter: (-parameter.bytes, parameter.variables))
 
 
