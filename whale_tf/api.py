@@ -20,7 +20,7 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
-from whale_tf.planner.annotated import TaskGraphSpec, spans
+from whale_tf.planner.assemble import TaskGraphSpec, spans
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import share, take_all
 from whale_tf.processes.runtime import Runtime, runtime_of

@@ -19,15 +19,8 @@ from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.optimizations.batch_norm import Decomposition, decompose
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.annotated import (
-    Crossing,
-    StageStatistics,
-    TaskGraphSpec,
-    annotated_plan,
-    assemble,
-    check_plan,
-    static_batch,
-)
+from whale_tf.planner.annotated import annotated_plan, check_plan
+from whale_tf.planner.assemble import Crossing, StageStatistics, TaskGraphSpec, assemble, static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, members_of, search_plan, specs_of, wants_search
 from whale_tf.planner.memory import device_peaks
 from whale_tf.planner.sharding import Assignment, assign

@@ -17,7 +17,7 @@ from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import analyse
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
-from whale_tf.planner.annotated import static_batch
+from whale_tf.planner.assemble import static_batch
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile

@@ -10,7 +10,8 @@ from whale_tf.config import Config
 from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.plan import Plan
-from whale_tf.planner.annotated import StageStatistics, TaskGraphSpec, annotated_plan, check_plan
+from whale_tf.planner.annotated import annotated_plan, check_plan
+from whale_tf.planner.assemble import StageStatistics, TaskGraphSpec
 from whale_tf.planner.buckets import Gradient, Limits, buckets, limits
 
 PARTS = ((0, 1), (2, 3))

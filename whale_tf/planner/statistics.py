@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
-from whale_tf.planner.annotated import Crossing, StageStatistics
+from whale_tf.planner.assemble import Crossing, StageStatistics
 from whale_tf.planner.buckets import Gradient
 from whale_tf.profiler.op_cost import tensor_bytes
 

@@ -8,7 +8,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError
 from whale_tf.plan import Estimate
-from whale_tf.planner.annotated import Decision, TaskGraphSpec, check_built
+from whale_tf.planner.assemble import Decision, TaskGraphSpec, check_built
 from whale_tf.planner.auto.choose import Choice, Request, choose, with_slices
 from whale_tf.profiler.blocks import fine_starts
 from whale_tf.profiler.chain import Chain

@@ -1,0 +1,288 @@
+"""A plan from decisions: what crosses, warm-up depths, slices, gradient buckets (whoever decided)."""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.bridges import cuts, pattern
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.errors import ConfigError
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.layout import Layout
+from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, TaskGraphPlan
+from whale_tf.planner.buckets import Gradient, buckets, limits
+from whale_tf.planner.slices import replica_slices
+from whale_tf.schedule import auto_policy, warmup_depths
+
+
+class TaskGraphSpec(NamedTuple):
+    """What an annotation says; ``device_count`` None: all devices."""
+
+    name: str
+    strategy: str
+    device_count: Optional[int]
+
+
+class StageStatistics(NamedTuple):
+    """What the plan needs to know of a TaskGraph.
+
+    Attributes:
+        ops: names of its forward ops.
+        activation_bytes: forward tensors that backward ops read, of the whole mini-batch (0: batch size not known).
+        parameter_bytes: its variables.
+        gradients: of its variables, in the order they become ready.
+    """
+
+    ops: Tuple[str, ...]
+    activation_bytes: int
+    parameter_bytes: int
+    gradients: Tuple[Gradient, ...]
+
+
+class Crossing(NamedTuple):
+    """A tensor that goes from one TaskGraph to another; ``bytes`` of the whole mini-batch (0: not known)."""
+
+    tensor: str
+    producer: int
+    consumer: int
+    layout: Optional[Layout]  # None: computed once per step
+    bytes: int
+
+
+class Decision(NamedTuple):
+    """What was decided before a plan is put together.
+
+    Attributes:
+        rows: ``[TaskGraph][model replica][replica]`` device numbers.
+        warmups: None: by the configuration's policy.
+        slices: of each TaskGraph; None: by its devices.
+        processes: device numbers of each process, where there are several.
+    """
+
+    rows: Sequence[Tuple[Tuple[int, ...], ...]]
+    micro_batches: int
+    nested_batch: str
+    estimate: Estimate
+    warmups: Optional[Tuple[int, ...]] = None
+    slices: Optional[Tuple[Optional[Tuple[int, ...]], ...]] = None
+    processes: Tuple[Tuple[int, ...], ...] = ()
+
+
+def assemble(
+    graph: OpGraph,
+    specs: Sequence[TaskGraphSpec],
+    stages: Sequence[StageStatistics],
+    crossings: Sequence[Crossing],
+    inputs: Dict[str, int],
+    cluster: Cluster,
+    config: Config,
+    decision: Decision,
+) -> Plan:
+    """The plan of these TaskGraphs on these devices: what crosses, warm-up depths, slices, gradient buckets.
+
+    Raises:
+        InfeasibleError: a TaskGraph does not fit its devices.
+    """
+    rows, micro_batches = decision.rows, decision.micro_batches
+    total, replicas = len(cluster.devices), len(rows[0])
+    counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
+    used = [device for row in rows for device in row[0]]
+    shared = len(used) > len(set(used))
+    warmups = decision.warmups or _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
+    if shared:
+        warmups = (1,) * len(rows)
+    parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
+    batch = static_batch(graph, inputs)
+    slices = decision.slices or tuple(
+        _slices(spec, stage, row, cluster, config, batch, parts, warmup)
+        for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
+    )
+    sums = () if spans(specs, decision.processes) else decision.processes
+    return Plan(
+        graph=graph.fingerprint(),
+        num_devices=total,
+        num_model_replicas=replicas,
+        num_micro_batch=micro_batches,
+        schedule=config.pipeline.schedule,
+        nested_batch=decision.nested_batch,
+        sync_batch_norm=config.sync_batch_norm,
+        task_graphs=tuple(
+            TaskGraphPlan(
+                name=spec.name,
+                strategy=spec.strategy,
+                ops=stage.ops,
+                devices=row,
+                warmup=warmup,
+                slices=parts_of_batch,
+            )
+            for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
+        ),
+        inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()),
+        processes=decision.processes,
+        bridges=tuple(_bridge(crossing, counts, micro_batches) for crossing in crossings),
+        gradients=tuple(
+            GradientPlan(
+                task_graph=i,
+                backend=_backend(config, sums),
+                buckets=_buckets(stage.gradients, cluster, config, sums),
+                bytes=stage.parameter_bytes,
+            )
+            for i, (stage, count) in enumerate(zip(stages, counts))
+            if replicas * count > 1 and stage.gradients
+        ),
+        estimate=decision.estimate,
+    )
+
+
+def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
+    """Examples of a mini-batch, where the graph's shapes say so."""
+    for name, dim in inputs.items():
+        shape = graph.tensors[graph.tensor(name)].shape
+        if shape is not None and shape[dim] is not None:
+            return shape[dim]
+    return None
+
+
+def _slices(
+    spec: TaskGraphSpec,
+    stage: StageStatistics,
+    rows: Tuple[Tuple[int, ...], ...],
+    cluster: Cluster,
+    config: Config,
+    batch: Optional[int],
+    parts: int,
+    warmup: int,
+) -> Optional[Tuple[int, ...]]:
+    """Uneven slices on unequal devices; on equal ones a mini-batch has to divide evenly."""
+    if spec.strategy != "replicate" or config.balance.algorithm == "even" or (batch is not None and batch % parts):
+        return None
+    if len({cluster.devices[index].type for row in rows for index in row}) == 1:
+        return None
+    return replica_slices(
+        spec.name,
+        rows,
+        cluster,
+        None if batch is None else batch // parts,
+        warmup * stage.activation_bytes / parts,
+        4.0 * stage.parameter_bytes,
+        config.balance.algorithm,
+    )
+
+
+def _buckets(
+    gradients: Sequence[Gradient], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]]
+) -> Tuple[Tuple[str, ...], ...]:
+    """Inside one process no message is sent, so every gradient is summed by itself."""
+    if not processes:
+        return tuple((gradient.variable,) for gradient in gradients)
+    return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
+
+
+def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether the TaskGraphs ask for more devices than a process has, so that a model replica spans processes."""
+    return bool(processes) and sum(spec.device_count or 0 for spec in specs) > len(processes[0])
+
+
+def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
+    """What sums gradients.
+
+    Raises:
+        ConfigError: it cannot, with several processes.
+    """
+    backend: str = config.communication.backend
+    if backend == "auto":
+        return "collective" if processes else "local"
+    if backend == "local" and processes:
+        raise ConfigError(
+            "communication.backend is 'local', which sums inside one process, but there are {} processes; use 'auto' or "
+            "'collective'".format(len(processes))
+        )
+    return backend
+
+
+NOT_YET = (
+    "communication.fp16", "communication.sparse_as_dense", "init", "cluster.device_place_prefer_intra_node")  # fmt: skip
+
+
+def check_built(config: Config) -> None:
+    """Refuse settings that nothing reads yet, rather than ignore them.
+
+    Raises:
+        ConfigError
+    """
+    defaults = Config()
+    for key in NOT_YET:
+        if config[key] != defaults[key]:
+            raise ConfigError(
+                "{} is {!r}, but this version of whale_tf does not support it yet; leave it out (default {!r})".format(
+                    key, config[key], defaults[key]
+                )
+            )
+
+
+def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:
+    """Parts of a micro-batch: a ``split`` TaskGraph is one replica on all its devices."""
+    return 1 if spec.strategy == "split" else len(row[0])
+
+
+def _warmups(
+    stages: Sequence[StageStatistics],
+    rows: Sequence[Tuple[Tuple[int, ...], ...]],
+    counts: Sequence[int],
+    crossings: Sequence[Crossing],
+    cluster: Cluster,
+    config: Config,
+    micro_batches: int,
+) -> Tuple[int, ...]:
+    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known."""
+    limits = []
+    for stage, row, count in zip(stages, rows, counts):
+        device = cluster.devices[row[0][0]]
+        per_micro_batch = stage.activation_bytes // (micro_batches * count)
+        # weights, gradients and two slots of Adam
+        free = device.memory_bytes - 4 * stage.parameter_bytes
+        limits.append(max(1, free // per_micro_batch) if per_micro_batch else micro_batches)
+    policy: str = config.pipeline.warmup
+    if policy == "auto":
+        policy = auto_policy(_activation_communication_ratio(stages, rows, crossings, cluster))
+    return warmup_depths(policy, len(stages), limits, micro_batches)
+
+
+def _activation_communication_ratio(
+    stages: Sequence[StageStatistics],
+    rows: Sequence[Tuple[Tuple[int, ...], ...]],
+    crossings: Sequence[Crossing],
+    cluster: Cluster,
+) -> float:
+    """DAPPLE's ACR from bytes alone: time to send what crosses the busiest boundary over the time a stage needs at least to
+    move its activations through memory, forward and backward."""
+    if len(stages) < 2:
+        return 0.0
+    boundary: Dict[int, int] = {}
+    for crossing in crossings:
+        if crossing.layout is not None:
+            boundary[crossing.producer] = boundary.get(crossing.producer, 0) + crossing.bytes
+    times = []
+    for producer, size in boundary.items():
+        other = (producer + 1) % len(rows)
+        times.append(size / cluster.link(rows[producer][0][0], rows[other][0][0]).bandwidth_bytes_per_s)
+    work = [
+        2.0 * stage.activation_bytes / cluster.devices[row[0][0]].memory_bandwidth_bytes_per_s
+        for stage, row in zip(stages, rows)
+    ]
+    mean = sum(work) / len(work)
+    return max(times) / mean if times and mean else 0.0
+
+
+def _bridge(crossing: Crossing, counts: Sequence[int], micro_batches: int) -> BridgePlan:
+    producers, consumers = (cuts(counts[index]) for index in (crossing.producer, crossing.consumer))
+    per_step = crossing.layout is None
+    return BridgePlan(
+        tensor=crossing.tensor,
+        producer=crossing.producer,
+        consumer=crossing.consumer,
+        pattern="one-to-one" if per_step else pattern(producers, consumers),
+        bytes=crossing.bytes // (1 if per_step else micro_batches),
+        per_step=per_step,
+    )
