@@ -22,6 +22,7 @@ class Job(NamedTuple):
 
     Attributes:
         counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.
+        split: stages with ``wh.split`` instead.
         devices: of each process.
         sizes: of the mini-batches in place of the case's own.
         config: more of the configuration.
@@ -34,6 +35,11 @@ class Job(NamedTuple):
     micro_batches: int = 1
     sizes: Sequence[int] = ()
     config: Tuple[Tuple[str, Any], ...] = ()
+    split: Tuple[int, ...] = ()
+
+    @property
+    def scopes(self) -> List[Any]:
+        return [functools.partial(wh.split if i in self.split else wh.replicate, n) for i, n in enumerate(self.counts)]
 
     @property
     def script(self) -> Case:
@@ -65,6 +71,7 @@ JOBS: Dict[str, Job] = {
     "pipeline in each process": Job("tied_embedding", counts=(1, 1), devices=2, micro_batches=2),
     "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),
     "loop": Job("while_loop_v1"),
+    "features replicated and the rest split, in each process": Job("momentum", counts=(None, None), split=(1,), devices=2),
 }
 
 
@@ -72,6 +79,7 @@ JOBS: Dict[str, Job] = {
 DRIVEN: Dict[str, Job] = {
     "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
+    "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2),
     "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
 }
 
@@ -93,7 +101,7 @@ def in_process(name: str, rank: int, count: int) -> Outcome:
     try:
         if name in DRIVEN:  # the driver has the local script's data
             count = 1
-        stages = Stages([functools.partial(wh.replicate, n) for n in job.counts])
+        stages = Stages(job.scopes)
         if job.setting.dataset:
             return equality.run_script(case, job.setting, stages, count * job.replicas, 1, container)
         return _fed(case, job.setting, stages, [[number] for number in range(count)], rank, container)
