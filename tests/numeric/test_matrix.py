@@ -28,6 +28,15 @@ def allowed(row: Dict[str, Any]) -> bool:
     return not (ragged and nested and row.get("dataset", False))
 
 
+def divides(row: Dict[str, Any]) -> bool:
+    """A mini-batch of static size divides evenly over all clones; other sizes are refused (tests/numeric/test_bad_input.py)."""
+    case, shape = CASES[row["case"]], SHAPES[row["shape"]]
+    if not row["static_batch"] or case.ragged:
+        return True
+    replicas = 1 if row["dataset"] else shape.model_replicas  # a fed mini-batch is divided over them, too
+    return all(size % (replicas * row["micro_batches"] * count) == 0 for size in case.sizes for count in shape.counts)
+
+
 def name_of(row: Dict[str, Any]) -> str:
     words = [row["case"], row["shape"], "m{}".format(row["micro_batches"]), row["schedule"], row["dtype"],
              "resource" if row["resource"] else "ref", "static" if row["static_batch"] else "unknown",
@@ -71,7 +80,7 @@ def full_matrix() -> Any:
         if row["micro_batches"] == 1 and row["schedule"] != SCHEDULES[0]:
             continue  # one micro-batch has one order
         choices = [dict(row, **others[(index + shift) % len(others)]) for shift in range(len(others))]
-        yield next(choice for choice in choices if allowed(choice))
+        yield next(choice for choice in choices if allowed(choice) and divides(choice))
 
 
 @pytest.mark.full
