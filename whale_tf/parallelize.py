@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, Spec, capture, divided
@@ -14,26 +14,23 @@ from whale_tf.communicators import Keys
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
-from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.optimizations.batch_norm import Decomposition, decompose
-from whale_tf.plan import Estimate, Plan
+from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
-from whale_tf.planner.assemble import Crossing, StageStatistics, TaskGraphSpec, assemble, static_batch
+from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble, static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, members_of, search_plan, specs_of, wants_search
 from whale_tf.planner.memory import device_peaks
-from whale_tf.planner.sharding import Assignment, assign
+from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.graph_profile import Source
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.rewrite.passes import Rewritten, rewrite
-from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.automatic import as_one_split, automatic, check_automatic, is_automatic
-from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
+from whale_tf.rewrite.shard import Sharded
+from whale_tf.rewrite.shard.automatic import is_automatic
+from whale_tf.rewrite.shard.division import carry_out, divide, of_local
 from whale_tf.rewrite.shard.variables import DividedVariables
-
-Parts = Tuple[List[TaskGraphSpec], List[StageStatistics], List[Crossing], Dict[str, int]]
 
 
 class Parallelized(NamedTuple):
@@ -108,17 +105,17 @@ def _parallelize(
     parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
     if plan is None and (wants_search(config) or is_automatic(config, plan)) and not local.is_annotated:
         _check_one_process(processes)
-    division = _divide(graph, local, cluster, config, plan, options, parts)
+    division = divide(graph, local, cluster, config, plan, options, parts)
     if division.assignment is not None:
-        division = _shard(graph, division, is_pipeline, plan, sharded)
+        division = carry_out(graph, division, is_pipeline, plan, sharded)
     captured = division.captured
     batch = analyse(captured.graph, captured.sources, captured.scope, options)
     region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
     if plan is None and wants_search(config) and not local.is_annotated:
         captured, region, plan = _searched(graph, captured, region, cluster, config)
     elif plan is None:
-        plan = annotated_plan(division.local.graph, *_parts(captured, region), cluster, config, parts)
-        plan = _of_local(plan, division)
+        facts = _facts(captured, region)._replace(graph=division.local.graph)
+        plan = of_local(annotated_plan(facts, cluster, config, parts), division)
     check_plan(plan, cluster, parts)
     if is_local(plan):
         return Parallelized(captured, batch, region, plan, None)
@@ -141,72 +138,6 @@ def _check_one_process(processes: Processes) -> None:
         )
 
 
-class _Division(NamedTuple):
-    """A graph whose ``split`` TaskGraphs are to be divided over their devices, or have been.
-
-    Attributes:
-        local: the graph as the user wrote it.
-        captured: the graph as it is.
-        counts: devices of each TaskGraph that is divided.
-        assignment: how; None: there is nothing to divide.
-        estimate: what the search believes that divides the whole graph (``auto_parallel: "rhino"``).
-    """
-
-    local: Captured
-    captured: Captured
-    counts: Dict[int, int] = {}
-    assignment: Optional[Assignment] = None
-    estimate: Optional[Estimate] = None
-
-
-def _divide(
-    graph: tf.Graph,
-    local: Captured,
-    cluster: Cluster,
-    config: Config,
-    plan: Optional[Plan],
-    options: Options,
-    parts: Sequence[Tuple[int, ...]],
-) -> _Division:
-    """How ``split`` TaskGraphs are divided: by the search over the whole graph, by the plan, or by the cheapest patterns."""
-    if is_automatic(config, plan) and len(cluster.devices) > 1:
-        if plan is None:
-            check_automatic(graph, local, config)
-        found = automatic(local, cluster, config, plan)
-        whole = as_one_split(local)
-        return _Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
-    counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
-    if not counts:
-        return _Division(local, local)
-    batch = analyse(local.graph, local.sources, local.scope, options)
-    problem = sharding_problem(local, divided_dims(batch), counts)
-    force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
-    return _Division(local, local, counts, assign(problem, force, shards))
-
-
-def _shard(
-    graph: tf.Graph, division: _Division, is_pipeline: bool, plan: Optional[Plan], sharded: Sharded
-) -> _Division:
-    assert division.assignment is not None
-    shard(graph, division.local, division.assignment, division.counts, sharded)
-    captured = capture(graph, is_pipeline, plan, is_sharded=True)
-    verify(captured.graph, "after wh.split")
-    if division.estimate is not None:  # examples are divided like any other dimension: there is no batch to clone for
-        captured = as_one_split(captured)._replace(sources={})
-    return division._replace(captured=captured)
-
-
-def _split_counts(captured: Captured, available: int, total: int) -> Dict[int, int]:
-    """Devices of each TaskGraph that is divided; ``available``: what a TaskGraph has that asks for all.  More than there are
-    (``total``) are refused later, when devices are given out."""
-    counts = {
-        number: available if spec.device_count is None else spec.device_count
-        for number, spec in enumerate(captured.specs)
-        if spec.strategy == "split"
-    }
-    return {number: count for number, count in counts.items() if 1 < count <= total}
-
-
 def _searched(
     graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config
 ) -> Tuple[Captured, Region, Plan]:
@@ -216,7 +147,7 @@ def _searched(
     choice = search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
     captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
     region = region._replace(task_graph=captured.task_graph)
-    plan = assemble(captured.graph, *_parts(captured, region), cluster, config, decision_of(choice, cluster, config))
+    plan = assemble(_facts(captured, region), cluster, config, decision_of(choice, cluster, config))
     return captured, region, _with_memory(plan, captured, region._replace(graph=chain.graph), choice.profile)
 
 
@@ -229,10 +160,9 @@ def _with_memory(plan: Plan, captured: Captured, sized: Region, profile: ModelPr
     return plan.model_copy(update={"estimate": plan.estimate.model_copy(update={"peak_memory_bytes": tuple(peaks)})})
 
 
-def _parts(captured: Captured, region: Region) -> Parts:
-    """What plans are put together from: TaskGraphs, what they need, what crosses between them, and the inputs."""
+def _facts(captured: Captured, region: Region) -> ModelFacts:
     specs = [TaskGraphSpec(*spec) for spec in captured.specs]
-    return specs, _stages(captured, region), crossings(region), _inputs(captured)
+    return ModelFacts(captured.graph, specs, _stages(captured, region), crossings(region), _inputs(captured))
 
 
 def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
@@ -247,21 +177,6 @@ def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
 
 def _inputs(captured: Captured) -> Dict[str, int]:
     return {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
-
-
-def _of_local(plan: Plan, division: _Division) -> Plan:
-    """The plan in names of the graph as the user wrote it, with the choices from which the divided ops follow."""
-    if division.assignment is None:
-        return plan
-    local = division.local
-    members = [
-        tuple(op.name for op in local.graph.ops if local.task_graph[op.id] == i and op.phase is Phase.FORWARD)
-        for i in range(len(plan.task_graphs))
-    ]
-    task_graphs = tuple(task.model_copy(update={"ops": ops}) for task, ops in zip(plan.task_graphs, members))
-    estimate = division.estimate or plan.estimate
-    return plan.model_copy(
-        update={"task_graphs": task_graphs, "shards": division.assignment.shards, "estimate": estimate})
 
 
 def is_local(plan: Plan) -> bool:

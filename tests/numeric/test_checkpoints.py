@@ -10,12 +10,12 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric.cases import CASES
+from tests.numeric.checkpoints import HALF, train_half
 from tests.numeric.equality import TOLERANCE, relative
 from tests.numeric.plans import SHAPES, Parallel
 from tests.numeric.script import Setting, Stages, source
 
 DEFAULT = Setting()
-HALF = 5  # steps before and after the checkpoint
 CASE = CASES["clipped_adam"]
 PIPELINE = Parallel(SHAPES["pipeline4"], 4)
 PLANS: Dict[str, Any] = {"local": None, "pipeline4": PIPELINE, "replicate2": Parallel(SHAPES["replicate2"]),
@@ -24,29 +24,10 @@ PLANS: Dict[str, Any] = {"local": None, "pipeline4": PIPELINE, "replicate2": Par
 
 def train(parallel: Any, first: int, restore: str = "", save: str = "",
           setting: Setting = DEFAULT) -> Tuple[List[float], List[str]]:
-    """Trains steps ``first`` to ``first + HALF``; returns the losses and the names of all variables."""
-    stages = Stages()
-    if parallel is not None:
-        wh.init(parallel.config(), cluster="cpu:{}".format(parallel.shape.devices))
-        stages = Stages([functools.partial(wh.replicate, count) for count in parallel.shape.counts])
-    try:
-        with tf.Graph().as_default(), tf.variable_scope("", use_resource=setting.resource):
-            inputs, feeds = source(CASE.examples(sum(CASE.sizes), setting.dtype), CASE.sizes, setting)
-            script = CASE.build(inputs, stages, setting.dtype)
-            names = sorted(v.op.name for v in tf.global_variables())
-            saver = tf.train.Saver()
-            with tf.Session() as session:
-                if restore:
-                    saver.restore(session, restore)
-                else:
-                    session.run(tf.global_variables_initializer())
-                losses = [session.run([script.losses["loss"], script.runs[0]], feed)[0]
-                          for feed in feeds[first:first + HALF]]
-                if save:
-                    saver.save(session, save)
-            return losses, names
-    finally:
-        wh.shutdown()
+    if parallel is None:
+        return train_half(CASE, setting, first, restore, save)
+    return train_half(CASE, setting, first, restore, save, parallel.shape.devices, parallel.config(),
+                      [functools.partial(wh.replicate, count) for count in parallel.shape.counts])
 
 
 def assert_same(losses: List[float], expected: List[float]) -> None:

@@ -1,13 +1,11 @@
 """Generated models under generated plans equal the local script: 200 in `make test`, 5,000 in `make fuzz`."""
 from __future__ import annotations
 
-import random
-
-import hypothesis
 import pytest
 
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
 from tests.numeric.generated import Layer, Model, case_of, models
+from tests.numeric.generation import PARTS, check_part
 from tests.numeric.plans import Parallel, Shape
 from tests.numeric.script import Setting
 
@@ -18,22 +16,11 @@ KNOWN = {
                           Setting(dtype="float64", static_batch=True, dataset=True), Parallel(Shape((1,), 2), 1)),
 }
 
-PARTS = 4  # so that several processes can share the work
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_generated_models(part: int) -> None:
-    default = hypothesis.settings.default
-    seed = part if default.derandomize else random.SystemRandom().getrandbits(32)
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=-(-default.max_examples // PARTS), derandomize=False, database=None)
-    @hypothesis.given(models())
-    def check(model: Model) -> None:
-        compare(model)
-
-    check()
+    check_part(part, models(), compare)
 
 
 @pytest.mark.slow

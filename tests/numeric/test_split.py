@@ -9,6 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from tests.numeric.checkpoints import HALF, train_half
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, relative, run_local
 from tests.numeric.script import Setting, Stages, dense, source
 from tests.numeric.split import CLASSES, OPTIMIZERS, Split, find, run_split
@@ -201,34 +202,15 @@ def test_edited_shards_are_run_or_refused() -> None:
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
-HALF = 5
 PLANS: Dict[str, Any] = {"local": None, "split2": Split((-2,), 2), "split3": Split((-3,), 3), "replicate2": Split((2,), 2),
                          "pipeline": Split((1, -2), 3, (("num_micro_batch", 2),))}
 
 
 def train(plan: str, first: int, setting: Setting, restore: str = "", save: str = "") -> Tuple[List[float], List[str]]:
-    """Trains steps ``first`` to ``first + HALF``; returns the losses and the names of all variables."""
-    case, split, stages = find("classifier_adam"), PLANS[plan], Stages()
-    if split is not None:
-        wh.init(dict(split.config), cluster="cpu:{}".format(split.total))
-        stages = Stages(split.scopes)
-    try:
-        with tf.Graph().as_default(), tf.variable_scope("", use_resource=setting.resource):
-            inputs, feeds = source(case.examples(sum(case.sizes), setting.dtype), case.sizes, setting)
-            script = case.build(inputs, stages, setting.dtype)
-            names = sorted(v.op.name for v in tf.global_variables())
-            saver = tf.train.Saver()
-            with tf.Session() as session:
-                if restore:
-                    saver.restore(session, restore)
-                else:
-                    session.run(tf.global_variables_initializer())
-                losses = [session.run([script.losses["loss"], script.runs[0]], feed)[0] for feed in feeds[first:first + HALF]]
-                if save:
-                    saver.save(session, save)
-            return losses, names
-    finally:
-        wh.shutdown()
+    case, split = find("classifier_adam"), PLANS[plan]
+    if split is None:
+        return train_half(case, setting, first, restore, save)
+    return train_half(case, setting, first, restore, save, split.total, dict(split.config), split.scopes)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
-from whale_tf.planner.assemble import StageStatistics, TaskGraphSpec
+from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec
 from whale_tf.planner.buckets import Gradient, Limits, buckets, limits
 
 PARTS = ((0, 1), (2, 3))
@@ -20,8 +20,8 @@ STAGE = StageStatistics((), 0, 4, (Gradient("w", 4),))
 
 def plan_of(*counts: Any, **config: Any) -> Plan:
     specs = [TaskGraphSpec("t{}".format(i), "replicate", count) for i, count in enumerate(counts)]
-    return annotated_plan(OpGraph(), specs, [STAGE] * len(counts), [], {}, Cluster.parse("cpu:4"),
-                          Config(config), PARTS)
+    facts = ModelFacts(OpGraph(), specs, [STAGE] * len(counts), [], {})
+    return annotated_plan(facts, Cluster.parse("cpu:4"), Config(config), PARTS)
 
 
 def test_replicas_stay_within_a_process() -> None:

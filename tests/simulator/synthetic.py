@@ -7,6 +7,7 @@ from typing import Optional, Sequence
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Device
 from whale_tf.simulator import Builder, ModelGraph, OpEstimator, Options, ScheduleConfig, StrategyTree, op_config
+from whale_tf.simulator.costs import OpPart
 from whale_tf.simulator.strategy_tree import Strategy
 
 NO_RESERVE = Options(reserved_bytes={})
@@ -49,20 +50,11 @@ class KnownTimes(OpEstimator):
         self.forward_s, self.backward_s = forward_s, backward_s
         self.factors = factors
 
-    def seconds(
-        self,
-        op: int,
-        device: Device,
-        flops: float,
-        size_bytes: float,
-        fraction: float,
-        backward: bool = False,
-        share: float = 1.0,
-    ) -> float:
-        if self.model.ops[op].kind != "layer":
+    def seconds(self, part: OpPart, device: Device) -> float:
+        if self.model.ops[part.op].kind != "layer":
             return 0.0
-        factor = self.factors[op] if self.factors is not None else 1.0
-        return (self.backward_s if backward else self.forward_s) * fraction * share * factor
+        factor = self.factors[part.op] if self.factors is not None else 1.0
+        return (self.backward_s if part.backward else self.forward_s) * part.fraction * part.share * factor
 
     def roofline(self, device: Device, flops: float, size_bytes: float, matrix: bool = False) -> float:
         return 0.0

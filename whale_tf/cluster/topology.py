@@ -11,7 +11,7 @@ switch (``node0/device0/nvlink-out``, ``node0/device3/nvlink-in``).
 """
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Container, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster.description import NodeDescription, PcieDescription
 from whale_tf.cluster.devices import Link
@@ -71,7 +71,7 @@ class NodeTopology:
         the member with the fewest lanes decides; otherwise the slowest pair of ring neighbours does.
         """
         members = sorted(group)
-        if self._lanes and _connected(members, self._lanes):
+        if self._lanes and connected(members, self._lanes):
             ports = [sum(self._lanes[a, b].bandwidth_bytes_per_s for b in members if (a, b) in self._lanes)
                      for a in members]
             assert self.node.links.nvlink is not None
@@ -178,7 +178,7 @@ def _pcie_to_nic(pcie: PcieDescription, device: int, nic_socket: int, out: bool)
     return tuple(_between_sockets(pcie, nic_socket, socket) + _half(pcie, device, out=False))
 
 
-def _connected(members: Sequence[int], lanes: Dict[Tuple[int, int], Link]) -> bool:
+def connected(members: Sequence[int], lanes: Container[Tuple[int, int]]) -> bool:
     """Whether the lanes between ``members`` connect them all."""
     reached, frontier = {members[0]}, [members[0]]
     while frontier:

@@ -8,34 +8,18 @@ Devices are taken in order, one VirtualDevice after the other.  What is left ove
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import AnnotationError, ConfigError, PlanError
-from whale_tf.ir.graph import OpGraph
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.assemble import (
-    Crossing,
-    Decision,
-    StageStatistics,
-    TaskGraphSpec,
-    assemble,
-    check_built,
-    spans,
-)
+from whale_tf.planner.assemble import Decision, ModelFacts, TaskGraphSpec, assemble, check_built, spans
 from whale_tf.planner.virtual_device import dealt
 
 
 def annotated_plan(
-    graph: OpGraph,
-    specs: Sequence[TaskGraphSpec],
-    stages: Sequence[StageStatistics],
-    crossings: Sequence[Crossing],
-    inputs: Dict[str, int],
-    cluster: Cluster,
-    config: Config,
-    processes: Sequence[Tuple[int, ...]] = (),
+    facts: ModelFacts, cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]] = ()
 ) -> Plan:
     """See the module's docstring.
 
@@ -47,6 +31,7 @@ def annotated_plan(
         PlanError: the configuration asks for what cannot be.
     """
     check_built(config)
+    specs = facts.specs
     _check_count(specs, config)
     micro_batches = config.pipeline.num_micro_batch or 1
     is_pipeline = micro_batches > 1 and len(specs) > 1
@@ -58,7 +43,7 @@ def annotated_plan(
         if config.balance.algorithm != "even":
             rows = hardware_aware(rows, cluster, is_pipeline)
     decision = Decision(rows, micro_batches, config.io.nested_batch, Estimate(), processes=tuple(processes))
-    return assemble(graph, specs, stages, crossings, inputs, cluster, config, decision)
+    return assemble(facts, cluster, config, decision)
 
 
 def hardware_aware(

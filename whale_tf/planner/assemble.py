@@ -50,6 +50,22 @@ class Crossing(NamedTuple):
     bytes: int
 
 
+class ModelFacts(NamedTuple):
+    """A graph and what a plan needs to know of it.
+
+    Attributes:
+        specs: its TaskGraphs, in order; ``stages``: what each of them holds.
+        crossings: what goes from one to another.
+        inputs: batch input tensors, and their batch dimension.
+    """
+
+    graph: OpGraph
+    specs: Sequence[TaskGraphSpec]
+    stages: Sequence[StageStatistics]
+    crossings: Sequence[Crossing]
+    inputs: Mapping[str, int]
+
+
 class Decision(NamedTuple):
     """What was decided before a plan is put together.
 
@@ -69,21 +85,13 @@ class Decision(NamedTuple):
     processes: Tuple[Tuple[int, ...], ...] = ()
 
 
-def assemble(
-    graph: OpGraph,
-    specs: Sequence[TaskGraphSpec],
-    stages: Sequence[StageStatistics],
-    crossings: Sequence[Crossing],
-    inputs: Dict[str, int],
-    cluster: Cluster,
-    config: Config,
-    decision: Decision,
-) -> Plan:
+def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Decision) -> Plan:
     """The plan of these TaskGraphs on these devices: what crosses, warm-up depths, slices, gradient buckets.
 
     Raises:
         InfeasibleError: a TaskGraph does not fit its devices.
     """
+    graph, specs, stages, crossings, inputs = facts
     rows, micro_batches = decision.rows, decision.micro_batches
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]

@@ -20,7 +20,7 @@ from whale_tf.simulator.configs import (
     op_fractions,
     tensor_config,
 )
-from whale_tf.simulator.costs import OpEstimator
+from whale_tf.simulator.costs import OpEstimator, OpPart
 from whale_tf.simulator.model_graph import INPUT, KINDS, PARAMETER, ModelOp, Use
 from whale_tf.simulator.program import (
     BACKWARD,
@@ -398,13 +398,15 @@ class Compiler:
         shares = op_fractions(self.strategy.op_configs[number])
         return tuple(
             self.estimator.seconds(
-                number,
+                OpPart(
+                    number,
+                    flops * shares[first],
+                    sum(size * fraction[first] for size, fraction in moved),
+                    shares[first],
+                    backward,
+                    share,
+                ),
                 self.cluster.devices[parts.devices[first]],
-                flops * shares[first],
-                sum(size * fraction[first] for size, fraction in moved),
-                shares[first],
-                backward,
-                share,
             )
             for first in parts.first
         )

@@ -40,6 +40,24 @@ class Profile(NamedTuple):
     backward_s: Mapping[str, float]
 
 
+class OpPart(NamedTuple):
+    """A part of an op: what one device does of it.
+
+    Attributes:
+        op: number in ``model.ops``.
+        flops, size_bytes: of this part.
+        fraction: of the whole op's work.
+        share: which share of the op's backward this is (several backward ops come from one forward op).
+    """
+
+    op: int
+    flops: float
+    size_bytes: float
+    fraction: float
+    backward: bool = False
+    share: float = 1.0
+
+
 class OpEstimator:
     """Costs of a model's ops on the devices of a cluster.
 
@@ -74,28 +92,12 @@ class OpEstimator:
                     )
                 )
 
-    def seconds(
-        self,
-        op: int,
-        device: Device,
-        flops: float,
-        size_bytes: float,
-        fraction: float,
-        backward: bool = False,
-        share: float = 1.0,
-    ) -> float:
-        """Time of a part of an op.
-
-        Args:
-            op: number in ``model.ops``.
-            flops, size_bytes: of this part.
-            fraction: of the whole op's work.
-            share: which share of the op's backward this is (several backward ops come from one forward op).
-        """
-        measured = self._measured(op, device, backward)
+    def seconds(self, part: OpPart, device: Device) -> float:
+        """Time of a part of an op on a device."""
+        measured = self._measured(part.op, device, part.backward)
         if measured is not None:
-            return measured * fraction * share
-        return self.roofline(device, flops, size_bytes, KINDS[self.model.ops[op].kind].compute_bound)
+            return measured * part.fraction * part.share
+        return self.roofline(device, part.flops, part.size_bytes, KINDS[self.model.ops[part.op].kind].compute_bound)
 
     def roofline(self, device: Device, flops: float, size_bytes: float, matrix: bool = False) -> float:
         """``matrix``: runs on the matrix units (the precision's own peak); everything else runs in float32."""

@@ -12,7 +12,7 @@ from typing import Dict, Mapping, Optional, Tuple
 from whale_tf.cluster.devices import Device
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
-from whale_tf.simulator.costs import Efficiency, OpEstimator
+from whale_tf.simulator.costs import Efficiency, OpEstimator, OpPart
 from whale_tf.simulator.model_graph import Builder, ModelGraph
 
 BYTE = 1  # tensors are counted in bytes here: shapes come from a profile, not from a graph
@@ -84,20 +84,11 @@ class LayerEstimator(OpEstimator):
         self.tensor_parallel = dict(tensor_parallel or {})
         self._layers = {layer.name + "/layer": layer for layer in profile.layers}
 
-    def seconds(
-        self,
-        op: int,
-        device: Device,
-        flops: float,
-        size_bytes: float,
-        fraction: float,
-        backward: bool = False,
-        share: float = 1.0,
-    ) -> float:
-        name = self.model.ops[op].name
+    def seconds(self, part: OpPart, device: Device) -> float:
+        name = self.model.ops[part.op].name
         layer = self._layers.get(name)
         if layer is None:
             return 0.0
         degree = self.tensor_parallel.get(name, 1)
-        times = layer_seconds(self.profile, layer, device, self.model.batch * fraction * degree, degree)
-        return (times.backward_s if backward else times.forward_s) * share
+        times = layer_seconds(self.profile, layer, device, self.model.batch * part.fraction * degree, degree)
+        return (times.backward_s if part.backward else times.forward_s) * part.share

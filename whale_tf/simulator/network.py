@@ -13,6 +13,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Link
+from whale_tf.cluster.topology import connected
 from whale_tf.errors import ClusterError, ConfigError, did_you_mean
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_TO_ALL, HOST_COPY, REDUCE_SCATTER, SEND_RECV, Group
 
@@ -173,13 +174,7 @@ class Network:
     def _lanes(self, members: List[int]) -> Dict[Tuple[int, int], Tuple[int, ...]]:
         """Direct NVLink paths between members, if they connect all of them; else none."""
         lanes = {(a, b): self.path(a, b) for a in members for b in members if a != b and self.cluster.link(a, b).name == "nvlink"}
-        reached, frontier = {members[0]}, [members[0]]
-        while frontier:
-            a = frontier.pop()
-            new = [b for b in members if b not in reached and (a, b) in lanes]
-            reached.update(new)
-            frontier += new
-        return lanes if len(reached) == len(members) else {}
+        return lanes if connected(members, lanes) else {}
 
     def _between(self, here: List[int], there: List[int]) -> Dict[int, float]:
         """One byte from a node to the next, over as many adapters as the members of both ends use."""

@@ -24,9 +24,9 @@ from whale_tf.ir.rules import (
 )
 from whale_tf.ir.rules.rule import Builder, NoRule, Rule, ShapeOperand, View
 
+COMPUTING = (elementwise, matmul, reduction, shape, convolution, normalisation, gather, loss, random, recurrent)
 RULES: Dict[str, Builder] = {}
-for _family in (elementwise, matmul, reduction, shape, convolution, normalisation, gather, loss, random, recurrent, state,
-                control_flow):
+for _family in COMPUTING + (state, control_flow):
     RULES.update(_family.RULES)
 
 
@@ -46,4 +46,4 @@ def rule_for(op: Op, graph: OpGraph, view: Optional[View] = None) -> Rule:
     return builder(op, view if view is not None else View(graph))
 
 
-__all__ = ["RULES", "NoRule", "Rule", "ShapeOperand", "View", "rule_for"]
+__all__ = ["COMPUTING", "RULES", "NoRule", "Rule", "ShapeOperand", "View", "rule_for"]

@@ -111,7 +111,7 @@ def _all_reduce_s(profile: ModelProfile, cluster: Cluster, stages: Sequence[Stag
         if count > 1:
             link = cluster.bottleneck(stage.all_devices)
             size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
-            slowest = max(slowest, 2 * (count - 1) * (link.latency_s + size / count / link.bandwidth_bytes_per_s))
+            slowest = max(slowest, 2 * (count - 1) * link.seconds(size / count))
     return slowest
 
 
