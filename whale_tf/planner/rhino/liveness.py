@@ -1,0 +1,182 @@
+"""Memory of one device while a step runs under an answer: variables, and tensors from their making to their last reader.
+
+Ops run in the graph's order: forward, backward, update.  A tensor is held as its maker lays it out; converted for all its users
+(a relay), the copy lives in its place; converted for one op, while that op runs.  A variable that is stored in shards and read
+whole is gathered for the first reader and held until the last, which is what the executor's one concatenation does.  Results of
+ops that only rename share their operand's memory.
+
+What is made before the backward pass and read in it is alive at its beginning.  Of that part each tensor's bytes depend on one
+strategy, or on a pair, so that it can be priced like time (:func:`held`); it bounds the peak from below.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.ir.graph import Phase
+from whale_tf.patterns.spread import EACH, Spread
+from whale_tf.patterns.strategy import SHAPE_ONLY
+from whale_tf.planner.rhino.problem import Layouts, Problem
+from whale_tf.profiler.chain import SAME_BUFFER, buffer_of
+
+Pairs = Mapping[Tuple[int, int], np.ndarray]
+
+
+class Held(NamedTuple):
+    """Bytes that are alive when the backward pass begins, variables among them.
+
+    Attributes:
+        nodes: `[strategies]` of a node -> bytes; ``pairs``: the same for two nodes, `[strategies of u, strategies of v]`.
+    """
+
+    nodes: Dict[int, np.ndarray]
+    pairs: Dict[Tuple[int, int], np.ndarray]
+
+    def bytes(self, choice: Sequence[int]) -> float:
+        total = sum(float(sizes[choice[node]]) for node, sizes in self.nodes.items())
+        return total + sum(float(sizes[choice[u], choice[v]]) for (u, v), sizes in self.pairs.items())
+
+
+def share(layout: Spread) -> float:
+    """A device's part of a tensor: the largest one."""
+    if layout.kind == EACH:
+        return 0.0
+    return max(layout.sizes) / sum(layout.sizes) if layout.is_shard else 1.0
+
+
+def peak_bytes(problem: Problem, choice: Sequence[int]) -> float:
+    """Most alive at a time on one device, variables included."""
+    stored = sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
+    return stored + _Walk(problem, choice).run()
+
+
+class _Walk:
+    """Buffers with the places in the order of ops at which they are born and last read."""
+
+    def __init__(self, problem: Problem, choice: Sequence[int]) -> None:
+        self.problem, self.choice = problem, choice
+        self.sizes: List[float] = []
+        self.born: List[int] = []
+        self.last: List[int] = []
+        self.held: Dict[int, Tuple[int, Spread]] = {}  # tensor -> its buffer (-1: a variable's own) and layout
+
+    def run(self) -> float:
+        problem, graph = self.problem, self.problem.graph
+        for place, op_id in enumerate(problem.scope.ops):
+            op, strategy = graph.ops[op_id], problem.candidates[op_id]
+            number = self.choice[problem.node_of[op_id]]
+            read = [-1] * len(op.inputs)
+            for position, tensor in enumerate(op.inputs):
+                if op.type not in SHAPE_ONLY and op.type != "VariableShape" and not problem.is_hard(op_id, position):
+                    read[position] = self._read(tensor, strategy.needs[position][number], place)
+            for index, tensor in enumerate(op.outputs):
+                if op.type in SAME_BUFFER and read:
+                    buffer = read[0]
+                elif op.phase is Phase.APPLY and graph.tensors[tensor].dtype.endswith("_ref"):
+                    buffer = -1  # the variable itself
+                else:
+                    buffer = self._new(problem.bytes(tensor) * share(strategy.gives[index][number]), place)
+                self._keep(tensor, buffer, strategy.gives[index][number], place)
+        return self._most()
+
+    def _read(self, tensor: int, need: Spread, place: int) -> int:
+        """The buffer an operand is in."""
+        problem = self.problem
+        tensor = problem.scope.roots.get(tensor, tensor)
+        if tensor not in self.held:
+            self._enter(tensor, place)
+        buffer, layout = self.held[tensor]
+        if buffer >= 0:
+            self.last[buffer] = place
+        if layout == need or need.is_partial:
+            return buffer
+        return self._new(problem.bytes(tensor) * share(need), place)
+
+    def _enter(self, tensor: int, place: int) -> None:
+        """A variable, or a tensor from outside the problem, which is whole; constants are part of the program."""
+        problem = self.problem
+        producer = problem.graph.producer(tensor)
+        if producer.id in problem.stored:
+            self._keep(tensor, -1, problem.storage(producer.id, self.choice), place)
+            return
+        layout = problem.outside
+        size = 0.0 if producer.type == "Const" else problem.bytes(tensor)
+        self._keep(tensor, self._new(size, place), layout, place)
+
+    def _keep(self, tensor: int, buffer: int, layout: Spread, place: int) -> None:
+        """A tensor is made; if it has a relay, it is brought into the relay's layout at once."""
+        relay = self.problem.relays.get(tensor)
+        if relay is not None:
+            wanted = self.problem.relayed[tensor][self.choice[relay]]
+            if wanted != layout:
+                buffer, layout = self._new(self.problem.bytes(tensor) * share(wanted), place), wanted
+        self.held[tensor] = (buffer, layout)
+
+    def _new(self, size: float, place: int) -> int:
+        self.sizes.append(size)
+        self.born.append(place)
+        self.last.append(place)
+        return len(self.sizes) - 1
+
+    def _most(self) -> float:
+        change = np.zeros(len(self.problem.scope.ops) + 1)
+        np.add.at(change, self.born, self.sizes)
+        np.add.at(change, np.array(self.last, dtype=np.int64) + 1, -np.array(self.sizes))
+        return float(np.cumsum(change).max(initial=0.0))
+
+
+def held(problem: Problem) -> Held:
+    """What the beginning of the backward pass finds alive (of tensors that share memory only one counts)."""
+    graph = problem.graph
+    found = Held({problem.node_of[v]: _sizes(problem.bytes(graph.ops[v].outputs[0]), problem.stored[v])
+                  for v in problem.scope.variables}, {})
+    forward, backward = _readers(problem, Phase.FORWARD), _readers(problem, Phase.BACKWARD)
+    seen = set()
+    for tensor in backward:
+        producer = graph.tensors[tensor].op
+        buffer = buffer_of(graph, tensor)
+        if producer in problem.stored:
+            relay = problem.relays.get(tensor)
+            if relay is not None and tensor in forward:
+                _add_gathered(problem, found, tensor, relay)
+        elif producer in problem.candidates and graph.ops[producer].phase is Phase.FORWARD and buffer not in seen:
+            if graph.tensors[buffer].op not in problem.stored:
+                seen.add(buffer)
+                node, layouts = _holder(problem, tensor)
+                sizes = _sizes(problem.bytes(tensor), layouts)
+                found.nodes[node] = found.nodes.get(node, np.zeros(len(sizes))) + sizes
+    return found
+
+
+def _readers(problem: Problem, phase: Phase) -> Dict[int, None]:
+    """Tensors (a variable for its reads) that ops of a phase read, in order."""
+    graph, found = problem.graph, {}  # type: ignore[var-annotated]
+    for op in problem.scope.ops:
+        record = graph.ops[op]
+        if record.phase is phase and record.type not in SHAPE_ONLY and record.type not in SAME_BUFFER:
+            for tensor in record.inputs:
+                found[problem.scope.roots.get(tensor, tensor)] = None
+    return found
+
+
+def _holder(problem: Problem, tensor: int) -> Tuple[int, Layouts]:
+    """The node whose strategy says how a tensor is held."""
+    if tensor in problem.relays:
+        return problem.relays[tensor], problem.relayed[tensor]
+    record = problem.graph.tensors[tensor]
+    return problem.node_of[record.op], problem.candidates[record.op].gives[record.index]
+
+
+def _sizes(size: float, layouts: Layouts) -> np.ndarray:
+    return np.array([size * share(layout) for layout in layouts])
+
+
+def _add_gathered(problem: Problem, found: Held, tensor: int, relay: int) -> None:
+    """The copy of a variable that is read in another layout than it is stored in."""
+    variable = problem.graph.tensors[tensor].op
+    stored, copies = problem.stored[variable], _sizes(problem.bytes(tensor), problem.relayed[tensor])
+    table = np.array([[0.0 if have == need else size for need, size in zip(problem.relayed[tensor], copies)] for have in stored])
+    u, v = problem.node_of[variable], relay
+    found.pairs[(u, v) if u < v else (v, u)] = table if u < v else table.T
