@@ -11,14 +11,16 @@ strategy, or on a pair, so that it can be priced like time (:func:`held`); it bo
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf.ir.graph import Phase
 from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.patterns.strategy import SHAPE_ONLY
+from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.problem import Layouts, Problem
+from whale_tf.planner.rhino.work import elements, item_bytes
 from whale_tf.profiler.chain import SAME_BUFFER, buffer_of
 
 Pairs = Mapping[Tuple[int, int], np.ndarray]
@@ -46,17 +48,21 @@ def share(layout: Spread) -> float:
     return max(layout.sizes) / sum(layout.sizes) if layout.is_shard else 1.0
 
 
-def peak_bytes(problem: Problem, choice: Sequence[int]) -> float:
-    """Most alive at a time on one device, variables included."""
+def peak_bytes(problem: Problem, choice: Sequence[int], shapes: Optional[LocalShapes] = None) -> float:
+    """Most alive at a time on one device, variables included.
+
+    Args:
+        shapes: sizes that the problem does not know (of the batch) filled in; None: the problem's own.
+    """
     stored = sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
-    return stored + _Walk(problem, choice).run()
+    return stored + _Walk(problem, choice, shapes or problem.shapes).run()
 
 
 class _Walk:
     """Buffers with the places in the order of ops at which they are born and last read."""
 
-    def __init__(self, problem: Problem, choice: Sequence[int]) -> None:
-        self.problem, self.choice = problem, choice
+    def __init__(self, problem: Problem, choice: Sequence[int], shapes: LocalShapes) -> None:
+        self.problem, self.choice, self.shapes = problem, choice, shapes
         self.sizes: List[float] = []
         self.born: List[int] = []
         self.last: List[int] = []
@@ -77,7 +83,7 @@ class _Walk:
                 elif op.phase is Phase.APPLY and graph.tensors[tensor].dtype.endswith("_ref"):
                     buffer = -1  # the variable itself
                 else:
-                    buffer = self._new(problem.bytes(tensor) * share(strategy.gives[index][number]), place)
+                    buffer = self._new(self._bytes(tensor) * share(strategy.gives[index][number]), place)
                 self._keep(tensor, buffer, strategy.gives[index][number], place)
         return self._most()
 
@@ -92,7 +98,7 @@ class _Walk:
             self.last[buffer] = place
         if layout == need or need.is_partial:
             return buffer
-        return self._new(problem.bytes(tensor) * share(need), place)
+        return self._new(self._bytes(tensor) * share(need), place)
 
     def _enter(self, tensor: int, place: int) -> None:
         """A variable, or a tensor from outside the problem, which is whole; constants are part of the program."""
@@ -102,7 +108,7 @@ class _Walk:
             self._keep(tensor, -1, problem.storage(producer.id, self.choice), place)
             return
         layout = problem.outside
-        size = 0.0 if producer.type == "Const" else problem.bytes(tensor)
+        size = 0.0 if producer.type == "Const" else self._bytes(tensor)
         self._keep(tensor, self._new(size, place), layout, place)
 
     def _keep(self, tensor: int, buffer: int, layout: Spread, place: int) -> None:
@@ -111,7 +117,7 @@ class _Walk:
         if relay is not None:
             wanted = self.problem.relayed[tensor][self.choice[relay]]
             if wanted != layout:
-                buffer, layout = self._new(self.problem.bytes(tensor) * share(wanted), place), wanted
+                buffer, layout = self._new(self._bytes(tensor) * share(wanted), place), wanted
         self.held[tensor] = (buffer, layout)
 
     def _new(self, size: float, place: int) -> int:
@@ -119,6 +125,9 @@ class _Walk:
         self.born.append(place)
         self.last.append(place)
         return len(self.sizes) - 1
+
+    def _bytes(self, tensor: int) -> float:
+        return elements(self.shapes.stored(tensor)) * item_bytes(self.problem.graph.tensors[tensor].dtype)
 
     def _most(self) -> float:
         change = np.zeros(len(self.problem.scope.ops) + 1)
