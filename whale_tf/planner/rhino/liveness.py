@@ -5,8 +5,8 @@ Ops run in the graph's order: forward, backward, update.  A tensor is held as it
 whole is gathered for the first reader and held until the last, which is what the executor's one concatenation does.  Results of
 ops that only rename share their operand's memory.
 
-What is made before the backward pass and read in it is alive at its beginning.  Of that part each tensor's bytes depend on one
-strategy, or on a pair, so that it can be priced like time (:func:`held`); it bounds the peak from below.
+At any one place in the order what is alive is a sum in which each tensor's bytes depend on one strategy, or on a pair, so that it
+can be priced like time (:func:`held`); it bounds the peak from below.  The place to look at is the busiest one of an answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pairs = Mapping[Tuple[int, int], np.ndarray]
 
 
 class Held(NamedTuple):
-    """Bytes that are alive when the backward pass begins, variables among them.
+    """Bytes that are alive at one place, variables among them.
 
     Attributes:
         nodes: `[strategies]` of a node -> bytes; ``pairs``: the same for two nodes, `[strategies of u, strategies of v]`.
@@ -55,7 +55,12 @@ def peak_bytes(problem: Problem, choice: Sequence[int], shapes: Optional[LocalSh
         shapes: sizes that the problem does not know (of the batch) filled in; None: the problem's own.
     """
     stored = sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
-    return stored + _Walk(problem, choice, shapes or problem.shapes).run()
+    return stored + float(_Walk(problem, choice, shapes or problem.shapes).run().max(initial=0.0))
+
+
+def busiest(problem: Problem, choice: Sequence[int]) -> int:
+    """The place in the order of ops at which most is alive."""
+    return int(_Walk(problem, choice, problem.shapes).run()[:-1].argmax())
 
 
 class _Walk:
@@ -68,7 +73,8 @@ class _Walk:
         self.last: List[int] = []
         self.held: Dict[int, Tuple[int, Spread]] = {}  # tensor -> its buffer (-1: a variable's own) and layout
 
-    def run(self) -> float:
+    def run(self) -> np.ndarray:
+        """Bytes at each place, variables not counted, and after the last one."""
         problem, graph = self.problem, self.problem.graph
         for place, op_id in enumerate(problem.scope.ops):
             op, strategy = graph.ops[op_id], problem.candidates[op_id]
@@ -85,7 +91,7 @@ class _Walk:
                 else:
                     buffer = self._new(self._bytes(tensor) * share(strategy.gives[index][number]), place)
                 self._keep(tensor, buffer, strategy.gives[index][number], place)
-        return self._most()
+        return self._curve()
 
     def _read(self, tensor: int, need: Spread, place: int) -> int:
         """The buffer an operand is in."""
@@ -129,28 +135,26 @@ class _Walk:
     def _bytes(self, tensor: int) -> float:
         return elements(self.shapes.stored(tensor)) * item_bytes(self.problem.graph.tensors[tensor].dtype)
 
-    def _most(self) -> float:
+    def _curve(self) -> np.ndarray:
         change = np.zeros(len(self.problem.scope.ops) + 1)
         np.add.at(change, self.born, self.sizes)
         np.add.at(change, np.array(self.last, dtype=np.int64) + 1, -np.array(self.sizes))
-        return float(np.cumsum(change).max(initial=0.0))
+        return np.cumsum(change)
 
 
-def held(problem: Problem) -> Held:
-    """What the beginning of the backward pass finds alive (of tensors that share memory only one counts)."""
+def held(problem: Problem, place: int) -> Held:
+    """What is alive at a place: made there or before, read there or later (of tensors that share memory only one counts)."""
     graph = problem.graph
     found = Held({problem.node_of[v]: _sizes(problem.bytes(graph.ops[v].outputs[0]), problem.stored[v])
                   for v in problem.scope.variables}, {})
-    forward, backward = _readers(problem, Phase.FORWARD), _readers(problem, Phase.BACKWARD)
+    places = {op: i for i, op in enumerate(problem.scope.ops)}
     seen = set()
-    for tensor in backward:
-        producer = graph.tensors[tensor].op
-        buffer = buffer_of(graph, tensor)
+    for tensor, (first, last) in _uses(problem, places).items():
+        producer, buffer = graph.tensors[tensor].op, buffer_of(graph, tensor)
         if producer in problem.stored:
-            relay = problem.relays.get(tensor)
-            if relay is not None and tensor in forward:
-                _add_gathered(problem, found, tensor, relay)
-        elif producer in problem.candidates and graph.ops[producer].phase is Phase.FORWARD and buffer not in seen:
+            if tensor in problem.relays and first <= place <= last:
+                _add_gathered(problem, found, tensor, problem.relays[tensor])
+        elif producer in problem.candidates and places[producer] <= place <= last and buffer not in seen:
             if graph.tensors[buffer].op not in problem.stored:
                 seen.add(buffer)
                 node, layouts = _holder(problem, tensor)
@@ -159,14 +163,16 @@ def held(problem: Problem) -> Held:
     return found
 
 
-def _readers(problem: Problem, phase: Phase) -> Dict[int, None]:
-    """Tensors (a variable for its reads) that ops of a phase read, in order."""
-    graph, found = problem.graph, {}  # type: ignore[var-annotated]
-    for op in problem.scope.ops:
+def _uses(problem: Problem, places: Mapping[int, int]) -> Dict[int, Tuple[int, int]]:
+    """Tensor (a variable for its reads) -> places of its first and last reader."""
+    graph = problem.graph
+    found: Dict[int, Tuple[int, int]] = {}
+    for op, place in places.items():
         record = graph.ops[op]
-        if record.phase is phase and record.type not in SHAPE_ONLY and record.type not in SAME_BUFFER:
-            for tensor in record.inputs:
-                found[problem.scope.roots.get(tensor, tensor)] = None
+        for position, tensor in enumerate(record.inputs):
+            if record.type not in SHAPE_ONLY and record.type != "VariableShape" and not problem.is_hard(op, position):
+                root = problem.scope.roots.get(tensor, tensor)
+                found[root] = (found[root][0] if root in found else place, place)
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.elimination import eliminate
-from whale_tf.planner.rhino.liveness import Held, held
+from whale_tf.planner.rhino.liveness import Held, busiest, held
 from whale_tf.planner.rhino.problem import Problem
 
 STEPS = 10
@@ -58,20 +58,20 @@ def stored_bytes(problem: Problem, choice: Sequence[int]) -> float:
 
 
 def priced(costs: CostGraph, sizes: Held, price: float) -> CostGraph:
-    """The problem in which every byte that is alive when the backward pass begins costs ``price`` picoseconds."""
+    """The problem in which every byte that is alive at a place (``sizes``) costs ``price`` picoseconds."""
     nodes = {node: np.floor(price * row).astype(np.int64).tolist() for node, row in sizes.nodes.items()}
     return costs.adjusted(nodes, {pair: np.floor(price * table).astype(np.int64) for pair, table in sizes.pairs.items()})
 
 
 def lower_bound(problem: Problem, limit_bytes: float) -> int:
     """Picoseconds that no choice within the limit undercuts: the Lagrangian dual ``min_x C(x) + p (bytes(x) - limit)``, at the
-    best price ``p`` of a byte that bisection finds.  ``bytes``: what is alive when the backward pass begins.
+    best price ``p`` of a byte that bisection finds.  ``bytes``: what is alive where the fastest choice holds most.
 
     Raises:
         TableTooLarge
     """
-    sizes = held(problem)
     free = eliminate(problem.costs)
+    sizes = held(problem, busiest(problem, free.choice))
     best, low, high = free.cost, 0.0, 2.0 * free.cost / max(limit_bytes, 1.0)
     for _ in range(STEPS):
         price = (low + high) / 2

@@ -14,7 +14,7 @@ from whale_tf.planner.rhino.collectives import PICOSECONDS
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import TableTooLarge
 from whale_tf.planner.rhino.integer_program import integer_program, solve
-from whale_tf.planner.rhino.liveness import held, peak_bytes
+from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import Mesh, meshes, rings
 from whale_tf.planner.rhino.problem import Problem
@@ -175,8 +175,11 @@ class _Search:
             if dimension:
                 problem = self._problem(dimension, _left(levels[-1]))
             costs = memory.sharded(problem, must)
-            solution = self.solver(problem, memory.priced(costs, held(problem), price) if price else costs)
-            if price:  # what the choice costs, and not what its bytes were priced at
+            solution = self.solver(problem, costs)
+            if price:
+                sizes = held(problem, busiest(problem, solution.choice))
+                solution = self.solver(problem, memory.priced(costs, sizes, price))
+                # what the choice costs, and not what its bytes were priced at
                 solution = solution._replace(cost=problem.costs.score(solution.choice), lower_bound=0)
             if solution.cost >= IMPOSSIBLE:
                 raise InfeasibleError("no plan on mesh {} has all that is asked for: the patterns asked for do not go together; "
