@@ -14,7 +14,7 @@ from whale_tf.ir.verify import verify
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding import Assignment, assign
 from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.automatic import as_one_split, automatic, check_automatic, is_automatic
+from whale_tf.rewrite.shard.automatic import Automatic, as_one_split, automatic, check_automatic, is_automatic
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 
 
@@ -49,9 +49,7 @@ def divide(
     if is_automatic(config, plan) and len(cluster.devices) > 1:
         if plan is None:
             check_automatic(graph, local, config)
-        found = automatic(local, cluster, config, plan)
-        whole = as_one_split(local)
-        return Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
+        return whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
@@ -59,6 +57,12 @@ def divide(
     problem = sharding_problem(local, divided_dims(batch), counts)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
     return Division(local, local, counts, assign(problem, force, shards))
+
+
+def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Division:
+    """The graph as one TaskGraph on all devices."""
+    whole = as_one_split(local)
+    return Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
 
 
 def carry_out(
