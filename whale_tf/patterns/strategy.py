@@ -76,9 +76,9 @@ class Strategies(NamedTuple):
     reasons: List[str]
 
 
-def computed_once(op: Op) -> Strategy:
-    """On the first device, whole."""
-    return Strategy("once", ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
+def computed_once(op: Op, pattern: str = "once") -> Strategy:
+    """On the first device, whole; ``batch``: on every device, for the examples that are there."""
+    return Strategy(pattern, ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
 
 
 def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Strategies:
