@@ -63,7 +63,7 @@ class Lowering:
         replicated = {number for number, spec in enumerate(captured.specs) if spec.strategy == "replicate"}
         self.stages = {number: TaggedStage(edit, number) for number in replicated.union(counts)}
         self.nodes = {number: Nodes(stage) for number, stage in self.stages.items()}
-        self.values = Values(graph, self.stages, self.nodes, counts, captured.task_graph, replicated, root, self._moved_again,
+        self.values = Values(self.view, self.stages, self.nodes, counts, captured.task_graph, replicated, root, self._moved_again,
                              self._move_again)
         self.done: Dict[str, List[List[str]]] = {}
         self.variables: Dict[int, List[str]] = {}

@@ -19,7 +19,8 @@ from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optio
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.rules import View
 from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, everywhere, once
 from whale_tf.rewrite.shard.tags import TaggedStage
 
@@ -44,10 +45,10 @@ class Values:
         move_again: ``(op, device, name of the operand there)``: does so, and returns the result's name.
     """
 
-    def __init__(self, graph: OpGraph, stages: Dict[int, TaggedStage], nodes: Dict[int, Nodes], counts: Dict[int, int],
+    def __init__(self, view: View, stages: Dict[int, TaggedStage], nodes: Dict[int, Nodes], counts: Dict[int, int],
                  task_graph: Sequence[int], replicated: Collection[int], root: str,
                  moved_again: Callable[[int, int], bool], move_again: Callable[[Op, int, str], str]) -> None:
-        self._graph = graph
+        self._graph, self._view = view.graph, view
         self._task_graph, self._replicated = task_graph, replicated
         self.moved_again, self.move_again = moved_again, move_again
         self._stages, self._nodes, self._counts, self._root = stages, nodes, counts, root
@@ -156,6 +157,6 @@ class Values:
         return nodes.concat(pieces, have.dim, scope, dtype, str(i))
 
     def _slice(self, tensor: int, name: str, dim: int, begin: int, size: int, scope: str, device: str, nodes: Nodes) -> str:
-        record = self._graph.tensors[tensor]
-        return nodes.slice_dim(name, dim, len(record.shape or ()), begin, size, scope, tf.as_dtype(record.dtype).base_dtype,
-                               device)
+        shape, dtype = self._view.shape(tensor), tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
+        assert shape is not None, "a tensor is divided along a dimension that its op's rule knows"
+        return nodes.slice_dim(name, dim, len(shape), begin, size, scope, dtype, device)
