@@ -139,8 +139,9 @@ class Config(_Section):
     balance: Balance = Balance()
     init: Literal["exact", "sharded"] = Field(
         default="exact",
-        description="Initial values of sharded variables: those of the local model, or drawn on each shard for "
-        "variables that no one device can hold.")
+        description="Initial values of variables that split divides. exact: computed whole and sliced, the local model's. "
+        "sharded: made on each shard, for variables that no one device can hold; the same values but where the "
+        "generator cannot be advanced, which wh.explain() names.")
     sync_batch_norm: bool = Field(
         default=False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")

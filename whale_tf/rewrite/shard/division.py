@@ -13,6 +13,7 @@ from whale_tf.ir.graph import Phase
 from whale_tf.ir.verify import verify
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding import Assignment, assign
+from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.rewrite.shard import Sharded, shard
 from whale_tf.rewrite.shard.automatic import as_one_split, automatic, check_automatic, is_automatic
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
@@ -46,6 +47,21 @@ def divide(
     parts: Sequence[Tuple[int, ...]],
 ) -> Division:
     """How ``split`` TaskGraphs are divided: by the search over the whole graph, by the plan, or by the cheapest patterns."""
+    found = _divide(graph, local, cluster, config, plan, options, parts)
+    if found.assignment is None or (config if plan is None else plan).init == "exact":
+        return found
+    return found._replace(assignment=with_initial_values(local.graph, local.phases.variables.initializers, found.assignment))
+
+
+def _divide(
+    graph: tf.Graph,
+    local: Captured,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan],
+    options: Options,
+    parts: Sequence[Tuple[int, ...]],
+) -> Division:
     if is_automatic(config, plan) and len(cluster.devices) > 1:
         if plan is None:
             check_automatic(graph, local, config)
