@@ -134,6 +134,7 @@ class Plan(_Value):
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
+        init: how sharded variables get their initial values: ``exact`` or ``sharded``.
         processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
 
@@ -151,6 +152,7 @@ class Plan(_Value):
     bridges: Tuple[BridgePlan, ...] = ()
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = Field(default_factory=dict)
+    init: str = "exact"
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
 
@@ -160,6 +162,8 @@ class Plan(_Value):
             raise ValueError("plan version is {}, this whale_tf reads version {}".format(self.version, VERSION))
         if self.schedule not in ("backward_first", "gpipe"):
             raise ValueError("schedule is {!r}, expected 'backward_first' or 'gpipe'".format(self.schedule))
+        if self.init not in ("exact", "sharded"):
+            raise ValueError("init is {!r}, expected 'exact' or 'sharded'".format(self.init))
         if self.nested_batch not in ("own", "divide"):
             raise ValueError("nested_batch is {!r}, expected 'own' or 'divide'".format(self.nested_batch))
         if not self.task_graphs:

@@ -118,6 +118,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         schedule=config.pipeline.schedule,
         nested_batch=decision.nested_batch,
         sync_batch_norm=config.sync_batch_norm,
+        init=config.init,
         task_graphs=tuple(
             TaskGraphPlan(
                 name=spec.name,
@@ -251,7 +252,7 @@ def _variables(
 
 
 NOT_YET = (
-    "communication.fp16", "communication.sparse_as_dense", "init", "cluster.device_place_prefer_intra_node")  # fmt: skip
+    "communication.fp16", "communication.sparse_as_dense", "cluster.device_place_prefer_intra_node")  # fmt: skip
 
 
 def check_built(config: Config) -> None:

@@ -33,7 +33,7 @@ from whale_tf.simulator.engine import run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.program import COMPUTATION, FEATURE
-from whale_tf.simulator.simulate import gamma_of
+from whale_tf.simulator.simulate import Options, gamma_of
 from whale_tf.simulator.transformation import SEND_RECV, Group, Pair
 
 Tasks = Tuple[int, ...]  # one for each device; -1: there from the start
@@ -90,7 +90,7 @@ class _Execution:
         tasks = ExecutionGraph(
             self.seconds, self.lane, list(range(total)), [0] * total, self.slots, self.queues, self.links, pairs[:, 1].tolist(),
             first.tolist(), np.bincount(pairs[:, 1], minlength=total).tolist(), tuple(range(self.count)), {}, empty)
-        gammas = [gamma_of(self.cluster, device, None) for device in range(self.count)]
+        gammas = [gamma_of(self.cluster, device, Options()) for device in range(self.count)]
         return run(tasks, self.network.bandwidths, gammas).makespan
 
     # -- ops ----------------------------------------------------------------------------------------------------------

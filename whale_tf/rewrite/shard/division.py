@@ -16,6 +16,7 @@ from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import placed
 from whale_tf.planner.assemble import TaskGraphSpec
 from whale_tf.planner.sharding import Assignment, assign, batch_ops, with_batch
+from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.rewrite.shard import Sharded, shard
 from whale_tf.rewrite.shard.automatic import Automatic, as_one_split, automatic, check_automatic, is_automatic
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
@@ -52,7 +53,22 @@ def divide(
     if is_automatic(config, plan) and len(cluster.devices) > 1:
         if plan is None:
             check_automatic(graph, local, config)
-        return whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
+        found = whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
+    else:
+        found = _annotated_division(local, cluster, config, plan, options, parts)
+    if found.assignment is None or (config if plan is None else plan).init == "exact":
+        return found
+    return found._replace(assignment=with_initial_values(local.graph, local.phases.variables.initializers, found.assignment))
+
+
+def _annotated_division(
+    local: Captured,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan],
+    options: Options,
+    parts: Sequence[Tuple[int, ...]],
+) -> Division:
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
