@@ -31,7 +31,7 @@ Build = Callable[[int], tf.Tensor]
 
 
 def built(build: Build, count: int, force: Any = None) -> Built:
-    config = {} if force is None else {"patterns.force": force}
+    config = {"variables": "mirrored", "patterns.force": force}  # as on devices with memories of their own
     wh.init(config, cluster="cpu:{}".format(count))
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
