@@ -97,6 +97,16 @@ def test_mixture_of_experts() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("counts,total,micro_batches", [((-3,), 3, 1), ((1, -2), 3, 4), ((-2, 2), 8, 2)])
+@pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
+def test_batch(counts: Tuple[int, ...], total: int, micro_batches: int, setting: Setting) -> None:
+    """A forced ``batch``: each device computes the layer for its examples, alone, in a pipeline, and nested."""
+    unit = "query" if counts[0] < 0 else "wide"
+    shards = check("transformer", counts, total, setting, num_micro_batch=micro_batches, patterns__force={unit: "batch"})
+    assert shards[unit + "/MatMul"] == "batch" and {"row", "column"} <= set(shards.values())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["sum_with_l2", "tied_embedding", "gan", "encoder", "weighted_loss"])
 def test_models_of_the_matrix(case: str) -> None:
     check(case, (-2,), 2)

@@ -6,7 +6,7 @@ the same rewrite without it: a gather on the first device of the ``split`` TaskG
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Set, Tuple
+from typing import Any, Callable, NamedTuple, Set
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -19,8 +19,8 @@ from whale_tf.rewrite.shard.values import Values
 
 
 class Built(NamedTuple):
-    """``bytes``: crossing in a step, without inputs and the sums of replicas' gradients; ``bridged``: elements of the tensors that
-    are put together from parts."""
+    """``bytes``: crossing in a step, without inputs and the sums of replicas' gradients; ``bridged``: elements of the tensors
+    that are put together from parts."""
 
     bytes: int
     bridged: Set[int]

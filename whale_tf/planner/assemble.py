@@ -96,10 +96,9 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     rows, micro_batches = decision.rows, decision.micro_batches
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
-    used = [device for row in rows for device in row[0]]
-    shared = len(used) > len(set(used))
-    warmups = decision.warmups or _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
-    if shared:
+    used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
+    warmups = decision.warmups or _warmups(facts, rows, counts, cluster, config, micro_batches)
+    if len(used) > len(set(used)):
         warmups = (1,) * len(rows)
     parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
     batch = static_batch(graph, inputs)
@@ -237,15 +236,18 @@ def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:
 
 
 def _warmups(
-    stages: Sequence[StageStatistics],
+    facts: ModelFacts,
     rows: Sequence[Tuple[Tuple[int, ...], ...]],
     counts: Sequence[int],
-    crossings: Sequence[Crossing],
     cluster: Cluster,
     config: Config,
     micro_batches: int,
 ) -> Tuple[int, ...]:
-    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known."""
+    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known.  The batch part of a
+    ``split`` TaskGraph is of that stage."""
+    whole = sum(spec.batch_of is None for spec in facts.specs)
+    stages, beside = facts.stages[:whole], [spec.batch_of for spec in facts.specs if spec.batch_of is not None]
+    crossings = [c for c in facts.crossings if max(c.producer, c.consumer) < whole]
     limits = []
     for stage, row, count in zip(stages, rows, counts):
         device = cluster.devices[row[0][0]]
@@ -256,7 +258,8 @@ def _warmups(
     policy: str = config.pipeline.warmup
     if policy == "auto":
         policy = auto_policy(_activation_communication_ratio(stages, rows, crossings, cluster))
-    return warmup_depths(policy, len(stages), limits, micro_batches)
+    depths = warmup_depths(policy, len(stages), limits, micro_batches)
+    return depths + tuple(depths[number] for number in beside)
 
 
 def _activation_communication_ratio(
