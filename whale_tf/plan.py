@@ -37,6 +37,8 @@ class TaskGraphPlan(_Value):
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
         batch_of: the ``split`` TaskGraph on the same devices whose ops these are: those that are divided along no dimension
             but the batch, so that each device works on its own examples.
+        variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
+            first replica's device.
     """
 
     name: str
@@ -46,6 +48,7 @@ class TaskGraphPlan(_Value):
     slices: Optional[Tuple[int, ...]] = None
     warmup: int = Field(1, ge=1)
     batch_of: Optional[int] = Field(None, ge=0)
+    variables: str = "mirrored"
 
     @property
     def device_count(self) -> int:
@@ -60,6 +63,8 @@ class TaskGraphPlan(_Value):
     def _consistent(self) -> TaskGraphPlan:
         if self.strategy not in ("replicate", "split"):
             raise ValueError("strategy is {!r}, expected 'replicate' or 'split'".format(self.strategy))
+        if self.variables not in ("mirrored", "shared"):
+            raise ValueError("variables is {!r}, expected 'mirrored' or 'shared'".format(self.variables))
         if not self.devices or not self.devices[0]:
             raise ValueError("TaskGraph {!r} has no devices".format(self.name))
         if any(len(row) != self.device_count for row in self.devices):
