@@ -226,7 +226,7 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
     devices = device_names(state.cluster, state.processes)
-    return explain_plan(done.plan, done.region, devices, done.assignment.choices if done.assignment else ())
+    return explain_plan(done.plan, done.region, devices, done.assignment)
 
 
 def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:

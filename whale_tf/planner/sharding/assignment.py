@@ -6,7 +6,7 @@ exchanges least given the spreads of what it reads, and a variable's gradient is
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
@@ -34,6 +34,7 @@ class Assignment(NamedTuple):
     home: TaskGraph of every op in ``strategies`` and ``variables``, and of those with results in ``settled``.
     choices: what was chosen for the ops worth dividing.
     settled: tensor -> the spread that it is brought into as soon as it is made, for all who read it.
+    alone: split TaskGraph -> its forward ops on examples that the first device computes for all.
     """
 
     strategies: Dict[int, Strategy]
@@ -41,6 +42,7 @@ class Assignment(NamedTuple):
     home: Dict[int, int]
     choices: List[Choice]
     settled: Dict[int, Spread] = {}
+    alone: Mapping[int, Tuple[str, ...]] = {}
 
     @property
     def shards(self) -> Dict[str, str]:

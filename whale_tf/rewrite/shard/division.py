@@ -64,13 +64,11 @@ def divide(
     problem = sharding_problem(local, divided_dims(batch), counts, by_batch)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
     assignment = assign(problem, force, shards)
-    if by_batch:
-        region = find_region(local.graph, local.task_graph, batch, list(local.sources))
-        listed = None if plan is None else {name for task in plan.task_graphs if task.batch_of is not None for name in task.ops}
-        members = batch_ops(problem, assignment, region, listed)
-        assignment = with_batch(problem, assignment, members)
-        local = _beside(local, counts, members)
-    return Division(local, local, counts, assignment)
+    region = find_region(local.graph, local.task_graph, batch, list(local.sources))
+    listed = None if plan is None else {name for task in plan.task_graphs if task.batch_of is not None for name in task.ops}
+    members = batch_ops(problem, assignment, region, listed)
+    local = _beside(local, counts, members)
+    return Division(local, local, counts, with_batch(problem, assignment, region, members))
 
 
 def _by_batch(
