@@ -88,6 +88,27 @@ def test_tokens_go_to_experts_and_back_by_all_to_all(count: int, unfused: Callab
     assert max(before.bridged) >= dispatched // 4
 
 
+# -- choice --------------------------------------------------------------------------------------------------------------
+
+
+def layer_of(batch: int, width: int, classes: int, count: int) -> tf.Tensor:
+    with wh.replicate(count):
+        x = layers.dense(tf.placeholder("float32", [batch, 4]), width, "features", activation=tf.tanh)
+        labels = tf.placeholder("int32", [batch])
+    with wh.split(count):
+        return layers.mean_cross_entropy(layers.dense(x, classes, "classes"), labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch,width,classes,count", [
+    (8, 16, 64, 2), (8, 64, 4, 2), (12, 9, 90, 3), (12, 90, 6, 3), (8, 24, 24, 4), (4, 120, 4, 4)])
+def test_the_cheapest_pattern_is_taken(batch: int, width: int, classes: int, count: int) -> None:
+    """Where each device has its own examples, too, of column and row the one with the fewest bytes in the rewritten graph."""
+    build = functools.partial(layer_of, batch, width, classes)
+    forced = {pattern: built(build, count, {"classes": pattern}).bytes for pattern in ("column", "row")}
+    assert built(build, count).bytes == min(forced.values()), forced
+
+
 # -- classifier --------------------------------------------------------------------------------------------------------
 
 RESNET = resnet.ResnetConfig(blocks=(1,), width=32, image=8, small_image=True, classes=48)

@@ -108,6 +108,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         _slices(spec, stage, row, cluster, config, batch, parts, warmup)
         for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
     )
+    slices = tuple(_as_beside(i, specs, rows, slices) for i in range(len(specs)))
     sums = () if spans(specs, decision.processes) else decision.processes
     return Plan(
         graph=graph.fingerprint(),
@@ -154,6 +155,20 @@ def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
         if shape is not None and shape[dim] is not None:
             return shape[dim]
     return None
+
+
+def _as_beside(
+    number: int,
+    specs: Sequence[TaskGraphSpec],
+    rows: Sequence[Tuple[Tuple[int, ...], ...]],
+    slices: Sequence[Optional[Tuple[int, ...]]],
+) -> Optional[Tuple[int, ...]]:
+    """The batch part of a ``split`` TaskGraph divides the batch like the ``replicate`` one that shares its devices."""
+    if specs[number].batch_of is not None:
+        for spec, row, parts in zip(specs, rows, slices):
+            if spec.strategy == "replicate" and spec.batch_of is None and row == rows[number]:
+                return parts
+    return slices[number]
 
 
 def _slices(
