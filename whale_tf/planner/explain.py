@@ -13,6 +13,7 @@ from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding.assignment import Assignment, Choice
 
 WIDTH = 120
+SHOWN = 6  # names of a longer list
 
 
 def explain_plan(
@@ -33,6 +34,8 @@ def explain_plan(
     console.print(_task_graphs(plan, devices))
     if assignment is not None and assignment.choices:
         console.print(_shards(assignment.choices))
+        for line in _undivided(plan, assignment):
+            console.print(line, highlight=False, markup=False)
     if plan.bridges:
         console.print(_bridges(plan))
     if plan.gradients:
@@ -94,6 +97,19 @@ def _shards(choices: Sequence[Choice]) -> Table:
     for choice in choices:
         table.add_row(choice.op, choice.pattern, _bytes(round(choice.bytes)), choice.reason)
     return table
+
+
+def _undivided(plan: Plan, assignment: Assignment) -> List[str]:
+    """Where ops of ``split`` TaskGraphs run that are not divided by their weights."""
+    lines = []
+    for task in plan.task_graphs:
+        if task.batch_of is not None:
+            lines.append("{}: each device computes these {} forward op(s) for its own examples.".format(task.name, len(task.ops)))
+    for number, names in sorted(assignment.alone.items()):
+        if names:
+            lines.append("{}: the first device computes {} forward op(s) for all: {}.".format(
+                plan.task_graphs[number].name, len(names), ", ".join(names[:SHOWN]) + (", ..." if names[SHOWN:] else "")))
+    return lines
 
 
 def _short(names: Sequence[str]) -> str:
