@@ -77,6 +77,7 @@ JOBS: Dict[str, Job] = {
     "sum with L2, batches of different sizes": Job("ragged_sum", FED),
     "nested": Job("mlp_sum", counts=(1,), devices=2),
     "two losses": Job("gan"),
+    "slots on the second device": Job("gan", Setting("float32", dataset=True), counts=(1, 1), devices=2, micro_batches=4),
     "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
     "sparse gradient": Job("sparse_embedding", devices=2),
     "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
