@@ -102,7 +102,8 @@ class Communication(_Section):
         description="Seconds that the first Session of a process waits for all other processes to come.")
     sparse_as_dense: bool = Field(
         default=False,
-        description="Densify sparse gradients before they are summed; changes momentum and global norms.")
+        description="Turn sparse gradients into dense ones as they are computed, so that they are summed as all others; an "
+        "optimizer with momentum then moves rows without a gradient, too, and a global norm adds up repeated rows first.")
 
 
 class Patterns(_Section):

@@ -81,6 +81,8 @@ JOBS: Dict[str, Job] = {
     "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
     "sparse gradient": Job("sparse_embedding", devices=2),
     "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
+    # Adagrad leaves rows alone whose gradient is zero
+    "sparse gradient made dense": Job("sparse_embedding", devices=2, config=(("communication.sparse_as_dense", True),)),
     "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),
     "pipeline in each process": Job("tied_embedding", counts=(1, 1), devices=2, micro_batches=2),
     "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),

@@ -248,8 +248,7 @@ def _variables(
     return "shared" if len(used) > 1 and can_share else "mirrored"
 
 
-NOT_YET = (
-    "communication.fp16", "communication.sparse_as_dense", "init", "cluster.device_place_prefer_intra_node")  # fmt: skip
+NOT_YET = ("communication.fp16", "init", "cluster.device_place_prefer_intra_node")
 
 
 def check_built(config: Config) -> None:
