@@ -96,7 +96,10 @@ class Communication(_Section):
         default=None, ge=1,
         description="Between processes, gradients smaller than this many bytes travel together, up to about as many bytes at "
         "a time. null: both limits from the cluster's latency and bandwidths.")
-    fp16: bool = Field(default=False, description="Send gradients as float16, scaled.")
+    fp16: bool = Field(
+        default=False,
+        description="Between processes, dense gradients of float32 and float64 travel as float16, scaled by their largest "
+        "element so that no sum overflows; they keep 11 bits.")
     start_timeout_s: int = Field(
         default=300, ge=1,
         description="Seconds that the first Session of a process waits for all other processes to come.")

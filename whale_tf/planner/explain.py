@@ -38,7 +38,7 @@ def explain_plan(
     if plan.gradients:
         console.print(_gradients(plan))
     if region is not None:
-        for line in _inexact(region):
+        for line in _inexact(region, any(sync.fp16 for sync in plan.gradients)):
             console.print(line, highlight=False, markup=False)
     return out.getvalue()
 
@@ -128,7 +128,7 @@ def _gradients(plan: Plan) -> Table:
         table.add_row(
             task.name,
             str(task.replica_count * plan.num_model_replicas),
-            sync.backend,
+            sync.backend + (" (float16)" if sync.fp16 else ""),
             str(sum(len(bucket) for bucket in sync.buckets)),
             str(len(sync.buckets)),
             _bytes(sync.bytes),
@@ -136,8 +136,11 @@ def _gradients(plan: Plan) -> Table:
     return table
 
 
-def _inexact(region: Region) -> List[str]:
+def _inexact(region: Region, fp16: bool) -> List[str]:
     found = region.batch.inexact
+    rounded = ["Gradients are rounded to float16 on their way between processes (communication.fp16)."] if fp16 else []
+    if not found and fp16:
+        return rounded
     if not found:
         return ["Exact: the parallel result equals the local one but for rounding."]
     lines = ["Not exactly the local result ({} place(s)):".format(len(found))]
@@ -145,7 +148,7 @@ def _inexact(region: Region) -> List[str]:
         "  {} ({}): {}".format(region.graph.ops[item.op].name, region.graph.ops[item.op].type, item.reason)
         for item in found
     ]
-    return lines
+    return lines + rounded
 
 
 def _bytes(count: int) -> str:
