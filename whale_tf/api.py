@@ -358,6 +358,9 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         _ensure(state, graph)
         return state.fetches.get(graph)
 
+    def gradients(grads: Any, xs: Any) -> Any:
+        return capture_annotations.densified(grads, xs) if state.config.communication.sparse_as_dense else grads
+
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
         if state.runtime is None:
             return _session_config(state, config)
@@ -433,6 +436,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
             fetches.prepare()
 
     return hooks.Callbacks(
+        gradients=gradients,
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
         session_target=session_target,

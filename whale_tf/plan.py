@@ -102,13 +102,15 @@ class BridgePlan(_Value):
 class GradientPlan(_Value):
     """How the gradients of one TaskGraph's variables are summed over its replicas.
 
-    ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.
+    ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.  ``fp16``: between
+    processes they travel as float16, scaled.
     """
 
     task_graph: int = Field(ge=0)
     backend: str
     buckets: Tuple[Tuple[str, ...], ...] = ()
     bytes: int = Field(0, ge=0)
+    fp16: bool = False
 
 
 class Estimate(_Value):
