@@ -142,6 +142,11 @@ class Config(_Section):
         description="Initial values of variables that split divides. exact: computed whole and sliced, the local model's. "
         "sharded: made on each shard, for variables that no one device can hold; the same values but where the "
         "generator cannot be advanced, which wh.explain() names.")
+    variables: Literal["auto", "mirrored", "shared"] = Field(
+        default="auto",
+        description="mirrored: every replica has copies of its variables, each of which is updated; shared: the replicas of a "
+        "process read one copy, on the first replica's device. auto: shared where the replicas are CPU devices of one "
+        "process, which have one memory.")
     sync_batch_norm: bool = Field(
         default=False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")

@@ -104,7 +104,7 @@ def test_saver(form: str, resource: bool, tmp_path: Any) -> None:
     shapes = {"kernel" + slot: [WIDTH, CLASSES] for slot in ("", "/Adam", "/Adam_1")}
     shapes.update({name: list(value.shape) for name, value in saved.items() if name in chosen and "/part_" not in name})
     assert listed.get_variable_to_shape_map() == shapes
-    for name, shape in shapes.items():
+    for name in shapes:
         halves = [saved[key] for key in sorted(saved) if "/part_" in key and key.replace("/part_0", "").replace(
             "/part_1", "") == name]
         np.testing.assert_array_equal(listed.get_tensor(name), np.concatenate(halves) if halves else saved[name], name)
