@@ -118,6 +118,8 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
         if task.strategy == "split" and task.device_count > 1:
             devices = tuple(one[row.shard] for one in task.devices)
             config = checked_config(op, OpConfig(devices, (OpAxis(len(devices), "b"),) if len(devices) > 1 else ()))
+        if task.variables == "shared" and row.runs != PER_MICRO_BATCH:
+            config = OpConfig(config.devices[:1], ())  # once, where the variables are
         configs.append(config)
     groups = sorted(device_groups(homes), key=lambda group: min(step.ops[number].task_graph for number in group[0]))
     stages = tuple(

@@ -142,7 +142,7 @@ class StepCompiler:
         if made == UPDATE and phase != UPDATE:
             return None  # values of variables: at hand from the start
         if made != UPDATE and phase == UPDATE:
-            source = self._whole(source)
+            source = self._whole(source, config.devices)
         if source.config.devices == config.devices:
             return source
         wanted = _config_of(source.tensor, config) if phase != UPDATE else _everywhere(config.devices)
@@ -179,10 +179,10 @@ class StepCompiler:
 
     # ---- sums of gradients -------------------------------------------------------------------------------------------
 
-    def _whole(self, source: Source) -> Source:
-        """What leaves the micro-batches: added over them, then over the copies."""
+    def _whole(self, source: Source, wanted: Tuple[int, ...]) -> Source:
+        """What leaves the micro-batches: added over them, then over the copies, for the devices that want it."""
         if source.instruction not in self.gradients:
-            self.gradients[source.instruction] = self._over_copies(self._over_micro_batches(source))
+            self.gradients[source.instruction] = self._over_copies(self._over_micro_batches(source), wanted)
         return self.gradients[source.instruction]
 
     def _over_micro_batches(self, source: Source) -> Source:
@@ -205,13 +205,17 @@ class StepCompiler:
             held["gradients"] = held.get("gradients", 0.0) + source.tensor.bytes
         return Source(instruction.id, -1, source.tensor, _everywhere(config.devices))
 
-    def _over_copies(self, source: Source) -> Source:
+    def _over_copies(self, source: Source, wanted: Tuple[int, ...]) -> Source:
         devices = source.config.devices
         if len(devices) == 1:
             return source
-        turn = self.turns.get(devices, 0)
-        self.turns[devices] = turn + 1
-        place = devices[turn % len(devices)]
+        is_shared = len(wanted) == 1 and wanted[0] in devices
+        if is_shared:
+            place = wanted[0]
+        else:
+            turn = self.turns.get(devices, 0)
+            self.turns[devices] = turn + 1
+            place = devices[turn % len(devices)]
         others = [device for device in devices if device != place]
         stage = self.stage_of_device[place]
         size = source.tensor.bytes
@@ -230,6 +234,8 @@ class StepCompiler:
         if source.buffer >= 0:
             total.reads.append(source.buffer)
         self._place(total, MEMORY)
+        if is_shared:
+            return Source(total.id, -1, source.tensor, _everywhere(wanted))
         leave = self._instruction("from sum", (stage, UPDATE), FEATURE, "send_recv")
         leave.dependencies.append(total.id)
         leave.groups = (Group(tuple(sorted(devices)), tuple((place, other, 1.0) for other in others)),)
@@ -280,7 +286,8 @@ class StepCompiler:
 
     def _variables(self) -> None:
         devices_of: Dict[Tuple[int, int], Tuple[int, ...]] = {}
-        for op, config in zip(self.step.ops, self.strategy.op_configs):
+        fewest_first = sorted(zip(self.step.ops, self.strategy.op_configs), key=lambda pair: len(pair[1].devices))
+        for op, config in fewest_first:  # what runs once a step runs where the variables are
             devices_of.setdefault((op.task_graph, op.shard), config.devices)
         for variable in self.step.variables:
             for device in devices_of.get((variable.task_graph, variable.shard), ()):
