@@ -35,10 +35,10 @@ class TaskGraphPlan(_Value):
             ``split`` the devices of one replica, which share its variables.
         slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); None: equal.
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
-        batch_of: the ``split`` TaskGraph on the same devices whose ops these are: those that are divided along no dimension
-            but the batch, so that each device works on its own examples.
         variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
             first replica's device.
+        batch_of: the ``split`` TaskGraph on the same devices whose ops these are: those that are divided along no dimension
+            but the batch, so that each device works on its own examples.
     """
 
     name: str
@@ -47,8 +47,8 @@ class TaskGraphPlan(_Value):
     devices: Tuple[Tuple[int, ...], ...]
     slices: Optional[Tuple[int, ...]] = None
     warmup: int = Field(1, ge=1)
-    batch_of: Optional[int] = Field(None, ge=0)
     variables: str = "mirrored"
+    batch_of: Optional[int] = Field(None, ge=0)
 
     @property
     def device_count(self) -> int:
@@ -134,6 +134,7 @@ class Plan(_Value):
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
+        init: how sharded variables get their initial values: ``exact`` or ``sharded``.
         processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
 
@@ -151,6 +152,7 @@ class Plan(_Value):
     bridges: Tuple[BridgePlan, ...] = ()
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = Field(default_factory=dict)
+    init: str = "exact"
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
 
@@ -160,6 +162,8 @@ class Plan(_Value):
             raise ValueError("plan version is {}, this whale_tf reads version {}".format(self.version, VERSION))
         if self.schedule not in ("backward_first", "gpipe"):
             raise ValueError("schedule is {!r}, expected 'backward_first' or 'gpipe'".format(self.schedule))
+        if self.init not in ("exact", "sharded"):
+            raise ValueError("init is {!r}, expected 'exact' or 'sharded'".format(self.init))
         if self.nested_batch not in ("own", "divide"):
             raise ValueError("nested_batch is {!r}, expected 'own' or 'divide'".format(self.nested_batch))
         if not self.task_graphs:

@@ -19,8 +19,8 @@ from whale_tf.rewrite.shard.values import Values
 
 
 class Built(NamedTuple):
-    """``bytes``: crossing in a step, without inputs and the sums of replicas' gradients; ``bridged``: elements of the tensors
-    that are put together from parts."""
+    """``bytes``: crossing in a step, without inputs and the sums of replicas' gradients; ``bridged``: elements of tensors that
+    are put together from parts."""
 
     bytes: int
     bridged: Set[int]

@@ -38,6 +38,7 @@ SHAPE_ONLY = ("Shape", "ShapeN", "Size", "Rank")
 # How a strategy is carried out.
 ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"
 CLASSES, SOFTMAX, LOOK_UP, ROWS = "classes", "softmax", "look-up", "rows"
+CUT, ADVANCED, RESEEDED = "cut", "advanced", "reseeded"
 
 
 class Localise(NamedTuple):
@@ -96,6 +97,26 @@ def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Stra
     except NoRule as reason:
         return Strategies([], [str(reason)])
     return _Finder(op, view, rule, count, batch).run()
+
+
+def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy]:
+    """The strategy that makes result number ``result`` spread as asked; None: there is none."""
+    if op.body or op.type in RANDOM:
+        return None
+    try:
+        rule = sharding_rule(op, view)
+    except NoRule:
+        return None
+    dims = rule.outputs[result]
+    if not isinstance(dims, tuple) or spread.dim >= len(dims) or not dims[spread.dim]:
+        return None
+    finder = _Finder(op, view, rule, len(spread.sizes), {})
+    factor = dims[spread.dim][0]
+    width, rest = divmod(sum(spread.sizes), finder.sizes.get(factor) or 1)
+    if rest or any(size % width for size in spread.sizes) or rule.kind(factor) != "pass":
+        return None
+    found = finder._divide(factor, tuple(size // width for size in spread.sizes))
+    return found if found is not None and found.gives[result] == spread else None
 
 
 def sharding_rule(op: Op, view: View) -> Rule:

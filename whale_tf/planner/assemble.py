@@ -118,6 +118,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         schedule=config.pipeline.schedule,
         nested_batch=decision.nested_batch,
         sync_batch_norm=config.sync_batch_norm,
+        init=config.init,
         task_graphs=tuple(
             TaskGraphPlan(
                 name=spec.name,
@@ -126,8 +127,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 devices=row,
                 warmup=warmup,
                 slices=parts_of_batch,
-                batch_of=spec.batch_of,
                 variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
+                batch_of=spec.batch_of,
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
@@ -265,7 +266,7 @@ def _variables(
 
 
 NOT_YET = (
-    "communication.fp16", "communication.sparse_as_dense", "init", "cluster.device_place_prefer_intra_node")  # fmt: skip
+    "communication.fp16", "communication.sparse_as_dense", "cluster.device_place_prefer_intra_node")  # fmt: skip
 
 
 def check_built(config: Config) -> None:

@@ -41,7 +41,7 @@ def explain_plan(
     if plan.gradients:
         console.print(_gradients(plan))
     if region is not None:
-        for line in _inexact(region):
+        for line in _inexact(region, assignment.reseeded if assignment is not None else ()):
             console.print(line, highlight=False, markup=False)
     return out.getvalue()
 
@@ -152,16 +152,13 @@ def _gradients(plan: Plan) -> Table:
     return table
 
 
-def _inexact(region: Region) -> List[str]:
-    found = region.batch.inexact
+def _inexact(region: Region, reseeded: Sequence[str]) -> List[str]:
+    ops = region.graph.ops
+    found = ["{} ({}): {}".format(ops[item.op].name, ops[item.op].type, item.reason) for item in region.batch.inexact]
+    found += ["{}: initial values of the same distribution, but other ones (init: sharded)".format(name) for name in reseeded]
     if not found:
         return ["Exact: the parallel result equals the local one but for rounding."]
-    lines = ["Not exactly the local result ({} place(s)):".format(len(found))]
-    lines += [
-        "  {} ({}): {}".format(region.graph.ops[item.op].name, region.graph.ops[item.op].type, item.reason)
-        for item in found
-    ]
-    return lines
+    return ["Not exactly the local result ({} place(s)):".format(len(found))] + ["  " + text for text in found]
 
 
 def _bytes(count: int) -> str:

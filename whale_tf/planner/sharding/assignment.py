@@ -6,7 +6,7 @@ exchanges least given the spreads of what it reads, and a variable's gradient is
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
@@ -35,6 +35,7 @@ class Assignment(NamedTuple):
     choices: what was chosen for the ops worth dividing.
     settled: tensor -> the spread that it is brought into as soon as it is made, for all who read it.
     alone: split TaskGraph -> its forward ops on examples that the first device computes for all.
+    reseeded: names of the ops that draw other initial values than the local script's.
     """
 
     strategies: Dict[int, Strategy]
@@ -43,6 +44,7 @@ class Assignment(NamedTuple):
     choices: List[Choice]
     settled: Dict[int, Spread] = {}
     alone: Mapping[int, Tuple[str, ...]] = {}
+    reseeded: Sequence[str] = ()
 
     @property
     def shards(self) -> Dict[str, str]:

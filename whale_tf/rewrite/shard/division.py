@@ -17,8 +17,9 @@ from whale_tf.planner.annotated import placed
 from whale_tf.planner.assemble import TaskGraphSpec
 from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, with_batch
 from whale_tf.planner.sharding.force import in_unit
+from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.automatic import as_one_split, automatic, check_automatic, is_automatic
+from whale_tf.rewrite.shard.automatic import Automatic, as_one_split, automatic, check_automatic, is_automatic
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 
 
@@ -53,9 +54,22 @@ def divide(
     if is_automatic(config, plan) and len(cluster.devices) > 1:
         if plan is None:
             check_automatic(graph, local, config)
-        found = automatic(local, cluster, config, plan)
-        whole = as_one_split(local)
-        return Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
+        found = whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
+    else:
+        found = _annotated_division(local, cluster, config, plan, options, parts)
+    if found.assignment is None or (config if plan is None else plan).init == "exact":
+        return found
+    return found._replace(assignment=with_initial_values(local.graph, local.phases.variables.initializers, found.assignment))
+
+
+def _annotated_division(
+    local: Captured,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan],
+    options: Options,
+    parts: Sequence[Tuple[int, ...]],
+) -> Division:
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
@@ -95,6 +109,12 @@ def _beside(local: Captured, counts: Dict[int, int], found: Dict[int, Set[int]])
             task_graph[op] = len(specs)
         specs.append(Spec(local.specs[number].name + "/batch", "replicate", counts[number], number))
     return local._replace(task_graph=task_graph, specs=tuple(specs))
+
+
+def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Division:
+    """The graph as one TaskGraph on all devices."""
+    whole = as_one_split(local)
+    return Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
 
 
 def carry_out(

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
@@ -25,10 +26,13 @@ from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.rules import rule_for
 from whale_tf.patterns.spread import Spread, everywhere, once
 from whale_tf.patterns.strategy import (
+    ADVANCED,
     CLASSES,
+    CUT,
     EXTREME,
     LOOK_UP,
     MOVES,
+    RESEEDED,
     ROWS,
     SIZES,
     SOFTMAX,
@@ -38,6 +42,8 @@ from whale_tf.patterns.strategy import (
     stored_shape,
 )
 from whale_tf.planner.sharding import Assignment
+from whale_tf.rewrite.attributes import reseed
+from whale_tf.rewrite.shard.initial import Stream, cut
 from whale_tf.rewrite.shard.recipes import Rows, Softmax, combine
 from whale_tf.rewrite.shard.tags import TaggedStage
 from whale_tf.rewrite.shard.values import Values
@@ -102,7 +108,8 @@ class Lowering:
         stage = self.stages[home]
         stage.is_backward = op.phase is Phase.BACKWARD
         stage.controls = self._controls(op, home)
-        recipe = {CLASSES: self._loss, SOFTMAX: self._softmax, LOOK_UP: self._look_up, SIZES: self._sizes}.get(strategy.how)
+        recipe = {CLASSES: self._loss, SOFTMAX: self._softmax, LOOK_UP: self._look_up, SIZES: self._sizes,
+                  CUT: self._cut, ADVANCED: self._advanced}.get(strategy.how)
         if recipe is not None:
             recipe(op, strategy, home)
         else:
@@ -122,6 +129,8 @@ class Lowering:
                 set_input(self.edit, node.name, position, name)
             if strategy.how == ROWS:
                 self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
+            if strategy.how == RESEEDED:
+                self._reseed(op, node, home, i)
             if op.type in SHAPE_ATTRIBUTES and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
                 node.attr["shape"].shape.dim[strategy.gives[0].dim].size = strategy.gives[0].sizes[i]
             results.append(node.name)
@@ -229,6 +238,30 @@ class Lowering:
         for p in listed:
             values, what = (own.local, "numbers") if p == number else (operands[p][i], "values{}".format(p))
             set_input(self.edit, name, p, own.kept(values, self._dtype(op.inputs[p]), what))
+
+    # -- initial values -----------------------------------------------------------------------------------------------
+    def _cut(self, op: Op, strategy: Strategy, home: int) -> None:
+        value, spread = self._tf_ops[op.name].get_attr("value"), strategy.gives[0]
+        parts = [cut(self.nodes[home], value, spread, i, self._scope(op, "cut{}".format(i))) for i in range(self.counts[home])]
+        self._put(op, 0, spread, parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _advanced(self, op: Op, strategy: Strategy, home: int) -> None:
+        shape, spread, dtype = self.view.shape(op.outputs[0]) or (), strategy.gives[0], self._dtype(op.outputs[0])
+        operands = [self.values.whole(tensor) for tensor in op.inputs]
+        parts = [Stream(self.nodes[home], op, operands, dtype, self._scope(op, "drawn{}".format(i)), str(i)).part(
+            [size or 0 for size in shape], spread, i) for i in range(self.counts[home])]
+        self._put(op, 0, spread, parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _reseed(self, op: Op, node: NodeDef, home: int, i: int) -> None:
+        """Let a part draw numbers of its own."""
+        reseed(node, node.name)
+        if "seed" not in op.attrs:  # it is an operand
+            nodes, seed, scope = self.nodes[home], op.inputs[1], self._scope(op, "seed{}".format(i))
+            dtype = self._dtype(seed)
+            own = nodes.const([0, zlib.crc32(node.name.encode()) % 2**31], scope + "/own", dtype, str(i))
+            set_input(self.edit, node.name, 1, nodes.binary("Add", self.values.whole(seed), own, scope, dtype, str(i)))
 
     # -- recipes ------------------------------------------------------------------------------------------------------
     def _softmax_of(self, op: Op, spread: Spread, home: int) -> Softmax:
