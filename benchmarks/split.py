@@ -74,7 +74,8 @@ def _dense(x: Any, units: int, name: str) -> Any:
     import tensorflow.compat.v1 as tf
 
     with tf.variable_scope(name, use_resource=True):
-        kernel = tf.get_variable("kernel", [int(x.shape[1]), units], initializer=tf.random_normal_initializer(stddev=0.03, seed=1))
+        initializer = tf.random_normal_initializer(stddev=0.03, seed=1)
+        kernel = tf.get_variable("kernel", [int(x.shape[1]), units], initializer=initializer)
         bias = tf.get_variable("bias", [units], initializer=tf.zeros_initializer())
         return tf.nn.bias_add(tf.matmul(x, kernel), bias)
 
