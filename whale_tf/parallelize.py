@@ -21,10 +21,11 @@ from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble, static_batch
 from whale_tf.planner.auto.settings import (
+    RHINO,
     batch_to_plan_for,
-    compares_all,
     decision_of,
     is_faster,
+    may_divide_ops,
     members_of,
     search_plan,
     specs_of,
@@ -38,7 +39,7 @@ from whale_tf.profiler.graph_profile import Source
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded
-from whale_tf.rewrite.shard.automatic import Automatic, contender, is_automatic
+from whale_tf.rewrite.shard.automatic import Automatic, check_automatic, contender
 from whale_tf.rewrite.shard.division import carry_out, divide, of_local, whole_division
 from whale_tf.rewrite.shard.variables import DividedVariables
 
@@ -113,14 +114,18 @@ def _parallelize(
         return None
     verify(local.graph)
     parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
-    if plan is None and (wants_search(config) or is_automatic(config, plan)) and not local.is_annotated:
+    if plan is None and config.auto.auto_parallel == RHINO and len(cluster.devices) > 1:
+        check_automatic(graph, local, config)
+    is_searched = plan is None and wants_search(config) and not local.is_annotated
+    if is_searched:
         _check_one_process(processes)
+        is_searched = len(cluster.devices) > 1 or config.auto.auto_parallel != RHINO
     division = divide(graph, local, cluster, config, plan, options, parts)
     if division.assignment is not None:
         division = carry_out(graph, division, is_pipeline, plan, sharded)
     captured, (batch, region) = division.captured, _analysed(division.captured, options)
     searched: Optional[_Searched] = None
-    if plan is None and wants_search(config) and not local.is_annotated:
+    if is_searched:
         searched = _best(graph, captured, region, cluster, config)
         if searched.rhino is not None:
             division = carry_out(graph, whole_division(local, searched.rhino, cluster), False, None, sharded)
@@ -167,13 +172,13 @@ class _Searched(NamedTuple):
 
 
 def _best(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> _Searched:
-    """The best plan of TaskGraphs, or under ``auto_parallel: True`` what rhino finds, if that is faster.
+    """The best plan of TaskGraphs, or dividing every op as rhino says, if that is asked for and faster.
 
     Raises:
         InfeasibleError: no search finds a plan that fits.
     """
     rhino: Union[Automatic, str, None] = None
-    if compares_all(config) and len(cluster.devices) > 1:
+    if may_divide_ops(config) and len(cluster.devices) > 1:
         rhino = contender(graph, captured, cluster, config)
     try:
         staged, description = _searched(graph, captured, region, cluster, config)

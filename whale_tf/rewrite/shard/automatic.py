@@ -13,7 +13,7 @@ from whale_tf.config import Config
 from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
 from whale_tf.ir.batch_axis import static_batch
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.auto.settings import batch_to_plan_for
+from whale_tf.planner.auto.settings import RHINO, batch_to_plan_for
 from whale_tf.planner.rhino.assignment import assignment_of
 from whale_tf.planner.rhino.executed import describe, executed_seconds
 from whale_tf.planner.rhino.liveness import peak_bytes
@@ -23,7 +23,7 @@ from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.sharding.problem import CONTROL_FLOW
 from whale_tf.rewrite.shard.problem import sharding_problem
 
-NAME = "rhino"
+NAME = RHINO
 
 
 class Automatic(NamedTuple):
@@ -34,9 +34,9 @@ class Automatic(NamedTuple):
     description: str = ""
 
 
-def is_automatic(config: Config, plan: Optional[Plan]) -> bool:
-    """Whether the search decides, now or when the plan was made."""
-    return config.auto.auto_parallel == NAME if plan is None else plan.estimate.search == NAME
+def is_automatic(plan: Plan) -> bool:
+    """Whether the search decided how every op is divided when the plan was made."""
+    return plan.estimate.search == NAME and plan.task_graphs[0].name == NAME
 
 
 def check_automatic(graph: tf.Graph, captured: Captured, config: Config) -> None:
@@ -52,10 +52,10 @@ def check_automatic(graph: tf.Graph, captured: Captured, config: Config) -> None
                           "remove them, or leave auto_parallel out; patterns.force pins single ops".format(
                               ", ".join(map(repr, names))))
     if config.pipeline.num_stages is not None:
-        raise ConfigError("pipeline.num_stages is {} under auto_parallel 'rhino', which makes no pipelines; leave it out"
-                          .format(config.pipeline.num_stages))
+        raise ConfigError("pipeline.num_stages is {} under auto_parallel 'rhino', which chooses it itself; leave it out".format(
+            config.pipeline.num_stages))
     if (config.pipeline.num_micro_batch or 1) > 1:
-        raise ConfigError("pipeline.num_micro_batch is {} under auto_parallel 'rhino', which makes no pipelines; leave it out"
+        raise ConfigError("pipeline.num_micro_batch is {} under auto_parallel 'rhino', which chooses it itself; leave it out"
                           .format(config.pipeline.num_micro_batch))
     if isinstance(config.patterns.force, str):
         raise ConfigError("patterns.force is {!r} under auto_parallel 'rhino', expected {{op: pattern}}".format(
@@ -102,9 +102,18 @@ def automatic(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Con
 
 
 def contender(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config) -> Union[Automatic, str]:
-    """The answer as one candidate among others; where there is none, the reason."""
+    """The answer as one candidate among others; where there is none, the reason.
+
+    Raises:
+        ConfigError, UnsupportedOpError: it is this search that was asked for, and the model or the configuration does not go
+            with it.
+    """
     try:
         check_automatic(graph, captured, config)
         return automatic(graph, captured, cluster, config, None)
-    except (ConfigError, InfeasibleError, UnsupportedOpError) as error:
+    except InfeasibleError as error:
+        return "rhino: no candidate: {}".format(error)
+    except (ConfigError, UnsupportedOpError) as error:
+        if config.auto.auto_parallel == NAME:
+            raise
         return "rhino: no candidate: {}".format(error)

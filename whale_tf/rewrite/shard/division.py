@@ -14,7 +14,7 @@ from whale_tf.ir.verify import verify
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding import Assignment, assign
 from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.automatic import Automatic, as_one_split, automatic, check_automatic, is_automatic
+from whale_tf.rewrite.shard.automatic import Automatic, as_one_split, automatic, is_automatic
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 
 
@@ -45,10 +45,8 @@ def divide(
     options: Options,
     parts: Sequence[Tuple[int, ...]],
 ) -> Division:
-    """How ``split`` TaskGraphs are divided: by the search over the whole graph, by the plan, or by the cheapest patterns."""
-    if is_automatic(config, plan) and len(cluster.devices) > 1:
-        if plan is None:
-            check_automatic(graph, local, config)
+    """How ``split`` TaskGraphs are divided: by the plan, or by the cheapest patterns."""
+    if plan is not None and is_automatic(plan):
         return whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
