@@ -145,6 +145,11 @@ class Config(_Section):
         default="exact",
         description="Initial values of sharded variables: those of the local model, or drawn on each shard for "
         "variables that no one device can hold.")
+    variables: Literal["auto", "mirrored", "shared"] = Field(
+        default="auto",
+        description="mirrored: every replica has copies of its variables, each of which is updated; shared: the replicas of a "
+        "process read one copy, on the first replica's device. auto: shared where the replicas are CPU devices of one "
+        "process, which have one memory.")
     sync_batch_norm: bool = Field(
         default=False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")

@@ -35,6 +35,8 @@ class TaskGraphPlan(_Value):
             ``split`` the devices of one replica, which share its variables.
         slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); None: equal.
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
+        variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
+            first replica's device.
     """
 
     name: str
@@ -43,6 +45,7 @@ class TaskGraphPlan(_Value):
     devices: Tuple[Tuple[int, ...], ...]
     slices: Optional[Tuple[int, ...]] = None
     warmup: int = Field(1, ge=1)
+    variables: str = "mirrored"
 
     @property
     def device_count(self) -> int:
@@ -57,6 +60,8 @@ class TaskGraphPlan(_Value):
     def _consistent(self) -> TaskGraphPlan:
         if self.strategy not in ("replicate", "split"):
             raise ValueError("strategy is {!r}, expected 'replicate' or 'split'".format(self.strategy))
+        if self.variables not in ("mirrored", "shared"):
+            raise ValueError("variables is {!r}, expected 'mirrored' or 'shared'".format(self.variables))
         if not self.devices or not self.devices[0]:
             raise ValueError("TaskGraph {!r} has no devices".format(self.name))
         if any(len(row) != self.device_count for row in self.devices):

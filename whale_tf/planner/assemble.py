@@ -32,12 +32,14 @@ class StageStatistics(NamedTuple):
         activation_bytes: forward tensors that backward ops read, of the whole mini-batch (0: batch size not known).
         parameter_bytes: its variables.
         gradients: of its variables, in the order they become ready.
+        read_in_loops: names of its variables whose handles version 1 while loops take in.
     """
 
     ops: Tuple[str, ...]
     activation_bytes: int
     parameter_bytes: int
     gradients: Tuple[Gradient, ...]
+    read_in_loops: Tuple[str, ...] = ()
 
 
 class Crossing(NamedTuple):
@@ -123,6 +125,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 devices=row,
                 warmup=warmup,
                 slices=parts_of_batch,
+                variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
@@ -207,6 +210,42 @@ def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
             "'collective'".format(len(processes))
         )
     return backend
+
+
+def _variables(
+    stage: StageStatistics,
+    rows: Sequence[Tuple[int, ...]],
+    cluster: Cluster,
+    config: Config,
+    processes: Sequence[Tuple[int, ...]],
+    is_between_graphs: bool,
+) -> str:
+    """Whether the replicas of a TaskGraph share one copy of its variables.
+
+    A loop of version 1 reads the variables it takes in on its own device: its stacks are there, too.
+
+    Raises:
+        ConfigError: they are to, and cannot.
+    """
+    wanted: str = config.variables
+    by_collective = config.communication.backend == "collective" and not processes
+    if wanted == "shared" and by_collective:
+        raise ConfigError(
+            "variables is 'shared' and communication.backend is 'collective': inside one process a collective gives every "
+            "replica a gradient for its own copy; use communication.backend 'auto', or variables 'mirrored'"
+        )
+    if wanted == "shared" and stage.read_in_loops:
+        raise ConfigError(
+            "variables is 'shared', but a while loop reads {!r} on the loop's own device; use variables 'auto' or 'mirrored', or "
+            "read the variable before the loop".format(stage.read_in_loops[0])
+        )
+    if wanted != "auto":
+        return wanted
+    used = {index for row in rows for index in row}
+    one_memory = is_between_graphs or not processes or any(used <= set(owned) for owned in processes)
+    is_cpu = all(cluster.devices[index].kind == "CPU" for index in used)
+    can_share = is_cpu and one_memory and not by_collective and not stage.read_in_loops
+    return "shared" if len(used) > 1 and can_share else "mirrored"
 
 
 NOT_YET = (

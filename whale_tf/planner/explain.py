@@ -70,7 +70,7 @@ def _estimate(estimate: Estimate) -> List[str]:
 
 def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
     table = Table(title="TaskGraphs", title_justify="left")
-    for heading in ("#", "name", "strategy", "forward ops", "warm-up"):
+    for heading in ("#", "name", "strategy", "forward ops", "warm-up", "variables"):
         table.add_column(heading)
     for g in range(plan.num_model_replicas):
         table.add_column("devices" if plan.num_model_replicas == 1 else "model replica {}".format(g))
@@ -81,6 +81,7 @@ def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
             "{}({}){}".format(task.strategy, task.device_count, " " + ":".join(map(str, task.slices)) if task.slices else ""),
             str(len(task.ops)),
             str(task.warmup),
+            task.variables if task.replica_count * plan.num_model_replicas > 1 else "",
             *[_short([devices[d] for d in row]) for row in task.devices],
         )
     return table

@@ -13,6 +13,7 @@ from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Processes
 from whale_tf.communicators import Communicator, Keys, communicator
 from whale_tf.errors import PlanError, UnsupportedOpError
+from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph
@@ -78,7 +79,8 @@ def rewrite(
     update = find_update(
         graph, {i: region.task_graph[i] for i in region.ops}, captured.variable_homes, captured.gradient_home
     )
-    context.variables = set(update.variables)
+    context.variables = update.variables
+    context.pinned = _pinned(captured, plan)
 
     copies = copy_variables(context, update.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
@@ -110,6 +112,20 @@ def rewrite(
         reroute.add_waits(context, {index: [new[scalar.value]] for index in scalar.writes})
     reroute.place_originals(context, update.variables)
     return Rewritten(context, nodes, merge, mirror, update, sums, shared)
+
+
+def _pinned(captured: Captured, plan: Plan) -> Set[str]:
+    """Ops that take the handle or the reference of a variable whose copy all replicas share."""
+    found: Set[str] = set()
+    variables = captured.phases.variables
+    for tensor, variable in variables.alias_of.items():
+        home = captured.variable_homes.get(variable)
+        if home is not None and plan.task_graphs[home].variables == "shared":
+            found.update(captured.graph.ops[op].name for op, _ in captured.graph.consumers(tensor))
+    for op in captured.graph.ops if found else ():  # in the order they were made: an op is colocated with an older one
+        if any(group.partition(COLOCATE.decode())[2] in found for group in op.attrs.get("_class", ())):
+            found.add(op.name)
+    return found
 
 
 def _buckets(context: Context, captured: Captured) -> List[List[int]]:
