@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import List, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +33,8 @@ def explain_plan(
     console.print(_task_graphs(plan, devices))
     if shards:
         console.print(_shards(shards))
+    elif plan.shards:
+        console.print(patterns_table(plan.shards))
     if plan.bridges:
         console.print(_bridges(plan))
     if plan.gradients:
@@ -93,6 +95,17 @@ def _shards(choices: Sequence[Choice]) -> Table:
         table.add_column(heading, overflow="fold")
     for choice in choices:
         table.add_row(choice.op, choice.pattern, _bytes(round(choice.bytes)), choice.reason)
+    return table
+
+
+def patterns_table(shards: Mapping[str, str]) -> Table:
+    """How many ops take each sharding pattern, and some of them."""
+    table = Table(title="Sharding patterns", title_justify="left")
+    for heading in ("pattern", "ops", "such as"):
+        table.add_column(heading, overflow="fold")
+    for pattern in sorted(set(shards.values())):
+        names = [op for op, taken in shards.items() if taken == pattern]
+        table.add_row(pattern, str(len(names)), ", ".join(names[:3]))
     return table
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError
+from whale_tf.errors import ConfigError, InfeasibleError
 from whale_tf.plan import Estimate
 from whale_tf.planner.assemble import Decision, TaskGraphSpec, check_built
 from whale_tf.planner.auto.choose import TIE, Choice, Request, choose, with_slices
+from whale_tf.planner.result import SearchResult
+from whale_tf.planner.rhino.automatic import NAME as RHINO
+from whale_tf.planner.rhino.automatic import Automatic
 from whale_tf.planner.rhino.stages import pipelines
 from whale_tf.planner.search import RUNNERS_UP
 from whale_tf.profiler.blocks import fine_starts
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source, graph_profile, profile_of
 
-RHINO = "rhino"
 ASSUMED_BATCH = 32  # examples of a mini-batch whose size neither the graph nor the configuration says
 MAX_PIECES = 256  # places to cut that the exact partition looks at
 
@@ -103,9 +105,36 @@ def decision_of(choice: Choice, cluster: Cluster, config: Config) -> Decision:
         slices=tuple(task.slices for task in plan.task_graphs))
 
 
-def is_faster(divided: Estimate, staged: Estimate) -> bool:
-    """Whether dividing ops is worth it beside the best plan of TaskGraphs; both were played on the described cluster."""
-    return staged.latency_s is not None and divided.latency_s is not None and divided.latency_s * TIE < staged.latency_s
+def preferred(
+    divided: Union[Automatic, str, None], staged: Union[SearchResult, InfeasibleError], estimate: Optional[Estimate] = None
+) -> Union[Automatic, Estimate]:
+    """The better of dividing every op and the best plan of TaskGraphs, both played on the described cluster, with the other among
+    its runners-up; dividing has to gain 1%.
+
+    Args:
+        divided: a str: why it is no candidate; None: it was not asked for.
+        estimate: the staged plan's, where more is known of it than ``staged`` says.
+
+    Raises:
+        InfeasibleError: neither fits.
+    """
+    if isinstance(staged, InfeasibleError):
+        if not isinstance(divided, Automatic):
+            raise staged
+        return _with(divided, "TaskGraphs: no candidate: {}".format(staged))
+    known = estimate or Estimate(
+        search=staged.search, global_batch=staged.global_batch, latency_s=staged.latency_s,
+        peak_memory_bytes=staged.peak_memory_bytes, runners_up=staged.runners_up)
+    if isinstance(divided, Automatic):
+        assert divided.estimate.latency_s is not None
+        if divided.estimate.latency_s * TIE < staged.latency_s:
+            return _with(divided, staged.description, *staged.runners_up)
+        divided = divided.description
+    return known if divided is None else with_runners_up(known, divided)
+
+
+def _with(found: Automatic, *others: str) -> Automatic:
+    return found._replace(estimate=with_runners_up(found.estimate, *others))
 
 
 def with_runners_up(estimate: Estimate, *first: str) -> Estimate:

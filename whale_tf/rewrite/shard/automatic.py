@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Union
+from typing import Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import annotations_of
@@ -12,26 +12,11 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
 from whale_tf.ir.batch_axis import static_batch
-from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.auto.settings import RHINO, batch_to_plan_for
-from whale_tf.planner.rhino.assignment import assignment_of
-from whale_tf.planner.rhino.executed import describe, executed_seconds
-from whale_tf.planner.rhino.liveness import peak_bytes
-from whale_tf.planner.rhino.local_shapes import LocalShapes
-from whale_tf.planner.rhino.search import search
-from whale_tf.planner.sharding import Assignment
+from whale_tf.plan import Plan
+from whale_tf.planner.auto.settings import batch_to_plan_for
+from whale_tf.planner.rhino.automatic import NAME, Automatic, Question, automatic
 from whale_tf.planner.sharding.problem import CONTROL_FLOW
 from whale_tf.rewrite.shard.problem import sharding_problem
-
-NAME = RHINO
-
-
-class Automatic(NamedTuple):
-    """How the graph is divided, and what the search believes of it; ``description``: in words, for comparisons."""
-
-    assignment: Assignment
-    estimate: Estimate
-    description: str = ""
 
 
 def is_automatic(plan: Plan) -> bool:
@@ -72,33 +57,21 @@ def as_one_split(captured: Captured) -> Captured:
     return captured._replace(specs=(Spec(NAME, "split", None),))
 
 
-def automatic(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config, plan: Optional[Plan]) -> Automatic:
-    """Search on a mesh of one dimension, which the executor runs, for the fastest plan that fits every device.
-
-    The estimate is of what is executed (:mod:`whale_tf.planner.rhino.executed`), for the mini-batches that other automatic plans
-    are estimated for.
-
-    Args:
-        plan: take its patterns, and its estimate.
-
-    Raises:
-        ConfigError, InfeasibleError: see :func:`whale_tf.planner.rhino.search.search`.
-    """
-    force = config.patterns.force if plan is None else dict(plan.shards)
-    assert not isinstance(force, str), "check_automatic refuses one pattern for all ops"
+def question_of(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config) -> Question:
+    """What the search has to know of a captured graph."""
+    pins = config.patterns.force
+    assert not isinstance(pins, str), "check_automatic refuses one pattern for all ops"
+    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, captured.sources))
     divisible = frozenset(sharding_problem(captured, {}, {0: len(cluster)}).variables)
     gradients = frozenset(target.tensors[0] for target in captured.phases.targets if not target.is_sparse)
-    answer = search(captured.graph, cluster, pins=force, shapes=[(len(cluster),)], divisible=divisible, gradients=gradients)
-    assignment = assignment_of(answer)
-    if plan is not None:
-        return Automatic(assignment, plan.estimate)
-    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, captured.sources))
     known = sized(graph, captured.graph, captured.sources, batch)
-    seconds = executed_seconds(known, assignment, cluster)
-    peak = peak_bytes(answer.levels[0].problem, answer.levels[0].solution.choice, LocalShapes(known))
-    estimate = Estimate(
-        search=NAME, global_batch=batch, latency_s=seconds, peak_memory_bytes=(int(peak),) * len(cluster))
-    return Automatic(assignment, estimate, describe(assignment, captured.graph, answer.mesh, seconds))
+    return Question(captured.graph, known, batch, divisible, gradients, pins)
+
+
+def planned(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config, plan: Plan) -> Automatic:
+    """How a plan that the search made divides the graph."""
+    question = question_of(graph, captured, cluster, config)._replace(pins=dict(plan.shards))
+    return automatic(question, cluster)._replace(estimate=plan.estimate)
 
 
 def contender(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config) -> Union[Automatic, str]:
@@ -110,7 +83,7 @@ def contender(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Con
     """
     try:
         check_automatic(graph, captured, config)
-        return automatic(graph, captured, cluster, config, None)
+        return automatic(question_of(graph, captured, cluster, config), cluster)
     except InfeasibleError as error:
         return "rhino: no candidate: {}".format(error)
     except (ConfigError, UnsupportedOpError) as error:

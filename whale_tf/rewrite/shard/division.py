@@ -12,9 +12,10 @@ from whale_tf.ir.batch_axis import Options, analyse
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.verify import verify
 from whale_tf.plan import Estimate, Plan
+from whale_tf.planner.rhino.automatic import Automatic
 from whale_tf.planner.sharding import Assignment, assign
 from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.automatic import Automatic, as_one_split, automatic, is_automatic
+from whale_tf.rewrite.shard.automatic import as_one_split, is_automatic, planned
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 
 
@@ -47,7 +48,7 @@ def divide(
 ) -> Division:
     """How ``split`` TaskGraphs are divided: by the plan, or by the cheapest patterns."""
     if plan is not None and is_automatic(plan):
-        return whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
+        return whole_division(local, planned(graph, local, cluster, config, plan), cluster)
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
