@@ -44,6 +44,7 @@ from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded
 from whale_tf.rewrite.shard.automatic import check_automatic, contender
 from whale_tf.rewrite.shard.division import carry_out, divide, of_local, whole_division
+from whale_tf.rewrite.shard.problem import divided_dims
 from whale_tf.rewrite.shard.variables import DividedVariables
 
 
@@ -193,7 +194,8 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
     found = _best(graph, captured, _analysed(captured, Options())[1], cluster, config)
     seconds = time.perf_counter() - began
     if found.rhino is not None:
-        return Found(plan_of(captured.graph, found.rhino, cluster), result_of(found.rhino, name, cluster, seconds))
+        plan = plan_of(captured.graph, found.rhino, cluster, _inputs(captured))
+        return Found(plan, result_of(found.rhino, name, cluster, seconds))
     assert found.plan is not None and found.choice is not None
     estimate = found.plan.estimate
     result = found.choice.result.model_copy(update={
@@ -221,7 +223,7 @@ def _best(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster,
     """
     divided: Union[Automatic, str, None] = None
     if may_divide_ops(config) and len(cluster.devices) > 1:
-        divided = contender(graph, captured, cluster, config)
+        divided = contender(graph, captured, divided_dims(region.batch), cluster, config)
     try:
         staged = _searched(graph, captured, region, cluster, config)
     except InfeasibleError as error:

@@ -114,7 +114,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     chain = file_chain(model, batch)
     source = Source(name, model.ops.fingerprint())
     training_step(model.ops)
-    question = Question(model.ops, sized(model.graph, model.ops, model.sources, batch), batch)
+    question = Question(model.ops, sized(model.graph, model.ops, model.sources, batch), batch, named)
     try:
         divided: Union[Automatic, str] = automatic(question, cluster)
     except InfeasibleError as error:
@@ -130,7 +130,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
                 "search_seconds": time.perf_counter() - began, "runners_up": best.runners_up})
             return Found(result.to_plan(choice.profile), result, choice.profile)
     assert isinstance(best, Automatic)
-    return Found(plan_of(model.ops, best, cluster), result_of(best, name, cluster, time.perf_counter() - began))
+    return Found(plan_of(model.ops, best, cluster, named), result_of(best, name, cluster, time.perf_counter() - began))
 
 
 def _check_batch(path: str, known: int, batch: int) -> None:

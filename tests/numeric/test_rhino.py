@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from models import gpt2
-from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, find_case, local_outcome, run_local, run_script
+from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, run_local, run_script
 from tests.numeric.script import Setting, Stages
 from tests.numeric.split import find
 from whale_tf.cluster import Cluster
@@ -36,12 +36,12 @@ def local(name: str, setting: Setting) -> Outcome:
     return run_local(find(name), setting)
 
 
-def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, **config: Any) -> Plan:
+def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, cluster: Any = None, **config: Any) -> Plan:
     """The case as the search divides it equals the local script; returns the plan."""
     case = find(name)
     keys = {key.replace("__", "."): value for key, value in config.items()}
     wh.init(dict({"auto_parallel": "rhino"} if plan is None else {}, **dict(keys, **(case.config or {}))),
-            cluster=slow_devices(count), plan=plan)
+            cluster=cluster or slow_devices(count), plan=plan)
     try:
         found = run_script(case, setting, Stages(), 1, 1)
         ran, explained = wh.current_plan(), wh.explain()
@@ -105,37 +105,6 @@ def test_a_saved_plan_runs_again() -> None:
     plan = check("classifier_adam", 2)
     again = check("classifier_adam", 2, plan=json.loads(plan.to_json()))
     assert again == plan
-
-
-def check_pipeline(name: str, count: int, plan: Any = None) -> Plan:
-    case = find_case(name)
-    config = dict({"auto_parallel": "rhino"} if plan is None else {}, **(case.config or {}))
-    wh.init(config, cluster=slow_devices(count, 1e-4), plan=plan)
-    try:
-        found = run_script(case, FEDS, Stages(), 1, 1)
-        ran = wh.current_plan()
-    finally:
-        wh.shutdown()
-    assert_equal(found, local_outcome(name, FEDS, 1), TOLERANCE[FEDS.dtype])
-    return ran
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name,count,stages,replicas", [("momentum", 2, 2, 1), ("clipped_adam", 4, 4, 1),
-                                                        ("tied_embedding", 4, 2, 2)])
-def test_pipelines_and_hybrids(name: str, count: int, stages: int, replicas: int) -> None:
-    """Over slow links the central choice is a pipeline, or a pipeline in each of two model replicas."""
-    plan = check_pipeline(name, count)
-    assert plan.estimate.search == "rhino" and not plan.shards and plan.num_micro_batch > 1
-    assert (len(plan.task_graphs), plan.num_model_replicas) == (stages, replicas)
-    assert plan.estimate.runners_up[0].startswith("rhino: mesh {}, ".format(count)) and "divided" in plan.estimate.runners_up[0]
-
-
-@pytest.mark.slow
-def test_a_saved_pipeline_runs_again() -> None:
-    plan = check_pipeline("momentum", 2)
-    again = check_pipeline("momentum", 2, json.loads(plan.to_json()))
-    assert again.task_graphs == plan.task_graphs and again.num_micro_batch == plan.num_micro_batch
 
 
 @pytest.mark.slow

@@ -121,20 +121,21 @@ def preferred(
     if isinstance(staged, InfeasibleError):
         if not isinstance(divided, Automatic):
             raise staged
-        return _with(divided, "TaskGraphs: no candidate: {}".format(staged))
+        return _with(divided, *divided.estimate.runners_up, "TaskGraphs: no candidate: {}".format(staged))
     known = estimate or Estimate(
         search=staged.search, global_batch=staged.global_batch, latency_s=staged.latency_s,
         peak_memory_bytes=staged.peak_memory_bytes, runners_up=staged.runners_up)
     if isinstance(divided, Automatic):
         assert divided.estimate.latency_s is not None
         if divided.estimate.latency_s * TIE < staged.latency_s:
-            return _with(divided, staged.description, *staged.runners_up)
+            own = divided.estimate.runners_up
+            return _with(divided, staged.description, *own, *staged.runners_up)
         divided = divided.description
     return known if divided is None else with_runners_up(known, divided)
 
 
 def _with(found: Automatic, *others: str) -> Automatic:
-    return found._replace(estimate=with_runners_up(found.estimate, *others))
+    return found._replace(estimate=with_runners_up(found.estimate.model_copy(update={"runners_up": ()}), *others))
 
 
 def with_runners_up(estimate: Estimate, *first: str) -> Estimate:

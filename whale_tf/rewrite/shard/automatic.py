@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Mapping, Optional, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import annotations_of
@@ -52,30 +52,42 @@ def check_automatic(graph: tf.Graph, captured: Captured, config: Config) -> None
                                      .format(op.name, op.type))
 
 
-def as_one_split(captured: Captured) -> Captured:
-    """The graph as one TaskGraph that is divided over all devices."""
-    return captured._replace(specs=(Spec(NAME, "split", None),))
+def as_one_split(captured: Captured, count: Optional[int] = None) -> Captured:
+    """The graph as one TaskGraph that is divided over ``count`` devices (None: all)."""
+    return captured._replace(specs=(Spec(NAME, "split", count),))
 
 
-def question_of(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config) -> Question:
-    """What the search has to know of a captured graph."""
+def question_of(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> Question:
+    """What the search has to know of a captured graph.
+
+    Args:
+        examples: tensor -> its dimension that counts examples.
+    """
     pins = config.patterns.force
     assert not isinstance(pins, str), "check_automatic refuses one pattern for all ops"
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, captured.sources))
     divisible = frozenset(sharding_problem(captured, {}, {0: len(cluster)}).variables)
     gradients = frozenset(target.tensors[0] for target in captured.phases.targets if not target.is_sparse)
     known = sized(graph, captured.graph, captured.sources, batch)
-    return Question(captured.graph, known, batch, divisible, gradients, pins)
+    inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
+    return Question(captured.graph, known, batch, inputs, examples, divisible, gradients, pins)
 
 
-def planned(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config, plan: Plan) -> Automatic:
+def planned(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config,
+            plan: Plan) -> Automatic:
     """How a plan that the search made divides the graph."""
-    question = question_of(graph, captured, cluster, config)._replace(pins=dict(plan.shards))
-    return automatic(question, cluster)._replace(estimate=plan.estimate)
+    question = question_of(graph, captured, examples, cluster, config)._replace(pins=dict(plan.shards))
+    count = plan.task_graphs[0].device_count
+    mesh = (count,) if plan.num_model_replicas == 1 else (plan.num_model_replicas, count)
+    return automatic(question, cluster, [mesh])._replace(estimate=plan.estimate)
 
 
-def contender(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config) -> Union[Automatic, str]:
+def contender(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster,
+              config: Config) -> Union[Automatic, str]:
     """The answer as one candidate among others; where there is none, the reason.
+
+    Args:
+        examples: see :func:`question_of`.
 
     Raises:
         ConfigError, UnsupportedOpError: it is this search that was asked for, and the model or the configuration does not go
@@ -83,7 +95,7 @@ def contender(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Con
     """
     try:
         check_automatic(graph, captured, config)
-        return automatic(question_of(graph, captured, cluster, config), cluster)
+        return automatic(question_of(graph, captured, examples, cluster, config), cluster)
     except InfeasibleError as error:
         return "rhino: no candidate: {}".format(error)
     except (ConfigError, UnsupportedOpError) as error:

@@ -28,6 +28,7 @@ class Division(NamedTuple):
         counts: devices of each TaskGraph that is divided.
         assignment: how; None: there is nothing to divide.
         estimate: what the search believes that divides the whole graph (``auto_parallel: "rhino"``).
+        replicas: model replicas of what it divides, which take parts of the mini-batch.
     """
 
     local: Captured
@@ -35,6 +36,7 @@ class Division(NamedTuple):
     counts: Dict[int, int] = {}
     assignment: Optional[Assignment] = None
     estimate: Optional[Estimate] = None
+    replicas: int = 1
 
 
 def divide(
@@ -48,7 +50,8 @@ def divide(
 ) -> Division:
     """How ``split`` TaskGraphs are divided: by the plan, or by the cheapest patterns."""
     if plan is not None and is_automatic(plan):
-        return whole_division(local, planned(graph, local, cluster, config, plan), cluster)
+        examples = divided_dims(analyse(local.graph, local.sources, local.scope, options))
+        return whole_division(local, planned(graph, local, examples, cluster, config, plan), cluster)
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
@@ -59,9 +62,10 @@ def divide(
 
 
 def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Division:
-    """The graph as one TaskGraph on all devices."""
-    whole = as_one_split(local)
-    return Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
+    """The graph as one TaskGraph on all devices of a model replica."""
+    count = len(cluster.devices) // found.replicas
+    whole = as_one_split(local, None if found.replicas == 1 else count)
+    return Division(whole, whole, {0: count}, found.assignment, found.estimate, found.replicas)
 
 
 def carry_out(
@@ -72,8 +76,10 @@ def carry_out(
     shard(graph, division.local, division.assignment, division.counts, sharded)
     captured = capture(graph, is_pipeline, plan, is_sharded=True)
     verify(captured.graph, "after wh.split")
-    if division.estimate is not None:  # examples are divided like any other dimension: there is no batch to clone for
-        captured = as_one_split(captured)._replace(sources={})
+    if division.estimate is not None:
+        captured = as_one_split(captured, division.local.specs[0].device_count)
+        if division.replicas == 1:  # examples are divided like any other dimension: there is no batch to clone for
+            captured = captured._replace(sources={})
     return division._replace(captured=captured)
 
 
@@ -99,5 +105,6 @@ def of_local(plan: Plan, division: Division) -> Plan:
     ]
     task_graphs = tuple(task.model_copy(update={"ops": ops}) for task, ops in zip(plan.task_graphs, members))
     estimate = division.estimate or plan.estimate
-    return plan.model_copy(
-        update={"task_graphs": task_graphs, "shards": division.assignment.shards, "estimate": estimate})
+    nested = "divide" if division.replicas > 1 else plan.nested_batch
+    return plan.model_copy(update={
+        "task_graphs": task_graphs, "shards": division.assignment.shards, "estimate": estimate, "nested_batch": nested})
