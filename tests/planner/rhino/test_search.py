@@ -80,6 +80,8 @@ def test_solvers_agree_on_networks(batch: int, cluster: Cluster) -> None:
     assert exact.is_optimal and program.is_optimal and exact.cost == program.cost
     coarse = solve_segments(problem, problem.costs)
     assert exact.cost <= coarse.cost == problem.costs.score(coarse.choice) < IMPOSSIBLE
+    again = solve_segments(problem, problem.costs, rounds=3)
+    assert exact.cost <= again.cost <= coarse.cost <= 1.5 * exact.cost
 
 
 def test_critical_nodes_are_the_contractions_of_the_backbone() -> None:
