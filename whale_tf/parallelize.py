@@ -43,7 +43,7 @@ from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded
 from whale_tf.rewrite.shard.automatic import check_automatic, contender
-from whale_tf.rewrite.shard.division import carry_out, divide, of_local, whole_division
+from whale_tf.rewrite.shard.division import carry_out, divide, initialised, of_local, whole_division
 from whale_tf.rewrite.shard.problem import divided_dims
 from whale_tf.rewrite.shard.variables import DividedVariables
 
@@ -132,7 +132,8 @@ def _parallelize(
     if is_searched:
         searched = _best(graph, captured, region, cluster, config)
         if searched.rhino is not None:
-            division = carry_out(graph, whole_division(local, searched.rhino, cluster), False, None, sharded)
+            division = initialised(whole_division(local, searched.rhino, cluster), config.init)
+            division = carry_out(graph, division, False, None, sharded)
             captured, (batch, region) = division.captured, _analysed(division.captured, options)
     if searched is not None and searched.plan is not None:
         captured, region, plan = searched.captured, searched.region, searched.plan
@@ -194,7 +195,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
     found = _best(graph, captured, _analysed(captured, Options())[1], cluster, config)
     seconds = time.perf_counter() - began
     if found.rhino is not None:
-        plan = plan_of(captured.graph, found.rhino, cluster, _inputs(captured))
+        plan = plan_of(captured.graph, found.rhino, cluster, _inputs(captured), config.init)
         return Found(plan, result_of(found.rhino, name, cluster, seconds))
     assert found.plan is not None and found.choice is not None
     estimate = found.plan.estimate

@@ -10,20 +10,20 @@ from rich.table import Table
 
 from whale_tf.ir.region import Region
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.sharding.assignment import Choice
+from whale_tf.planner.sharding.assignment import Assignment, Choice
 
 WIDTH = 120
 
 
 def explain_plan(
-    plan: Plan, region: Optional[Region], devices: Sequence[str], shards: Sequence[Choice] = ()
+    plan: Plan, region: Optional[Region], devices: Sequence[str], assignment: Optional[Assignment] = None
 ) -> str:
     """The tables as text.
 
     Args:
         region: the graph's parallel region, for what is not exact; None: the plan alone.
         devices: name of every device of the cluster.
-        shards: what was chosen under ``split``.
+        assignment: what was chosen under ``split``.
     """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
@@ -31,8 +31,8 @@ def explain_plan(
     for line in _estimate(plan.estimate):
         console.print(line, highlight=False, markup=False)
     console.print(_task_graphs(plan, devices))
-    if shards:
-        console.print(_shards(shards))
+    if assignment is not None and assignment.choices:
+        console.print(_shards(assignment.choices))
     elif plan.shards:
         console.print(patterns_table(plan.shards))
     if plan.bridges:
@@ -40,7 +40,7 @@ def explain_plan(
     if plan.gradients:
         console.print(_gradients(plan))
     if region is not None:
-        for line in _inexact(region):
+        for line in _inexact(region, assignment.reseeded if assignment is not None else ()):
             console.print(line, highlight=False, markup=False)
     return out.getvalue()
 
@@ -149,16 +149,13 @@ def _gradients(plan: Plan) -> Table:
     return table
 
 
-def _inexact(region: Region) -> List[str]:
-    found = region.batch.inexact
+def _inexact(region: Region, reseeded: Sequence[str]) -> List[str]:
+    ops = region.graph.ops
+    found = ["{} ({}): {}".format(ops[item.op].name, ops[item.op].type, item.reason) for item in region.batch.inexact]
+    found += ["{}: initial values of the same distribution, but other ones (init: sharded)".format(name) for name in reseeded]
     if not found:
         return ["Exact: the parallel result equals the local one but for rounding."]
-    lines = ["Not exactly the local result ({} place(s)):".format(len(found))]
-    lines += [
-        "  {} ({}): {}".format(region.graph.ops[item.op].name, region.graph.ops[item.op].type, item.reason)
-        for item in found
-    ]
-    return lines
+    return ["Not exactly the local result ({} place(s)):".format(len(found))] + ["  " + text for text in found]
 
 
 def _bytes(count: int) -> str:

@@ -103,14 +103,14 @@ def _on_mesh(question: Question, cluster: Cluster, mesh: Mesh) -> Automatic:
     return Automatic(assignment, estimate, describe(assignment, question.graph, mesh, seconds), mesh)
 
 
-def plan_of(graph: OpGraph, found: Automatic, cluster: Cluster, inputs: Mapping[str, int]) -> Plan:
+def plan_of(graph: OpGraph, found: Automatic, cluster: Cluster, inputs: Mapping[str, int], init: str = "exact") -> Plan:
     """The plan: one TaskGraph of everything, and the patterns from which the rest follows."""
     ops = tuple(op.name for op in graph.ops if op.phase is Phase.FORWARD)
     task = TaskGraphPlan(name=NAME, strategy="split", ops=ops, devices=_rows(found, cluster))
     is_nested = found.replicas > 1
     return Plan(
         graph=graph.fingerprint(), num_devices=len(cluster), num_model_replicas=found.replicas,
-        nested_batch="divide" if is_nested else "own", task_graphs=(task,), shards=found.assignment.shards,
+        nested_batch="divide" if is_nested else "own", init=init, task_graphs=(task,), shards=found.assignment.shards,
         inputs=tuple(InputPlan(tensor=name, dim=dim) for name, dim in inputs.items()) if is_nested else (),
         estimate=found.estimate)
 

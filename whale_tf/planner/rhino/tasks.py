@@ -12,7 +12,7 @@ from whale_tf.simulator.engine import run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.program import COMPUTATION, FEATURE
-from whale_tf.simulator.simulate import gamma_of
+from whale_tf.simulator.simulate import Options, gamma_of
 from whale_tf.simulator.transformation import SEND_RECV, Group, Pair
 
 START = -1  # in place of a task: there from the start
@@ -73,7 +73,7 @@ class Tasks:
             self._seconds, self._lane, list(range(total)), [0] * total, self._slots, self._queues, self._links,
             pairs[:, 1].tolist(), first.tolist(), np.bincount(pairs[:, 1], minlength=total).tolist(),
             tuple(range(len(self.cluster))), {}, BufferRows().unfold({}, 0))
-        gammas = [gamma_of(self.cluster, device, None) for device in range(len(self.cluster))]
+        gammas = [gamma_of(self.cluster, device, Options()) for device in range(len(self.cluster))]
         return run(graph, self._network.bandwidths, gammas).makespan
 
     def _add(self, lane: int, seconds: float, slots: Tuple[int, ...], waits: Sequence[int]) -> int:

@@ -42,6 +42,7 @@ class DividedVariables:
         replaced: fetches of what stands in the place of a tensor or op; grows with every update.
         divided: names of the ops whose uses of the variables are divided themselves.
         undo: grows with what takes the edits back.
+
     """
 
     def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str], root: str,
@@ -54,6 +55,8 @@ class DividedVariables:
         self._root = root
         self._undo = undo
         self._version = -1
+        self._initials: Dict[str, Parts] = {}  # a divided write, which makes its value in parts -> what it initialises
+        self._loads: Dict[str, List[str]] = {}
         self._writes: Dict[str, List[str]] = {}  # a write of the whole -> the writes of the parts
         self._reads: List[Tuple[tf.Tensor, str]] = []  # a tensor, and what its readers read instead
 
@@ -64,10 +67,12 @@ class DividedVariables:
         edit = _Edit(self._graph, self._root, self._writes)
         for variable in self._variables:
             users = [op for op in variable.op.outputs[0].consumers()
-                     if (op.name not in self._divided or op.type in READS)  # whoever comes later may use a divided read
+                     if (op.name not in self._divided or op.type in READS + WHOLE_WRITES)  # later uses may need them, too
                      and (variable.op.name, op.name) not in self._handled]
             for op in sorted(dict.fromkeys(users), key=lambda op: not is_write(op.type)):  # writes first: reads wait for them
-                if op.name in self._divided:
+                if op.name in self._divided and is_write(op.type):
+                    self._initials[op.name] = variable
+                elif op.name in self._divided:
                     edit.read(variable, op, ())
                 else:
                     edit.use(variable, op)
@@ -76,6 +81,17 @@ class DividedVariables:
         self._reads.extend(edit.reads)
         self._move(edit.inputs)
         self._version = self._graph.version
+
+    def loads(self, op: tf.Operation, feeds: Sequence[tf.Tensor]) -> List[str]:
+        """``Variable.load`` runs an initializer and feeds its value: what writes the parts of that, where a run of ``op`` makes
+        them otherwise."""
+        if op.name not in self._initials or all(feed is not op.inputs[1] for feed in feeds):
+            return []
+        if op.name not in self._loads:
+            edit = _Edit(self._graph, self._root, {})
+            self._loads[op.name] = edit.write(self._initials[op.name], op)
+            edit.commit()
+        return self._loads[op.name]
 
     def _move(self, inputs: Sequence[Tuple[tf.Operation, int, str]]) -> None:
         """Edges and waits of the user's ops, old and new, turn to the parts."""
@@ -167,15 +183,19 @@ class _Edit:
             raise UnsupportedOpError(
                 "op {!r} ({}) writes a part of variable {!r}, which wh.split divides over devices; assign the whole variable, "
                 "or use wh.replicate for its layer".format(op.name, op.type, variable.op.name))
-        writes = []
-        for i, part in enumerate(variable.names):
-            value = _part_of(self._nodes, variable, op.inputs[1].name, i, scope)
-            writes.append(self._clone(op, "{}/part{}".format(scope, i), {0: part, 1: value}))
-        self.writes[op.name] = writes
+        self.writes[op.name] = writes = self.write(variable, op)
         if op.outputs:
             dtype = op.outputs[0].dtype.base_dtype
             self.reads.append((op.outputs[0], self._nodes.concat(
                 writes, variable.spread.dim, scope + "/whole", dtype, "")))
+
+    def write(self, variable: Parts, op: tf.Operation) -> List[str]:
+        """A write of the whole, for the parts: each takes its slice of the value."""
+        scope, writes = "{}/{}".format(self._root, op.name), []
+        for i, part in enumerate(variable.names):
+            value = _part_of(self._nodes, variable, op.inputs[1].name, i, scope)
+            writes.append(self._clone(op, "{}/part{}".format(scope, i), {0: part, 1: value}))
+        return writes
 
     def _clone(self, op: tf.Operation, name: str, inputs: Dict[int, str]) -> str:
         self._edit.clone([op], lambda _: name, device="")
