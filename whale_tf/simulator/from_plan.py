@@ -106,7 +106,8 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
     Raises:
         PlanError: the plan is for another graph.
     """
-    own = plan.num_model_replicas if plan.nested_batch == "own" and step.pulls else 1
+    apart = len(plan.processes) if plan.processes and not plan.spans_processes else 1  # each feeds a mini-batch of its own
+    own = plan.num_model_replicas if plan.nested_batch == "own" and step.pulls else apart
     examples = step.batch * own / float(plan.num_micro_batch)
     model = _model_of(step, examples)
     configs: List[OpConfig] = []

@@ -71,6 +71,7 @@ class StepGraph(NamedTuple):
     batch: examples of the mini-batch that shapes and costs are of.
     pulls: whether examples come from an input pipeline, so that model replicas may take mini-batches of their own.
     ops: in a topological order.
+    gradients: (variable, op number, which of its outputs) of every gradient.
     seconds: op of the local script -> (batch, seconds) of one run, by batch.  Ops that no traced run had (folded, fused into
         others) are missing here: they cost nothing.
     """
@@ -82,6 +83,7 @@ class StepGraph(NamedTuple):
     pulls: bool
     ops: Tuple[StepOp, ...]
     variables: Tuple[StepVariable, ...]
+    gradients: Tuple[Tuple[str, int, int], ...] = ()
     seconds: Mapping[str, Tuple[Tuple[float, float], ...]] = {}
 
     def measured(self, batch: float, seconds: Mapping[str, float]) -> StepGraph:
@@ -111,7 +113,8 @@ class StepGraph(NamedTuple):
         rows = [json.dumps(op) for op in self.ops]
         head = {"version": VERSION, "name": self.name, "fingerprint": self.fingerprint, "batch": self.batch,
                 "precision": self.precision, "pulls": self.pulls,
-                "variables": self.variables, "seconds": self.seconds}  # fmt: skip
+                "variables": self.variables, "gradients": self.gradients,
+                "seconds": self.seconds}  # fmt: skip
         return "{},\n \"ops\": [\n  {}\n ]\n}}\n".format(json.dumps(head)[:-1], ",\n  ".join(rows))
 
     @classmethod
@@ -159,8 +162,9 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
                 raise ValueError("op {!r} reads output {} of op {}, which is not before it".format(op.name, output, source))
     seconds = {name: tuple((float(b), float(s)) for b, s in points) for name, points in data["seconds"].items()}
     variables = tuple(StepVariable(*row) for row in data["variables"])
+    gradients = tuple((name, int(op), int(output)) for name, op, output in data["gradients"])
     return StepGraph(data["name"], data["fingerprint"], int(data["batch"]), data["precision"], bool(data["pulls"]), ops,
-                     variables, seconds)  # fmt: skip
+                     variables, gradients, seconds)  # fmt: skip
 
 
 def under(graph: StepGraph, plan: Plan) -> StepGraph:
