@@ -28,7 +28,7 @@ STEPS, SECONDS = 50, 2.0  # at least so many steps, and for at least so long
 MODELS: Dict[str, Callable[[], Workload]] = {
     "mlp": lambda: mlp(width=512),
     "encoder": lambda: encoder(layers=4, hidden=64, seq=32, vocab=200),
-    "convnet": convnet,
+    "convnet": lambda: convnet(image=32),
 }
 PICTURE = os.path.join(ROOT, "benchmarks", "accuracy.png")
 BATCH = {"mlp": 256, "encoder": 64, "convnet": 64}
@@ -124,13 +124,16 @@ def profile(model: str, batch: int) -> Result:
 
     script = build(model, batch, [contextlib.nullcontext])
     seconds: Dict[str, float] = {}
+    scratch: Dict[str, float] = {}
     with tf.Session(config=session_config(1, inter=1, intra=1)) as session:
         session.run(tf.global_variables_initializer())
         for number in range(TRACES + 2):
-            found = op_seconds(traced(session, script))
-            for name, value in found.items() if number > 1 else ():
+            metadata = traced(session, script)
+            for name, value in op_seconds(metadata).items() if number > 1 else ():
                 seconds[name] = min(value, seconds.get(name, value))
-    return {"seconds": seconds}
+        for node in (node for device in metadata.step_stats.dev_stats for node in device.node_stats):
+            scratch[node.node_name.split(":")[0]] = float(node.memory_stats.temp_memory_size)
+    return {"seconds": seconds, "scratch": scratch}
 
 
 def op_seconds(metadata: Any) -> Dict[str, float]:
@@ -227,15 +230,15 @@ class Row(NamedTuple):
         return "{:+.1%}".format(self.work[0] / self.work[1] - 1.0) if self.case.processes == 1 else "-"
 
 
-def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Dict[str, float]]) -> Any:
+def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Result]) -> Any:
     """The simulation of what :func:`run` left in ``folder``."""
     from whale_tf.cluster import Cluster
     from whale_tf.plan import Plan
     from whale_tf.simulator import Options, Simulator, StepGraph
 
     step = StepGraph.parse(os.path.join(folder, "step.json"))
-    for batch, seconds in profiles.items():
-        step = step.measured(batch, seconds)
+    for batch, found in profiles.items():
+        step = step.measured(batch, found["seconds"], found["scratch"])
     plan = Plan.parse(os.path.join(folder, "plan.json"))
     calibration = calibration.model_copy(update={"cores": case.threads})
     return Simulator(Cluster.parse(case.cluster), Options(calibration=calibration)).run_step(plan, step)
@@ -247,7 +250,7 @@ def measured(case: Case, folder: str) -> Result:
                case.processes)  # fmt: skip
 
 
-def row_of(case: Case, folder: str, result: Result, calibration: Any, profiles: Dict[int, Dict[str, float]]) -> Row:
+def row_of(case: Case, folder: str, result: Result, calibration: Any, profiles: Dict[int, Result]) -> Row:
     from whale_tf.simulator.program import COMPUTATION
 
     found = predict(case, folder, calibration, profiles)
@@ -266,7 +269,7 @@ def report(console: Console) -> None:
         subprocess.run([sys.executable, "-m", "whale_tf.cli", "calibrate", "-o", path, "--inter-op", str(THREADS)], cwd=ROOT,
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         calibration = Calibration.parse(path)
-        profiles = {model: {batch: ask(__file__, {"what": "profile", "model": model, "batch": batch})["seconds"]
+        profiles = {model: {batch: ask(__file__, {"what": "profile", "model": model, "batch": batch})
                             for batch in PROFILED} for model in MODELS}  # fmt: skip
         rows = [row_of(case, folder, measured(case, folder), calibration, profiles[case.model]) for case in CASES]
     show(console, rows)

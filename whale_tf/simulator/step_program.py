@@ -87,6 +87,7 @@ class StepCompiler(StepState):
         instruction.parts = self.parts_of(config)
         instruction.seconds = seconds
         self.place(instruction, ARITHMETIC if op.contraction else MEMORY)
+        self._scratch(instruction, op, config)
         for place, tensor in enumerate(op.outputs):
             taken = [s for s in before if s.buffer >= 0] if op.alias and place == 0 else []
             kept = op.runs == PER_MICRO_BATCH and tensor.bytes > 0
@@ -167,6 +168,13 @@ class StepCompiler(StepState):
         return tensor.bytes * self.examples / self.step.batch if tensor.divided else tensor.bytes
 
     # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def _scratch(self, instruction: Instruction, op: StepOp, config: OpConfig) -> None:
+        parts, shares = instruction.parts, op_fractions(config)
+        part = self._part_of_op(op)
+        sizes = tuple(part * self.step.scratch_of(op, self.examples * shares[first]) for first in parts.first)
+        if op.runs == PER_MICRO_BATCH and any(sizes):
+            self.buffers.append(Buffer(op.name + " (scratch)", "scratch", instruction.id, parts, sizes))
 
     def _buffer(self, instruction: Instruction, op: StepOp, tensor: StepTensor, config: OpConfig) -> int:
         parts, shares = self.parts_of(config), op_fractions(config)
