@@ -189,14 +189,14 @@ class _Profiler(api.Observer):
         if any(name in seconds for name in self._updates):
             self._steps += 1
             if self._steps > WARM_UP_STEPS:
-                self._finish(OpTimes(self.measure, seconds))
+                self._finish(OpTimes(self.measure, seconds), op_scratch(metadata))
         return result
 
-    def _finish(self, times: Optional[OpTimes]) -> None:
+    def _finish(self, times: Optional[OpTimes], scratch: Optional[Dict[str, float]] = None) -> None:
         assert self._chain is not None
         self.profile = graph_profile(self._chain, self._source, measured=times)
         if times is not None and self.step is not None:
-            self.step = self.step.measured(self.step.batch, times.seconds)
+            self.step = self.step.measured(self.step.batch, times.seconds, scratch)
         raise _Done()
 
 
@@ -208,6 +208,12 @@ def op_seconds(metadata: Any) -> Dict[str, float]:
             name = node.node_name.split(":")[0]
             found[name] = found.get(name, 0.0) + executed_s(node)[1]
     return found
+
+
+def op_scratch(metadata: Any) -> Dict[str, float]:
+    """Bytes that every op's kernel took only while it ran (a convolution's rearranged image, say)."""
+    return {node.node_name.split(":")[0]: float(node.memory_stats.temp_memory_size)
+            for device in metadata.step_stats.dev_stats for node in device.node_stats}
 
 
 def _run_script(path: str, arguments: Sequence[str], observer: api.Observer) -> None:
