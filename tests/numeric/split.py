@@ -53,7 +53,7 @@ OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
     "momentum": lambda: tf.train.MomentumOptimizer(0.05, 0.9, use_nesterov=True),
     "adam": lambda: tf.train.AdamOptimizer(0.01, epsilon=1e-4),
     "adagrad": lambda: tf.train.AdagradOptimizer(0.1),
-    "adafactor": lambda: Adafactor(0.1),
+    "adafactor": lambda: Adafactor(0.1, epsilon1=1e-8),  # what is zero but for rounding must not be scaled up
     "lamb": lambda: Lamb(0.02, epsilon=1e-4),
     "rmsprop": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5, epsilon=1e-3),
 }
