@@ -37,6 +37,8 @@ class TaskGraphPlan(_Value):
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
         variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
             first replica's device.
+        batch_of: the ``split`` TaskGraph on the same devices whose ops these are: those that are divided along no dimension
+            but the batch, so that each device works on its own examples.
     """
 
     name: str
@@ -46,6 +48,7 @@ class TaskGraphPlan(_Value):
     slices: Optional[Tuple[int, ...]] = None
     warmup: int = Field(1, ge=1)
     variables: str = "mirrored"
+    batch_of: Optional[int] = Field(None, ge=0)
 
     @property
     def device_count(self) -> int:
@@ -187,6 +190,7 @@ class Plan(_Value):
                             task_graph.name, device, self.num_devices - 1
                         )
                     )
+        self._check_batch_parts()
         driven = sorted(device for part in self.processes for device in part)
         if self.processes and driven != list(range(self.num_devices)):
             raise ValueError(
@@ -200,6 +204,22 @@ class Plan(_Value):
                     )
                 )
         return self
+
+    def _check_batch_parts(self) -> None:
+        whole = [task for task in self.task_graphs if task.batch_of is None]
+        for number, task in enumerate(self.task_graphs):
+            if task.batch_of is None:
+                continue
+            if number < len(whole) or task.batch_of >= len(whole) or whole[task.batch_of].strategy != "split":
+                raise ValueError(
+                    "TaskGraph {!r} (number {}) holds the batch part of TaskGraph {}, expected one of strategy 'split' before "
+                    "it, and no whole TaskGraph after it".format(task.name, number, task.batch_of))
+            split = whole[task.batch_of]
+            if task.strategy != "replicate" or task.devices != split.devices or task.warmup != split.warmup:
+                raise ValueError(
+                    "TaskGraph {!r} holds the batch part of {!r} and so needs strategy 'replicate', its devices {} and warmup "
+                    "{}; it has {!r}, {} and {}".format(task.name, split.name, split.devices, split.warmup, task.strategy,
+                                                       task.devices, task.warmup))
 
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=indent)

@@ -18,9 +18,11 @@ from whale_tf.cluster import find_processes
 
 
 class Job(NamedTuple):
-    """A case in each of two processes.
+    """A case in each of several processes, or in the first one, which drives the devices of all where a model replica needs more
+    devices than a process has.
 
     Attributes:
+        workers: processes.
         counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.
         split: stages with ``wh.split`` instead.
         devices: of each process.
@@ -36,6 +38,16 @@ class Job(NamedTuple):
     sizes: Sequence[int] = ()
     config: Tuple[Tuple[str, Any], ...] = ()
     split: Tuple[int, ...] = ()
+    workers: int = 2
+
+    @property
+    def is_driven(self) -> bool:
+        return sum(count or 0 for count in self.counts) > self.devices
+
+    @property
+    def graphs(self) -> int:
+        """Processes that train."""
+        return 1 if self.is_driven else self.workers
 
     @property
     def scopes(self) -> List[Any]:
@@ -48,8 +60,9 @@ class Job(NamedTuple):
 
     @property
     def replicas(self) -> int:
-        """Model replicas in each process."""
-        return max(1, self.devices // sum(count or self.devices for count in self.counts))
+        """Model replicas in each graph."""
+        devices = self.devices * self.workers // self.graphs
+        return max(1, devices // sum(count or devices for count in self.counts))
 
 
 FED = Setting(dataset=False)
@@ -71,40 +84,38 @@ JOBS: Dict[str, Job] = {
     "pipeline in each process": Job("tied_embedding", counts=(1, 1), devices=2, micro_batches=2),
     "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),
     "loop": Job("while_loop_v1"),
-    "features replicated and the rest split, in each process": Job("momentum", counts=(None, None), split=(1,), devices=2),
+    "features replicated and the rest split, in each process": Job(
+        "momentum", counts=(None, None), split=(1,), devices=2, config=(("init", "sharded"),)),
 }
 
 
-# of two processes, of which one drives the devices of both
+# one process drives the devices of both
 DRIVEN: Dict[str, Job] = {
     "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
-    "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2),
+    "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2, config=(("init", "sharded"),)),
     "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
 }
 
 
-def local(job: Job, count: int) -> Outcome:
+def local(job: Job) -> Outcome:
     """The script as it is, on the mini-batches of all processes one behind the other."""
     case = job.script
     if job.setting.dataset:
-        return equality.run_local(case, job.setting._replace(runner="session"), count * job.replicas)
-    return _fed(case, job.setting, Stages(), [range(count)], 0)
+        return equality.run_local(case, job.setting._replace(runner="session"), job.graphs * job.replicas)
+    return _fed(case, job.setting, Stages(), [range(job.graphs)], 0)
 
 
-def in_process(name: str, rank: int, count: int) -> Outcome:
-    """What process ``rank`` computes."""
-    job, container = JOBS.get(name) or DRIVEN[name], "job{}".format((list(JOBS) + list(DRIVEN)).index(name))
+def in_process(job: Job, rank: int, container: str) -> Outcome:
+    """What process ``rank`` computes; a driver has the local script's data."""
     case = job.script
     config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches, **dict(job.config))
-    wh.init(config, cluster="{}xcpu:{}".format(count, job.devices))
+    wh.init(config, cluster="{}xcpu:{}".format(job.workers, job.devices))
     try:
-        if name in DRIVEN:  # the driver has the local script's data
-            count = 1
         stages = Stages(job.scopes)
         if job.setting.dataset:
-            return equality.run_script(case, job.setting, stages, count * job.replicas, 1, container)
-        return _fed(case, job.setting, stages, [[number] for number in range(count)], rank, container)
+            return equality.run_script(case, job.setting, stages, job.graphs * job.replicas, 1, container)
+        return _fed(case, job.setting, stages, [[number] for number in range(job.graphs)], rank, container)
     finally:
         wh.shutdown()
 
@@ -147,16 +158,20 @@ def merged(job: Job, outcomes: List[Outcome]) -> Outcome:
 
 
 def main() -> None:
-    """``python -m tests.multiprocess.jobs PATH name...``: one process; outcomes go to ``PATH.<rank>``."""
-    path, names = sys.argv[1], sys.argv[2:]
-    processes = find_processes()
-    outcomes = {}
-    for name in names:
-        outcomes[name] = in_process(name, processes.rank, processes.count)
-        print("done:", name, flush=True)
-    with open("{}.{}".format(path, processes.rank), "wb") as handle:
+    """``python -m tests.multiprocess.jobs PATH``: a process; reads jobs from ``PATH``, writes outcomes to ``PATH.<rank>``."""
+    path = sys.argv[1]
+    rank = find_processes().rank
+    with open(path, "rb") as handle:
+        jobs: List[Job] = pickle.load(handle)
+    outcomes = []
+    for number, job in enumerate(jobs):
+        print("job:", job, flush=True)
+        outcomes.append(in_process(job, rank, "job{}".format(number)))
+    with open("{}.{}".format(path, rank), "wb") as handle:
         pickle.dump(outcomes, handle)
 
 
 if __name__ == "__main__":
-    main()
+    from tests.multiprocess import jobs as module  # jobs are unpickled as this module's
+
+    module.main()

@@ -17,6 +17,7 @@ from whale_tf.plan import Plan
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names
 from whale_tf.simulator import (
     MODELS,
+    Calibration,
     LayerEstimator,
     OpEstimator,
     Options,
@@ -86,11 +87,13 @@ def simulate(
     overlap: bool = typer.Option(True, help="computation and gradient communication slow each other down"),
     collapse: bool = typer.Option(True, help="simulate one of each class of equal devices"),
     steady_state: bool = typer.Option(False, help="extend from few micro-batches where the pipeline is periodic"),
+    calibration: Optional[str] = typer.Option(None, help="what `whale calibrate` measured, in place of table figures"),
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
     try:
-        described = Cluster.parse(cluster)
-        simulator = Simulator(described, Options(sharing, overlap, collapse, steady_state))
+        measured = Calibration.parse(calibration) if calibration is not None else None
+        options = Options(sharing, overlap, collapse, steady_state, calibration=measured)
+        simulator = Simulator(Cluster.parse(cluster), options)
         loaded = Plan.parse(plan) if plan is not None else None
         source = _source(model, profile, loaded)
         if loaded is not None:
@@ -116,11 +119,13 @@ def compare(
     profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
     global_batch: int = typer.Option(..., help="examples in a step"),
     schedule: str = typer.Option("backward_first", help="backward_first or gpipe (of the uniform strategies)"),
+    calibration: Optional[str] = typer.Option(None, help="what `whale calibrate` measured"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object per strategy, best first"),
 ) -> None:
     """Predict several strategies and rank them."""
     try:
-        simulator = Simulator(Cluster.parse(cluster))
+        measured = Calibration.parse(calibration) if calibration is not None else None
+        simulator = Simulator(Cluster.parse(cluster), Options(calibration=measured))
         found: List[Tuple[str, Simulation]] = []
         for text in strategies:
             shape = _UNIFORM.match(text)

@@ -12,7 +12,7 @@ whole have a recipe that exchanges a few numbers per example instead of the oper
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
@@ -25,6 +25,7 @@ from whale_tf.ir.rules.rule import (
     MULTIPLIED,
     SUM,
     AnyDims,
+    Dims,
     Factors,
     ShapeOperand,
 )
@@ -77,9 +78,9 @@ class Strategies(NamedTuple):
     reasons: List[str]
 
 
-def computed_once(op: Op) -> Strategy:
-    """On the first device, whole."""
-    return Strategy("once", ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
+def computed_once(op: Op, pattern: str = "once") -> Strategy:
+    """On the first device, whole; ``batch``: on every device, for the examples that are there."""
+    return Strategy(pattern, ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
 
 
 def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Strategies:
@@ -119,14 +120,23 @@ def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy
 
 
 def sharding_rule(op: Op, view: View) -> Rule:
-    """The op's rule; a reshape with dimensions of unknown size is read from its last dimension."""
+    """The op's rule; a reshape with dimensions of unknown size is read from both ends."""
     if op.type == "Reshape":
         before, after = view.shape(op.inputs[0]), view.shape(op.outputs[0])
         if before is not None and after is not None and None in before + after:
-            left, right, kinds = refine(before[::-1], after[::-1])
-            sides = [tuple(tuple(reversed(dim)) for dim in reversed(side)) for side in (left, right)]
-            return Rule((sides[0], None), (sides[1],), "mn", kinds, (ShapeOperand(1, sides[1]),))
+            return _reshape_from_both_ends(before, after)
     return rule_for(op, view.graph, view)
+
+
+def _reshape_from_both_ends(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> Rule:
+    """Leading dimensions of equal sizes are the same, and what follows is a reshape of its own."""
+    first = 0
+    while first < min(len(before), len(after)) and before[first] == after[first] is not None:
+        first += 1
+    left, right, kinds = refine(before[first:][::-1], after[first:][::-1])
+    same: Dims = tuple(("e{}".format(d),) if before[d] != 1 else () for d in range(first))
+    operand, result = (same + tuple(tuple(reversed(dim)) for dim in reversed(side)) for side in (left, right))
+    return Rule((operand, None), (result,), "mn", kinds, (ShapeOperand(1, result),))
 
 
 class Sizes(View):
@@ -141,29 +151,33 @@ class Sizes(View):
         if tensor not in self._shapes:
             shape = super().shape(tensor)
             self._shapes[tensor] = shape  # a loop's back edge knows no more
-            if shape is not None and None in shape:
-                self._shapes[tensor] = tuple(known if size is None else size for size, known in zip(shape, self._known(tensor)))
+            if shape is None or None in shape:
+                known = self._known(tensor, shape)
+                if shape is not None and known is not None:
+                    known = [more if size is None else size for size, more in zip(shape, known)]
+                self._shapes[tensor] = shape if known is None else tuple(known)
         return self._shapes[tensor]
 
     def stored(self, tensor: int) -> Shape:
         """A tensor's shape; of a resource variable's handle, the variable's."""
         return _stored(self, tensor)
 
-    def _known(self, tensor: int) -> List[Optional[int]]:
-        op, rank = self.graph.producer(tensor), len(super().shape(tensor) or ())
+    def _known(self, tensor: int, shape: Shape) -> Optional[List[Optional[int]]]:
+        """Sizes as far as the op's rule tells them, of a result whose ``shape`` says less; None: not even how many."""
+        op = self.graph.producer(tensor)
         if op.type == "Reshape":
             value = self.value(op.inputs[1])
-            return [None] * rank if value is None else [v if isinstance(v, int) and v > 0 else None for v in value.flat]
+            return None if value is None else [v if isinstance(v, int) and v > 0 else None for v in value.flat]
         try:
             rule = rule_for(op, self.graph, self) if op.inputs and not op.body else None
         except NoRule:
             rule = None
         dims = rule.outputs[self.graph.tensors[tensor].index] if rule is not None else None
-        if rule is None or not isinstance(dims, tuple) or len(dims) != rank:
-            return [None] * rank
+        if rule is None or not isinstance(dims, tuple) or (shape is not None and len(dims) != len(shape)):
+            return None
         sizes = {factors[0]: size for source, operand in zip(op.inputs, rule.inputs) if isinstance(operand, tuple)
                  for factors, size in zip(operand, self.shape(source) or ()) if len(factors) == 1 and size is not None}
-        return [sizes.get(factors[0]) if len(factors) == 1 else None for factors in dims]
+        return [1 if not factors else sizes.get(factors[0]) if len(factors) == 1 else None for factors in dims]
 
 
 class _Finder:

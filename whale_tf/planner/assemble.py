@@ -17,11 +17,12 @@ from whale_tf.schedule import auto_policy, warmup_depths
 
 
 class TaskGraphSpec(NamedTuple):
-    """What an annotation says; ``device_count`` None: all devices."""
+    """What an annotation says; ``device_count`` None: all devices; ``batch_of``: see :class:`whale_tf.plan.TaskGraphPlan`."""
 
     name: str
     strategy: str
     device_count: Optional[int]
+    batch_of: Optional[int] = None
 
 
 class StageStatistics(NamedTuple):
@@ -127,6 +128,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 warmup=warmup,
                 slices=parts_of_batch,
                 variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
+                batch_of=spec.batch_of,
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
@@ -193,7 +195,7 @@ def _buckets(
 
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) -> bool:
     """Whether the TaskGraphs ask for more devices than a process has, so that a model replica spans processes."""
-    return bool(processes) and sum(spec.device_count or 0 for spec in specs) > len(processes[0])
+    return bool(processes) and sum(spec.device_count or 0 for spec in specs if spec.batch_of is None) > len(processes[0])
 
 
 def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:

@@ -156,7 +156,7 @@ class Runs:
 
     def writes(self, ops: Iterable[tf.Operation]) -> Set[str]:
         """Names of the writes of variables that running ``ops`` runs."""
-        return {op.name for op in _ancestors(ops) if is_write(op.type)}
+        return {op.name for op in ancestors(ops) if is_write(op.type)}
 
     def check(self, ops: Sequence[tf.Operation]) -> Kind:
         """What running ``ops`` means to the other processes.
@@ -167,9 +167,9 @@ class Runs:
         key = tuple(op.name for op in ops)
         if key not in self._known:
             collectives = set(self._collectives)
-            reached = _ancestors(ops)
+            reached = ancestors(ops)
             found = {op.name for op in reached if op.name in collectives}
-            updated = {op.name for op in _ancestors([op for op in reached if is_write(op.type)])}
+            updated = {op.name for op in ancestors([op for op in reached if is_write(op.type)])}
             vain = found - updated
             refused = sorted(vain - set(self._together))
             if refused:
@@ -182,7 +182,7 @@ class Runs:
         return self._known[key]
 
 
-def _ancestors(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+def ancestors(ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
     """The ops and all that they wait for."""
     found: Set[tf.Operation] = set(ops)
     stack = list(found)

@@ -12,6 +12,7 @@ look          memory, use, bottleneck, trace             memory, result, trace
 from __future__ import annotations
 
 from whale_tf.simulator.builtin import MODELS, built_in_model
+from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
 from whale_tf.simulator.costs import Efficiency, OpEstimator, Profile
 from whale_tf.simulator.from_plan import strategy_from_plan
@@ -25,6 +26,7 @@ from whale_tf.simulator.uniform import micro_batch_size, uniform_3d
 
 __all__ = [
     "Builder",
+    "Calibration",
     "DeviceUse",
     "Efficiency",
     "LayerEstimator",
@@ -43,6 +45,7 @@ __all__ = [
     "Trace",
     "TraceEvent",
     "built_in_model",
+    "calibrated",
     "layer_names",
     "layered_model",
     "micro_batch_size",

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Hashable, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
@@ -34,6 +35,7 @@ class Options(NamedTuple):
         gamma: overlap factor per device type; types not named use :data:`DEFAULT_GAMMA` of their kind.
         efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
         correction, algorithms: see :class:`whale_tf.simulator.network.Network`.
+        calibration: measurements of the machine; they replace the cluster's rates and links, and gamma of its type.
     """
 
     sharing: bool = True
@@ -47,6 +49,7 @@ class Options(NamedTuple):
     allow_roofline: bool = True
     correction: Optional[Mapping[str, float]] = None
     algorithms: Tuple[str, ...] = ALGORITHMS
+    calibration: Optional[Calibration] = None
 
 
 def simulate(
@@ -67,7 +70,7 @@ class Simulator:
     """
 
     def __init__(self, cluster: Cluster, options: Options = Options(), keep: int = 32) -> None:  # noqa: B008
-        self.cluster = cluster
+        self.cluster = cluster = cluster if options.calibration is None else calibrated(cluster, options.calibration)
         self.options = options
         self.network = Network(cluster, options.correction, options.algorithms)
         self._keep = keep
@@ -114,7 +117,7 @@ class Simulator:
         began = time.process_time()
         graph = unfolder.unfold(strategy)
         unfolded = time.process_time()
-        gammas = [gamma_of(self.cluster, device, self.options.gamma) for device in graph.devices]
+        gammas = [gamma_of(self.cluster, device, self.options) for device in graph.devices]
         times = run(graph, self.network.bandwidths, gammas, self.options.sharing, self.options.overlap)
         memory = tuple(memory_curves(program, graph, times))
         reserved = self.options.reserved_bytes if self.options.reserved_bytes is not None else RESERVED_BYTES
@@ -154,7 +157,9 @@ class Simulator:
         found = self._programs.pop(key, None)
         if found is None or found[0].strategy.model is not strategy.model:
             options = self.options
-            estimator = estimator or OpEstimator(strategy.model, options.efficiency, options.profiles, options.allow_roofline)
+            estimator = estimator or OpEstimator(
+                strategy.model, options.efficiency, options.profiles, options.allow_roofline, options.calibration
+            )
             program = compile_strategy(strategy, self.cluster, estimator)
             collapse = Collapse(program, self.cluster, self.network, options.collapse)
             found = (program, Unfolder(program, collapse, self.network))
@@ -164,9 +169,11 @@ class Simulator:
         return found
 
 
-def gamma_of(cluster: Cluster, device: int, given: Optional[Mapping[str, float]]) -> float:
-    """The overlap factor of a device."""
+def gamma_of(cluster: Cluster, device: int, options: Options) -> float:
+    """The overlap factor of a device: given, else calibrated, else that of its kind."""
     one = cluster.devices[device]
-    if given is not None and one.type in given:
-        return given[one.type]
+    if options.gamma is not None and one.type in options.gamma:
+        return options.gamma[one.type]
+    if options.calibration is not None and options.calibration.device == one.type:
+        return options.calibration.gamma
     return DEFAULT_GAMMA[one.kind]

@@ -13,7 +13,7 @@ from whale_tf.ir.graph import Op, Phase
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.force import forced_patterns
-from whale_tf.planner.sharding.problem import LOSSES, VARIABLES, Problem, State
+from whale_tf.planner.sharding.problem import BATCH, LOSSES, VARIABLES, Problem, State
 from whale_tf.planner.sharding.search import cheapest
 
 
@@ -24,6 +24,7 @@ class Choice(NamedTuple):
     pattern: str
     bytes: float
     reason: str = ""
+    is_forced: bool = False
 
 
 class Assignment(NamedTuple):
@@ -67,8 +68,8 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
         chosen, variables, prices = cheapest(problem, number, forced)
         result.strategies.update(chosen)
         spreads.update(variables)
-        choices = _choices(problem, number, chosen, prices)
-        if all(choice.pattern == "once" for choice in choices):
+        choices = _choices(problem, number, chosen, prices, forced)
+        if not any(_divides(problem, choice) for choice in choices):
             raise UnsupportedOpError(_nothing_to_split(problem, number, choices))
         result.choices.extend(choices)
     for variable, others in problem.slots.items():
@@ -86,8 +87,15 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
     return result
 
 
+def _divides(problem: Problem, choice: Choice) -> bool:
+    """Whether a choice makes something of ``wh.split``: weights lie in parts, or the work of an op without weights."""
+    op = problem.graph.op(choice.op)
+    wanted = choice.is_forced or (problem.is_anchor(op) and not problem.has_weights(op))
+    return choice.pattern not in ("once", BATCH) or (choice.pattern == BATCH and wanted)
+
+
 def _choices(
-    problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float]
+    problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float], forced: Mapping[int, str]
 ) -> List[Choice]:
     ops = problem.forward_ops(task_graph)
     units = {op.id for op in ops if problem.is_anchor(op) or op.type in LOSSES}
@@ -102,9 +110,9 @@ def _choices(
     for op in ops:
         if op.id in units:
             strategy = chosen.get(op.id)
-            pattern = strategy.pattern if strategy is not None else "once"
-            reasons = problem.strategies(op, problem.splits[task_graph].devices).reasons if pattern == "once" else []
-            found.append(Choice(op.name, pattern, total[op.id], "; ".join(reasons)))
+            pattern = (problem.undivided(op) if strategy is None else strategy).pattern
+            reasons = problem.strategies(op, problem.splits[task_graph].devices).reasons if pattern in ("once", BATCH) else []
+            found.append(Choice(op.name, pattern, total[op.id], "; ".join(reasons), op.id in forced))
     return found
 
 
@@ -140,7 +148,8 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
         if op.phase is Phase.FORWARD:
             strategy = forward.get(op.id)
         else:
-            divided = problem.is_anchor(op) and op.forward in forward  # as its forward op is: it is as much work
+            before = forward.get(op.forward)  # a backward op is divided if its forward op is: it is as much work
+            divided = problem.is_anchor(op) and before is not None and before.how != ONCE
             strategy = _least(problem, state, op, divided) if divided or not state.is_plain(op) else None
         if strategy is not None:
             state.take(op, strategy, 0.0)

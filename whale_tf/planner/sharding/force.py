@@ -58,7 +58,7 @@ def _from_plan(problem: Problem, units: List[Op], shards: Mapping[str, str]) -> 
 
 def _patterns(problem: Problem, op: Op) -> List[str]:
     found = problem.strategies(op, problem.splits[problem.task_graph[op.id]].devices).found
-    return [strategy.pattern for strategy in found if strategy.pattern != "linear"] + ["once"]
+    return [strategy.pattern for strategy in found if strategy.pattern != "linear"] + [problem.undivided(op).pattern]
 
 
 def _mismatch(problem: Problem, op: Op, who: str, pattern: str) -> str:

@@ -16,12 +16,13 @@ from typing import Dict, List, Sequence, Tuple
 import numpy as np
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.extents import Size, Value, as_value
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.rules import rule_for
 from whale_tf.patterns.spread import Spread, everywhere, once
 from whale_tf.patterns.strategy import (
@@ -59,14 +60,17 @@ class Lowering:
         variables: divided variable op -> names of its parts.
     """
 
-    def __init__(self, tf_graph: tf.Graph, graph: OpGraph, task_graph: Sequence[int], assignment: Assignment,
-                 counts: Dict[int, int], edit: StagedEdit, root: str) -> None:
+    def __init__(self, tf_graph: tf.Graph, captured: Captured, assignment: Assignment, counts: Dict[int, int],
+                 edit: StagedEdit, root: str) -> None:
+        graph = captured.graph
         self.graph, self.assignment, self.counts, self.edit, self.root = graph, assignment, counts, edit, root
-        self.task_graph = task_graph
+        self.task_graph = captured.task_graph
         self.view = Sizes(graph)
-        self.stages = {number: TaggedStage(edit, number) for number in counts}
+        replicated = {number for number, spec in enumerate(captured.specs) if spec.strategy == "replicate"}
+        self.stages = {number: TaggedStage(edit, number) for number in replicated.union(counts)}
         self.nodes = {number: Nodes(stage) for number, stage in self.stages.items()}
-        self.values = Values(graph, self.stages, self.nodes, counts, root, self._moved_again, self._move_again)
+        self.values = Values(self.view, self.stages, self.nodes, counts, captured.task_graph, replicated, root, self._moved_again,
+                             self._move_again)
         self.done: Dict[str, List[List[str]]] = {}
         self.variables: Dict[int, List[str]] = {}
         self._tf_ops = {op.name: op for op in tf_graph.get_operations()}
