@@ -202,7 +202,8 @@ def report(console: Console) -> None:
         for name, results in found.items():
             wall, cpu = (statistics.median(result[key] for result in results) for key in ("wall_s", "cpu_s"))
             bound = (MICRO_BATCHES + 1) / (2 * MICRO_BATCHES) if name == "pipeline" else 1.0
-            rows.append([name, "{:.2f}".format(1 / wall), "{:.0f}".format(1e3 * cpu), "{:.2f}".format(alone["wall_s"] * bound / wall),
+            rows.append([name, "{:.2f}".format(1 / wall), "{:.0f}".format(1e3 * cpu),
+                         "{:.2f}".format(alone["wall_s"] * bound / wall),
                          "-" if name == "pipeline" else "{:.2f}".format(alone["cpu_s"] / cpu),
                          "{:.4f}".format(results[0]["loss"])])
         console.print(table("{}, batch {} in each of {} processes (pipeline: of both, {} micro-batches)".format(

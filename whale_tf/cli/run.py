@@ -1,7 +1,6 @@
 """``whale run``: several training processes of one script on this machine."""
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
