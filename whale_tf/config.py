@@ -94,8 +94,8 @@ class Communication(_Section):
 
     backend: Literal["auto", "local", "collective", "horovod"] = Field(
         default="auto",
-        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives. auto: collective "
-        "where there are several processes.")
+        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives; horovod: "
+        "Horovod's, between processes of its launcher. auto: collective where there are several processes.")
     bucket_bytes: Optional[int] = Field(
         default=None, ge=1,
         description="Between processes, gradients smaller than this many bytes travel together, up to about as many bytes at "
