@@ -127,8 +127,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 devices=row,
                 warmup=warmup,
                 slices=parts_of_batch,
-                variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
                 batch_of=spec.batch_of,
+                variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
@@ -141,6 +141,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 backend=_backend(config, sums),
                 buckets=_buckets(stage.gradients, cluster, config, sums),
                 bytes=stage.parameter_bytes,
+                fp16=_fp16(config, decision.processes, sums),
             )
             for i, (stage, count) in enumerate(zip(stages, counts))
             if replicas * count > 1 and stage.gradients
@@ -265,8 +266,21 @@ def _variables(
     return "shared" if len(used) > 1 and can_share else "mirrored"
 
 
-NOT_YET = (
-    "communication.fp16", "communication.sparse_as_dense", "cluster.device_place_prefer_intra_node")  # fmt: skip
+def _fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether gradients travel as float16.  Inside one process they do not travel.
+
+    Raises:
+        ConfigError: they are to, but one process drives the devices of all.
+    """
+    if config.communication.fp16 and processes and not sums:
+        raise ConfigError(
+            "communication.fp16 is true, but model replicas span the {} processes, and their gradients are summed in the graph "
+            "of the first; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+        )
+    return config.communication.fp16 and bool(sums)
+
+
+NOT_YET = ("cluster.device_place_prefer_intra_node",)
 
 
 def check_built(config: Config) -> None:

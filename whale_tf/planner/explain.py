@@ -41,7 +41,8 @@ def explain_plan(
     if plan.gradients:
         console.print(_gradients(plan))
     if region is not None:
-        for line in _inexact(region, assignment.reseeded if assignment is not None else ()):
+        reseeded = assignment.reseeded if assignment is not None else ()
+        for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):
             console.print(line, highlight=False, markup=False)
     return out.getvalue()
 
@@ -144,7 +145,7 @@ def _gradients(plan: Plan) -> Table:
         table.add_row(
             task.name,
             str(task.replica_count * plan.num_model_replicas),
-            sync.backend,
+            sync.backend + (" (float16)" if sync.fp16 else ""),
             str(sum(len(bucket) for bucket in sync.buckets)),
             str(len(sync.buckets)),
             _bytes(sync.bytes),
@@ -152,10 +153,12 @@ def _gradients(plan: Plan) -> Table:
     return table
 
 
-def _inexact(region: Region, reseeded: Sequence[str]) -> List[str]:
+def _inexact(region: Region, reseeded: Sequence[str], fp16: bool) -> List[str]:
     ops = region.graph.ops
     found = ["{} ({}): {}".format(ops[item.op].name, ops[item.op].type, item.reason) for item in region.batch.inexact]
     found += ["{}: initial values of the same distribution, but other ones (init: sharded)".format(name) for name in reseeded]
+    if fp16:
+        found.append("gradients are rounded to float16 on their way between processes (communication.fp16)")
     if not found:
         return ["Exact: the parallel result equals the local one but for rounding."]
     return ["Not exactly the local result ({} place(s)):".format(len(found))] + ["  " + text for text in found]

@@ -34,8 +34,8 @@ class Assignment(NamedTuple):
     home: TaskGraph of every op in ``strategies`` and ``variables``, and of those with results in ``settled``.
     choices: what was chosen for the ops worth dividing.
     settled: tensor -> the spread that it is brought into as soon as it is made, for all who read it.
-    alone: split TaskGraph -> its forward ops on examples that the first device computes for all.
     reseeded: names of the ops that draw other initial values than the local script's.
+    alone: split TaskGraph -> its forward ops on examples that the first device computes for all.
     """
 
     strategies: Dict[int, Strategy]
@@ -43,8 +43,8 @@ class Assignment(NamedTuple):
     home: Dict[int, int]
     choices: List[Choice]
     settled: Dict[int, Spread] = {}
-    alone: Mapping[int, Tuple[str, ...]] = {}
     reseeded: Sequence[str] = ()
+    alone: Mapping[int, Tuple[str, ...]] = {}
 
     @property
     def shards(self) -> Dict[str, str]:
