@@ -87,8 +87,8 @@ def hybrid(count: int, num_layers: int = 1) -> Tuple[int, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting,top_k,experts,count", [
-    pytest.param(setting, *sizes, marks=[] if i % 2 == j else [pytest.mark.full])  # in turn; all in `make test-all`
-    for i, sizes in enumerate([(1, 4, 2), (2, 5, 2), (1, 5, 3), (2, 4, 3), (1, 7, 4), (2, 4, 4)])
+    pytest.param(setting, *sizes, marks=[] if i % 2 == j and i < 4 else [pytest.mark.full])  # in turn; all in `make test-all`
+    for i, sizes in enumerate([(1, 4, 2), (2, 5, 3), (1, 7, 4), (2, 5, 2), (1, 5, 3), (2, 4, 4)])
     for j, setting in enumerate((FEDS, REFERENCES))])
 def test_experts_are_divided_and_tokens_stay(setting: Setting, top_k: int, experts: int, count: int) -> None:
     """Five experts over three devices are 2, 2 and 1. Tokens are combined where they live (``batch``)."""
@@ -111,7 +111,7 @@ HYBRIDS: Dict[str, Tuple[int, Tuple[int, ...], int, Dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[] if name in ("two layers", "pipeline", "more replicas than parts") else [pytest.mark.full])
+    pytest.param(name, marks=[] if name in ("pipeline", "more replicas than parts") else [pytest.mark.full])
     for name in sorted(HYBRIDS)])
 def test_hybrids(name: str) -> None:
     num_layers, counts, total, settings = HYBRIDS[name]
@@ -132,8 +132,8 @@ def test_gates_inside_the_split(setting: Setting) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [Setting(dataset=True), Setting(dataset=True, static_batch=False, runner="monitored")],
-                         ids=str)
+@pytest.mark.parametrize("setting", [pytest.param(Setting(dataset=True), marks=pytest.mark.full),
+                                     Setting(dataset=True, static_batch=False, runner="monitored")], ids=str)
 def test_datasets(setting: Setting) -> None:
     check(case(1, 4), Split(hybrid(2), 4, (("cluster.colocate_split_and_replicate", True),)), setting, 2)
 
