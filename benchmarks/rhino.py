@@ -1,6 +1,6 @@
 """Rhino's strategy search on captured TensorFlow graphs: its time by layers, O2 beside O3, the optimum's proof, what it finds.
 
-    python -m benchmarks.rhino [--only layers,proof,batches,memory,experts]
+    python -m benchmarks.rhino [--only layers,proof,batches,memory,experts,choice]
 
 Rhino section 7.5: GPT with hidden size 512, 24 to 72 layers; O2 is 1.5 to 3 times faster than O3 and its plans are 10% worse
 (Fig. 10), 378 critical nodes for 72 layers (Table 5).  Graphs are built, not run.  Search times are CPU seconds.
@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from rich.console import Console
 
@@ -64,18 +69,18 @@ def gpt(layers: int, batch: int, trained: bool = True) -> OpGraph:
     return captured(build, trained)
 
 
-def timed(graph: OpGraph, cluster: Cluster, level: str) -> Dict[str, Any]:
+def timed(graph: OpGraph, cluster: Cluster, level: str, memory_bytes: Optional[float] = None) -> Dict[str, Any]:
     start = time.process_time()
-    answer = search(graph, cluster, level, shapes=[(len(cluster),)])
+    answer = search(graph, cluster, level, memory_bytes=memory_bytes, shapes=[(len(cluster),)])
     return {"answer": answer, "cpu_s": time.process_time() - start}
 
 
 def layers(console: Console) -> None:
     rows: List[Sequence[str]] = []
-    for count in (12, 24, 48, 72):
+    for count in (24, 48, 72):
         graph = gpt(count, 8)
         for cluster in (Cluster.parse("rhino-m8:2"), Cluster.parse("rhino-m8:8"), Cluster.parse("rhino-s1")):
-            exact, coarse = (timed(graph, cluster, level) for level in ("O3", "O2"))
+            exact, coarse = (timed(graph, cluster, level, float("inf")) for level in ("O3", "O2"))
             problem, solution = exact["answer"].levels[0]
             critical = coarsen(problem)
             rows.append([
@@ -164,9 +169,42 @@ def experts(console: Console) -> None:
     console.print("forward: " + ", ".join("{} {}".format(count, name) for name, count in found.most_common()))
 
 
+SCRIPT = """
+import tensorflow.compat.v1 as tf
+from models import gpt2
+tf.disable_eager_execution()
+config = gpt2.Gpt2Config(layers={layers}, hidden={hidden}, heads=8, vocab=8192, seq=256)
+tf.train.AdamOptimizer(1e-4).minimize(gpt2.build(gpt2.inputs(config, {batch}), config).loss)
+tf.get_default_graph().finalize()
+"""
+
+
+CHOICES = ((512, 64, "rhino-m8:8"), (2048, 8, "rhino-m8:8"), (2048, 8, "rhino-s1"), (512, 64, "dapple-c:4"),
+           (2048, 16, "dapple-c:4"))  # hidden size, batch, cluster
+
+
+def choice(console: Console) -> None:
+    """What ``whale plan --search auto`` takes for a script, and the best of the others."""
+    rows: List[Sequence[str]] = []
+    for hidden, batch, cluster in CHOICES:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "gpt.py")
+            with open(path, "w", encoding="utf8") as handle:
+                handle.write(SCRIPT.format(layers=4, hidden=hidden, batch=batch))
+            command = [sys.executable, "-m", "whale_tf.cli", "plan", "--model", path, "--cluster", cluster, "--global-batch",
+                       str(batch), "--search", "auto", "--json"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=dict(os.environ, PYTHONPATH=os.getcwd()))
+        found = json.loads(done.stdout.decode().splitlines()[-1])
+        rhino = next((text for text in found["runners_up"] if text.startswith("rhino: mesh")), "")
+        rows.append(["{} x {} on {}".format(hidden, batch, cluster), found["description"],
+                     "{:.2f}".format(1e3 * found["latency_s"]), rhino, "{:.1f}".format(found["search_seconds"])])
+    console.print(table("GPT, 4 layers of 256 tokens: hidden x batch on cluster", [
+        "case", "taken", "ms", "best of Rhino that was not", "search s"], rows))
+
+
 SECTIONS: Dict[str, Callable[[Console], None]] = {
     "layers": layers, "proof": proof, "batches": batches, "memory": memory,
-    "experts": experts}
+    "experts": experts, "choice": choice}
 
 
 def main() -> None:

@@ -51,7 +51,8 @@ def executed_seconds(graph: OpGraph, assignment: Assignment, cluster: Cluster, r
     """
     tasks, count = Tasks(cluster), len(cluster) // replicas
     rows = [list(range(r * count, (r + 1) * count)) for r in range(replicas)]
-    executions = [_Execution(graph, assignment, tasks, row) for row in rows]
+    costs = op_costs(graph)
+    executions = [_Execution(graph, costs, assignment, tasks, row) for row in rows]
     turn = 0
     for op in executions[0].scope.ops:
         for execution in executions:
@@ -84,11 +85,11 @@ def _sum_over_replicas(tensor: int, executions: Sequence[_Execution], turn: int)
 class _Execution:
     """One model replica: its ops in the graph's order, on the devices ``row``."""
 
-    def __init__(self, graph: OpGraph, assignment: Assignment, tasks: Tasks, row: Sequence[int]) -> None:
+    def __init__(self, graph: OpGraph, costs: Sequence[OpCost], assignment: Assignment, tasks: Tasks, row: Sequence[int]) -> None:
         self.graph, self.assignment, self.tasks, self.row = graph, assignment, tasks, row
         self.count = len(row)
         self.scope = find_scope(graph, gradients=frozenset(assignment.settled))
-        self.costs = op_costs(graph)
+        self.costs = costs
         self.view = Sizes(graph)
         self.values: Dict[int, Value] = {}
         self._made: Dict[Tuple[int, Spread], Parts] = {}
