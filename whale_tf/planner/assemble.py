@@ -108,7 +108,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         _slices(spec, stage, row, cluster, config, batch, parts, warmup)
         for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
     )
-    sums = () if spans(specs, decision.processes) else decision.processes
+    sums = () if spans(specs, decision.processes, config) else decision.processes
     return Plan(
         graph=graph.fingerprint(),
         num_devices=total,
@@ -191,9 +191,15 @@ def _buckets(
     return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
 
 
-def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) -> bool:
-    """Whether the TaskGraphs ask for more devices than a process has, so that a model replica spans processes."""
-    return bool(processes) and sum(spec.device_count or 0 for spec in specs) > len(processes[0])
+def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
+    """Whether a model replica spans processes: its TaskGraphs ask for more devices than a process has, or go across nodes."""
+    asked = sum(spec.device_count or 0 for spec in specs)
+    return bool(processes) and (asked > len(processes[0]) or goes_across(specs, config))
+
+
+def goes_across(specs: Sequence[TaskGraphSpec], config: Config) -> bool:
+    """Whether the replicas of each TaskGraph are to be beside each other, rather than the TaskGraphs of a model replica."""
+    return not config.cluster.device_place_prefer_intra_node and len(specs) > 1 and all(spec.device_count for spec in specs)
 
 
 def _backend(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> str:
@@ -271,7 +277,7 @@ def _fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[T
     return config.communication.fp16 and bool(sums)
 
 
-NOT_YET = ("init", "cluster.device_place_prefer_intra_node")
+NOT_YET = ("init",)
 
 
 def check_built(config: Config) -> None:
