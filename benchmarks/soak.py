@@ -2,8 +2,8 @@
 
     python -m benchmarks.soak [MINUTES]      # 30 by default
 
-Printed: the slope of each process' memory (least squares over the second half of the run), and its open files.  `whale run` starts
-them; SIGTERM ends them, with a last checkpoint.
+Printed: the slope of each process' memory (least squares over the second half of the run), and its open files.  `whale run`
+starts them; SIGTERM ends them, with a last checkpoint.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def search_plan(chain: Chain, source: Source, cluster: Cluster, config: Config) 
     check_built(config)
     if not config.cluster.device_place_prefer_intra_node:
         raise ConfigError(
-            "cluster.device_place_prefer_intra_node is false, but auto_parallel and num_task_graph choose devices themselves; leave "
-            "it out, or annotate the model"
+            "cluster.device_place_prefer_intra_node is false, but auto_parallel and num_task_graph choose devices themselves; "
+            "leave it out, or annotate the model"
         )
     pieces = profile_of(chain.merged(fine_starts(chain, MAX_PIECES)), source)
     return choose(graph_profile(chain, source), pieces, cluster, request_of(config, chain.batch))
