@@ -143,8 +143,9 @@ class Config(_Section):
     balance: Balance = Balance()
     init: Literal["exact", "sharded"] = Field(
         default="exact",
-        description="Initial values of sharded variables: those of the local model, or drawn on each shard for "
-        "variables that no one device can hold.")
+        description="Initial values of variables that split divides. exact: computed whole and sliced, the local model's. "
+        "sharded: made on each shard, for variables that no one device can hold; the same values but where the "
+        "generator cannot be advanced, which wh.explain() names.")
     variables: Literal["auto", "mirrored", "shared"] = Field(
         default="auto",
         description="mirrored: every replica has copies of its variables, each of which is updated; shared: the replicas of a "

@@ -179,7 +179,7 @@ def merged(job: Job, outcomes: List[Outcome]) -> Outcome:
 
 
 def main() -> None:
-    """``python -m tests.multiprocess.jobs PATH``: one process; reads jobs from ``PATH``, writes outcomes to ``PATH.<rank>``."""
+    """``python -m tests.multiprocess.jobs PATH``: a process; reads jobs from ``PATH``, writes outcomes to ``PATH.<rank>``."""
     path = sys.argv[1]
     rank = find_processes().rank
     with open(path, "rb") as handle:

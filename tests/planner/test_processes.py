@@ -12,6 +12,7 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec
+from whale_tf.planner.auto.settings import search_plan
 from whale_tf.planner.buckets import Gradient, Limits, buckets, limits
 
 PARTS = ((0, 1), (2, 3))
@@ -90,6 +91,12 @@ def test_stages_across_processes_and_their_replicas_within() -> None:
     assert [task.devices for task in plan_of(1, 3, **across).task_graphs] == [((0,),), ((1, 2, 3),)]
     assert plan_of(None, **across).task_graphs[0].devices == PARTS  # one TaskGraph has no stages
     assert plan_of(1, **across).task_graphs[0].devices == ((0,), (1,), (2,), (3,))
+
+
+def test_a_search_places_stages_itself() -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="choose devices themselves"):
+        search_plan(nothing, nothing, Cluster.parse("cpu:4"), Config({"cluster.device_place_prefer_intra_node": False}))
 
 
 def test_a_plan_for_other_processes_is_refused() -> None:

@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import typer
 
-from whale_tf.cli import plan, profile, run, simulate
+from whale_tf.cli import calibrate, plan, profile, run, simulate
 
 app = typer.Typer(name="whale", no_args_is_help=True, add_completion=False,
                   help="Plan, simulate and compare distributed training.")
-for _command in (profile.profile, plan.plan, plan.explain, plan.diff, simulate.simulate, simulate.compare):
+for _command in (
+    calibrate.calibrate, profile.profile, plan.plan, plan.explain, plan.diff, simulate.simulate, simulate.compare
+):
     app.command()(_command)
 # everything behind the script's name belongs to the script
 app.command(context_settings={"allow_interspersed_args": False})(run.run)

@@ -17,11 +17,12 @@ from whale_tf.schedule import auto_policy, warmup_depths
 
 
 class TaskGraphSpec(NamedTuple):
-    """What an annotation says; ``device_count`` None: all devices."""
+    """What an annotation says; ``device_count`` None: all devices; ``batch_of``: see :class:`whale_tf.plan.TaskGraphPlan`."""
 
     name: str
     strategy: str
     device_count: Optional[int]
+    batch_of: Optional[int] = None
 
 
 class StageStatistics(NamedTuple):
@@ -97,10 +98,9 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     rows, micro_batches = decision.rows, decision.micro_batches
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
-    used = [device for row in rows for device in row[0]]
-    shared = len(used) > len(set(used))
-    warmups = decision.warmups or _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
-    if shared:
+    used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
+    warmups = decision.warmups or _warmups(facts, rows, counts, cluster, config, micro_batches)
+    if len(used) > len(set(used)):
         warmups = (1,) * len(rows)
     parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
     batch = static_batch(graph, inputs)
@@ -108,6 +108,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         _slices(spec, stage, row, cluster, config, batch, parts, warmup)
         for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
     )
+    slices = tuple(_as_beside(i, specs, rows, slices) for i in range(len(specs)))
     sums = () if spans(specs, decision.processes, config) else decision.processes
     return Plan(
         graph=graph.fingerprint(),
@@ -117,6 +118,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         schedule=config.pipeline.schedule,
         nested_batch=decision.nested_batch,
         sync_batch_norm=config.sync_batch_norm,
+        init=config.init,
         task_graphs=tuple(
             TaskGraphPlan(
                 name=spec.name,
@@ -125,6 +127,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 devices=row,
                 warmup=warmup,
                 slices=parts_of_batch,
+                batch_of=spec.batch_of,
                 variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
@@ -154,6 +157,20 @@ def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
         if shape is not None and shape[dim] is not None:
             return shape[dim]
     return None
+
+
+def _as_beside(
+    number: int,
+    specs: Sequence[TaskGraphSpec],
+    rows: Sequence[Tuple[Tuple[int, ...], ...]],
+    slices: Sequence[Optional[Tuple[int, ...]]],
+) -> Optional[Tuple[int, ...]]:
+    """The batch part of a ``split`` TaskGraph divides the batch like the ``replicate`` one that shares its devices."""
+    if specs[number].batch_of is not None:
+        for spec, row, parts in zip(specs, rows, slices):
+            if spec.strategy == "replicate" and spec.batch_of is None and row == rows[number]:
+                return parts
+    return slices[number]
 
 
 def _slices(
@@ -193,13 +210,14 @@ def _buckets(
 
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
     """Whether a model replica spans processes: its TaskGraphs ask for more devices than a process has, or go across nodes."""
-    asked = sum(spec.device_count or 0 for spec in specs)
+    asked = sum(spec.device_count or 0 for spec in specs if spec.batch_of is None)
     return bool(processes) and (asked > len(processes[0]) or goes_across(specs, config))
 
 
 def goes_across(specs: Sequence[TaskGraphSpec], config: Config) -> bool:
     """Whether the replicas of each TaskGraph are to be beside each other, rather than the TaskGraphs of a model replica."""
-    return not config.cluster.device_place_prefer_intra_node and len(specs) > 1 and all(spec.device_count for spec in specs)
+    whole = [spec for spec in specs if spec.batch_of is None]
+    return not config.cluster.device_place_prefer_intra_node and len(whole) > 1 and all(spec.device_count for spec in whole)
 
 
 def _backend(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> str:
@@ -277,40 +295,24 @@ def _fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[T
     return config.communication.fp16 and bool(sums)
 
 
-NOT_YET = ("init",)
-
-
-def check_built(config: Config) -> None:
-    """Refuse settings that nothing reads yet, rather than ignore them.
-
-    Raises:
-        ConfigError
-    """
-    defaults = Config()
-    for key in NOT_YET:
-        if config[key] != defaults[key]:
-            raise ConfigError(
-                "{} is {!r}, but this version of whale_tf does not support it yet; leave it out (default {!r})".format(
-                    key, config[key], defaults[key]
-                )
-            )
-
-
 def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:
     """Parts of a micro-batch: a ``split`` TaskGraph is one replica on all its devices."""
     return 1 if spec.strategy == "split" else len(row[0])
 
 
 def _warmups(
-    stages: Sequence[StageStatistics],
+    facts: ModelFacts,
     rows: Sequence[Tuple[Tuple[int, ...], ...]],
     counts: Sequence[int],
-    crossings: Sequence[Crossing],
     cluster: Cluster,
     config: Config,
     micro_batches: int,
 ) -> Tuple[int, ...]:
-    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known."""
+    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known.  The batch part of a
+    ``split`` TaskGraph is of that stage."""
+    whole = sum(spec.batch_of is None for spec in facts.specs)
+    stages, beside = facts.stages[:whole], [spec.batch_of for spec in facts.specs if spec.batch_of is not None]
+    crossings = [c for c in facts.crossings if max(c.producer, c.consumer) < whole]
     limits = []
     for stage, row, count in zip(stages, rows, counts):
         device = cluster.devices[row[0][0]]
@@ -321,7 +323,8 @@ def _warmups(
     policy: str = config.pipeline.warmup
     if policy == "auto":
         policy = auto_policy(_activation_communication_ratio(stages, rows, crossings, cluster))
-    return warmup_depths(policy, len(stages), limits, micro_batches)
+    depths = warmup_depths(policy, len(stages), limits, micro_batches)
+    return depths + tuple(depths[number] for number in beside)
 
 
 def _activation_communication_ratio(

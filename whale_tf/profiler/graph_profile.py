@@ -10,9 +10,9 @@ from whale_tf.profiler.blocks import layer_starts
 from whale_tf.profiler.chain import VARIABLES, Chain
 from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
 from whale_tf.profiler.op_cost import slot_count
+from whale_tf.profiler.op_time import LAUNCH_S
 
 MAX_LAYERS = 64  # what the exact searches take in seconds
-LAUNCH_S = 5e-6  # of an op: TensorFlow's executor and a kernel launch; a round figure, which measured times replace
 
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _OPTIMIZERS = {"Adam": "adam", "Adagrad": "adagrad", "Momentum": "momentum", "RMSProp": "rmsprop", "GradientDescent": "sgd"}
@@ -62,7 +62,7 @@ def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None)
         for i in range(chain.size)]  # fmt: skip
     return ModelProfile(
         name=source.name, source="recorded from a graph with mini-batches of {}".format(chain.batch),
-        precision=_precision(chain.graph), batch_granularity=1, optimizer=optimizer,
+        precision=precision_of(chain.graph), batch_granularity=1, optimizer=optimizer,
         optimizer_bytes_per_parameter_byte=state, graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def _scope(ops: Sequence[Op]) -> str:
     return "/".join(common) or "model"
 
 
-def _precision(graph: OpGraph) -> str:
+def precision_of(graph: OpGraph) -> str:
     """Of the variables' values; the narrowest that a contraction computes in."""
     found = {graph.tensors[op.outputs[0]].dtype for op in graph.ops
              if op.phase is Phase.FORWARD and op.type in ("MatMul", "Conv2D", "BatchMatMul", "BatchMatMulV2", "Einsum")}

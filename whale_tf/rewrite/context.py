@@ -128,6 +128,10 @@ class Context:
         """Which device of its TaskGraph's VirtualDevice an op runs on."""
         return int(op.attrs.get(SHARD_ATTR, 0))
 
+    def shard_of(self, tensor: int) -> int:
+        """Which device of its TaskGraph's VirtualDevice a tensor is on."""
+        return self.shard(self.graph.producer(tensor))
+
     def home(self, op: Op) -> int:
         return self.region.task_graph[op.id]
 

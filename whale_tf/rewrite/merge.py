@@ -12,7 +12,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
 from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy, group_by_copy
-from whale_tf.rewrite.convert import Converter, affine_components
+from whale_tf.rewrite.convert import Converter
 from whale_tf.rewrite.order import Order
 
 
@@ -52,9 +52,6 @@ class Merge:
         their own."""
         return self._converter.division.mini_batches > 1 and self._converter.division.batch is not None
 
-    def _shard(self, tensor: int) -> int:
-        return self._context.shard(self._context.graph.producer(tensor))
-
     def whole(self, tensor: int) -> str:
         """What the local script would have computed on this process' mini-batches, on the first device of the tensor's
         TaskGraph."""
@@ -62,7 +59,7 @@ class Merge:
             context = self._context
             home = context.home(context.graph.producer(tensor))
             scope = context.name("merged", context.flat(tensor))
-            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), self._shard(tensor))
+            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), self._context.shard_of(tensor))
             layout = context.region.batch.layout(tensor)
             clones = list(context.clones(home))
             if layout.is_partial:
@@ -150,7 +147,7 @@ class Merge:
                     home,
                     clones,
                     "{}/{}_{}".format(scope, *copy),
-                    context.device(task_graph, copy, self._shard(tensor)),
+                    context.device(task_graph, copy, self._context.shard_of(tensor)),
                 )
                 for copy in copies
             }
@@ -172,7 +169,7 @@ class Merge:
 
     def _members(self, tensor: int, home: int) -> List[Member]:
         accumulated = self._accumulated(tensor, home)
-        shard = self._shard(tensor)
+        shard = self._context.shard_of(tensor)
         return [Member(value, self._context.device(home, copy, shard)) for copy, value in accumulated.items()]
 
     def _accumulated(self, tensor: int, home: int) -> Dict[Copy, str]:
@@ -189,7 +186,7 @@ class Merge:
         context = self._context
         power = context.region.batch.layout(tensor).power
         scope = "{}/accumulate/{}".format(context.scope(copy), context.flat(tensor))
-        dtype, device = context.dtype(tensor), context.device(home, copy, self._shard(tensor))
+        dtype, device = context.dtype(tensor), context.device(home, copy, self._context.shard_of(tensor))
         even = self._converter.division.is_even
         total = ""
         for clone in self._order.in_backward_order(home, clones):
@@ -214,7 +211,7 @@ class Merge:
         """A sum of extents less ``count`` times their constant part."""
         context, nodes = self._context, self._nodes
         dtype = context.dtype(tensor)
-        components = affine_components(context.region.batch, tensor)
+        components = context.region.batch.affine(tensor)
         if components is None:
             raise UnsupportedOpError(
                 "{!r} depends on the batch size in a way that clones cannot be merged in; compute it outside the "

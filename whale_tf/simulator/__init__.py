@@ -12,6 +12,7 @@ look          memory, use, bottleneck, trace             memory, result, trace
 from __future__ import annotations
 
 from whale_tf.simulator.builtin import MODELS, built_in_model
+from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
 from whale_tf.simulator.costs import Efficiency, OpEstimator, Profile
 from whale_tf.simulator.from_plan import strategy_from_plan
@@ -19,12 +20,14 @@ from whale_tf.simulator.layered import LayerEstimator, layer_names, layered_mode
 from whale_tf.simulator.model_graph import Builder, ModelGraph
 from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
 from whale_tf.simulator.simulate import Options, Simulator, simulate
+from whale_tf.simulator.step_graph import StepGraph, under
 from whale_tf.simulator.strategy_tree import Strategy, StrategyTree
 from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, trace_of_run_metadata, write_chrome
 from whale_tf.simulator.uniform import micro_batch_size, uniform_3d
 
 __all__ = [
     "Builder",
+    "Calibration",
     "DeviceUse",
     "Efficiency",
     "LayerEstimator",
@@ -38,11 +41,13 @@ __all__ = [
     "ScheduleConfig",
     "Simulation",
     "Simulator",
+    "StepGraph",
     "Strategy",
     "StrategyTree",
     "Trace",
     "TraceEvent",
     "built_in_model",
+    "calibrated",
     "layer_names",
     "layered_model",
     "micro_batch_size",
@@ -52,6 +57,7 @@ __all__ = [
     "to_chrome",
     "trace_of",
     "trace_of_run_metadata",
+    "under",
     "uniform_3d",
     "write_chrome",
 ]

@@ -1,8 +1,9 @@
-"""Time of one op on one device: measured where a profile has it, else the roofline of the hardware table.
+"""Time of one op on one device: measured where a profile has it, else by a calibration, else the roofline of the hardware table.
 
 ``seconds = max(flops / peak flops, bytes moved / memory bandwidth) + launch`` with the attainable fractions of both
-peaks (:class:`Efficiency`).  A profile maps an op's name to its measured forward seconds at the model's micro-batch on
-one device type; parts of an op scale with their fraction of the work.
+peaks (:class:`Efficiency`), or with the times that a calibration measured for so many FLOPs and bytes.  A profile maps an
+op's name to its measured forward seconds at the model's micro-batch on one device type; parts of an op scale with their
+fraction of the work.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import PlanError
+from whale_tf.simulator.calibration import ARITHMETIC, MEMORY, Calibration
 from whale_tf.simulator.model_graph import KINDS, OPTIMIZERS, ModelGraph
 
 
@@ -18,7 +20,7 @@ class Efficiency(NamedTuple):
     """Fractions of the peaks that real kernels reach, and the time to start one.
 
     Defaults for GPUs are what large float32 matrix products and streaming kernels reach with cuBLAS and cuDNN (70 to
-    90%); ``whale calibrate`` replaces them.
+    90%); a :class:`Calibration` replaces them.
     """
 
     compute: float = 0.8
@@ -63,7 +65,8 @@ class OpEstimator:
 
     Args:
         profiles: per device type; None: roofline for everything.
-        allow_roofline: whether an op or device type missing from the profiles may fall back to the roofline.
+        allow_roofline: whether an op or device type missing from the profiles may fall back to the calibration or roofline.
+        calibration: stands before the roofline on devices of its type.
     """
 
     def __init__(
@@ -72,8 +75,10 @@ class OpEstimator:
         efficiency: Efficiency = Efficiency(),  # noqa: B008 (a frozen tuple)
         profiles: Optional[Mapping[str, Profile]] = None,
         allow_roofline: bool = True,
+        calibration: Optional[Calibration] = None,
     ) -> None:
         self.model = model
+        self.calibration = calibration
         self.efficiency = efficiency
         self.profiles = profiles
         self.allow_roofline = allow_roofline
@@ -101,6 +106,10 @@ class OpEstimator:
 
     def roofline(self, device: Device, flops: float, size_bytes: float, matrix: bool = False) -> float:
         """``matrix``: runs on the matrix units (the precision's own peak); everything else runs in float32."""
+        known = self.calibration
+        if known is not None and known.device == device.type:
+            arithmetic_s = known.seconds(flops, ARITHMETIC) if matrix else 0.0
+            return max(arithmetic_s, known.seconds(size_bytes, MEMORY)) + known.launch_s
         key = (device.type, matrix)
         if key not in self._rates:
             precision = self.model.precision if matrix else "fp32"

@@ -7,16 +7,22 @@ from collections import OrderedDict
 from typing import Hashable, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.plan import Plan
+from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.compile import compile_strategy
+from whale_tf.simulator.cores import Hosts, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
-from whale_tf.simulator.engine import run
-from whale_tf.simulator.execution_graph import Unfolder
+from whale_tf.simulator.engine import Times, run
+from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
+from whale_tf.simulator.from_plan import strategy_of_step
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import ALGORITHMS, Network
 from whale_tf.simulator.program import Program
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
+from whale_tf.simulator.step_graph import StepGraph
+from whale_tf.simulator.step_program import StepCompiler
 from whale_tf.simulator.strategy_tree import Strategy
 
 # The CUDA context, and the work space of cuBLAS, cuDNN and NCCL.
@@ -34,6 +40,7 @@ class Options(NamedTuple):
         gamma: overlap factor per device type; types not named use :data:`DEFAULT_GAMMA` of their kind.
         efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
         correction, algorithms: see :class:`whale_tf.simulator.network.Network`.
+        calibration: measurements of the machine; they replace the cluster's rates and links, and gamma of its type.
     """
 
     sharing: bool = True
@@ -47,6 +54,7 @@ class Options(NamedTuple):
     allow_roofline: bool = True
     correction: Optional[Mapping[str, float]] = None
     algorithms: Tuple[str, ...] = ALGORITHMS
+    calibration: Optional[Calibration] = None
 
 
 def simulate(
@@ -67,7 +75,7 @@ class Simulator:
     """
 
     def __init__(self, cluster: Cluster, options: Options = Options(), keep: int = 32) -> None:  # noqa: B008
-        self.cluster = cluster
+        self.cluster = cluster = cluster if options.calibration is None else calibrated(cluster, options.calibration)
         self.options = options
         self.network = Network(cluster, options.correction, options.algorithms)
         self._keep = keep
@@ -90,6 +98,25 @@ class Simulator:
             if result is not None:
                 return result
         return self._simulate(strategy, program, unfolder, compiled)
+
+    def run_step(self, plan: Plan, step: StepGraph) -> Simulation:
+        """Predict one step of a captured graph under a plan, op by op.
+
+        On CPU devices, with a calibration, the ops of a process' devices share its cores.
+
+        Raises:
+            PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
+        """
+        began = time.process_time()
+        options = self.options
+        strategy, examples = strategy_of_step(plan, step)
+        estimator = OpEstimator(strategy.model, options.efficiency, None, True, options.calibration)
+        program = StepCompiler(strategy, step, self.cluster, estimator, examples).run()
+        unfolder = Unfolder(program, Collapse(program, self.cluster, self.network, False), self.network)
+        result = self._simulate(strategy, program, unfolder, time.process_time() - began)
+        if options.calibration is None:
+            return result
+        return result._replace(step_time_s=result.step_time_s + options.calibration.step_s)
 
     def _steady(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Optional[Simulation]:
         """Extended from short runs, twice as long each until one is periodic; None if that saves nothing."""
@@ -114,8 +141,7 @@ class Simulator:
         began = time.process_time()
         graph = unfolder.unfold(strategy)
         unfolded = time.process_time()
-        gammas = [gamma_of(self.cluster, device, self.options.gamma) for device in graph.devices]
-        times = run(graph, self.network.bandwidths, gammas, self.options.sharing, self.options.overlap)
+        times = self._played(program, graph)
         memory = tuple(memory_curves(program, graph, times))
         reserved = self.options.reserved_bytes if self.options.reserved_bytes is not None else RESERVED_BYTES
         devices = [self.cluster.devices[device] for device in graph.devices]
@@ -137,6 +163,19 @@ class Simulator:
             done - unfolded,
         )
 
+    def _played(self, program: Program, graph: ExecutionGraph) -> Times:
+        options, known = self.options, self.options.calibration
+        if program.concurrent and known is not None and known.cores is not None:
+            hosts = Hosts(
+                [self.cluster.devices[device].node for device in graph.devices],
+                known.cores,
+                lambda task: program.limits[graph.instruction[task]],
+                known.slowed,
+            )
+            return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
+        gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
+        return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
+
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
         key = (
@@ -154,7 +193,9 @@ class Simulator:
         found = self._programs.pop(key, None)
         if found is None or found[0].strategy.model is not strategy.model:
             options = self.options
-            estimator = estimator or OpEstimator(strategy.model, options.efficiency, options.profiles, options.allow_roofline)
+            estimator = estimator or OpEstimator(
+                strategy.model, options.efficiency, options.profiles, options.allow_roofline, options.calibration
+            )
             program = compile_strategy(strategy, self.cluster, estimator)
             collapse = Collapse(program, self.cluster, self.network, options.collapse)
             found = (program, Unfolder(program, collapse, self.network))
@@ -164,9 +205,11 @@ class Simulator:
         return found
 
 
-def gamma_of(cluster: Cluster, device: int, given: Optional[Mapping[str, float]]) -> float:
-    """The overlap factor of a device."""
+def gamma_of(cluster: Cluster, device: int, options: Options) -> float:
+    """The overlap factor of a device: given, else calibrated, else that of its kind."""
     one = cluster.devices[device]
-    if given is not None and one.type in given:
-        return given[one.type]
+    if options.gamma is not None and one.type in options.gamma:
+        return options.gamma[one.type]
+    if options.calibration is not None and options.calibration.device == one.type:
+        return options.calibration.gamma
     return DEFAULT_GAMMA[one.kind]

@@ -1,0 +1,36 @@
+"""The command measures for real, in a process of its own: thread pools belong to a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_architecture import ROOT
+from whale_tf.simulator import Calibration
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "whale_tf.cli", "calibrate"] + list(arguments)
+    return subprocess.run(command, cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          universal_newlines=True, timeout=600)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_measures_this_machine(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = str(tmp_path / "calibration.json")
+    done = run("-o", path, "--repeat", "2")
+    assert done.returncode == 0 and "communicator processes" in done.stdout, done.stdout
+    found = Calibration.parse(path)
+    assert found.device == "CPU" and found.intra_op == 1 and found.cores == os.cpu_count()
+    large, larger = found.arithmetic[-2:]
+    assert larger[1] > large[1] > 1e-6  # eight times the FLOPs take longer
+    assert set(found.slow_down) == {"arithmetic-arithmetic", "arithmetic-memory", "memory-memory"}
+    assert found.communicators["processes"].alpha_s > found.communicators["local"].alpha_s
+
+
+def test_refuses_what_is_not_here() -> None:
+    done = run("--device", "V100")
+    assert done.returncode == 1 and "error: " in done.stdout and "--device CPU" in done.stdout

@@ -1,0 +1,290 @@
+"""Measures this machine for the simulator (``whale calibrate``).
+
+Every figure is the least of many repetitions: what else the machine does only ever adds.  Ops are measured in chains inside
+one ``Session.run``, and the run's own cost is subtracted, so that no tracing slows down what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.cluster.hardware import device_type
+from whale_tf.cluster.processes import JOB, Processes
+from whale_tf.communicators import Keys
+from whale_tf.communicators.base import Member
+from whale_tf.communicators.processes import ProcessCommunicator
+from whale_tf.errors import ClusterError
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.simulator.calibration import ARITHMETIC, MEMORY, Calibration, Communicator
+
+MATRIX_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+TENSOR_SIZES = tuple(4 << shift for shift in range(6, 23, 2))  # elements x 4: 1 KiB to 16 MiB
+MESSAGE_SIZES = (4, 1 << 16, 1 << 20, 1 << 24)  # bytes
+RUN_S = 2e-3  # how long a chain runs about, so that many fit between two interruptions
+MARK = "WHALE CALIBRATION "
+
+
+class Threads(NamedTuple):
+    """Sizes of TensorFlow's pools: ops that run at once, and threads of one op."""
+
+    inter_op: int
+    intra_op: int
+
+
+def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 1, 1), repeat: int = 50,
+              processes: bool = True) -> Calibration:
+    """Measure this machine's devices of one type.
+
+    Args:
+        device: a type of the hardware table.
+        repeat: runs of each chain, of which the fastest counts.
+        processes: also start two processes, and measure collectives between them.
+
+    Raises:
+        ClusterError: unknown type, or TensorFlow sees no such device here.
+    """
+    row = device_type(device)
+    places = ["/device:{}:{}".format(row.kind, number) for number in range(2)]
+    machine = _Machine(row.kind, places, threads, repeat)
+    count = machine.device_count()
+    if row.kind == "GPU" and not count:
+        raise ClusterError("TensorFlow sees no GPU here, so {!r} cannot be measured; give --device CPU".format(row.name))
+    empty_s, launch_s = machine.launches()
+    arithmetic, memory = machine.op_times(launch_s)
+    links: Dict[str, Communicator] = {}
+    if count > 1:
+        links["local"] = machine.copies(launch_s)
+    if processes:
+        links["processes"] = collectives(threads, repeat)
+    return Calibration(
+        device=row.name, source="{}, TensorFlow {}, {} x {} threads".format(_processor(), tf.__version__, *threads),
+        cores=min(threads.inter_op, os.cpu_count() or 1) if row.kind == "CPU" else None, intra_op=threads.intra_op,
+        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, slow_down=machine.slow_down(),
+        communicators=links)  # fmt: skip
+
+
+def _processor() -> str:
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf8") as handle:
+            for line in handle:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def least(step: Callable[[], Any], repeat: int) -> float:
+    """Seconds of the fastest of ``repeat`` calls, after two that do not count."""
+    step()
+    step()
+    best = float("inf")
+    for _ in range(repeat):
+        start = time.perf_counter()
+        step()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+Link = Callable[[Any], Any]  # the next op of a chain
+
+
+def multiply(size: int) -> Link:
+    """A product with a matrix that keeps numbers of the same magnitude."""
+    return lambda x: tf.matmul(x, other(x, lambda: np.eye(size, dtype="float32")[::-1]))
+
+
+def add(size: int) -> Link:
+    return lambda x: tf.add(x, other(x, lambda: np.ones(size, "float32")))
+
+
+def other(x: Any, value: Callable[[], np.ndarray]) -> Any:
+    """The second operand on the device of the first: a variable, because constants would be folded."""
+    table = v1.get_default_graph().get_collection_ref("calibration")
+    for shape, device, variable in table:
+        if shape == x.shape.as_list() and device == x.device:
+            return variable
+    with tf.device(x.device):
+        variable = v1.Variable(value(), use_resource=False, dtype=tf.float32)
+    table.append((x.shape.as_list(), x.device, variable))
+    return variable
+
+
+class _Machine:
+    """Chains of ops on the devices of one process."""
+
+    def __init__(self, kind: str, places: Sequence[str], threads: Threads, repeat: int) -> None:
+        self.kind = kind
+        self.places = places
+        self.repeat = repeat
+        self.config = v1.ConfigProto(
+            device_count={"CPU": 2} if kind == "CPU" else {}, inter_op_parallelism_threads=threads.inter_op,
+            intra_op_parallelism_threads=threads.intra_op, allow_soft_placement=False)  # fmt: skip
+        rewrites = self.config.graph_options.rewrite_options
+        rewrites.disable_meta_optimizer = True  # chains stay as they are
+        self.config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
+
+    def device_count(self) -> int:
+        with v1.Session(graph=tf.Graph(), config=self.config) as session:
+            return sum(device.device_type == self.kind for device in session.list_devices())
+
+    def timed(self, *chains: Sequence[Tuple[np.ndarray, str, Link]]) -> float:
+        """Least seconds of one run of all chains at once; a chain is (start, device, op) repeated for every link."""
+        with tf.Graph().as_default():
+            ends = []
+            for chain in chains:
+                value, where, _ = chain[0]
+                with tf.device(where):
+                    x = v1.Variable(value, use_resource=False, dtype=tf.float32).value()
+                for _, where, link in chain:
+                    with tf.device(where):
+                        x = link(x)
+                ends.append(x.op)
+            with v1.Session(config=self.config) as session:
+                session.run(v1.global_variables_initializer())
+                return least(lambda: session.run(ends), self.repeat)  # ops: their results are not copied out
+
+    def chain(self, value: np.ndarray, link: Link, length: int, place: int = 0) -> List[Tuple[np.ndarray, str, Link]]:
+        return [(value, self.places[place], link)] * length
+
+    def launches(self) -> Tuple[float, float]:
+        """(seconds of a run without work, seconds of one op without work)."""
+        scalar = np.zeros([], "float32")
+        few, many = (self.timed(self.chain(scalar, tf.identity, length)) for length in (100, 1100))
+        launch_s = max(0.0, many - few) / 1000
+        return max(0.0, few - 100 * launch_s), launch_s
+
+    def op_times(self, launch_s: float) -> Tuple[Tuple[Tuple[float, float], ...], Tuple[Tuple[float, float], ...]]:
+        """(FLOPs, seconds) of matrix products and (bytes, seconds) of additions, ``launch_s`` not counted."""
+        products = [(2.0 * n**3, np.ones([n, n], "float32"), multiply(n)) for n in MATRIX_SIZES]
+        sums = [(3.0 * 4 * n, np.ones([n], "float32"), add(n)) for n in TENSOR_SIZES]
+        return self._points(products, launch_s), self._points(sums, launch_s)
+
+    def _points(self, cases: Sequence[Tuple[float, np.ndarray, Link]], launch_s: float) -> Tuple[Tuple[float, float], ...]:
+        points = []
+        for work, value, link in cases:
+            points.append((work, max(self.per_op(value, link) - launch_s, 1e-9)))
+        return tuple(points)
+
+    def per_op(self, value: np.ndarray, link: Link) -> float:
+        """Seconds of one op of a chain."""
+        length = self.length(value, link)
+        few, many = (self.timed(self.chain(value, link, count)) for count in (length, 3 * length))
+        return (many - few) / (2 * length)
+
+    def length(self, value: np.ndarray, link: Link) -> int:
+        """Ops of a chain that runs for about :data:`RUN_S`."""
+        before, self.repeat = self.repeat, min(20, self.repeat)
+        try:
+            one = self.timed(self.chain(value, link, 10)) / 10
+        finally:
+            self.repeat = before
+        return max(2, int(RUN_S / one))
+
+    def slow_down(self) -> Dict[str, float]:
+        """By how much two chains of about equal length are slower when both devices run."""
+        cases = {
+            ARITHMETIC: (np.ones([256, 256], "float32"), multiply(256)),
+            MEMORY: (np.ones([1 << 19], "float32"), add(1 << 19)),
+        }
+        lengths = {kind: 2 * self.length(*case) for kind, case in cases.items()}
+        alone = {kind: self.timed(self.chain(*cases[kind], length=lengths[kind])) for kind in cases}
+        found = {}
+        for one, two in ((ARITHMETIC, ARITHMETIC), (ARITHMETIC, MEMORY), (MEMORY, MEMORY)):
+            both = self.timed(*[self.chain(*cases[kind], length=lengths[kind], place=place)
+                                for place, kind in enumerate((one, two))])  # fmt: skip
+            found["{}-{}".format(one, two)] = max(1.0, both / max(alone[one], alone[two]))
+        return found
+
+    def copies(self, launch_s: float) -> Communicator:
+        """Hand-overs between two devices, there and back."""
+        seconds = []
+        for size in (MESSAGE_SIZES[0], MESSAGE_SIZES[-1]):
+            value = np.ones([size // 4], "float32")
+            hops = [[(value, self.places[number % 2], tf.identity) for number in range(length)] for length in (20, 120)]
+            few, many = (self.timed(chain) for chain in hops)
+            seconds.append(max(0.0, (many - few) / 100 - launch_s))
+        return _line(MESSAGE_SIZES[0], seconds[0], MESSAGE_SIZES[-1], seconds[1])
+
+
+def _line(small: int, small_s: float, large: int, large_s: float) -> Communicator:
+    """alpha and 1 / beta through two points; devices that share memory hand tensors over without copying them, and then the
+    bandwidth is what a microsecond of measurement error leaves."""
+    per_byte = max(large_s - small_s, 1e-6) / (large - small)
+    return Communicator(alpha_s=max(0.0, small_s - small * per_byte), bandwidth_bytes_per_s=1.0 / per_byte)
+
+
+# -- between processes ---------------------------------------------------------------------------------------------------
+
+
+def collectives(threads: Threads, repeat: int) -> Communicator:
+    """Sums over two processes of this machine, as whale_tf's plans make them.
+
+    Raises:
+        ClusterError: a process failed; with the end of its output.
+    """
+    ports = []
+    sockets = [socket.socket() for _ in range(2)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+        ports.append("127.0.0.1:{}".format(one.getsockname()[1]))
+    for one in sockets:
+        one.close()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "whale_tf.calibrating", json.dumps([ports, rank, list(threads), repeat])],
+            env=dict(os.environ, TF_CONFIG="", PYTHONPATH=os.pathsep.join(sys.path)), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, universal_newlines=True)
+        for rank in range(2)]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in started]
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+    for line in outputs[0].splitlines():
+        if line.startswith(MARK):
+            points = json.loads(line[len(MARK):])
+            # a ring of two takes two steps, in which every process sends half of the bytes each
+            (small, small_s), (large, large_s) = points[0], points[-1]
+            return _line(small, small_s / 2, large, small_s / 2 + large_s - small_s)
+    raise ClusterError("collectives between two processes could not be measured: {}".format(outputs[0][-2000:]))
+
+
+def _member(addresses: Sequence[str], rank: int, threads: Threads, repeat: int) -> List[Tuple[int, float]]:
+    """Seconds of a sum over two processes, by size; every process runs this."""
+    processes = Processes(tuple(addresses), rank)
+    config = v1.ConfigProto(inter_op_parallelism_threads=threads.inter_op, intra_op_parallelism_threads=threads.intra_op)
+    config.experimental.collective_group_leader = processes.prefix(0)
+    server = v1.train.Server(v1.train.ClusterSpec({JOB: list(addresses)}), JOB, rank, config=config)
+    config.device_filters.append(processes.prefix(rank))
+    keys, points = Keys(), []
+    for size in MESSAGE_SIZES:
+        graph = tf.Graph()
+        with graph.as_default(), tf.device(processes.host_device):
+            value = v1.Variable(np.ones([size // 4], "float32"), use_resource=False, name="sent_{}".format(size))
+            edit = StagedEdit(graph)
+            member = Member(value.value().op.name, processes.host_device)
+            total = ProcessCommunicator(Nodes(edit), 2, rank, keys).across(member, "sum", "total", tf.float32)
+            edit.commit()
+            with v1.Session(server.target, config=config) as session:
+                session.run(v1.global_variables_initializer())
+                run = session.make_callable(graph.get_operation_by_name(total))
+                idle = session.make_callable(value.value().op)
+                points.append((size, max(0.0, least(run, repeat) - least(idle, repeat))))
+    return points
+
+
+if __name__ == "__main__":
+    _addresses, _rank, _threads, _repeat = json.loads(sys.argv[1])
+    v1.disable_eager_execution()
+    print(MARK + json.dumps(_member(_addresses, _rank, Threads(*_threads), _repeat)), flush=True)

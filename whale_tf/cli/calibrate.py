@@ -1,0 +1,58 @@
+"""``whale calibrate``."""
+
+from __future__ import annotations
+
+import os
+from typing import Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from whale_tf.errors import WhaleError
+from whale_tf.simulator import Calibration
+
+
+def calibrate(
+    output: Optional[str] = typer.Option(None, "--output", "-o", help="write the calibration to this file"),
+    device: str = typer.Option("CPU", help="device type of this machine to measure, a name of the hardware table"),
+    inter_op: int = typer.Option(os.cpu_count() or 1, min=1, help="ops that run at once, as the training session is configured"),
+    intra_op: int = typer.Option(1, min=1, help="threads of one op, as the training session is configured"),
+    repeat: int = typer.Option(50, min=1, help="runs of each measurement, of which the fastest counts"),
+    processes: bool = typer.Option(True, help="also measure collectives between two processes"),
+    as_json: bool = typer.Option(False, "--json", help="print the calibration as JSON"),
+) -> None:
+    """Measure this machine for `whale simulate --calibration`: op times, overlap, and what communication costs."""
+    from whale_tf._tf_compat import v1  # TensorFlow takes seconds to load; only this command needs it
+    from whale_tf.calibrating import Threads
+    from whale_tf.calibrating import calibrate as measure
+
+    try:
+        v1.disable_eager_execution()
+        found = measure(device, Threads(inter_op, intra_op), repeat, processes)
+        if output is not None:
+            with open(output, "w", encoding="utf8") as handle:
+                handle.write(found.to_json())
+    except (WhaleError, OSError) as error:
+        typer.echo("error: {}".format(error), err=True)
+        raise typer.Exit(1)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        _show(found)
+
+
+def _show(found: Calibration) -> None:
+    table = Table("what", "measured", title="{}: {}".format(found.device, found.source), title_justify="left")
+    for what, points, unit in (("matrix product", found.arithmetic, "GFLOP/s"), ("addition", found.memory, "GB/s")):
+        for work, seconds in points:
+            size = "{:.3g} MFLOP".format(work / 1e6) if unit == "GFLOP/s" else "{:.3g} MB".format(work / 1e6)
+            table.add_row("{} of {}".format(what, size), "{:.2f} us, {:.1f} {}".format(seconds * 1e6, work / seconds / 1e9, unit))
+    table.add_row("an op beside its kernel", "{:.2f} us".format(found.launch_s * 1e6))
+    table.add_row("a run beside its ops", "{:.1f} us".format(found.step_s * 1e6))
+    for name, factor in found.slow_down.items():
+        table.add_row("slow-down, " + name.replace("-", " beside "), "{:.2f}".format(factor))
+    for name, link in found.communicators.items():
+        rate = link.bandwidth_bytes_per_s / 1e9
+        table.add_row("communicator " + name, "{:.1f} us, {:.3g} GB/s".format(link.alpha_s * 1e6, rate))
+    Console().print(table)

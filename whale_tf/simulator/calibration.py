@@ -1,0 +1,192 @@
+"""What ``whale calibrate`` measured on a machine, and what the simulator makes of it.
+
+A calibration replaces the hardware table's figures: op times by amount of work (profiles of the model still come first), the
+overlap factor gamma, and latency (alpha) and bandwidth (1 / beta) of the communicators.  On disk it is JSON (docs/simulator.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, Mapping, Tuple, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError, did_you_mean
+
+VERSION = 1
+ARITHMETIC, MEMORY = "arithmetic", "memory"
+OVERLAPS = ("arithmetic-arithmetic", "arithmetic-memory", "memory-memory")
+
+Points = Tuple[Tuple[float, float], ...]
+
+
+class _Value(BaseModel):
+    """A frozen, strictly validated part of a calibration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Communicator(_Value):
+    """``alpha_s``: seconds of an empty message; ``bandwidth_bytes_per_s``: of a large one (1 / beta)."""
+
+    alpha_s: float = Field(ge=0, allow_inf_nan=False)
+    bandwidth_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
+
+
+class Calibration(_Value):
+    """Measurements of one device type on one machine.
+
+    Attributes:
+        device: the type, a name of the hardware table.
+        source: machine and software that were measured.
+        cores: computations that run at once on one process' devices; None: every device has units of its own.
+        intra_op: threads an op was measured with.
+        arithmetic: (FLOPs, seconds) of matrix products in float32, by size.
+        memory: (bytes read and written, seconds) of streaming ops, by size.
+        launch_s: seconds an op costs beside its kernel.
+        step_s: seconds a ``Session.run`` costs beside its ops.
+        slow_down: by how much two ops that run at once slow each other down (1: not at all), by what limits them
+            (:data:`OVERLAPS`).
+        communicators: ``local`` (devices of one process), ``processes`` (processes of one machine).
+    """
+
+    version: int = VERSION
+    device: str = "CPU"
+    source: str = ""
+    cores: Union[int, None] = Field(None, ge=1)
+    intra_op: int = Field(1, ge=1)
+    arithmetic: Points
+    memory: Points
+    launch_s: float = Field(ge=0, allow_inf_nan=False)
+    step_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    slow_down: Dict[str, float]
+    communicators: Dict[str, Communicator] = Field(default_factory=dict)
+
+    @field_validator("arithmetic", "memory")
+    @classmethod
+    def _rising(cls, points: Points) -> Points:
+        if not points:
+            raise ValueError("needs at least one (work, seconds) point")
+        if any(min(point) <= 0 for point in points) or any(a[0] >= b[0] for a, b in zip(points, points[1:])):
+            raise ValueError("expected (work, seconds) points above 0, in order of their work")
+        return points
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Calibration:
+        if self.version != VERSION:
+            raise ValueError("calibration version is {}, this whale_tf reads version {}".format(self.version, VERSION))
+        for known, given, what in (
+            (OVERLAPS, self.slow_down, "slow_down"),
+            (("local", "processes"), self.communicators, "communicators"),
+        ):
+            for name in given:
+                if name not in known:
+                    raise ValueError(
+                        "{} has {!r}, expected some of {}.{}".format(what, name, ", ".join(known), did_you_mean(name, known))
+                    )
+        if any(not value >= 1.0 for value in self.slow_down.values()):
+            raise ValueError("slow_down is {}, expected factors of at least 1".format(self.slow_down))
+        return self
+
+    @property
+    def gamma(self) -> float:
+        """The overlap factor of Proteus section VI-C: a computation beside a communication, which adds and copies."""
+        return self.slow_down.get("arithmetic-memory", 1.0) - 1.0
+
+    def slowed(self, one: str, other: str) -> float:
+        """The factor by which an op limited by ``one`` is slower beside one limited by ``other``."""
+        return self.slow_down.get("-".join(sorted((one, other))), 1.0)
+
+    def seconds(self, work: float, kind: str) -> float:
+        """Time of an op of ``work`` FLOPs (:data:`ARITHMETIC`) or bytes (:data:`MEMORY`), without ``launch_s``.
+
+        Linear between measured sizes, in proportion below the smallest, along the last two above the largest.
+        """
+        return interpolated(self.arithmetic if kind == ARITHMETIC else self.memory, work)
+
+    def to_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+
+    @classmethod
+    def parse(cls, source: Union[Calibration, Mapping[str, Any], str]) -> Calibration:
+        """A calibration from a Calibration, a dict, JSON text or the path of a JSON file.
+
+        Raises:
+            PlanError: unreadable, unknown or missing key, or a wrong value; the message names the place.
+        """
+        if isinstance(source, cls):
+            return source
+        if isinstance(source, str):
+            source = _load(source)
+        try:
+            return cls.model_validate(source)
+        except ValidationError as error:
+            raise PlanError("not a valid calibration: " + "; ".join(
+                "{}: {} (got {!r:.80})".format(".".join(str(part) for part in item["loc"]) or "the calibration", item["msg"],
+                                               item.get("input")) for item in error.errors()[:3])) from None  # fmt: skip
+
+
+def interpolated(points: Points, work: float) -> float:
+    """See :meth:`Calibration.seconds`."""
+    if work <= points[0][0] or len(points) == 1:
+        return points[0][1] * work / points[0][0]
+    below, above = next(((a, b) for a, b in zip(points, points[1:]) if work <= b[0]), (points[-2], points[-1]))
+    return max(0.0, below[1] + (work - below[0]) / (above[0] - below[0]) * (above[1] - below[1]))
+
+
+def _load(source: str) -> Dict[str, Any]:
+    text, origin = source, "the calibration"
+    if not source.lstrip().startswith("{"):
+        origin = "calibration file {!r}".format(source)
+        if not os.path.exists(source):
+            raise PlanError("{} does not exist; write one with `whale calibrate -o FILE`".format(origin))
+        with open(source, encoding="utf8") as handle:
+            text = handle.read()
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise PlanError("{} is not JSON: {}".format(origin, error))
+    if not isinstance(value, dict):
+        raise PlanError("{} is {!r:.40}, expected a JSON object".format(origin, value))
+    return value
+
+
+def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
+    """The cluster with measured rates of the calibration's device type, and measured links where they were measured: ``local``
+    between devices of a node, ``processes`` between nodes (on one machine, each process is described as a node).
+
+    Raises:
+        PlanError: the cluster has no device of that type.
+    """
+    if all(device.type != calibration.device for device in cluster.devices):
+        raise PlanError(
+            "the calibration is of {!r}, cluster {!r} has {}; calibrate the machine that is simulated".format(
+                calibration.device, cluster.name, ", ".join(sorted({device.type for device in cluster.devices}))
+            )
+        )
+    described = cluster.to_dict()
+    flops, streamed = (points[-1][0] / points[-1][1] for points in (calibration.arithmetic, calibration.memory))
+    described["device_types"] = dict(
+        described.get("device_types", {}),
+        **{
+            calibration.device: {
+                "base": calibration.device,
+                "fp32": flops,
+                "memory_bandwidth_bytes_per_s": streamed,
+                "source": "whale calibrate: " + calibration.source,
+            }
+        }
+    )
+    links = calibration.communicators
+    for node in described["nodes"]:
+        if "local" in links and node["links"].get("local"):
+            node["links"]["local"] = _described(links["local"])
+        if "processes" in links and node.get("nic"):
+            node["nic"] = dict(node["nic"], **_described(links["processes"]))
+    return Cluster.parse(described)
+
+
+def _described(link: Communicator) -> Dict[str, float]:
+    return {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s, "latency_s": link.alpha_s}
