@@ -337,7 +337,7 @@ def _may_span(state: _Active, graph: tf.Graph) -> bool:
         return state.plan.spans_processes
     items = capture_annotations.annotations_of(graph).items
     specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
-    return spans(specs, devices_of_processes(state.cluster, state.processes))
+    return spans(specs, devices_of_processes(state.cluster, state.processes), state.config)
 
 
 def _check_gradients(graph: tf.Graph) -> None:

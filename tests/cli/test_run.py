@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from typing import Any, Iterator
 
@@ -100,10 +101,54 @@ def test_processes_that_will_not_end_are_killed(starter: Starter, script: Any, m
 @pytest.mark.slow
 @pytest.mark.parametrize("options, message", [
     (("--workers", "2", "--cluster", "cpu:3"), "3 devices, which do not divide over 2 workers"),
-    (("--config", '{"num_micro_batches": 2}'), "unknown config key")])
+    (("--config", '{"num_micro_batches": 2}'), "unknown config key"),
+    (("--replicate", "--auto"), "--replicate is given, and --auto"),
+    (("--replicate", "--config", '{"num_task_graph": 2}'), "asks for a plan of its own"),
+    (("--auto", "--workers", "2"), "plans are searched for one process")])
 def test_bad_options(starter: Starter, script: Any, options: Any, message: str) -> None:
     run = starter.start(*WHALE_RUN, *options, script(""))
     assert run.wait(LIMIT_S) == 2 and message in run.output
+
+
+PLAIN = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+x = tf.placeholder(tf.float64, [8, 3])
+hidden = tf.tanh(tf.matmul(x, tf.get_variable("one", initializer=tf.constant(np.eye(3)))))
+loss = tf.reduce_mean(tf.square(tf.matmul(hidden, tf.get_variable("two", initializer=tf.constant(np.ones([3, 2]))))))
+train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for step in range(4):
+        print("loss", session.run([loss, train], {x: np.random.RandomState(step).randn(8, 3)})[0])
+if "-v" in sys.argv:
+    print("ops", sum(op.name.startswith("whale/") for op in tf.get_default_graph().get_operations()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--replicate", "--auto"])
+def test_a_script_without_a_line_of_ours(starter: Starter, tmp_path: Any, option: str) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text(PLAIN)
+    found = []
+    for options in ((), (option, "--devices-per-worker", "2")):
+        run = starter.start(*WHALE_RUN, *options, str(path), "-v")
+        assert run.wait(2 * LIMIT_S) == 0, run.output
+        found.append(re.findall(r"(loss|ops) (\S+)", run.output))
+    plain, ours = ([float(number) for word, number in each if word == "loss"] for each in found)
+    assert len(plain) == 4 and ours == pytest.approx(plain, rel=1e-10)
+    assert dict(found[0])["ops"] == "0" and (option == "--auto" or int(dict(found[1])["ops"]) > 10)
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_nothing_is_told_so(starter: Starter, tmp_path: Any) -> None:
+    (tmp_path / "nothing.py").write_text("import sys; print('arguments', sys.argv[1:], __name__)")
+    run = starter.start(*WHALE_RUN, "--replicate", str(tmp_path / "nothing.py"), "a")
+    assert run.wait(2 * LIMIT_S) == 0 and "arguments ['a'] __main__" in run.output
+    assert "has trained nothing in a TensorFlow graph" in run.output
 
 
 def alive(pid: int) -> bool:

@@ -25,6 +25,9 @@ def huge_gradients(inputs: Inputs, stages: Stages, dtype: str) -> Script:
 OWN_CASES: Dict[str, Case] = {"huge_gradients": Case(vectors, huge_gradients)}
 
 
+ACROSS = ("cluster.device_place_prefer_intra_node", False)
+
+
 class Job(NamedTuple):
     """A case in each of several processes, or in the first one, which drives the devices of all where a model replica needs more
     devices than a process has.
@@ -52,7 +55,7 @@ class Job(NamedTuple):
 
     @property
     def is_driven(self) -> bool:
-        return sum(count or 0 for count in self.counts) > self.devices
+        return sum(count or 0 for count in self.counts) > self.devices or ACROSS in self.config
 
     @property
     def graphs(self) -> int:
@@ -112,6 +115,7 @@ DRIVEN: Dict[str, Job] = {
     "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
     "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2, config=(("init", "sharded"),)),
+    "stages across, replicas within": Job("momentum", counts=(1, 1), devices=2, micro_batches=2, config=(ACROSS,)),
     "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
 }
 

@@ -12,6 +12,7 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec
+from whale_tf.planner.auto.settings import search_plan
 from whale_tf.planner.buckets import Gradient, Limits, buckets, limits
 
 PARTS = ((0, 1), (2, 3))
@@ -71,7 +72,8 @@ def test_processes_drive_each_device_once(processes: Any) -> None:
     ((None,), {"communication.backend": "local"}, ConfigError, "sums inside one process, but there are 2"),
     ((4,), {"communication.backend": "horovod"}, ConfigError, "model replicas span the 2 processes"),
     ((4,), {"communication.fp16": True}, ConfigError, "model replicas span the 2 processes"),
-    ((None,), {"cluster.device_place_prefer_intra_node": False}, ConfigError, "does not support it yet")])
+    ((1, 1), {"cluster.device_place_prefer_intra_node": False, "cluster.colocate_split_and_replicate": True}, ConfigError,
+     "leave one of them out")])
 def test_refused(counts: Any, config: Dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         plan_of(*counts, **config)
@@ -79,6 +81,22 @@ def test_refused(counts: Any, config: Dict[str, Any], error: Any, message: str) 
 
 def test_gradients_travel_as_float16_between_processes_only() -> None:
     assert plan_of(None, **{"communication.fp16": True}).gradients[0].fp16 and not plan_of(None).gradients[0].fp16
+
+
+def test_stages_across_processes_and_their_replicas_within() -> None:
+    across = {"cluster.device_place_prefer_intra_node": False}
+    plan = plan_of(1, 1, **across)
+    assert [task.devices for task in plan.task_graphs] == [((0,), (1,)), ((2,), (3,))] and plan.spans_processes
+    assert {sync.backend for sync in plan.gradients} == {"local"}
+    assert [task.devices for task in plan_of(1, 3, **across).task_graphs] == [((0,),), ((1, 2, 3),)]
+    assert plan_of(None, **across).task_graphs[0].devices == PARTS  # one TaskGraph has no stages
+    assert plan_of(1, **across).task_graphs[0].devices == ((0,), (1,), (2,), (3,))
+
+
+def test_a_search_places_stages_itself() -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="choose devices themselves"):
+        search_plan(nothing, nothing, Cluster.parse("cpu:4"), Config({"cluster.device_place_prefer_intra_node": False}))
 
 
 def test_a_plan_for_other_processes_is_refused() -> None:

@@ -105,8 +105,3 @@ def test_fetching_one_gradient_of_a_collective_does_not_hang() -> None:
 def test_horovod_needs_processes() -> None:
     with pytest.raises(wh.ConfigError, match="communication.backend is 'horovod'"):
         losses({"communication.backend": "horovod", "io.nested_batch": "divide"}, "cpu:4")
-
-
-def test_settings_that_are_not_built_yet_are_refused() -> None:
-    with pytest.raises(wh.ConfigError, match="does not support it yet"):
-        losses({"cluster.device_place_prefer_intra_node": False}, "cpu:2")

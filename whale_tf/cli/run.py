@@ -14,7 +14,7 @@ import typer
 from whale_tf.cluster import LAUNCHED, Cluster
 from whale_tf.cluster.processes import free_ports, tf_configs
 from whale_tf.config import Config
-from whale_tf.errors import ClusterError, WhaleError
+from whale_tf.errors import ClusterError, ConfigError, WhaleError
 
 POLL_S = 0.1
 COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, magenta, blue, red
@@ -28,6 +28,8 @@ def run(
     devices_per_worker: int = typer.Option(1, min=1, help="logical CPU devices of each process, or GPUs"),
     cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form (default: CPU devices)"),
     config: Optional[str] = typer.Option(None, help="configuration of wh.init() calls without one: JSON text or a file"),
+    replicate: bool = typer.Option(False, "--replicate", help="the script has no whale_tf lines: train it data parallel"),
+    auto: bool = typer.Option(False, "--auto", help="the script has no whale_tf lines: search for the fastest plan"),
     grace: float = typer.Option(30.0, min=0.0, help="seconds that processes have to save and end when they are stopped"),
     max_restarts: int = typer.Option(0, min=0, help="start all processes again so often when one fails"),
 ) -> None:
@@ -37,11 +39,12 @@ def run(
     status is the failing one's. On SIGTERM a script that saves checkpoints saves once more, and all end.
     """
     try:
-        variables = _variables(workers, devices_per_worker, cluster, config)
+        variables = _variables(workers, devices_per_worker, cluster, _configured(config, workers, replicate, auto))
     except WhaleError as error:
         typer.echo("error: {}".format(error), err=True)
         raise typer.Exit(2)
-    command = [sys.executable, "-u"] + (["-m"] if module else []) + [script] + list(arguments or ())
+    start = ["-m", "whale_tf.cli.start"] if replicate or auto else []
+    command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
     status = 0
     for attempt in range(max_restarts + 1):
         if attempt:
@@ -51,6 +54,25 @@ def run(
         if status == 0 or group.interrupted:
             break
     raise typer.Exit(status)
+
+
+def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool) -> Optional[str]:
+    """The configuration's text, with what ``--replicate`` and ``--auto`` say.
+
+    Raises:
+        ConfigError: the options contradict each other, or the configuration.
+    """
+    if not replicate and not auto:
+        return config
+    given = Config.parse(config)
+    searches = given.auto.auto_parallel is not False or given.pipeline.num_stages is not None
+    if replicate and (auto or searches):
+        raise ConfigError("--replicate is given, and {}; give one of them".format(
+            "--auto" if auto else "a configuration that asks for a plan of its own (auto_parallel, num_task_graph)"))
+    if auto and workers > 1:
+        raise ConfigError("--auto is given with --workers {}, but plans are searched for one process; use --workers 1 and "
+                          "--devices-per-worker".format(workers))
+    return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
 
 
 def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:

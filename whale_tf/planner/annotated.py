@@ -14,7 +14,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.assemble import Decision, ModelFacts, TaskGraphSpec, assemble, check_built, spans
+from whale_tf.planner.assemble import Decision, ModelFacts, TaskGraphSpec, assemble, goes_across, spans
 from whale_tf.planner.virtual_device import dealt
 
 
@@ -30,13 +30,25 @@ def annotated_plan(
         AnnotationError: the device counts do not fit the cluster.
         PlanError: the configuration asks for what cannot be.
     """
-    check_built(config)
     specs = facts.specs
     _check_count(specs, config)
     rows = placed(specs, cluster, config, processes)
     micro_batches = config.pipeline.num_micro_batch or 1
     decision = Decision(rows, micro_batches, config.io.nested_batch, Estimate(), processes=tuple(processes))
     return assemble(facts, cluster, config, decision)
+
+
+def across_nodes(rows: Sequence[Tuple[Tuple[int, ...], ...]]) -> List[Tuple[Tuple[int, ...], ...]]:
+    """The same counts, with each TaskGraph's devices beside each other over all model replicas (DAPPLE Fig. 2)::
+
+        two nodes of two devices, two stages     node by node: [0] [1] and [2] [3]     across: [0] [2] and [1] [3]
+    """
+    start, found = 0, []
+    for row in rows:
+        count = len(row[0])
+        found.append(tuple(tuple(range(start + g * count, start + (g + 1) * count)) for g in range(len(row))))
+        start += len(row) * count
+    return found
 
 
 def placed(
@@ -46,11 +58,19 @@ def placed(
 
     Raises:
         AnnotationError: the device counts do not fit the cluster.
+        ConfigError: the configuration contradicts itself.
     """
     whole = [spec for spec in specs if spec.batch_of is None]
     is_pipeline = (config.pipeline.num_micro_batch or 1) > 1 and len(whole) > 1
     colocate = config.cluster.colocate_split_and_replicate
-    if processes and not spans(specs, processes):
+    if goes_across(specs, config):
+        if colocate:
+            raise ConfigError(
+                "cluster.colocate_split_and_replicate puts TaskGraphs on the same devices, and "
+                "cluster.device_place_prefer_intra_node = false on different nodes; leave one of them out"
+            )
+        rows = across_nodes(virtual_devices(whole, len(cluster.devices), is_pipeline))
+    elif processes and not spans(specs, processes, config):
         rows = _in_each_process(whole, processes, is_pipeline, colocate)
     else:
         rows = virtual_devices(whole, len(cluster.devices), is_pipeline, colocate)

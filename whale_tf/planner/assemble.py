@@ -109,7 +109,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
     )
     slices = tuple(_as_beside(i, specs, rows, slices) for i in range(len(specs)))
-    sums = () if spans(specs, decision.processes) else decision.processes
+    sums = () if spans(specs, decision.processes, config) else decision.processes
     return Plan(
         graph=graph.fingerprint(),
         num_devices=total,
@@ -208,9 +208,16 @@ def _buckets(
     return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
 
 
-def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) -> bool:
-    """Whether the TaskGraphs ask for more devices than a process has, so that a model replica spans processes."""
-    return bool(processes) and sum(spec.device_count or 0 for spec in specs if spec.batch_of is None) > len(processes[0])
+def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
+    """Whether a model replica spans processes: its TaskGraphs ask for more devices than a process has, or go across nodes."""
+    asked = sum(spec.device_count or 0 for spec in specs if spec.batch_of is None)
+    return bool(processes) and (asked > len(processes[0]) or goes_across(specs, config))
+
+
+def goes_across(specs: Sequence[TaskGraphSpec], config: Config) -> bool:
+    """Whether the replicas of each TaskGraph are to be beside each other, rather than the TaskGraphs of a model replica."""
+    whole = [spec for spec in specs if spec.batch_of is None]
+    return not config.cluster.device_place_prefer_intra_node and len(whole) > 1 and all(spec.device_count for spec in whole)
 
 
 def _backend(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> str:
@@ -286,25 +293,6 @@ def _fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[T
             "of the first; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
         )
     return config.communication.fp16 and bool(sums)
-
-
-NOT_YET = ("cluster.device_place_prefer_intra_node",)
-
-
-def check_built(config: Config) -> None:
-    """Refuse settings that nothing reads yet, rather than ignore them.
-
-    Raises:
-        ConfigError
-    """
-    defaults = Config()
-    for key in NOT_YET:
-        if config[key] != defaults[key]:
-            raise ConfigError(
-                "{} is {!r}, but this version of whale_tf does not support it yet; leave it out (default {!r})".format(
-                    key, config[key], defaults[key]
-                )
-            )
 
 
 def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:

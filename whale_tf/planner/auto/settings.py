@@ -8,7 +8,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, InfeasibleError
 from whale_tf.plan import Estimate
-from whale_tf.planner.assemble import Decision, TaskGraphSpec, check_built
+from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import TIE, Choice, Request, choose, with_slices
 from whale_tf.planner.result import SearchResult
 from whale_tf.planner.rhino.automatic import NAME as RHINO
@@ -65,7 +65,11 @@ def search_plan(chain: Chain, source: Source, cluster: Cluster, config: Config) 
         InfeasibleError: nothing fits.
         ConfigError: see :func:`request_of`.
     """
-    check_built(config)
+    if not config.cluster.device_place_prefer_intra_node:
+        raise ConfigError(
+            "cluster.device_place_prefer_intra_node is false, but auto_parallel and num_task_graph choose devices themselves; "
+            "leave it out, or annotate the model"
+        )
     request, more = request_of(config, chain.batch), []  # type: Request, List[Choice]
     if request.method in ("all", RHINO):
         found = pipelines(chain, source, cluster, request.global_batch, request.micro_batches, config.auto.stage_tolerance)

@@ -1,0 +1,32 @@
+"""``python -m whale_tf.cli.start [-m] SCRIPT ARGUMENTS...``: ``wh.init()``, then the script, which need not know of it.
+
+What ``whale run --replicate`` and ``--auto`` start; configuration and cluster come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+
+def main() -> None:
+    from whale_tf import api
+    from whale_tf.processes.watch import say
+
+    is_module = sys.argv[1] == "-m"
+    sys.argv = sys.argv[2 if is_module else 1:]
+    script = sys.argv[0]
+    api.init()
+    if is_module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(script))
+        runpy.run_path(script, run_name="__main__")
+    if api.current_plan() is None:
+        say("{} has trained nothing in a TensorFlow graph, so nothing was parallelized (tf.function and eager execution are not "
+            "supported)".format(script))
+
+
+if __name__ == "__main__":
+    main()
