@@ -60,12 +60,14 @@ def check(jobs: Sequence[Job], path: str) -> None:
 
 def differing(job: Job, found: List[Outcome]) -> List[str]:
     """Where the processes differ from the local script, or from each other."""
-    expected, tolerance = local(job), TOLERANCE[job.setting.dtype]
+    expected, tolerance = local(job), job.tolerance or TOLERANCE[job.setting.dtype]
     if job.is_driven:
         return differences(found[0], expected, tolerance)
     if job.replicas > 1:  # model replicas of a process take every second mini-batch: another order of examples
         expected, found = expected._replace(outputs={}), [one._replace(outputs={}) for one in found]
     wrong = differences(merged(job, found), expected, tolerance)
+    if job.tolerance and not differences(merged(job, found), expected, TOLERANCE["float64"]):
+        wrong.append("nothing was rounded")
     for other in found[1:]:
         wrong += differences(other._replace(initial=found[0].initial, losses={}, outputs={}),
                              found[0]._replace(losses={}, outputs={}), tolerance)

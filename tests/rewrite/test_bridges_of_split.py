@@ -19,8 +19,8 @@ from whale_tf.rewrite.shard.values import Values
 
 
 class Built(NamedTuple):
-    """``bytes``: crossing in a step, without inputs and the sums of replicas' gradients; ``bridged``: elements of tensors that
-    are put together from parts."""
+    """``bytes``: crossing in a step, without inputs and the sums of replicas' gradients; ``bridged``: elements of the tensors
+    that are put together from parts."""
 
     bytes: int
     bridged: Set[int]
@@ -31,8 +31,7 @@ Build = Callable[[int], tf.Tensor]
 
 
 def built(build: Build, count: int, force: Any = None) -> Built:
-    config = {} if force is None else {"patterns.force": force}
-    wh.init(config, cluster="cpu:{}".format(count))
+    wh.init({"variables": "mirrored", **({} if force is None else {"patterns.force": force})}, cluster="cpu:{}".format(count))
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
             update = tf.train.GradientDescentOptimizer(0.1).minimize(build(count))
@@ -87,6 +86,27 @@ def test_tokens_go_to_experts_and_back_by_all_to_all(count: int, unfused: Callab
     assert before.bytes >= 2 * after.bytes
     assert max(after.bridged) == dispatched // 4 // count  # no device puts more than its experts' tokens together
     assert max(before.bridged) >= dispatched // 4
+
+
+# -- choice --------------------------------------------------------------------------------------------------------------
+
+
+def layer_of(batch: int, width: int, classes: int, count: int) -> tf.Tensor:
+    with wh.replicate(count):
+        x = layers.dense(tf.placeholder("float32", [batch, 4]), width, "features", activation=tf.tanh)
+        labels = tf.placeholder("int32", [batch])
+    with wh.split(count):
+        return layers.mean_cross_entropy(layers.dense(x, classes, "classes"), labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch,width,classes,count", [
+    (8, 16, 64, 2), (8, 64, 4, 2), (12, 9, 90, 3), (12, 90, 6, 3), (8, 24, 24, 4), (4, 120, 4, 4)])
+def test_the_cheapest_pattern_is_taken(batch: int, width: int, classes: int, count: int) -> None:
+    """Where each device has its own examples, too, of column and row the one with the fewest bytes in the rewritten graph."""
+    build = functools.partial(layer_of, batch, width, classes)
+    forced = {pattern: built(build, count, {"classes": pattern}).bytes for pattern in ("column", "row")}
+    assert built(build, count).bytes == min(forced.values()), forced
 
 
 # -- classifier --------------------------------------------------------------------------------------------------------

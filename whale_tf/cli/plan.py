@@ -61,7 +61,7 @@ def _profile(model: str, global_batch: int) -> ModelProfile:
         return ModelProfile.parse(model)
     from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; built-in profiles do without
 
-    return profile_model(model, [], global_batch, os.path.splitext(os.path.basename(model))[0])
+    return profile_model(model, [], global_batch, os.path.splitext(os.path.basename(model))[0]).profile
 
 
 def explain(path: str = typer.Argument(..., metavar="PLAN", help="a plan file")) -> None:

@@ -87,10 +87,14 @@ class Buffer(NamedTuple):
 
 
 class Program(NamedTuple):
-    """``blocks``: instructions in order; ``static_bytes[device][category]``: what is held for the whole step."""
+    """``blocks``: instructions in order; ``static_bytes[device][category]``: what is held for the whole step; ``concurrent``: ops
+    of one device start as their operands allow (TensorFlow on CPU devices), rather than one after the other; then ``limits``
+    says per instruction what limits its speed, arithmetic or memory."""
 
     strategy: Strategy
     instructions: Tuple[Instruction, ...]
     buffers: Tuple[Buffer, ...]
     blocks: Mapping[BlockKey, Sequence[int]]
     static_bytes: Dict[int, Dict[str, float]]
+    concurrent: bool = False
+    limits: Tuple[str, ...] = ()

@@ -34,15 +34,18 @@ def batch_ops(
     """
     found = {}
     for number, split in problem.splits.items():
-        if split.by_batch or listed is not None:
+        if split.by_batch:
             ops = _Finder(problem, assignment, region, number, listed).run()
             if ops:
                 found[number] = ops
     return found
 
 
-def with_batch(problem: Problem, assignment: Assignment, found: Dict[int, Set[int]]) -> Assignment:
+def with_batch(problem: Problem, assignment: Assignment, region: Region, found: Dict[int, Set[int]]) -> Assignment:
     """The assignment with choices that say what is so: an op may have to be computed once after all.
+
+    Args:
+        found: what :func:`batch_ops` found.
 
     Raises:
         ConfigError: the user forces the pattern ``batch`` on one of these.
@@ -57,7 +60,11 @@ def with_batch(problem: Problem, assignment: Assignment, found: Dict[int, Set[in
                                   "examples: {}".format(BATCH, choice.op, why))
             choice = choice._replace(pattern="once", reason="; ".join(filter(None, (choice.reason, why))))
         choices.append(choice)
-    return assignment._replace(choices=choices)
+    alone: Dict[int, List[str]] = {}
+    for number in problem.splits:
+        alone[number] = [op.name for op in problem.forward_ops(number)
+                         if op.id in region.batch_level and op.id not in inside and op.id not in assignment.strategies]
+    return assignment._replace(choices=choices, alone={number: tuple(names) for number, names in alone.items()})
 
 
 class _Finder:
