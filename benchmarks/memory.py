@@ -65,7 +65,7 @@ def measure(name: str, config: Dict[str, Any], devices: int) -> Dict[str, Any]:
     assert plan is not None
     sizes = {v.op.name: v.shape.num_elements() * v.dtype.base_dtype.size for v in tf.global_variables()}
     held = _variable_bytes(plan, sizes)
-    measured = [peak + size for peak, size in zip(_peaks(metadata, devices), held)]
+    measured = [peak + size for peak, size in zip(peaks(metadata, devices), held)]
     return {"estimated": list(plan.estimate.peak_memory_bytes), "measured": measured}
 
 
@@ -80,7 +80,8 @@ def _variable_bytes(plan: Any, sizes: Dict[str, int]) -> List[int]:
     return held
 
 
-def _peaks(metadata: Any, devices: int) -> List[int]:
+def peaks(metadata: Any, devices: int) -> List[int]:
+    """Bytes that each device held at most at a time, by the allocations of a traced run."""
     events: Dict[int, List[Tuple[int, int]]] = collections.defaultdict(list)
     for device in metadata.step_stats.dev_stats:
         number = device.device.rsplit(":", 1)[1]
