@@ -1,6 +1,6 @@
 """Rhino's strategy search on captured TensorFlow graphs: its time by layers, O2 beside O3, the optimum's proof, what it finds.
 
-    python -m benchmarks.rhino [--only layers,proof,batches,experts]
+    python -m benchmarks.rhino [--only layers,proof,batches,memory,experts]
 
 Rhino section 7.5: GPT with hidden size 512, 24 to 72 layers; O2 is 1.5 to 3 times faster than O3 and its plans are 10% worse
 (Fig. 10), 378 critical nodes for 72 layers (Table 5).  Graphs are built, not run.  Search times are CPU seconds.
@@ -16,29 +16,33 @@ from rich.console import Console
 
 from benchmarks.measure import table
 from whale_tf.cluster import Cluster
+from whale_tf.errors import InfeasibleError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.planner.rhino.coarsening import coarsen
 from whale_tf.planner.rhino.integer_program import integer_program
 from whale_tf.planner.rhino.search import Answer, search
 
+MIB = float(1 << 20)
 HIDDEN, HEADS, VOCAB, SEQ = 512, 8, 50257, 1024
 
 
-def captured(build: Callable[[], Any]) -> OpGraph:
-    """The op graph of a training script with Adam; ``build`` returns its loss."""
+def captured(build: Callable[[], Any], trained: bool = True) -> OpGraph:
+    """The op graph of a script, of a training script with Adam; ``build`` returns its loss."""
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
     wh.init(cluster="cpu:1")
     try:
         with tf.Graph().as_default():
-            tf.train.AdamOptimizer(1e-4).minimize(build())
+            loss = build()
+            if trained:
+                tf.train.AdamOptimizer(1e-4).minimize(loss)
             return wh.op_graph()
     finally:
         wh.shutdown()
 
 
-def gpt(layers: int, batch: int) -> OpGraph:
+def gpt(layers: int, batch: int, trained: bool = True) -> OpGraph:
     """GPT of section 7.5, with queries, keys and values in layers of their own."""
     from models import gpt2
     from models import layers as blocks
@@ -57,7 +61,7 @@ def gpt(layers: int, batch: int) -> OpGraph:
                 x += blocks.dense(y, HIDDEN, "ffn_out")
         return blocks.mean_cross_entropy(gpt2.lm_head(x, embedding), inputs.labels)
 
-    return captured(build)
+    return captured(build, trained)
 
 
 def timed(graph: OpGraph, cluster: Cluster, level: str) -> Dict[str, Any]:
@@ -111,6 +115,39 @@ def batches(console: Console) -> None:
         "batch", "query", "output", "ffn_in", "ffn_out", "step ms"], rows))
 
 
+def memory(console: Console) -> None:
+    """What variables in shards save in training, and the largest parameters forced into shards where only memory asks for it."""
+    cluster, rows = Cluster.parse("rhino-m8:8"), []  # type: Cluster, List[Sequence[str]]
+    graph = gpt(12, 8)
+    whole = search(graph, cluster, shapes=[(8,)], divisible=frozenset())
+    free = search(graph, cluster, shapes=[(8,)])
+    rows = [_memory_row("training, variables whole", whole), _memory_row("training, no limit", free)]
+    for share in (0.99, 0.97):
+        rows.append(_limited("training, {:.0%} of it".format(share), graph, cluster, share * free.peak_bytes))
+    graph = gpt(12, 8, trained=False)
+    free = search(graph, cluster, shapes=[(8,)])
+    rows.append(_memory_row("inference, no limit", free))
+    for share in (0.9, 0.75, 0.6):
+        rows.append(_limited("inference, {:.0%} of it".format(share), graph, cluster, share * free.peak_bytes))
+    console.print(table("GPT, 12 layers, batch 8 x 1,024 tokens on 8 V100 (MiB of one device)", [
+        "limit", "peak", "variables", "in shards", "forced", "ps a byte", "step ms", "bound ms"], rows))
+
+
+def _limited(name: str, graph: OpGraph, cluster: Cluster, limit: float) -> Sequence[str]:
+    try:
+        return _memory_row(name, search(graph, cluster, shapes=[(len(cluster),)], memory_bytes=limit))
+    except InfeasibleError as error:
+        return [name, "none: {:.0f}".format(float(str(error).split("at least ")[1].split(" ")[0]) / MIB)] + ["-"] * 6
+
+
+def _memory_row(name: str, answer: Answer) -> Sequence[str]:
+    problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
+    parts = sum(problem.storage(v, choice).is_shard for v in problem.scope.variables)
+    return [name, "{:.0f}".format(answer.peak_bytes / MIB), "{:.0f}".format(answer.stored_bytes / MIB),
+            "{} of {}".format(parts, len(problem.scope.variables)), str(answer.forced), "{:.3g}".format(answer.byte_price),
+            "{:.2f}".format(1e3 * answer.seconds), "{:.2f}".format(1e3 * (answer.lower_bound_s or 0.0))]
+
+
 def experts(console: Console) -> None:
     from models import moe
     config = moe.MoeConfig.gshard_10b()
@@ -128,7 +165,8 @@ def experts(console: Console) -> None:
 
 
 SECTIONS: Dict[str, Callable[[Console], None]] = {
-    "layers": layers, "proof": proof, "batches": batches, "experts": experts}
+    "layers": layers, "proof": proof, "batches": batches, "memory": memory,
+    "experts": experts}
 
 
 def main() -> None:

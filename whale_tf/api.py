@@ -13,7 +13,7 @@ from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
-from whale_tf.cluster import Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
+from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -25,6 +25,7 @@ from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import share, take_all
 from whale_tf.processes.runtime import Runtime, runtime_of
+from whale_tf.processes.termination import Termination
 from whale_tf.simulator import StepGraph
 
 
@@ -49,12 +50,19 @@ class _Active:
         self.plan = plan
         self.processes = processes
         self.runtime = runtime_of(processes, config.communication.start_timeout_s)
+        self.termination = Termination(processes, self.runtime)
         self.default: Optional[_Strategy] = None
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
+
+    def driving(self) -> ContextManager:
+        """A run that needs the other processes' devices, where this process drives them."""
+        if self.runtime is None or not self.runtime.is_driver:
+            return contextlib.nullcontext()
+        return self.runtime.driving()
 
 
 _active: Optional[_Active] = None
@@ -91,6 +99,8 @@ def init(
     shutdown()
     _active = parsed
     hooks.install(_callbacks(parsed))
+    if processes.count > 1 or LAUNCHED in os.environ:
+        parsed.termination.install()
 
 
 def _cluster(cluster: Union[None, Cluster, Dict, str], processes: Processes) -> Cluster:
@@ -111,6 +121,8 @@ def shutdown() -> None:
     global _active
     hooks.uninstall()
     capture_annotations.forget()
+    if _active is not None:
+        _active.termination.remove()
     _active = None
 
 
@@ -245,7 +257,7 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
     devices = device_names(state.cluster, state.processes)
-    return explain_plan(done.plan, done.region, devices, done.assignment.choices if done.assignment else ())
+    return explain_plan(done.plan, done.region, devices, done.assignment)
 
 
 def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:
@@ -303,6 +315,7 @@ def _take_part(state: _Active, graph: tf.Graph, done: Parallelized) -> Optional[
     if state.runtime is None or not done.plan.spans_processes:
         return state.runtime
     if done.serves:
+        state.termination.serves = True
         state.runtime.serve(_session_config(state, None))
     state.runtime.drive()
     take_all(graph)
@@ -345,6 +358,9 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         _ensure(state, graph)
         return state.fetches.get(graph)
 
+    def gradients(grads: Any, xs: Any) -> Any:
+        return capture_annotations.densified(grads, xs) if state.config.communication.sparse_as_dense else grads
+
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
         if state.runtime is None:
             return _session_config(state, config)
@@ -372,7 +388,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         if state.processes.is_chief:
-            return original(session, save_path, global_step, *args, **kwargs)
+            return state.termination.save(saver, original, session, save_path, global_step, *args, **kwargs)
         if global_step is not None and not isinstance(global_step, int):
             global_step = v1.train.global_step(session, global_step)
         return save_path if global_step is None else "{}-{}".format(save_path, global_step)
@@ -388,24 +404,25 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         fetches = fetch_map(session.graph)
         if _observer is not None:
             return _observer.run(session.graph, original, *arguments)
-        if fetches is None:
-            state.early[session] = True
-            return original(*arguments)
-        if state.early.pop(session, False):
-            fetches.catch_up(original)
-        if state.runtime is not None and state.runtime.is_driver:
-            with state.runtime.driving():
+        with state.termination.between(session, arguments[0]):
+            if fetches is None:
+                state.early[session] = True
+                return original(*arguments)
+            if state.early.pop(session, False):
+                fetches.catch_up(original)
+            with state.driving():
                 return whale_session.run(fetches, session, original, *arguments)
-        return whale_session.run(fetches, session, original, *arguments)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
         fetches = fetch_map(session.graph)
-        if fetches is None:
-            return original(*arguments)
-        found = whale_session.make_callable(fetches, session, original, hooks.original_run(session), *arguments)
-        if state.runtime is not None and state.runtime.is_driver:
-            return state.runtime.driving()(found)
-        return found
+        found = original(*arguments) if fetches is None else whale_session.make_callable(
+            fetches, session, original, hooks.original_run(session), *arguments)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with state.termination.between(session, arguments[0]), state.driving():
+                return found(*args, **kwargs)
+
+        return call
 
     def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
@@ -419,6 +436,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
             fetches.prepare()
 
     return hooks.Callbacks(
+        gradients=gradients,
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
         session_target=session_target,

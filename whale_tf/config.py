@@ -96,13 +96,17 @@ class Communication(_Section):
         default=None, ge=1,
         description="Between processes, gradients smaller than this many bytes travel together, up to about as many bytes at "
         "a time. null: both limits from the cluster's latency and bandwidths.")
-    fp16: bool = Field(default=False, description="Send gradients as float16, scaled.")
+    fp16: bool = Field(
+        default=False,
+        description="Between processes, dense gradients of float32 and float64 travel as float16, scaled by their largest "
+        "element so that no sum overflows; they keep 11 bits.")
     start_timeout_s: int = Field(
         default=300, ge=1,
         description="Seconds that the first Session of a process waits for all other processes to come.")
     sparse_as_dense: bool = Field(
         default=False,
-        description="Densify sparse gradients before they are summed; changes momentum and global norms.")
+        description="Turn sparse gradients into dense ones as they are computed, so that they are summed as all others; an "
+        "optimizer with momentum then moves rows without a gradient, too, and a global norm adds up repeated rows first.")
 
 
 class Patterns(_Section):
@@ -139,8 +143,14 @@ class Config(_Section):
     balance: Balance = Balance()
     init: Literal["exact", "sharded"] = Field(
         default="exact",
-        description="Initial values of sharded variables: those of the local model, or drawn on each shard for "
-        "variables that no one device can hold.")
+        description="Initial values of variables that split divides. exact: computed whole and sliced, the local model's. "
+        "sharded: made on each shard, for variables that no one device can hold; the same values but where the "
+        "generator cannot be advanced, which wh.explain() names.")
+    variables: Literal["auto", "mirrored", "shared"] = Field(
+        default="auto",
+        description="mirrored: every replica has copies of its variables, each of which is updated; shared: the replicas of a "
+        "process read one copy, on the first replica's device. auto: shared where the replicas are CPU devices of one "
+        "process, which have one memory.")
     sync_batch_norm: bool = Field(
         default=False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")

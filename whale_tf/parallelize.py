@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, Spec, capture, divided
@@ -12,7 +12,7 @@ from whale_tf.capture.chain import captured_chain
 from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError
+from whale_tf.errors import ConfigError, InfeasibleError
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
@@ -20,7 +20,17 @@ from whale_tf.optimizations.batch_norm import Decomposition, decompose
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble, static_batch
-from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, members_of, search_plan, specs_of, wants_search
+from whale_tf.planner.auto.settings import (
+    batch_to_plan_for,
+    compares_all,
+    decision_of,
+    is_faster,
+    members_of,
+    search_plan,
+    specs_of,
+    wants_search,
+    with_runners_up,
+)
 from whale_tf.planner.memory import device_peaks
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.statistics import crossings, stage_statistics
@@ -28,8 +38,8 @@ from whale_tf.profiler.graph_profile import Source
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded
-from whale_tf.rewrite.shard.automatic import is_automatic
-from whale_tf.rewrite.shard.division import carry_out, divide, of_local
+from whale_tf.rewrite.shard.automatic import Automatic, contender, is_automatic
+from whale_tf.rewrite.shard.division import carry_out, divide, of_local, whole_division
 from whale_tf.rewrite.shard.variables import DividedVariables
 
 
@@ -108,11 +118,15 @@ def _parallelize(
     division = divide(graph, local, cluster, config, plan, options, parts)
     if division.assignment is not None:
         division = carry_out(graph, division, is_pipeline, plan, sharded)
-    captured = division.captured
-    batch = analyse(captured.graph, captured.sources, captured.scope, options)
-    region = find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
+    captured, (batch, region) = division.captured, _analysed(division.captured, options)
+    searched: Optional[_Searched] = None
     if plan is None and wants_search(config) and not local.is_annotated:
-        captured, region, plan = _searched(graph, captured, region, cluster, config)
+        searched = _best(graph, captured, region, cluster, config)
+        if searched.rhino is not None:
+            division = carry_out(graph, whole_division(local, searched.rhino, cluster), False, None, sharded)
+            captured, (batch, region) = division.captured, _analysed(division.captured, options)
+    if searched is not None and searched.plan is not None:
+        captured, region, plan = searched.captured, searched.region, searched.plan
     elif plan is None:
         facts = _facts(captured, region)._replace(graph=division.local.graph)
         plan = of_local(annotated_plan(facts, cluster, config, parts), division)
@@ -138,17 +152,60 @@ def _check_one_process(processes: Processes) -> None:
         )
 
 
+def _analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
+    batch = analyse(captured.graph, captured.sources, captured.scope, options)
+    return batch, find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
+
+
+class _Searched(NamedTuple):
+    """What the searches found for an un-annotated model: TaskGraphs and their plan, or (``plan`` None) how rhino divides it."""
+
+    captured: Captured
+    region: Region
+    plan: Optional[Plan] = None
+    rhino: Optional[Automatic] = None
+
+
+def _best(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> _Searched:
+    """The best plan of TaskGraphs, or under ``auto_parallel: True`` what rhino finds, if that is faster.
+
+    Raises:
+        InfeasibleError: no search finds a plan that fits.
+    """
+    rhino: Union[Automatic, str, None] = None
+    if compares_all(config) and len(cluster.devices) > 1:
+        rhino = contender(graph, captured, cluster, config)
+    try:
+        staged, description = _searched(graph, captured, region, cluster, config)
+    except InfeasibleError as error:
+        if not isinstance(rhino, Automatic):
+            raise
+        reason = "TaskGraphs: no candidate: {}".format(error)
+        return _Searched(captured, region, rhino=rhino._replace(estimate=with_runners_up(rhino.estimate, reason)))
+    assert staged.plan is not None
+    estimate = staged.plan.estimate
+    if isinstance(rhino, Automatic):
+        if is_faster(rhino.estimate, estimate):
+            others = with_runners_up(rhino.estimate, description, *estimate.runners_up)
+            return _Searched(captured, region, rhino=rhino._replace(estimate=others))
+        rhino = rhino.description
+    if rhino is not None:
+        estimate = with_runners_up(estimate, rhino)
+    return staged._replace(plan=staged.plan.model_copy(update={"estimate": estimate}))
+
+
 def _searched(
     graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config
-) -> Tuple[Captured, Region, Plan]:
-    """An un-annotated model divided into TaskGraphs by a search, and its plan."""
+) -> Tuple[_Searched, str]:
+    """An un-annotated model divided into TaskGraphs by a search, and its plan, which is also described."""
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
     chain = captured_chain(graph, captured, region, batch)
     choice = search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
     captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
     region = region._replace(task_graph=captured.task_graph)
     plan = assemble(_facts(captured, region), cluster, config, decision_of(choice, cluster, config))
-    return captured, region, _with_memory(plan, captured, region._replace(graph=chain.graph), choice.profile)
+    plan = _with_memory(plan, captured, region._replace(graph=chain.graph), choice.profile)
+    return _Searched(captured, region, plan), choice.result.description
 
 
 def _with_memory(plan: Plan, captured: Captured, sized: Region, profile: ModelProfile) -> Plan:

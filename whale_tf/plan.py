@@ -35,6 +35,10 @@ class TaskGraphPlan(_Value):
             ``split`` the devices of one replica, which share its variables.
         slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); None: equal.
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
+        batch_of: the ``split`` TaskGraph on the same devices whose ops these are: those that are divided along no dimension
+            but the batch, so that each device works on its own examples.
+        variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
+            first replica's device.
     """
 
     name: str
@@ -43,6 +47,8 @@ class TaskGraphPlan(_Value):
     devices: Tuple[Tuple[int, ...], ...]
     slices: Optional[Tuple[int, ...]] = None
     warmup: int = Field(1, ge=1)
+    batch_of: Optional[int] = Field(None, ge=0)
+    variables: str = "mirrored"
 
     @property
     def device_count(self) -> int:
@@ -57,6 +63,8 @@ class TaskGraphPlan(_Value):
     def _consistent(self) -> TaskGraphPlan:
         if self.strategy not in ("replicate", "split"):
             raise ValueError("strategy is {!r}, expected 'replicate' or 'split'".format(self.strategy))
+        if self.variables not in ("mirrored", "shared"):
+            raise ValueError("variables is {!r}, expected 'mirrored' or 'shared'".format(self.variables))
         if not self.devices or not self.devices[0]:
             raise ValueError("TaskGraph {!r} has no devices".format(self.name))
         if any(len(row) != self.device_count for row in self.devices):
@@ -94,13 +102,15 @@ class BridgePlan(_Value):
 class GradientPlan(_Value):
     """How the gradients of one TaskGraph's variables are summed over its replicas.
 
-    ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.
+    ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.  ``fp16``: between
+    processes they travel as float16, scaled.
     """
 
     task_graph: int = Field(ge=0)
     backend: str
     buckets: Tuple[Tuple[str, ...], ...] = ()
     bytes: int = Field(0, ge=0)
+    fp16: bool = False
 
 
 class Estimate(_Value):
@@ -126,6 +136,7 @@ class Plan(_Value):
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
+        init: how sharded variables get their initial values: ``exact`` or ``sharded``.
         processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
 
@@ -143,6 +154,7 @@ class Plan(_Value):
     bridges: Tuple[BridgePlan, ...] = ()
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = Field(default_factory=dict)
+    init: str = "exact"
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
 
@@ -152,6 +164,8 @@ class Plan(_Value):
             raise ValueError("plan version is {}, this whale_tf reads version {}".format(self.version, VERSION))
         if self.schedule not in ("backward_first", "gpipe"):
             raise ValueError("schedule is {!r}, expected 'backward_first' or 'gpipe'".format(self.schedule))
+        if self.init not in ("exact", "sharded"):
+            raise ValueError("init is {!r}, expected 'exact' or 'sharded'".format(self.init))
         if self.nested_batch not in ("own", "divide"):
             raise ValueError("nested_batch is {!r}, expected 'own' or 'divide'".format(self.nested_batch))
         if not self.task_graphs:
@@ -178,6 +192,7 @@ class Plan(_Value):
                             task_graph.name, device, self.num_devices - 1
                         )
                     )
+        self._check_batch_parts()
         driven = sorted(device for part in self.processes for device in part)
         if self.processes and driven != list(range(self.num_devices)):
             raise ValueError(
@@ -191,6 +206,22 @@ class Plan(_Value):
                     )
                 )
         return self
+
+    def _check_batch_parts(self) -> None:
+        whole = [task for task in self.task_graphs if task.batch_of is None]
+        for number, task in enumerate(self.task_graphs):
+            if task.batch_of is None:
+                continue
+            if number < len(whole) or task.batch_of >= len(whole) or whole[task.batch_of].strategy != "split":
+                raise ValueError(
+                    "TaskGraph {!r} (number {}) holds the batch part of TaskGraph {}, expected one of strategy 'split' before "
+                    "it, and no whole TaskGraph after it".format(task.name, number, task.batch_of))
+            split = whole[task.batch_of]
+            if task.strategy != "replicate" or task.devices != split.devices or task.warmup != split.warmup:
+                raise ValueError(
+                    "TaskGraph {!r} holds the batch part of {!r} and so needs strategy 'replicate', its devices {} and warmup "
+                    "{}; it has {!r}, {} and {}".format(task.name, split.name, split.devices, split.warmup, task.strategy,
+                                                       task.devices, task.warmup))
 
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=indent)

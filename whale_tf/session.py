@@ -115,6 +115,9 @@ class Fetches:
         Raises:
             UnsupportedOpError: a tensor inside the parallel region is fed, or one that another has taken the place of.
         """
+        loads = self._loads(fetches, feeds)
+        if loads:
+            return loads
         for feed in feeds:
             if feed.name in self._replaced:
                 raise UnsupportedOpError(
@@ -138,6 +141,17 @@ class Fetches:
         writes = self._runs.writes(_op_of(part) for group in parts for part in group) if self._shared else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
 
+    def _loads(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
+        """What ``Variable.load`` runs, where it feeds a value that divided variables do not read whole; else nothing."""
+        if self._variables is None or not all(isinstance(fetch, tf.Operation) for fetch in fetches):
+            return []
+        with unfinalized(self._graph):
+            found = [self._variables.loads(fetch, feeds) for fetch in fetches]
+        if not all(found):
+            return []
+        self.prepare()
+        return [self._join(fetch, [self._graph.get_operation_by_name(name) for name in names])
+                for fetch, names in zip(fetches, found)]
 
     def _successors(self, fetch: Fetch) -> List[Fetch]:
         """The tensors or ops that are computed in a fetch's place: itself, another, or the parts of it."""

@@ -46,6 +46,7 @@ def executed(trace: Any) -> Dict[str, float]:
 PLANS = {
     "pipeline": (lambda: [lambda: wh.replicate(1)] * 2, 2, {"num_micro_batch": 4}),
     "replicas": (lambda: [lambda: wh.replicate(2)], 2, {}),
+    "mirrored": (lambda: [lambda: wh.replicate(2)], 2, {"variables": "mirrored"}),
     "split": (lambda: [lambda: wh.replicate(2), lambda: wh.split(2)], 2, {}),
 }
 
@@ -74,9 +75,9 @@ def test_every_product_of_the_simulation_runs_in_the_plan(name: str) -> None:
     ran = collections.Counter(_local(event.name.split(":")[0], predicted) for event in measured.events)
     assert predicted and predicted == {one: ran[one] for one in predicted}
     assert found.samples == BATCH and len(found.devices) == devices
-    held = [static.get("parameters") for static in found.program.static_bytes.values()]
+    held = [static.get("parameters", 0.0) for static in found.program.static_bytes.values()]
     variables = 2 * 4 * WIDTH**2  # with momentum
-    assert sum(held) == {"pipeline": 2, "replicas": 2, "split": 3}[name] * variables  # type: ignore[arg-type]
+    assert sum(held) == {"pipeline": 2, "replicas": 1, "mirrored": 2, "split": 2}[name] * variables
 
 
 def _counts(name: str) -> bool:

@@ -90,7 +90,7 @@ def test_signals_are_forwarded(starter: Starter, script: Any) -> None:
 @pytest.mark.slow
 def test_processes_that_will_not_end_are_killed(starter: Starter, script: Any, monkeypatch: Any) -> None:
     path = script("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('pid', os.getpid())\ntime.sleep(600)")
-    run = starter.start("-c", "from whale_tf.cli import main, run; run.STOP_S = 0.5; main()", "run", path)
+    run = starter.start(*WHALE_RUN, "--grace", "0.5", path)
     run.wait_for("pid ", LIMIT_S)
     run.send(signal.SIGTERM)
     assert run.wait(LIMIT_S) == 128 + signal.SIGKILL

@@ -4,23 +4,34 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric import equality
-from tests.numeric.cases import RAGGED, Case
+from tests.numeric.cases import RAGGED, Case, Inputs, minimised, perceptron, vectors
 from tests.numeric.equality import Outcome, find_case
-from tests.numeric.script import Setting, Stages, source
+from tests.numeric.script import Script, Setting, Stages, source
 from whale_tf.cluster import find_processes
 
 
+def huge_gradients(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    error = perceptron(inputs, stages, 2) - inputs["target"]
+    return minimised(tf.train.GradientDescentOptimizer(1e-11), 1e8 * tf.reduce_sum(tf.square(error)), {"error": error})
+
+
+OWN_CASES: Dict[str, Case] = {"huge_gradients": Case(vectors, huge_gradients)}
+
+
 class Job(NamedTuple):
-    """A case in each of two processes.
+    """A case in each of several processes, or in the first one, which drives the devices of all where a model replica needs more
+    devices than a process has.
 
     Attributes:
+        workers: processes.
+        tolerance: in place of the type's own.
         counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.
         split: stages with ``wh.split`` instead.
         devices: of each process.
@@ -36,6 +47,17 @@ class Job(NamedTuple):
     sizes: Sequence[int] = ()
     config: Tuple[Tuple[str, Any], ...] = ()
     split: Tuple[int, ...] = ()
+    workers: int = 2
+    tolerance: Optional[float] = None
+
+    @property
+    def is_driven(self) -> bool:
+        return sum(count or 0 for count in self.counts) > self.devices
+
+    @property
+    def graphs(self) -> int:
+        """Processes that train."""
+        return 1 if self.is_driven else self.workers
 
     @property
     def scopes(self) -> List[Any]:
@@ -43,15 +65,17 @@ class Job(NamedTuple):
 
     @property
     def script(self) -> Case:
-        case = find_case(self.case)
+        case = OWN_CASES.get(self.case) or find_case(self.case)
         return case._replace(sizes=tuple(self.sizes)) if self.sizes else case
 
     @property
     def replicas(self) -> int:
-        """Model replicas in each process."""
-        return max(1, self.devices // sum(count or self.devices for count in self.counts))
+        """Model replicas in each graph."""
+        devices = self.devices * self.workers // self.graphs
+        return max(1, devices // sum(count or devices for count in self.counts))
 
 
+FP16: Tuple[Tuple[str, Any], ...] = (("communication.fp16", True),)
 FED = Setting(dataset=False)
 JOBS: Dict[str, Job] = {
     # the first one decides how many devices the processes' servers have
@@ -64,18 +88,25 @@ JOBS: Dict[str, Job] = {
     "sum with L2, batches of different sizes": Job("ragged_sum", FED),
     "nested": Job("mlp_sum", counts=(1,), devices=2),
     "two losses": Job("gan"),
+    "slots on the second device": Job("gan", Setting("float32", dataset=True), counts=(1, 1), devices=2, micro_batches=4),
     "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
     "sparse gradient": Job("sparse_embedding", devices=2),
     "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
+    # Adagrad leaves rows alone whose gradient is zero
+    "sparse gradient made dense": Job("sparse_embedding", devices=2, config=(("communication.sparse_as_dense", True),)),
     "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),
     "pipeline in each process": Job("tied_embedding", counts=(1, 1), devices=2, micro_batches=2),
     "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),
+    # each sum keeps 11 bits, and ten steps of training amplify what is lost
+    "float16": Job("momentum", devices=2, config=FP16, tolerance=1e-3),
+    "float16, gradients beyond its range": Job("huge_gradients", Setting("float32", dataset=True), config=FP16, tolerance=1e-3),
+    "float16 in buckets of one": Job("mlp_mean", FED, config=FP16 + (("communication.bucket_bytes", 1),), tolerance=1e-3),
     "loop": Job("while_loop_v1"),
     "features replicated and the rest split, in each process": Job("momentum", counts=(None, None), split=(1,), devices=2),
 }
 
 
-# of two processes, of which one drives the devices of both
+# one process drives the devices of both
 DRIVEN: Dict[str, Job] = {
     "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
@@ -84,27 +115,24 @@ DRIVEN: Dict[str, Job] = {
 }
 
 
-def local(job: Job, count: int) -> Outcome:
+def local(job: Job) -> Outcome:
     """The script as it is, on the mini-batches of all processes one behind the other."""
     case = job.script
     if job.setting.dataset:
-        return equality.run_local(case, job.setting._replace(runner="session"), count * job.replicas)
-    return _fed(case, job.setting, Stages(), [range(count)], 0)
+        return equality.run_local(case, job.setting._replace(runner="session"), job.graphs * job.replicas)
+    return _fed(case, job.setting, Stages(), [range(job.graphs)], 0)
 
 
-def in_process(name: str, rank: int, count: int) -> Outcome:
-    """What process ``rank`` computes."""
-    job, container = JOBS.get(name) or DRIVEN[name], "job{}".format((list(JOBS) + list(DRIVEN)).index(name))
+def in_process(job: Job, rank: int, container: str) -> Outcome:
+    """What process ``rank`` computes; a driver has the local script's data."""
     case = job.script
     config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches, **dict(job.config))
-    wh.init(config, cluster="{}xcpu:{}".format(count, job.devices))
+    wh.init(config, cluster="{}xcpu:{}".format(job.workers, job.devices))
     try:
-        if name in DRIVEN:  # the driver has the local script's data
-            count = 1
         stages = Stages(job.scopes)
         if job.setting.dataset:
-            return equality.run_script(case, job.setting, stages, count * job.replicas, 1, container)
-        return _fed(case, job.setting, stages, [[number] for number in range(count)], rank, container)
+            return equality.run_script(case, job.setting, stages, job.graphs * job.replicas, 1, container)
+        return _fed(case, job.setting, stages, [[number] for number in range(job.graphs)], rank, container)
     finally:
         wh.shutdown()
 
@@ -147,16 +175,20 @@ def merged(job: Job, outcomes: List[Outcome]) -> Outcome:
 
 
 def main() -> None:
-    """``python -m tests.multiprocess.jobs PATH name...``: one process; outcomes go to ``PATH.<rank>``."""
-    path, names = sys.argv[1], sys.argv[2:]
-    processes = find_processes()
-    outcomes = {}
-    for name in names:
-        outcomes[name] = in_process(name, processes.rank, processes.count)
-        print("done:", name, flush=True)
-    with open("{}.{}".format(path, processes.rank), "wb") as handle:
+    """``python -m tests.multiprocess.jobs PATH``: a process; reads jobs from ``PATH``, writes outcomes to ``PATH.<rank>``."""
+    path = sys.argv[1]
+    rank = find_processes().rank
+    with open(path, "rb") as handle:
+        jobs: List[Job] = pickle.load(handle)
+    outcomes = []
+    for number, job in enumerate(jobs):
+        print("job:", job, flush=True)
+        outcomes.append(in_process(job, rank, "job{}".format(number)))
+    with open("{}.{}".format(path, rank), "wb") as handle:
         pickle.dump(outcomes, handle)
 
 
 if __name__ == "__main__":
-    main()
+    from tests.multiprocess import jobs as module  # jobs are unpickled as this module's
+
+    module.main()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from whale_tf.cli.run import free_ports, tf_configs
 
@@ -87,8 +87,15 @@ class Starter:
         self._started.append(process)
         return process
 
-    def workers(self, count: int) -> List[Callable[..., Process]]:
-        """For each of ``count`` workers what starts it with the given arguments."""
-        def starter(variables: Dict[str, str]) -> Callable[..., Process]:
-            return lambda *arguments, **more: self.start(*arguments, **dict(variables, **more))
-        return [starter(variables) for variables in tf_configs(free_ports(count))]
+    def workers(self, count: int) -> List[Worker]:
+        return [Worker(self, variables) for variables in tf_configs(free_ports(count))]
+
+
+class Worker(NamedTuple):
+    """Starts one process of a job with the given arguments."""
+
+    starter: Starter
+    variables: Dict[str, str]
+
+    def __call__(self, *arguments: str, **more: str) -> Process:
+        return self.starter.start(*arguments, **dict(self.variables, **more))

@@ -2,16 +2,21 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
+import random
 import re
 import signal
+import socket
 import time
-from typing import Any, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
+import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 from tests.multiprocess.launch import WHALE_RUN, Starter
-from whale_tf.processes.watch import EXIT_STATUS
+from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS
 
 SCRIPT = ("-m", "tests.multiprocess.train")
 BOUND_S = 30  # from a process' death to the others' end
@@ -24,15 +29,20 @@ def starter() -> Iterator[Starter]:
         yield found
 
 
+def printed(text: str) -> List[Tuple[int, float]]:
+    return [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+) loss (\S+)\n", text)]
+
+
 def losses(text: str) -> Dict[int, float]:
-    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", text)}
+    return dict(printed(text))
 
 
 @pytest.mark.slow
-def test_a_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any) -> None:
+@pytest.mark.parametrize("late_s", [4, pytest.param(20, marks=pytest.mark.full)])
+def test_a_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any, late_s: int) -> None:
     chief, worker = starter.workers(2)
     first = chief(*SCRIPT, "12", str(tmp_path))
-    time.sleep(8)
+    time.sleep(late_s)
     second = worker(*SCRIPT, "12", str(tmp_path))
     assert first.wait(START_S) == 0, first.output
     assert second.wait(BOUND_S) == 0, second.output
@@ -71,18 +81,100 @@ def test_a_worker_that_never_comes(starter: Starter) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_side_by_side_and_a_restart(starter: Starter, tmp_path: Any) -> None:
-    """One run's chief is killed once: all its processes start again from the last checkpoint; the other run goes on."""
-    options = ("--workers", "2", "--max-restarts", "1")
-    runs = [starter.start(*WHALE_RUN, *options, *SCRIPT, "24", str(tmp_path / name), PAUSE="0.1")
-            for name in ("a", "b")]
-    runs[0].wait_for("step 11 ", START_S)
-    os.kill(int(re.findall(r"\[0\] process (\d+)", runs[0].output)[0]), signal.SIGKILL)
-    for run in runs:
-        assert run.wait(2 * START_S) == 0, run.output
-        assert run.output.count("finished") == 2
-    assert "starting all processes again (1 of 1)" in runs[0].output
-    assert "starting all processes again" not in runs[1].output
-    broken, whole = losses(runs[0].output), losses(runs[1].output)
-    assert set(broken) == set(whole) == set(range(24))
-    assert broken == pytest.approx(whole, rel=1e-12)
+def test_a_port_that_is_taken(starter: Starter) -> None:
+    chief, _ = starter.workers(2)
+    with socket.socket() as taken:
+        address = json.loads(chief.variables["TF_CONFIG"])["cluster"]["worker"][0]
+        taken.bind(("", int(address.split(":")[1])))
+        taken.listen(1)
+        process = chief(*SCRIPT, "3")
+        assert process.wait(START_S) == 1
+    assert "of this process' address {} is taken".format(address) in process.output, process.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"COUNT": "2"}])
+def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, str]) -> None:
+    """Beside each other, and driven by process 0 (``COUNT``); the next run goes on there."""
+    run = starter.start(*WHALE_RUN, "--workers", "2", *SCRIPT, "40", str(tmp_path), PAUSE="0.05", SAVE_STEPS="1000", **more)
+    run.wait_for("step 11 ", START_S)
+    run.send(signal.SIGTERM)
+    assert run.wait(BOUND_S) == TERMINATED_STATUS, run.output
+    assert "ProcessLostError" not in run.output and "does not answer" not in run.output, run.output
+    trained = losses(run.output)
+    last = tf.train.latest_checkpoint(str(tmp_path))
+    assert re.search("SIGTERM: saved {};".format(last), run.output), run.output
+    assert int(last.split("-")[-1]) in (len(trained), len(trained) + 1)  # the last step may not have come to print its loss
+    if more:
+        return
+    again = starter.start(*WHALE_RUN, "--workers", "2", *SCRIPT, "40", str(tmp_path))
+    assert again.wait(START_S) == 0, again.output
+    assert min(losses(again.output)) == int(last.split("-")[-1]) and max(losses(again.output)) == 39
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_path: Any) -> None:
+    """No file can be written after step 12: the save after step 15 fails, and the one after step 10 stands."""
+    run = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", *SCRIPT, "20", str(tmp_path), FULL_AT="12")
+    assert run.wait(2 * START_S) == 0, run.output
+    first, second = run.output.split("starting all processes again (1 of 1)")
+    assert set(losses(first)) >= set(range(14)) and set(losses(second)) == set(range(10, 20)), run.output
+    again = losses(first)
+    assert {step: again[step] for step in range(10, 14)} == pytest.approx(
+        {step: losses(second)[step] for step in range(10, 14)}, rel=1e-12)
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-20")
+
+
+KILLS = [3, pytest.param(20, marks=pytest.mark.full)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", KILLS)
+def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_path: Any, kills: int) -> None:
+    """A process of the one run is killed again and again, while it starts or trains; each time the other ends soon, both start
+    again from the last checkpoint.  The other run is left in peace, and both have the same losses."""
+    steps, pause_s = 80 * kills, 0.02
+    options = ("--workers", "2", "--max-restarts", str(kills), *SCRIPT, str(steps))
+    broken, whole = [starter.start(*WHALE_RUN, *options, str(tmp_path / name), PAUSE=str(pause_s), SAVE_STEPS="3")
+                     for name in ("a", "b")]
+    chance = random.Random(kills)
+    for attempt in range(kills):
+        started = "starting all processes again ({} of".format(attempt) if attempt else ""
+        broken.wait_for(started, START_S)
+
+        def output(started: str = started) -> str:
+            return broken.output.rpartition(started)[2] if started else broken.output
+
+        wait_until(lambda: len(pids(output())) == 2, START_S)
+        if attempt % 3:  # else it is killed while it starts
+            wait_until(lambda: "step " in output(), START_S)
+        time.sleep(chance.uniform(0, 1.5))
+        processes = pids(output())
+        victim = chance.choice(processes)
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, processes)), BOUND_S)
+    for run in (whole, broken):
+        assert run.wait(START_S + 4 * steps * pause_s) == 0, run.output
+    assert "({} of {})".format(kills, kills) in broken.output and "starting all processes again" not in whole.output
+    expected = losses(whole.output)
+    assert set(losses(broken.output)) == set(expected) == set(range(steps))
+    for step, loss in printed(broken.output):
+        assert loss == pytest.approx(expected[step], rel=1e-9), step
+    for path in tf.train.get_checkpoint_state(str(tmp_path / "a")).all_model_checkpoint_paths:
+        reader = tf.train.NewCheckpointReader(path)
+        assert all(np.isfinite(reader.get_tensor(name)).all() for name in reader.get_variable_to_shape_map())
+
+
+def pids(output: str) -> List[int]:
+    return [int(number) for number in re.findall(r"\[\d\] process (\d+)\n", output)]
+
+
+def alive(pid: int) -> bool:
+    return os.path.exists("/proc/{}".format(pid))
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
+    limit = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < limit, "not within {} s".format(limit_s)
+        time.sleep(0.05)

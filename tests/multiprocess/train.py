@@ -1,11 +1,14 @@
 """An ordinary script: a small regression, fed, with MonitoredTrainingSession; it prints every step's loss.
 
-``python -m tests.multiprocess.train STEPS [CHECKPOINT_DIR]``; rank r feeds numbers of its own.
+``python -m tests.multiprocess.train STEPS [CHECKPOINT_DIR]``; rank r feeds numbers of its own.  Environment variables say more:
+TIMEOUT (seconds), COUNT (devices of the TaskGraph), SAVE_STEPS, PAUSE (seconds a step), FAIL_AT (step that raises), FULL_AT
+(step from which, once, no file can be written).
 """
 from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 
@@ -34,8 +37,9 @@ def main(steps: int, directory: str) -> None:
     hooks = [tf.train.StopAtStepHook(last_step=steps)]
     if rank == 0:  # the chief alone looks at more than it trains
         hooks.append(tf.train.LoggingTensorHook({"loss": loss, "kernel": kernel}, every_n_iter=2))
+    every = int(os.environ.get("SAVE_STEPS", "5"))
     with tf.train.MonitoredTrainingSession(checkpoint_dir=directory or None, is_chief=rank == 0, hooks=hooks,
-                                           save_checkpoint_secs=None, save_checkpoint_steps=5,
+                                           save_checkpoint_secs=None, save_checkpoint_steps=every,
                                            save_summaries_steps=2) as session:
         while not session.should_stop():
             # hooks add their fetches to this run, too: the chief alone then computes a loss that nobody trains on
@@ -44,9 +48,18 @@ def main(steps: int, directory: str) -> None:
             value, _ = session.run([loss, train], {x: examples})
             if os.environ.get("FAIL_AT") == str(number):
                 raise RuntimeError("the script's own mistake")
+            if os.environ.get("FULL_AT") == str(number) and rank == 0:
+                fill_disk(os.path.join(directory, "was_full"))
             time.sleep(float(os.environ.get("PAUSE", "0")))
             print("step {} loss {!r}".format(number, float(value)), flush=True)
     print("finished", flush=True)
+
+
+def fill_disk(mark: str) -> None:
+    """Writing to files fails from here on, as on a full disk; ``mark`` says that it has happened once."""
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))
 
 
 if __name__ == "__main__":

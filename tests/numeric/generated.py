@@ -171,6 +171,6 @@ def models(draw: Any) -> Model:
     if not setting.static_batch and not (setting.dataset and nested > 1):  # ragged; a dataset's last is the smaller
         last = draw(st.integers(unit, size if setting.dataset else size + 7))
     parallel = Parallel(Shape(tuple(counts), sum(counts) * nested), micro_batches, draw(st.sampled_from(SCHEDULES)),
-                        cuts)
+                        cuts, (("variables", draw(st.sampled_from(["auto", "mirrored"]))),))
     return Model(layers, draw(st.sampled_from(sorted(LOSSES))), draw(st.sampled_from(sorted(OPTIMIZERS))),
                  (size,) * (STEPS - 1) + (last,), setting, parallel)

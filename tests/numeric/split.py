@@ -131,6 +131,16 @@ def _experts(inputs: Inputs, stages: Stages, dtype: str) -> Script:
                      {"logits": logits})
 
 
+def _masked(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    """A layer for rows that the data choose."""
+    def head(x: tf.Tensor) -> tf.Tensor:
+        chosen = tf.boolean_mask(tf.nn.relu(dense(x, 2 * WIDTH, "wide")), inputs["soft"][:, 0] > 0.1)
+        return tf.reduce_sum(tf.square(dense(chosen, 6, "narrow")), -1)
+
+    rows = stages.run([layer("features", WIDTH), head], inputs["x"])
+    return minimised(OPTIMIZERS["adam"](), tf.reduce_mean(rows), {})
+
+
 OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
     "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
     "momentum": lambda: tf.train.MomentumOptimizer(0.05, 0.9, use_nesterov=True),
@@ -156,6 +166,7 @@ def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Scrip
 SPLIT_CASES: Dict[str, Case] = {
     "transformer": Case(_sequences, _transformer),
     "experts": Case(_vectors, _experts),
+    "masked": Case(_vectors, _masked),
     "dense_labels": Case(_vectors, _classifier(OPTIMIZERS["sgd"], True)),
     **{"classifier_" + name: Case(_vectors, _classifier(make, False)) for name, make in OPTIMIZERS.items()},
     **{"look_up_" + name: Case(_sequences, _look_up(make)) for name, make in OPTIMIZERS.items()},

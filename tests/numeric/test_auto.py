@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Tuple
 import pytest
 
 import whale_tf as wh
-from tests.numeric import equality
+from tests.numeric import equality, split
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, find_case, local_outcome
 from tests.numeric.script import Setting, Stages
 from tests.numeric.unequal import described, equal
@@ -53,6 +53,44 @@ def test_searches(name: str, search: Any) -> None:
     assert plan.estimate.latency_s and plan.estimate.global_batch == 48 and len(plan.estimate.peak_memory_bytes) == 4
     if search is True:
         assert plan.estimate.runners_up
+
+
+def with_slow_memory(count: int) -> Dict[str, Any]:
+    """Devices on which reading parameters is what takes time: they are better read in parts than by every replica."""
+    kind = {"kind": "CPU", "memory_gib": 4, "fp32": 1e8, "fp64": 1e8, "memory_bandwidth_bytes_per_s": 1e6}
+    return {"name": "slow memory", "device_types": {"slow": kind}, "nodes": [
+        {"devices": ["slow"] * count, "links": {"local": {"bandwidth_gbytes_per_s": 0.1, "latency_s": 1e-7}}}]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["classifier_adam", "experts"])
+def test_all_searches_and_rhino_is_the_fastest(name: str) -> None:
+    plan = check_split_auto(name, with_slow_memory(2))
+    assert plan.estimate.search == "rhino" and len(plan.task_graphs) == 1 and set(plan.shards.values()) - {"once"}
+    others = plan.estimate.runners_up
+    assert others[0].startswith("data-parallel: ") and plan.estimate.latency_s is not None
+    seconds = [float(text.rpartition("simulated ")[2].split(" ")[0]) for text in others]
+    assert plan.estimate.latency_s < min(seconds) and plan.estimate.global_batch == 48
+
+
+def check_split_auto(name: str, cluster: Any) -> wh.Plan:
+    """As :func:`check_auto`, on the models of the split tests."""
+    case = split.find(name)
+    wh.init(dict({"auto_parallel": True}, **(case.config or {})), cluster=cluster)
+    try:
+        outcome, plan = equality.run_script(case, SETTING, Stages(), 1, 1), wh.current_plan()
+    finally:
+        wh.shutdown()
+    assert_equal(outcome, equality.run_local(case, SETTING), TOLERANCE[SETTING.dtype])
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name,text", [("momentum", "rhino: mesh 4, "), ("while_loop_v1", "rhino: no candidate: op ")])
+def test_rhino_is_named_where_another_search_wins(name: str, text: str) -> None:
+    estimate = check_auto(name, {"auto_parallel": True}, equal(4)).estimate
+    assert estimate.search != "rhino" and estimate.runners_up[0].startswith(text)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ BOTH = (True, False)
 AXES: Dict[str, Any] = {
     "case": tuple(CASES), "shape": tuple(SHAPES), "micro_batches": MICRO_BATCHES, "schedule": SCHEDULES,
     "dtype": ("float32", "float64"), "resource": BOTH, "static_batch": BOTH, "dataset": BOTH,
-    "runner": ("session", "callable", "monitored")}
+    "runner": ("session", "callable", "monitored"), "variables": ("auto", "mirrored")}
 SYNC_AXES = dict(AXES, case=tuple(SYNCHRONISED), micro_batches=(1,), schedule=SCHEDULES[:1])
 
 
@@ -40,7 +40,7 @@ def divides(row: Dict[str, Any]) -> bool:
 def name_of(row: Dict[str, Any]) -> str:
     words = [row["case"], row["shape"], "m{}".format(row["micro_batches"]), row["schedule"], row["dtype"],
              "resource" if row["resource"] else "ref", "static" if row["static_batch"] else "unknown",
-             "dataset" if row["dataset"] else "fed", row["runner"]]
+             "dataset" if row["dataset"] else "fed", row["runner"], row["variables"]]
     return "-".join(words)
 
 
@@ -51,7 +51,8 @@ def is_refused(row: Dict[str, Any]) -> bool:
 
 def run(row: Dict[str, Any]) -> None:
     setting = Setting(**{field: row[field] for field in Setting._fields})
-    parallel = Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"])
+    parallel = Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"],
+                        extra=(("variables", row["variables"]),))
     if is_refused(row):
         with pytest.raises(wh.UnsupportedOpError, match="unknown rank"):
             check(row["case"], setting, parallel)

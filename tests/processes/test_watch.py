@@ -64,7 +64,7 @@ def ends() -> List[str]:
 def watch(server: Server, ends: List[str], monkeypatch: Any) -> Iterator[Watch]:
     monkeypatch.setattr(module, "TICK_S", 0.05)
     monkeypatch.setattr(module, "GRACE_S", 0.3)
-    found = Watch({1: server.address}, ends.append)
+    found = Watch({1: server.address}, lambda message, status: ends.append(message))
     found.wait_for_all(5)
     assert eventually(lambda: server.connections)
     yield found
@@ -95,6 +95,20 @@ def test_a_death_during_a_run_ends_this_process(watch: Watch, server: Server, en
     with watch:
         server.kill()
         assert eventually(lambda: ends) and "process 1" in ends[0]
+
+
+@pytest.mark.slow
+def test_a_process_that_was_asked_to_end_follows_process_0(server: Server, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.05)
+    ends: List[int] = []
+    watch = Watch({0: server.address}, lambda message, status: ends.append(status), asked_to_end=lambda: True)
+    watch.wait_for_all(5)
+    with watch:
+        server.kill()
+        assert eventually(lambda: ends) and ends[0] == module.TERMINATED_STATUS
+    with pytest.raises(SystemExit):
+        watch.check()
+    watch.stop()
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """What ``wh.split`` puts into the graph: where parts are, what crosses between devices, that the cheapest pattern is taken."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, NamedTuple
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from tests.rewrite.crossing import crossing_bytes, reached
 
 
 class Built(NamedTuple):
@@ -49,32 +50,6 @@ def classifier(batch: int, width: int, classes: int, count: int, force: Any = No
             return Built(dict(plan.shards), crossing_bytes(reached(graph, update)), stored, wh.explain())
     finally:
         wh.shutdown()
-
-
-def reached(graph: tf.Graph, fetch: tf.Operation) -> List[tf.Operation]:
-    """What a run of ``fetch`` runs."""
-    found: Dict[tf.Operation, None] = {}
-    stack = [fetch]
-    while stack:
-        op = stack.pop()
-        if op not in found:
-            found[op] = None
-            stack.extend([t.op for t in op.inputs] + list(op.control_inputs))
-    return list(found)
-
-
-def crossing_bytes(ops: List[tf.Operation]) -> int:
-    """Floating-point tensors that an op reads from another device, once for each device, as TensorFlow sends them."""
-    sent: Set[Tuple[str, str]] = set()
-    total = 0
-    for op in ops:
-        for tensor in op.inputs:
-            key = (tensor.name, op.device)
-            if (op.device and tensor.op.device and op.device != tensor.op.device and tensor.dtype.is_floating
-                    and tensor.op.type != "Const" and key not in sent):
-                sent.add(key)
-                total += tensor.dtype.size * tensor.shape.num_elements()
-    return total
 
 
 SHAPES = [(batch, width, classes, count) for batch, width, classes, count in (

@@ -8,7 +8,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record
-from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex
+from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex, complete
 from whale_tf.capture.variables import Variables
 from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import find_sources
@@ -17,11 +17,12 @@ from whale_tf.plan import Plan
 
 
 class Spec(NamedTuple):
-    """A TaskGraph as annotated; ``device_count`` None: all devices."""
+    """A TaskGraph as annotated; ``device_count`` None: all devices; ``batch_of``: see :class:`whale_tf.plan.TaskGraphPlan`."""
 
     name: str
     strategy: str
     device_count: Optional[int]
+    batch_of: Optional[int] = None
 
 
 class Captured(NamedTuple):
@@ -52,14 +53,14 @@ class Captured(NamedTuple):
 
 
 def capture(
-    graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None, is_sharded: bool = False
+    graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None, before: Optional[Captured] = None
 ) -> Captured:
     """Record a graph, find its phases, TaskGraphs, variables and batch inputs.
 
     Args:
         is_pipeline: there will be several micro-batches, so TaskGraphs must be able to run one after the other.
-        plan: its TaskGraphs in place of the annotations'.
-        is_sharded: wh.split has been carried out, so that this is no longer the graph that the plan was made for.
+        plan: its TaskGraphs in place of the annotations'; those that hold the batch part of another count to that one.
+        before: the graph before wh.split was carried out, whose TaskGraphs these are.
 
     Raises:
         AnnotationError: annotations that mean nothing, or TaskGraphs that cannot be stages.
@@ -72,7 +73,10 @@ def capture(
     updates = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
     if not updates:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
-    task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan, is_sharded)
+    if before is None:
+        task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
+    else:
+        task_graphs, specs = _readers_at_home(_as_before(ops, before, phases.variables), phases.variables), before.specs
     order: Dict[int, int] = {}
     for target in phases.targets:
         order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
@@ -122,16 +126,11 @@ def _task_graphs(
     phases: Phases,
     is_pipeline: bool,
     plan: Optional[Plan],
-    is_sharded: bool,
 ) -> Tuple[TaskGraphs, Tuple[Spec, ...]]:
     """TaskGraphs of the region; a graph without annotations is one, replicated over all devices."""
     if plan is not None:
-        if is_sharded:
-            members = [tuple(name for name in task.ops if name in ops) for task in plan.task_graphs]
-        else:
-            members = _members(ops, plan)
-        found = assign_planned(ops, members, phases.variables)
-        specs = tuple(Spec(task.name, task.strategy, task.device_count) for task in plan.task_graphs)
+        found = assign_planned(ops, _members(ops, plan), phases.variables)
+        specs = tuple(Spec(task.name, task.strategy, task.device_count) for task in plan.task_graphs if task.batch_of is None)
     elif annotations.items:
         found = assign(ops, annotations, phases.variables)
         specs = tuple(Spec(item.name, item.strategy, item.device_count) for item in annotations.items)
@@ -143,7 +142,13 @@ def _task_graphs(
     return _readers_at_home(found, phases.variables), specs
 
 
-def _members(ops: OpGraph, plan: Plan) -> List[Tuple[str, ...]]:
+def _as_before(ops: OpGraph, before: Captured, variables: Variables) -> TaskGraphs:
+    """Ops keep their TaskGraph; what wh.split made says its own."""
+    home = {op.name: before.task_graph[op.id] for op in before.graph.ops}
+    return complete(ops, [home.get(op.name, -1) for op in ops.ops], variables)
+
+
+def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
     """Forward ops of each of the plan's TaskGraphs.
 
     Raises:
@@ -161,7 +166,11 @@ def _members(ops: OpGraph, plan: Plan) -> List[Tuple[str, ...]]:
                 raise PlanError(
                     "TaskGraph {!r} of the plan lists op {!r}, which the graph does not have".format(task.name, name)
                 )
-    return [task.ops for task in plan.task_graphs]
+    members = [list(task.ops) for task in plan.task_graphs if task.batch_of is None]
+    for task in plan.task_graphs:
+        if task.batch_of is not None:
+            members[task.batch_of].extend(task.ops)
+    return members
 
 
 def _candidates(ops: OpGraph, scope: FrozenSet[int]) -> List[int]:

@@ -6,20 +6,26 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
 from whale_tf.capture.sizes import sized
 from whale_tf.capture.variables import Variable
+from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
-from whale_tf.profiler.chain import Chain, chain_of
-from whale_tf.profiler.op_cost import op_costs
+from whale_tf.profiler.chain import Chain, chain_of, needed_by_updates
+from whale_tf.profiler.op_cost import FREE, op_costs
 
 
 def captured_chain(graph: tf.Graph, captured: Captured, region: Region, batch: int) -> Chain:
     """The chain of a graph with mini-batches of ``batch`` examples, where the graph does not say another size.
+
+    Gradients that no update needs (of inputs and constants) cost nothing: a Session does not compute them.
 
     Raises:
         PlanError: the model has no part to cut, or its costs are not known.
     """
     ops = sized(graph, captured.graph, captured.sources, batch)
     parameters = {variable: _bytes(captured.phases.variables.items[variable]) for _, variable in captured.gradients}
-    return chain_of(region._replace(graph=ops), op_costs(ops, batch), parameters, batch)
+    needed = needed_by_updates(ops)
+    costs = [cost if op.id in needed or op.phase is not Phase.BACKWARD else FREE
+             for op, cost in zip(ops.ops, op_costs(ops, batch))]
+    return chain_of(region._replace(graph=ops), costs, parameters, batch)
 
 
 def _bytes(variable: Variable) -> int:

@@ -251,7 +251,7 @@ class _Finder:
 
     def _mark_init(self, restored: Set[int]) -> None:
         ops = self.graph.ops
-        initialisers = {variable.initializer for variable in self.variables if variable.initializer >= 0}
+        initialisers = set(self.variables.initializers.values())
         initialisers.update(op.id for op in ops if _INITIALISES.search(op.type))
         initialisers = {op for op in initialisers if self._is_free(op)}
         needed = self._ancestors(initialisers, lambda op: self._is_free(op) and op not in self.variables, control=True)

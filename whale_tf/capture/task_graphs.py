@@ -44,7 +44,7 @@ def assign(graph: OpGraph, annotations: Annotations, variables: Optional[Variabl
     if not annotations.items:
         return TaskGraphs([-1] * len(graph.ops), {})
     _check_annotations(graph, annotations)
-    return _complete(graph, _annotated(graph, annotations), variables)
+    return complete(graph, _annotated(graph, annotations), variables)
 
 
 def assign_planned(graph: OpGraph, members: Sequence[Sequence[str]], variables: Variables) -> TaskGraphs:
@@ -55,13 +55,15 @@ def assign_planned(graph: OpGraph, members: Sequence[Sequence[str]], variables: 
             op = graph.op(name)
             if op.phase is Phase.FORWARD:
                 of[op.id] = index
-    return _complete(graph, of, variables)
+    return complete(graph, of, variables)
 
 
-def _complete(graph: OpGraph, of: List[int], variables: Variables) -> TaskGraphs:
-    """Membership of all ops from that of some forward ops; what wh.split made says it itself."""
+def complete(graph: OpGraph, of: List[int], variables: Variables) -> TaskGraphs:
+    """Membership of all ops from that of some; what wh.split made says it itself."""
     for op in graph.ops:
-        if SHARD_ATTR in op.attrs and op.phase is Phase.FORWARD:
+        if op.phase not in (Phase.FORWARD, Phase.BACKWARD):
+            of[op.id] = -1
+        elif SHARD_ATTR in op.attrs:
             of[op.id] = op.task_graph
     _assign_forward(graph, of)
     homes = _homes(graph, variables, of)
@@ -177,9 +179,7 @@ def _assign_forward(graph: OpGraph, of: List[int]) -> None:
 def _assign_backward(graph: OpGraph, of: List[int]) -> None:
     backward = [op for op in graph.ops if op.phase is Phase.BACKWARD]
     for op in backward:
-        if SHARD_ATTR in op.attrs:
-            of[op.id] = op.task_graph
-        elif op.forward >= 0:
+        if of[op.id] < 0 and op.forward >= 0:
             of[op.id] = of[op.forward]
         if of[op.id] < 0:
             sources = [graph.ops[source] for source in graph.predecessors(op) if of[source] >= 0]

@@ -66,6 +66,11 @@ class Variables:
             for tensor in variable.aliases:
                 self.alias_of[tensor] = variable.op
 
+    @property
+    def initializers(self) -> Dict[int, int]:
+        """Variable -> the write that initialises it, where there is one."""
+        return {variable.op: variable.initializer for variable in self if variable.initializer >= 0}
+
     def __iter__(self) -> Iterator[Variable]:
         return iter(self.items.values())
 

@@ -13,12 +13,11 @@ from typing import IO, Any, Dict, List, Mapping, Optional, Sequence
 
 import typer
 
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import LAUNCHED, Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ClusterError, WhaleError
 
 POLL_S = 0.1
-STOP_S = 15.0  # how long processes have to end after SIGTERM
 COLOURS = (36, 33, 32, 35, 34, 31)  # ANSI: cyan, yellow, green, magenta, blue, red
 
 
@@ -30,12 +29,13 @@ def run(
     devices_per_worker: int = typer.Option(1, min=1, help="logical CPU devices of each process, or GPUs"),
     cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form (default: CPU devices)"),
     config: Optional[str] = typer.Option(None, help="configuration of wh.init() calls without one: JSON text or a file"),
+    grace: float = typer.Option(30.0, min=0.0, help="seconds that processes have to save and end when they are stopped"),
     max_restarts: int = typer.Option(0, min=0, help="start all processes again so often when one fails"),
 ) -> None:
     """Run a script in several processes on this machine, as whale_tf's TF_CONFIG workers.
 
     Lines of output are prefixed with the process' number. When one process fails the others are stopped, and the exit
-    status is the failing one's.
+    status is the failing one's. On SIGTERM a script that saves checkpoints saves once more, and all end.
     """
     try:
         variables = _variables(workers, devices_per_worker, cluster, config)
@@ -47,7 +47,7 @@ def run(
     for attempt in range(max_restarts + 1):
         if attempt:
             typer.echo("whale run: starting all processes again ({} of {})".format(attempt, max_restarts), err=True)
-        group = Group(command, [dict(variables, **one) for one in tf_configs(free_ports(workers))])
+        group = Group(command, [dict(variables, **one) for one in tf_configs(free_ports(workers))], grace)
         status = group.wait()
         if status == 0 or group.interrupted:
             break
@@ -66,7 +66,7 @@ def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], co
     if total % workers:
         raise ClusterError("the cluster {!r} has {} devices, which do not divide over {} workers".format(
             described, total, workers))
-    variables = {"WHALE_CLUSTER": described}
+    variables = {"WHALE_CLUSTER": described, LAUNCHED: "1"}
     if config is not None:
         variables["WHALE_CONFIG"] = Config.parse(config).to_json(indent=None)
     return variables
@@ -99,12 +99,14 @@ class Group:
     Args:
         command: what each runs.
         environments: variables that each gets beside this process' own.
+        grace_s: between SIGTERM and SIGKILL.
 
     Attributes:
         interrupted: a signal asked for the end.
     """
 
-    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float) -> None:
+        self._grace_s = grace_s
         self.interrupted = False
         self._interrupted_at: Optional[float] = None
         self._processes: List[subprocess.Popen] = []
@@ -130,13 +132,13 @@ class Group:
             for number, handler in before.items():
                 signal.signal(number, handler)
         for thread in self._threads:
-            thread.join(timeout=STOP_S)
+            thread.join(timeout=self._grace_s)
         return status
 
     def stop(self) -> None:
         """End what still runs: SIGTERM, then SIGKILL for each process and its children."""
         self._signal(signal.SIGTERM)
-        limit = time.monotonic() + STOP_S
+        limit = time.monotonic() + self._grace_s
         while time.monotonic() < limit and any(process.poll() is None for process in self._processes):
             time.sleep(POLL_S)
         self._signal(signal.SIGKILL, everyone=True)
@@ -154,7 +156,7 @@ class Group:
                 return 128 - status if status < 0 else status
             if all(status == 0 for status in statuses):
                 return 0
-            if self._interrupted_at is not None and time.monotonic() - self._interrupted_at > STOP_S:
+            if self._interrupted_at is not None and time.monotonic() - self._interrupted_at > self._grace_s:
                 sys.stderr.write("whale run: processes did not end when asked to\n")
                 return 128 + signal.SIGKILL
             time.sleep(POLL_S)

@@ -6,8 +6,16 @@ from whale_tf.cluster.cluster import Cluster
 from whale_tf.cluster.devices import PRECISIONS, Device, Link
 from whale_tf.cluster.environment import Environment, read_environment
 from whale_tf.cluster.hardware import DEVICE_TYPES, DeviceType
-from whale_tf.cluster.processes import ONE_PROCESS, Processes, device_names, devices_of_processes, find_processes, whole_cluster
+from whale_tf.cluster.processes import (
+    LAUNCHED,
+    ONE_PROCESS,
+    Processes,
+    device_names,
+    devices_of_processes,
+    find_processes,
+    whole_cluster,
+)
 
-__all__ = ["BUILTIN", "Cluster", "DEVICE_TYPES", "Device", "DeviceType", "Environment", "Link", "ONE_PROCESS",
+__all__ = ["BUILTIN", "Cluster", "DEVICE_TYPES", "Device", "DeviceType", "Environment", "LAUNCHED", "Link", "ONE_PROCESS",
            "PRECISIONS", "Processes", "device_names", "devices_of_processes", "find_processes", "read_environment",
            "whole_cluster"]

@@ -10,6 +10,7 @@ from whale_tf.cluster.environment import Environment, host_of, read_environment
 from whale_tf.errors import ClusterError
 
 JOB = "worker"  # all training processes are tasks of one TensorFlow job, in the order of their ranks
+LAUNCHED = "WHALE_RUN"  # environment variable of processes that `whale run` has started
 FIRST_PORT = 27182  # of a host's first process, where the launcher names hosts only
 
 DeviceNumbers = Tuple[Tuple[int, ...], ...]  # [process][device]

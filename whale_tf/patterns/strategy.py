@@ -12,7 +12,7 @@ whole have a recipe that exchanges a few numbers per example instead of the oper
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
@@ -25,6 +25,7 @@ from whale_tf.ir.rules.rule import (
     MULTIPLIED,
     SUM,
     AnyDims,
+    Dims,
     Factors,
     ShapeOperand,
 )
@@ -37,6 +38,7 @@ SHAPE_ONLY = ("Shape", "ShapeN", "Size", "Rank")
 # How a strategy is carried out.
 ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"
 CLASSES, SOFTMAX, LOOK_UP, ROWS = "classes", "softmax", "look-up", "rows"
+CUT, ADVANCED, RESEEDED = "cut", "advanced", "reseeded"
 
 
 class Localise(NamedTuple):
@@ -76,9 +78,9 @@ class Strategies(NamedTuple):
     reasons: List[str]
 
 
-def computed_once(op: Op) -> Strategy:
-    """On the first device, whole."""
-    return Strategy("once", ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
+def computed_once(op: Op, pattern: str = "once") -> Strategy:
+    """On the first device, whole; ``batch``: on every device, for the examples that are there."""
+    return Strategy(pattern, ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
 
 
 def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Strategies:
@@ -97,15 +99,44 @@ def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Stra
     return _Finder(op, view, rule, count, batch).run()
 
 
+def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy]:
+    """The strategy that makes result number ``result`` spread as asked; None: there is none."""
+    if op.body or op.type in RANDOM:
+        return None
+    try:
+        rule = sharding_rule(op, view)
+    except NoRule:
+        return None
+    dims = rule.outputs[result]
+    if not isinstance(dims, tuple) or spread.dim >= len(dims) or not dims[spread.dim]:
+        return None
+    finder = _Finder(op, view, rule, len(spread.sizes), {})
+    factor = dims[spread.dim][0]
+    width, rest = divmod(sum(spread.sizes), finder.sizes.get(factor) or 1)
+    if rest or any(size % width for size in spread.sizes) or rule.kind(factor) != "pass":
+        return None
+    found = finder._divide(factor, tuple(size // width for size in spread.sizes))
+    return found if found is not None and found.gives[result] == spread else None
+
+
 def sharding_rule(op: Op, view: View) -> Rule:
-    """The op's rule; a reshape with dimensions of unknown size is read from its last dimension."""
+    """The op's rule; a reshape with dimensions of unknown size is read from both ends."""
     if op.type == "Reshape":
         before, after = view.shape(op.inputs[0]), view.shape(op.outputs[0])
         if before is not None and after is not None and None in before + after:
-            left, right, kinds = refine(before[::-1], after[::-1])
-            sides = [tuple(tuple(reversed(dim)) for dim in reversed(side)) for side in (left, right)]
-            return Rule((sides[0], None), (sides[1],), "mn", kinds, (ShapeOperand(1, sides[1]),))
+            return _reshape_from_both_ends(before, after)
     return rule_for(op, view.graph, view)
+
+
+def _reshape_from_both_ends(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> Rule:
+    """Leading dimensions of equal sizes are the same, and what follows is a reshape of its own."""
+    first = 0
+    while first < min(len(before), len(after)) and before[first] == after[first] is not None:
+        first += 1
+    left, right, kinds = refine(before[first:][::-1], after[first:][::-1])
+    same: Dims = tuple(("e{}".format(d),) if before[d] != 1 else () for d in range(first))
+    operand, result = (same + tuple(tuple(reversed(dim)) for dim in reversed(side)) for side in (left, right))
+    return Rule((operand, None), (result,), "mn", kinds, (ShapeOperand(1, result),))
 
 
 class Sizes(View):
@@ -120,29 +151,33 @@ class Sizes(View):
         if tensor not in self._shapes:
             shape = super().shape(tensor)
             self._shapes[tensor] = shape  # a loop's back edge knows no more
-            if shape is not None and None in shape:
-                self._shapes[tensor] = tuple(known if size is None else size for size, known in zip(shape, self._known(tensor)))
+            if shape is None or None in shape:
+                known = self._known(tensor, shape)
+                if shape is not None and known is not None:
+                    known = [more if size is None else size for size, more in zip(shape, known)]
+                self._shapes[tensor] = shape if known is None else tuple(known)
         return self._shapes[tensor]
 
     def stored(self, tensor: int) -> Shape:
         """A tensor's shape; of a resource variable's handle, the variable's."""
         return _stored(self, tensor)
 
-    def _known(self, tensor: int) -> List[Optional[int]]:
-        op, rank = self.graph.producer(tensor), len(super().shape(tensor) or ())
+    def _known(self, tensor: int, shape: Shape) -> Optional[List[Optional[int]]]:
+        """Sizes as far as the op's rule tells them, of a result whose ``shape`` says less; None: not even how many."""
+        op = self.graph.producer(tensor)
         if op.type == "Reshape":
             value = self.value(op.inputs[1])
-            return [None] * rank if value is None else [v if isinstance(v, int) and v > 0 else None for v in value.flat]
+            return None if value is None else [v if isinstance(v, int) and v > 0 else None for v in value.flat]
         try:
             rule = rule_for(op, self.graph, self) if op.inputs and not op.body else None
         except NoRule:
             rule = None
         dims = rule.outputs[self.graph.tensors[tensor].index] if rule is not None else None
-        if rule is None or not isinstance(dims, tuple) or len(dims) != rank:
-            return [None] * rank
+        if rule is None or not isinstance(dims, tuple) or (shape is not None and len(dims) != len(shape)):
+            return None
         sizes = {factors[0]: size for source, operand in zip(op.inputs, rule.inputs) if isinstance(operand, tuple)
                  for factors, size in zip(operand, self.shape(source) or ()) if len(factors) == 1 and size is not None}
-        return [sizes.get(factors[0]) if len(factors) == 1 else None for factors in dims]
+        return [1 if not factors else sizes.get(factors[0]) if len(factors) == 1 else None for factors in dims]
 
 
 class _Finder:
@@ -162,6 +197,8 @@ class _Finder:
                 reasons.append("the size of dimension {!r} is not known".format(factor))
             elif size < self.count:
                 reasons.append("dimension {!r} has {} elements, fewer than {} devices".format(factor, size, self.count))
+            elif not self._shapes_are_known(factor):
+                reasons.append("dimension {!r} is a shape operand's, which follows from data".format(factor))
             else:
                 strategy = self._divide(factor, even_sizes(size, self.count))
             if strategy is not None:
@@ -242,21 +279,21 @@ class _Finder:
             return self._recipe(factor, operands, results)
         final = tuple(give if give.is_shard else other for give, other in zip(results, lacking))
         localise = self._localised(factor, sizes)
-        if any(spread is None for spread in final) or not any(s.is_shard for s in operands + results) or localise is None:
+        if any(spread is None for spread in final) or not any(s.is_shard for s in operands + results):
             return None
         return Strategy(pattern_name(op, rule, factor), how, operands, tuple(s for s in final if s is not None),
                         localise, weights, exchanged)
 
-    def _localised(self, factor: str, sizes: Tuple[int, ...]) -> Optional[Tuple[Localise, ...]]:
-        """Shape operands that change; None: one follows from data, so what it says of the factor is not known."""
-        found = []
-        for operand in self.rule.shapes:
-            place = self._place(operand.dims, factor, sizes)
-            if place is not None and place.is_shard:
-                if self.view.value(self.op.inputs[operand.position]) is None:
-                    return None
-                found.append(Localise(operand.position, place.dim, place.sizes))
-        return tuple(found)
+    def _shapes_are_known(self, factor: str) -> bool:
+        """Whether no operand that says the factor's size follows from data: parts would need another one."""
+        return all(self.view.value(self.op.inputs[operand.position]) is not None for operand in self.rule.shapes
+                   if any(factor in dim for dim in operand.dims))
+
+    def _localised(self, factor: str, sizes: Tuple[int, ...]) -> Tuple[Localise, ...]:
+        """Shape operands that change."""
+        places = [(operand.position, self._place(operand.dims, factor, sizes)) for operand in self.rule.shapes]
+        return tuple(Localise(position, place.dim, place.sizes) for position, place in places
+                     if place is not None and place.is_shard)
 
     def _recipe(self, factor: str, needs: Tuple[Spread, ...], gives: Tuple[Spread, ...]) -> Optional[Strategy]:
         """Ops with a recipe of their own for a factor that their rule needs whole or looks up by number."""

@@ -33,17 +33,30 @@ def annotated_plan(
     check_built(config)
     specs = facts.specs
     _check_count(specs, config)
+    rows = placed(specs, cluster, config, processes)
     micro_batches = config.pipeline.num_micro_batch or 1
-    is_pipeline = micro_batches > 1 and len(specs) > 1
-    colocate = config.cluster.colocate_split_and_replicate
-    if processes and not spans(specs, processes):
-        rows = _in_each_process(specs, processes, is_pipeline, colocate)
-    else:
-        rows = virtual_devices(specs, len(cluster.devices), is_pipeline, colocate)
-        if config.balance.algorithm != "even":
-            rows = hardware_aware(rows, cluster, is_pipeline)
     decision = Decision(rows, micro_batches, config.io.nested_batch, Estimate(), processes=tuple(processes))
     return assemble(facts, cluster, config, decision)
+
+
+def placed(
+    specs: Sequence[TaskGraphSpec], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]] = ()
+) -> List[Tuple[Tuple[int, ...], ...]]:
+    """``[TaskGraph][model replica][replica]`` device numbers; what holds the batch part of a TaskGraph is where that is.
+
+    Raises:
+        AnnotationError: the device counts do not fit the cluster.
+    """
+    whole = [spec for spec in specs if spec.batch_of is None]
+    is_pipeline = (config.pipeline.num_micro_batch or 1) > 1 and len(whole) > 1
+    colocate = config.cluster.colocate_split_and_replicate
+    if processes and not spans(specs, processes):
+        rows = _in_each_process(whole, processes, is_pipeline, colocate)
+    else:
+        rows = virtual_devices(whole, len(cluster.devices), is_pipeline, colocate)
+        if config.balance.algorithm != "even":
+            rows = hardware_aware(rows, cluster, is_pipeline)
+    return rows + [rows[spec.batch_of] for spec in specs if spec.batch_of is not None]
 
 
 def hardware_aware(

@@ -17,11 +17,12 @@ from whale_tf.schedule import auto_policy, warmup_depths
 
 
 class TaskGraphSpec(NamedTuple):
-    """What an annotation says; ``device_count`` None: all devices."""
+    """What an annotation says; ``device_count`` None: all devices; ``batch_of``: see :class:`whale_tf.plan.TaskGraphPlan`."""
 
     name: str
     strategy: str
     device_count: Optional[int]
+    batch_of: Optional[int] = None
 
 
 class StageStatistics(NamedTuple):
@@ -32,12 +33,14 @@ class StageStatistics(NamedTuple):
         activation_bytes: forward tensors that backward ops read, of the whole mini-batch (0: batch size not known).
         parameter_bytes: its variables.
         gradients: of its variables, in the order they become ready.
+        read_in_loops: names of its variables whose handles version 1 while loops take in.
     """
 
     ops: Tuple[str, ...]
     activation_bytes: int
     parameter_bytes: int
     gradients: Tuple[Gradient, ...]
+    read_in_loops: Tuple[str, ...] = ()
 
 
 class Crossing(NamedTuple):
@@ -95,10 +98,9 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     rows, micro_batches = decision.rows, decision.micro_batches
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
-    used = [device for row in rows for device in row[0]]
-    shared = len(used) > len(set(used))
-    warmups = decision.warmups or _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
-    if shared:
+    used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
+    warmups = decision.warmups or _warmups(facts, rows, counts, cluster, config, micro_batches)
+    if len(used) > len(set(used)):
         warmups = (1,) * len(rows)
     parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
     batch = static_batch(graph, inputs)
@@ -106,6 +108,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         _slices(spec, stage, row, cluster, config, batch, parts, warmup)
         for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
     )
+    slices = tuple(_as_beside(i, specs, rows, slices) for i in range(len(specs)))
     sums = () if spans(specs, decision.processes) else decision.processes
     return Plan(
         graph=graph.fingerprint(),
@@ -115,6 +118,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         schedule=config.pipeline.schedule,
         nested_batch=decision.nested_batch,
         sync_batch_norm=config.sync_batch_norm,
+        init=config.init,
         task_graphs=tuple(
             TaskGraphPlan(
                 name=spec.name,
@@ -123,6 +127,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 devices=row,
                 warmup=warmup,
                 slices=parts_of_batch,
+                batch_of=spec.batch_of,
+                variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
@@ -135,6 +141,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 backend=_backend(config, sums),
                 buckets=_buckets(stage.gradients, cluster, config, sums),
                 bytes=stage.parameter_bytes,
+                fp16=_fp16(config, decision.processes, sums),
             )
             for i, (stage, count) in enumerate(zip(stages, counts))
             if replicas * count > 1 and stage.gradients
@@ -150,6 +157,20 @@ def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
         if shape is not None and shape[dim] is not None:
             return shape[dim]
     return None
+
+
+def _as_beside(
+    number: int,
+    specs: Sequence[TaskGraphSpec],
+    rows: Sequence[Tuple[Tuple[int, ...], ...]],
+    slices: Sequence[Optional[Tuple[int, ...]]],
+) -> Optional[Tuple[int, ...]]:
+    """The batch part of a ``split`` TaskGraph divides the batch like the ``replicate`` one that shares its devices."""
+    if specs[number].batch_of is not None:
+        for spec, row, parts in zip(specs, rows, slices):
+            if spec.strategy == "replicate" and spec.batch_of is None and row == rows[number]:
+                return parts
+    return slices[number]
 
 
 def _slices(
@@ -189,7 +210,7 @@ def _buckets(
 
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) -> bool:
     """Whether the TaskGraphs ask for more devices than a process has, so that a model replica spans processes."""
-    return bool(processes) and sum(spec.device_count or 0 for spec in specs) > len(processes[0])
+    return bool(processes) and sum(spec.device_count or 0 for spec in specs if spec.batch_of is None) > len(processes[0])
 
 
 def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
@@ -209,8 +230,57 @@ def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
     return backend
 
 
-NOT_YET = (
-    "communication.fp16", "communication.sparse_as_dense", "init", "cluster.device_place_prefer_intra_node")  # fmt: skip
+def _variables(
+    stage: StageStatistics,
+    rows: Sequence[Tuple[int, ...]],
+    cluster: Cluster,
+    config: Config,
+    processes: Sequence[Tuple[int, ...]],
+    is_between_graphs: bool,
+) -> str:
+    """Whether the replicas of a TaskGraph share one copy of its variables.
+
+    A loop of version 1 reads the variables it takes in on its own device: its stacks are there, too.
+
+    Raises:
+        ConfigError: they are to, and cannot.
+    """
+    wanted: str = config.variables
+    by_collective = config.communication.backend == "collective" and not processes
+    if wanted == "shared" and by_collective:
+        raise ConfigError(
+            "variables is 'shared' and communication.backend is 'collective': inside one process a collective gives every "
+            "replica a gradient for its own copy; use communication.backend 'auto', or variables 'mirrored'"
+        )
+    if wanted == "shared" and stage.read_in_loops:
+        raise ConfigError(
+            "variables is 'shared', but a while loop reads {!r} on the loop's own device; use variables 'auto' or 'mirrored', or "
+            "read the variable before the loop".format(stage.read_in_loops[0])
+        )
+    if wanted != "auto":
+        return wanted
+    used = {index for row in rows for index in row}
+    one_memory = is_between_graphs or not processes or any(used <= set(owned) for owned in processes)
+    is_cpu = all(cluster.devices[index].kind == "CPU" for index in used)
+    can_share = is_cpu and one_memory and not by_collective and not stage.read_in_loops
+    return "shared" if len(used) > 1 and can_share else "mirrored"
+
+
+def _fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether gradients travel as float16.  Inside one process they do not travel.
+
+    Raises:
+        ConfigError: they are to, but one process drives the devices of all.
+    """
+    if config.communication.fp16 and processes and not sums:
+        raise ConfigError(
+            "communication.fp16 is true, but model replicas span the {} processes, and their gradients are summed in the graph "
+            "of the first; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+        )
+    return config.communication.fp16 and bool(sums)
+
+
+NOT_YET = ("cluster.device_place_prefer_intra_node",)
 
 
 def check_built(config: Config) -> None:
@@ -235,15 +305,18 @@ def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:
 
 
 def _warmups(
-    stages: Sequence[StageStatistics],
+    facts: ModelFacts,
     rows: Sequence[Tuple[Tuple[int, ...], ...]],
     counts: Sequence[int],
-    crossings: Sequence[Crossing],
     cluster: Cluster,
     config: Config,
     micro_batches: int,
 ) -> Tuple[int, ...]:
-    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known."""
+    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known.  The batch part of a
+    ``split`` TaskGraph is of that stage."""
+    whole = sum(spec.batch_of is None for spec in facts.specs)
+    stages, beside = facts.stages[:whole], [spec.batch_of for spec in facts.specs if spec.batch_of is not None]
+    crossings = [c for c in facts.crossings if max(c.producer, c.consumer) < whole]
     limits = []
     for stage, row, count in zip(stages, rows, counts):
         device = cluster.devices[row[0][0]]
@@ -254,7 +327,8 @@ def _warmups(
     policy: str = config.pipeline.warmup
     if policy == "auto":
         policy = auto_policy(_activation_communication_ratio(stages, rows, crossings, cluster))
-    return warmup_depths(policy, len(stages), limits, micro_batches)
+    depths = warmup_depths(policy, len(stages), limits, micro_batches)
+    return depths + tuple(depths[number] for number in beside)
 
 
 def _activation_communication_ratio(

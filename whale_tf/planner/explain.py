@@ -10,20 +10,21 @@ from rich.table import Table
 
 from whale_tf.ir.region import Region
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.sharding.assignment import Choice
+from whale_tf.planner.sharding.assignment import Assignment, Choice
 
 WIDTH = 120
+SHOWN = 6  # names of a longer list
 
 
 def explain_plan(
-    plan: Plan, region: Optional[Region], devices: Sequence[str], shards: Sequence[Choice] = ()
+    plan: Plan, region: Optional[Region], devices: Sequence[str], assignment: Optional[Assignment] = None
 ) -> str:
     """The tables as text.
 
     Args:
         region: the graph's parallel region, for what is not exact; None: the plan alone.
         devices: name of every device of the cluster.
-        shards: what was chosen under ``split``.
+        assignment: what was chosen under ``split``.
     """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
@@ -31,14 +32,17 @@ def explain_plan(
     for line in _estimate(plan.estimate):
         console.print(line, highlight=False, markup=False)
     console.print(_task_graphs(plan, devices))
-    if shards:
-        console.print(_shards(shards))
+    if assignment is not None and assignment.choices:
+        console.print(_shards(assignment.choices))
+        for line in _undivided(plan, assignment):
+            console.print(line, highlight=False, markup=False)
     if plan.bridges:
         console.print(_bridges(plan))
     if plan.gradients:
         console.print(_gradients(plan))
     if region is not None:
-        for line in _inexact(region):
+        reseeded = assignment.reseeded if assignment is not None else ()
+        for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):
             console.print(line, highlight=False, markup=False)
     return out.getvalue()
 
@@ -70,7 +74,7 @@ def _estimate(estimate: Estimate) -> List[str]:
 
 def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
     table = Table(title="TaskGraphs", title_justify="left")
-    for heading in ("#", "name", "strategy", "forward ops", "warm-up"):
+    for heading in ("#", "name", "strategy", "forward ops", "warm-up", "variables"):
         table.add_column(heading)
     for g in range(plan.num_model_replicas):
         table.add_column("devices" if plan.num_model_replicas == 1 else "model replica {}".format(g))
@@ -81,6 +85,7 @@ def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
             "{}({}){}".format(task.strategy, task.device_count, " " + ":".join(map(str, task.slices)) if task.slices else ""),
             str(len(task.ops)),
             str(task.warmup),
+            task.variables if task.replica_count * plan.num_model_replicas > 1 else "",
             *[_short([devices[d] for d in row]) for row in task.devices],
         )
     return table
@@ -93,6 +98,19 @@ def _shards(choices: Sequence[Choice]) -> Table:
     for choice in choices:
         table.add_row(choice.op, choice.pattern, _bytes(round(choice.bytes)), choice.reason)
     return table
+
+
+def _undivided(plan: Plan, assignment: Assignment) -> List[str]:
+    """Where ops of ``split`` TaskGraphs run that are not divided by their weights."""
+    lines = []
+    for task in plan.task_graphs:
+        if task.batch_of is not None:
+            lines.append("{}: each device computes these {} forward op(s) for its own examples.".format(task.name, len(task.ops)))
+    for number, names in sorted(assignment.alone.items()):
+        if names:
+            lines.append("{}: the first device computes {} forward op(s) for all: {}.".format(
+                plan.task_graphs[number].name, len(names), ", ".join(names[:SHOWN]) + (", ..." if names[SHOWN:] else "")))
+    return lines
 
 
 def _short(names: Sequence[str]) -> str:
@@ -127,7 +145,7 @@ def _gradients(plan: Plan) -> Table:
         table.add_row(
             task.name,
             str(task.replica_count * plan.num_model_replicas),
-            sync.backend,
+            sync.backend + (" (float16)" if sync.fp16 else ""),
             str(sum(len(bucket) for bucket in sync.buckets)),
             str(len(sync.buckets)),
             _bytes(sync.bytes),
@@ -135,16 +153,15 @@ def _gradients(plan: Plan) -> Table:
     return table
 
 
-def _inexact(region: Region) -> List[str]:
-    found = region.batch.inexact
+def _inexact(region: Region, reseeded: Sequence[str], fp16: bool) -> List[str]:
+    ops = region.graph.ops
+    found = ["{} ({}): {}".format(ops[item.op].name, ops[item.op].type, item.reason) for item in region.batch.inexact]
+    found += ["{}: initial values of the same distribution, but other ones (init: sharded)".format(name) for name in reseeded]
+    if fp16:
+        found.append("gradients are rounded to float16 on their way between processes (communication.fp16)")
     if not found:
         return ["Exact: the parallel result equals the local one but for rounding."]
-    lines = ["Not exactly the local result ({} place(s)):".format(len(found))]
-    lines += [
-        "  {} ({}): {}".format(region.graph.ops[item.op].name, region.graph.ops[item.op].type, item.reason)
-        for item in found
-    ]
-    return lines
+    return ["Not exactly the local result ({} place(s)):".format(len(found))] + ["  " + text for text in found]
 
 
 def _bytes(count: int) -> str:

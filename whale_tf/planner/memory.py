@@ -23,8 +23,10 @@ def device_peaks(plan: Plan, region: Region, gradients: Set[int], parameter_byte
         replicas = plan.num_model_replicas * task.device_count
         memory = micro_batch_memory(region, gradients, index, plan.num_micro_batch, replicas)
         sizes = task.slices or (1,) * task.device_count
-        for row in task.devices:
-            for device, size in zip(row, sizes):
+        for g, row in enumerate(task.devices):
+            for r, (device, size) in enumerate(zip(row, sizes)):
                 share = size * task.device_count / sum(sizes)  # of an equal part
-                peaks[device] += parameter_bytes[index] * (1 + slots) + memory.peak(task.warmup, plan.num_micro_batch, share)
+                peaks[device] += memory.peak(task.warmup, plan.num_micro_batch, share)
+                if task.variables == "mirrored" or g == r == 0:
+                    peaks[device] += parameter_bytes[index] * (1 + slots)
     return [int(peak) for peak in peaks]

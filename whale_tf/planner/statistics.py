@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
-from whale_tf.ir.graph import Phase
-from whale_tf.ir.region import Region
+from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.region import FRAME_ENTRIES, Region
 from whale_tf.planner.assemble import Crossing, StageStatistics
 from whale_tf.planner.buckets import Gradient
 from whale_tf.profiler.op_cost import tensor_bytes
@@ -45,9 +45,25 @@ def stage_statistics(
         home = variable_homes.get(variable, 0)
         parameters[home] += tensor_bytes(graph, tensor)
         found[home].append(_gradient(region, tensor, variable, home, calls.get(tensor, -1)))
+    loops = _read_in_loops(graph, variable_homes)
     return [
-        StageStatistics(tuple(ops[i]), sum(tensor_bytes(graph, t) for t in kept[i]), parameters[i], tuple(found[i]))
+        StageStatistics(
+            tuple(ops[i]),
+            sum(tensor_bytes(graph, t) for t in kept[i]),
+            parameters[i],
+            tuple(found[i]),
+            tuple(name for name, home in loops if home == i),
+        )
         for i in range(count)
+    ]
+
+
+def _read_in_loops(graph: OpGraph, variable_homes: Dict[int, int]) -> List[Tuple[str, int]]:
+    """(variable, its TaskGraph) of variables whose handles enter the frames of version 1 while loops."""
+    return [
+        (graph.ops[variable].name, home)
+        for variable, home in variable_homes.items()
+        if any(graph.ops[user].type in FRAME_ENTRIES for user, _ in graph.consumers(graph.ops[variable].outputs[0]))
     ]
 
 

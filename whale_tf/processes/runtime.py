@@ -16,7 +16,7 @@ from whale_tf.cluster import Processes
 from whale_tf.cluster.processes import JOB
 from whale_tf.communicators import Keys
 from whale_tf.errors import ClusterError, PlanError
-from whale_tf.processes.watch import Watch, end_process, split_address
+from whale_tf.processes.watch import Watch, end_process, say, split_address
 from whale_tf.rewrite.processes import Start
 
 DRIVER_END_S = 60.0  # between a driver's verdict and its end
@@ -31,6 +31,8 @@ class Runtime:
 
     Attributes:
         keys: numbers of this process' collectives; they live as long as the server.
+        is_consistent: no run has been broken off by the loss of another process, half-way through an update.
+        asked_to_end: whether this process was.
     """
 
     def __init__(self, processes: Processes, start_timeout_s: float) -> None:
@@ -40,6 +42,8 @@ class Runtime:
         self._server: Any = None
         self._devices = 0  # logical CPU devices of the server
         self._watch: Optional[Watch] = None
+        self.is_consistent = True
+        self.asked_to_end: Callable[[], bool] = lambda: False
         self.is_driver = False
         self.is_free = False  # sessions of our own are left as they are
         self.sessions = 0  # that see this process' devices only
@@ -72,7 +76,8 @@ class Runtime:
         addresses, rank = self.processes.addresses, self.processes.rank
         _check_port(addresses[rank])
         server = v1.train.Server(v1.train.ClusterSpec({JOB: list(addresses)}), JOB, rank, config=config)
-        self._watch = Watch({other: address for other, address in enumerate(addresses) if other != rank})
+        others = {other: address for other, address in enumerate(addresses) if other != rank}
+        self._watch = Watch(others, asked_to_end=lambda: self.asked_to_end())
         self._watch.wait_for_all(self.start_timeout_s)
         return server
 
@@ -143,8 +148,7 @@ class Runtime:
             self._server = self._start(config)
         config = self.session_config(config)
         self.is_free = True
-        sys.stderr.write("whale_tf: process {} serves process 0 from here on\n".format(self.processes.rank))
-        sys.stderr.flush()
+        say("process {} serves process 0 from here on".format(self.processes.rank))
         with tf.Graph().as_default(), v1.Session(self._server.target, config=config) as session:
             queue = _verdicts(self.processes.prefix(self.processes.rank))
             assert self._watch is not None
@@ -187,6 +191,7 @@ class Runtime:
                 yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError,
                 tf.errors.DeadlineExceededError, tf.errors.UnknownError):  # fmt: skip
+            self.is_consistent = False
             self._watch.check(LOST_PATIENCE_S)
             raise
 

@@ -7,8 +7,10 @@ process or a lost host does not.  TensorFlow 1.15 itself waits for a dead member
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -27,6 +29,7 @@ CONNECT_S = 3.0
 GRACE_S = 5.0  # a run that is under way when a process is lost may have all it needs from it
 END_S = 8.0
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again
+TERMINATED_STATUS = 128 + signal.SIGTERM
 
 Address = Tuple[str, int]
 
@@ -57,19 +60,29 @@ class Watch:
 
     Args:
         addresses: ``host:port`` of each process to watch, by rank.
-        end: ends this process with a message; it runs in the watching thread.
+        end: ends this process with a message and a status; it runs in the watching thread.
+        asked_to_end: whether this process was; it then ends when process 0 has.
+
+    Attributes:
+        must_end: after it is told of a loss this process has to end: closing its Sessions may wait for the lost process.
     """
 
-    def __init__(self, addresses: Dict[int, str], end: Optional[Callable[[str], None]] = None) -> None:
+    def __init__(
+        self,
+        addresses: Dict[int, str],
+        end: Optional[Callable[[str, int], None]] = None,
+        asked_to_end: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._addresses = {rank: split_address(address) for rank, address in addresses.items()}
         self._names = addresses
         self._end = end or end_process
+        self._asked_to_end = asked_to_end
         self._connections: Dict[int, socket.socket] = {}
         self._heard: Dict[int, float] = {}
         self._lost: Dict[int, float] = {}
         self._waiting_since: Optional[float] = None
         self._told: Optional[float] = None  # when this process was told of a loss by an exception
-        self.must_end = False  # after that it has to end: closing its Sessions may wait for the lost process
+        self.must_end = False
         self._selector = selectors.DefaultSelector()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="whale_tf watch", daemon=True)
@@ -122,8 +135,15 @@ class Watch:
         return bool(self._lost)
 
     def check(self, patience_s: float = 0.0) -> None:
-        """Raises ProcessLostError if a process is lost, or gets lost within ``patience_s``."""
+        """Whether all processes are there.
+
+        Raises:
+            ProcessLostError: a process is lost, or gets lost within ``patience_s``.
+            SystemExit: process 0 has ended, and this process was asked to.
+        """
         if self.wait_for_loss(patience_s):
+            if self._follows_process_0():
+                sys.exit(TERMINATED_STATUS)
             self._told = self._told or time.monotonic()
             raise ProcessLostError(self._message())
 
@@ -153,12 +173,18 @@ class Watch:
                     self._ask(rank)
             self._end_if_waiting_in_vain(time.monotonic())
 
+    def _follows_process_0(self) -> bool:
+        """Whether this process was asked to end, and process 0 has: after a last checkpoint, so nothing is wrong."""
+        return 0 in self._lost and self._asked_to_end()
+
     def _end_if_waiting_in_vain(self, now: float) -> None:
         since = self._waiting_since
+        if since is not None and self._follows_process_0():
+            self._end("SIGTERM: ending after process 0", TERMINATED_STATUS)
         if since is not None and self._lost and now - max(since, min(self._lost.values())) > GRACE_S:
-            self._end(self._message())
+            self._end(self._message(), EXIT_STATUS)
         if self.must_end and self._told is not None and now - self._told > END_S:
-            self._end(self._message())
+            self._end(self._message(), EXIT_STATUS)
 
     def _read(self, rank: int) -> None:
         """Something came from a process; what it says is of no interest."""
@@ -204,9 +230,15 @@ class Watch:
             connection.close()
 
 
-def end_process(message: str) -> None:
+def end_process(message: str, status: int = EXIT_STATUS) -> None:
     """End this process at once: its main thread is inside TensorFlow and will not return."""
-    sys.stdout.flush()
-    sys.stderr.write("whale_tf: {}\n".format(message))
-    sys.stderr.flush()
-    os._exit(EXIT_STATUS)
+    say(message)
+    os._exit(status)
+
+
+def say(message: str) -> None:
+    """Write to standard error, if that is possible: a disk may be full."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.write("whale_tf: {}\n".format(message))
+        sys.stderr.flush()

@@ -117,6 +117,19 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
         _crossings(region, early, place, len(segments)), batch)  # fmt: skip
 
 
+def needed_by_updates(graph: OpGraph) -> Set[int]:
+    """Ops that some update of a variable waits for: of the backward pass no others run."""
+    stack = [op.id for op in graph.ops if op.phase is Phase.APPLY]
+    found = set(stack)
+    while stack:
+        for source in graph.ops[stack.pop()].inputs:
+            producer = graph.tensors[source].op
+            if producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found
+
+
 def linear_order(region: Region, parameters: FrozenSet[int] = frozenset()) -> Tuple[List[int], List[int]]:
     """The forward ops (but for those computed from a gradient) in chain order, and the places where segments start.
 

@@ -10,9 +10,9 @@ from whale_tf.profiler.blocks import layer_starts
 from whale_tf.profiler.chain import VARIABLES, Chain
 from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
 from whale_tf.profiler.op_cost import slot_count
+from whale_tf.profiler.op_time import LAUNCH_S
 
 MAX_LAYERS = 64  # what the exact searches take in seconds
-LAUNCH_S = 5e-6  # of an op: TensorFlow's executor and a kernel launch; a round figure, which measured times replace
 
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _OPTIMIZERS = {"Adam": "adam", "Adagrad": "adagrad", "Momentum": "momentum", "RMSProp": "rmsprop", "GradientDescent": "sgd"}

@@ -108,7 +108,7 @@ class Bridges:
                     self._converter.times(size, block, where + "/size_of"),
                     where + "/slice",
                     dtype,
-                    device if len(in_block) > 1 else context.device(producer, pieces[0]),
+                    device if len(in_block) > 1 else context.device(producer, pieces[0], context.shard_of(tensor)),
                 )
             parts.append(joined)
         return nodes.concat(parts, layout.dim, scope + "/join", dtype, device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.graph_editor.nodes import set_input
 from whale_tf.ir.graph import Op
 from whale_tf.rewrite.attributes import open_shapes, reseed
 from whale_tf.rewrite.bodies import Bodies
-from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy
+from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Place
 from whale_tf.rewrite.loops import check_loops, enter_loops
 from whale_tf.rewrite.operands import Operands
 from whale_tf.rewrite.order import Order
@@ -46,7 +46,7 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
 
 def _part(context: Context, task_graph: int, batch_level: bool) -> _Part:
     region, graph = context.region, context.graph
-    once = context.variables | set(region.batch.shared)
+    once = set(context.variables) | set(region.batch.shared)
     ops = [op for op in region.of_task_graph(task_graph, batch_level) if op.id not in once]
     members = {op.id for op in ops}
     changed = set(region.batch.conversions) | set(region.batch.localise) | context.rescaled
@@ -77,7 +77,7 @@ def _clone(
     after: Set[int],
     task_graph: int,
     part: _Part,
-    place: Union[Clone, Copy],
+    place: Place,
 ) -> None:
     if not part.ops:
         return
@@ -105,20 +105,19 @@ def _clone(
 
 
 def control_for(
-    context: Context, wait: int, task_graph: int, place: Union[Clone, Copy], after: Set[int]
+    context: Context, wait: int, task_graph: int, place: Place, after: Set[int]
 ) -> Optional[str]:
     """Which op a clone or copy waits for where the original waits for op ``wait``; None: for none."""
     op = context.graph.ops[wait]
     if not context.region.contains(op):
         return None if wait in after else op.name
     home = context.home(op)
-    count = context.plan.task_graphs[home].replica_count
     if op.id in context.region.batch_level:
         if not isinstance(place, Clone):
             return None
-        peer: Tuple[int, ...] = place._replace(r=place.r % count)
+        peer: Place = place._replace(r=place.r % context.plan.task_graphs[home].replica_count)
     else:
-        peer = Copy(place.g, place[-1] % count)
+        peer = context.copy_for(home, place)
         if peer == ORIGINAL or op.id in context.variables:
             return op.name
     return "{}/{}".format(context.scope(peer), op.name)

@@ -31,6 +31,7 @@ class Copy(NamedTuple):
     r: int
 
 
+Place = Union[Clone, Copy]
 ORIGINAL = Copy(0, 0)
 
 
@@ -46,7 +47,8 @@ class Context:
         devices: TensorFlow device string of every device of the cluster.
         host: where input pipelines and small integer arithmetic run.
         edit: collects all new nodes.
-        variables: variable ops that have copies of their own.
+        variables: home TaskGraph of every variable of the region and of the update, by op number.
+        pinned: names of ops that take a shared variable's handle, and so have to run on its device.
         rescaled: operands that hold the size of one model replica's mini-batch where the whole batch's is meant.
     """
 
@@ -70,7 +72,8 @@ class Context:
         self.processes = processes
         self.host = processes.host_device
         self.edit = edit
-        self.variables: Set[int] = set()
+        self.variables: Dict[int, int] = {}
+        self.pinned: Set[str] = set()
         self.rescaled: Set[Tuple[int, int]] = set()
         self._scopes: Dict[Tuple[int, ...], str] = {}
         self._scope = ROOT
@@ -80,10 +83,23 @@ class Context:
             self._scope = "{}_{}".format(ROOT, index)
 
     # ------------------------------------------------------------------------------------------------------- clones
-    def copies(self, task_graph: int) -> List[Copy]:
-        """All copies of a TaskGraph's step-level ops and variables, the original first."""
+    def replicas(self, task_graph: int) -> List[Copy]:
+        """All replicas of a TaskGraph in all model replicas."""
         count = self.plan.task_graphs[task_graph].replica_count
         return [Copy(g, r) for g in range(self.plan.num_model_replicas) for r in range(count)]
+
+    def copies(self, task_graph: int) -> List[Copy]:
+        """All copies of a TaskGraph's step-level ops and variables, the original first."""
+        return [ORIGINAL] if self._is_shared(task_graph) else self.replicas(task_graph)
+
+    def copy_for(self, task_graph: int, place: Place) -> Copy:
+        """The copy of a TaskGraph's step-level ops and variables that a place, of this TaskGraph or of another one, reads."""
+        if self._is_shared(task_graph):
+            return ORIGINAL
+        return Copy(place[0], place[-1] % self.plan.task_graphs[task_graph].replica_count)
+
+    def _is_shared(self, task_graph: int) -> bool:
+        return self.plan.task_graphs[task_graph].variables == "shared"
 
     def clones(self, task_graph: int) -> Iterator[Clone]:
         """All clones of a TaskGraph's batch-level ops, in the order of the examples they work on."""
@@ -101,14 +117,20 @@ class Context:
 
     def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[tf.Operation], str]]:
         """The device of every op of a clone or copy: one for all, or by op."""
-        if self.plan.task_graphs[task_graph].strategy != "split":
+        if self.plan.task_graphs[task_graph].strategy != "split" and not self.pinned:
             return self.device(task_graph, place)
-        return lambda tf_op: self.device(task_graph, place, self.shard(self.graph.op(tf_op.name)))
+        return lambda tf_op: self.device(
+            task_graph, ORIGINAL if tf_op.name in self.pinned else place, self.shard(self.graph.op(tf_op.name))
+        )
 
     @staticmethod
     def shard(op: Op) -> int:
         """Which device of its TaskGraph's VirtualDevice an op runs on."""
         return int(op.attrs.get(SHARD_ATTR, 0))
+
+    def shard_of(self, tensor: int) -> int:
+        """Which device of its TaskGraph's VirtualDevice a tensor is on."""
+        return self.shard(self.graph.producer(tensor))
 
     def home(self, op: Op) -> int:
         return self.region.task_graph[op.id]

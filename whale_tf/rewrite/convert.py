@@ -10,8 +10,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.communicators import Communicator, Member
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.batch_axis import BatchAxis, Conversion, Offset, Reduce, Scale, Slice, Whole
-from whale_tf.ir.extents import Size
+from whale_tf.ir.batch_axis import Conversion, Offset, Reduce, Scale, Slice, Whole
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout
 from whale_tf.rewrite.context import Clone, Context, Copy
@@ -134,7 +133,7 @@ class Converter:
 
     def extent(self, tensor: int, task_graph: int, place: Clone, scope: str) -> str:
         """An extent that another TaskGraph computed for its own share, for this clone's: ``c0 + c1 b_i``."""
-        components = affine_components(self.context.region.batch, tensor)
+        components = self.context.region.batch.affine(tensor)
         if components is None:
             raise UnsupportedOpError(
                 "{!r} crosses between TaskGraphs with different replicas, and how it follows from the batch size is not known; "
@@ -334,19 +333,5 @@ class Converter:
             self.times(size, layout.blocks[index], scope + "/size_of"),
             scope,
             self.context.dtype(tensor),
-            self.context.device(task_graph, clone),
+            self.context.device(task_graph, clone, self.context.shard_of(tensor)),
         )
-
-
-def affine_components(batch: BatchAxis, tensor: int) -> Optional[List[Tuple[int, int]]]:
-    """``(c0, c1)`` of every element of an extent ``c0 + c1 b``; None where it is not of that form."""
-    value = batch.extents.get(tensor)
-    if value is None:
-        return None
-    components = []
-    for element in value.reshape(-1):
-        affine = element.affine if isinstance(element, Size) else (int(element), 0)
-        if affine is None:
-            return None
-        components.append(affine)
-    return components

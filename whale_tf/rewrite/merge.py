@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Sequence, Tuple
 
 import numpy as np
 
@@ -12,12 +12,17 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
 from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy, group_by_copy
-from whale_tf.rewrite.convert import Converter, affine_components
+from whale_tf.rewrite.convert import Converter
 from whale_tf.rewrite.order import Order
 
 
 class Merge:
-    """Merged values of batch-level tensors; each is staged once."""
+    """Merged values of batch-level tensors; each is staged once.
+
+    Args:
+        buckets: gradients that travel together.
+        compressed: gradients that travel as float16.
+    """
 
     def __init__(
         self,
@@ -27,6 +32,7 @@ class Merge:
         order: Order,
         communicator: Communicator,
         buckets: Sequence[Sequence[int]] = (),
+        compressed: FrozenSet[int] = frozenset(),
     ) -> None:
         self._context = context
         self._nodes = nodes
@@ -37,6 +43,7 @@ class Merge:
         self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
         self._sums: Dict[int, Dict[Copy, str]] = {}
         self._across: Dict[int, str] = {}
+        self._compressed = compressed
         self._bucket_of = {tensor: bucket for bucket in buckets for tensor in bucket}
 
     @property
@@ -45,9 +52,6 @@ class Merge:
         their own."""
         return self._converter.division.mini_batches > 1 and self._converter.division.batch is not None
 
-    def _shard(self, tensor: int) -> int:
-        return self._context.shard(self._context.graph.producer(tensor))
-
     def whole(self, tensor: int) -> str:
         """What the local script would have computed on this process' mini-batches, on the first device of the tensor's
         TaskGraph."""
@@ -55,7 +59,7 @@ class Merge:
             context = self._context
             home = context.home(context.graph.producer(tensor))
             scope = context.name("merged", context.flat(tensor))
-            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), self._shard(tensor))
+            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), self._context.shard_of(tensor))
             layout = context.region.batch.layout(tensor)
             clones = list(context.clones(home))
             if layout.is_partial:
@@ -132,7 +136,8 @@ class Merge:
         if layout.is_partial and home == task_graph:
             if tensor in self._bucket_of:
                 return self._merged_bucket(self._bucket_of[tensor], home)[tensor]
-            return dict(zip(copies, self._communicator.all_reduce(self._members(tensor, home), scope, dtype)))
+            members, fp16 = self._members(tensor, home), tensor in self._compressed
+            return dict(zip(copies, self._communicator.all_reduce(members, scope, dtype, fp16)))
         if layout.is_sharded and alone:
             clones = list(context.clones(home))
             return {
@@ -142,7 +147,7 @@ class Merge:
                     home,
                     clones,
                     "{}/{}_{}".format(scope, *copy),
-                    context.device(task_graph, copy, self._shard(tensor)),
+                    context.device(task_graph, copy, self._context.shard_of(tensor)),
                 )
                 for copy in copies
             }
@@ -156,6 +161,7 @@ class Merge:
             [context.name("sync", context.flat(tensor)) for tensor in bucket],
             [context.static_shape(tensor) for tensor in bucket],
             context.dtype(bucket[0]),
+            self._compressed.issuperset(bucket),
         )
         merged = {tensor: dict(zip(context.copies(home), values)) for tensor, values in zip(bucket, sums)}
         self._everywhere.update({(tensor, home): values for tensor, values in merged.items()})
@@ -163,7 +169,7 @@ class Merge:
 
     def _members(self, tensor: int, home: int) -> List[Member]:
         accumulated = self._accumulated(tensor, home)
-        shard = self._shard(tensor)
+        shard = self._context.shard_of(tensor)
         return [Member(value, self._context.device(home, copy, shard)) for copy, value in accumulated.items()]
 
     def _accumulated(self, tensor: int, home: int) -> Dict[Copy, str]:
@@ -180,7 +186,7 @@ class Merge:
         context = self._context
         power = context.region.batch.layout(tensor).power
         scope = "{}/accumulate/{}".format(context.scope(copy), context.flat(tensor))
-        dtype, device = context.dtype(tensor), context.device(home, copy, self._shard(tensor))
+        dtype, device = context.dtype(tensor), context.device(home, copy, self._context.shard_of(tensor))
         even = self._converter.division.is_even
         total = ""
         for clone in self._order.in_backward_order(home, clones):
@@ -205,7 +211,7 @@ class Merge:
         """A sum of extents less ``count`` times their constant part."""
         context, nodes = self._context, self._nodes
         dtype = context.dtype(tensor)
-        components = affine_components(context.region.batch, tensor)
+        components = context.region.batch.affine(tensor)
         if components is None:
             raise UnsupportedOpError(
                 "{!r} depends on the batch size in a way that clones cannot be merged in; compute it outside the "

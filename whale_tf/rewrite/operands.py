@@ -7,13 +7,13 @@ Everything is staged once and shared.
 
 from __future__ import annotations
 
-from typing import Dict, Tuple, Union
+from typing import Dict, Optional, Tuple
 
 from whale_tf.communicators import Communicator
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.rewrite.bridge import Bridges
-from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy
+from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy, Place
 from whale_tf.rewrite.convert import Converter
 from whale_tf.rewrite.division import Division
 from whale_tf.rewrite.inputs import Inputs
@@ -37,7 +37,7 @@ class Operands:
         self.converter = Converter(context, nodes, division, inputs, communicator)
         self._bridges = Bridges(self.converter)
 
-    def of(self, op: Op, position: int, place: Union[Clone, Copy]) -> str:
+    def of(self, op: Op, position: int, place: Place) -> str:
         """Name of the tensor that input ``position`` of ``op`` reads in a clone (batch level) or copy (step level)."""
         tensor = op.inputs[position]
         home = self.context.home(op)
@@ -52,25 +52,19 @@ class Operands:
                 name = self.converter.times_mini_batches(name, tensor, home, place)
         return name
 
-    def value(self, tensor: int, task_graph: int, place: Union[Clone, Copy], shard: int = 0) -> str:
+    def value(self, tensor: int, task_graph: int, place: Place, shard: int = 0) -> str:
         """Name of a tensor as a clone or copy of ``task_graph`` sees it (under ``split``: its device ``shard``)."""
         context = self.context
         producer = context.graph.producer(tensor)
         if tensor in self.inputs.sources and isinstance(place, Clone):
             return self.inputs.part(tensor, task_graph, place)
         if producer.phase is Phase.INPUT or not context.region.contains(producer):
-            copy = Copy(place.g, place[-1])
-            if (producer.id, copy) in self.variable_copies:
-                return self.variable_copies[(producer.id, copy)]
-            return self.inputs.whole(tensor, place.g)
+            return self.variable(producer, place) or self.inputs.whole(tensor, place.g)
         home = context.home(producer)
         if producer.id in context.region.batch.shared:
             return context.tensor_in(tensor, ORIGINAL)
         if producer.id not in context.region.batch_level:
-            copy = self._neighbour(home, task_graph, place)
-            if (producer.id, copy) in self.variable_copies:
-                return self.variable_copies[(producer.id, copy)]
-            return context.tensor_in(tensor, copy)
+            return self.variable(producer, place) or context.tensor_in(tensor, context.copy_for(home, place))
         if not isinstance(place, Clone):
             raise AssertionError(
                 "step-level op reads batch-level tensor {!r}".format(context.graph.tensor_name(tensor))
@@ -79,7 +73,7 @@ class Operands:
             return context.tensor_in(tensor, place)
         return self._bridges.bridge(tensor, home, task_graph, place, shard)
 
-    def _neighbour(self, home: int, task_graph: int, place: Union[Clone, Copy]) -> Copy:
-        """The copy of TaskGraph ``home`` that a place of ``task_graph`` reads from."""
-        count = self.context.plan.task_graphs[home].replica_count
-        return Copy(place.g, place[-1] if home == task_graph else place[-1] % count)
+    def variable(self, producer: Op, place: Place) -> Optional[str]:
+        """The copy of a variable that a place reads; None: ``producer`` is none of the variables that may have copies."""
+        home = self.context.variables.get(producer.id)
+        return None if home is None else self.variable_copies[producer.id, self.context.copy_for(home, place)]

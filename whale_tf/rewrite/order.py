@@ -36,7 +36,7 @@ class Order:
         steps = [self._steps(index) for index in range(len(orders))]
         _check_acyclic(context, orders, steps)
         for index, order in enumerate(orders):
-            for copy in context.copies(index):
+            for copy in context.replicas(index):
                 self._stage(nodes, index, copy, order, steps[index])
 
     def barriers(self, task_graph: int, place: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:

@@ -6,13 +6,14 @@ while staging leaves the graph as it was.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Processes
 from whale_tf.communicators import Communicator, Keys, communicator
 from whale_tf.errors import PlanError, UnsupportedOpError
+from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph
@@ -78,14 +79,15 @@ def rewrite(
     update = find_update(
         graph, {i: region.task_graph[i] for i in region.ops}, captured.variable_homes, captured.gradient_home
     )
-    context.variables = set(update.variables)
+    context.variables = update.variables
+    context.pinned = _pinned(captured, plan)
 
     copies = copy_variables(context, update.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
     clone_region(context, operands, order, after)
-    merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured))
+    merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured), _compressed(context, captured))
     shared = shared_scalars(context, nodes, captured, merge, sums) if processes.graphs > 1 else []
     moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
@@ -112,6 +114,20 @@ def rewrite(
     return Rewritten(context, nodes, merge, mirror, update, sums, shared)
 
 
+def _pinned(captured: Captured, plan: Plan) -> Set[str]:
+    """Ops that take the handle or the reference of a variable whose copy all replicas share."""
+    found: Set[str] = set()
+    variables = captured.phases.variables
+    for tensor, variable in variables.alias_of.items():
+        home = captured.variable_homes.get(variable)
+        if home is not None and plan.task_graphs[home].variables == "shared":
+            found.update(captured.graph.ops[op].name for op, _ in captured.graph.consumers(tensor))
+    for op in captured.graph.ops if found else ():  # in the order they were made: an op is colocated with an older one
+        if any(group.partition(COLOCATE.decode())[2] in found for group in op.attrs.get("_class", ())):
+            found.add(op.name)
+    return found
+
+
 def _buckets(context: Context, captured: Captured) -> List[List[int]]:
     """Gradient tensors that travel together, as the plan says.
 
@@ -135,6 +151,12 @@ def _buckets(context: Context, captured: Captured) -> List[List[int]]:
                     )
             found.append(gradients)
     return found
+
+
+def _compressed(context: Context, captured: Captured) -> FrozenSet[int]:
+    """Gradient tensors that travel as float16, as the plan says."""
+    names = {name for sync in context.plan.gradients if sync.fp16 for bucket in sync.buckets for name in bucket}
+    return frozenset(tensor for tensor, variable in captured.gradients if context.graph.ops[variable].name in names)
 
 
 def _variable_copies(

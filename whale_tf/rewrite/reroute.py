@@ -97,5 +97,5 @@ def place_originals(context: Context, homes: Mapping[int, int]) -> None:
         home = homes.get(index, context.home(op))
         context.tf_ops[index]._set_device(context.device(home, ORIGINAL, context.shard(op)))
     for op in graph.ops:
-        if op.phase is Phase.APPLY and SHARD_ATTR in op.attrs and op.id not in homes:
+        if op.phase in (Phase.APPLY, Phase.INIT) and SHARD_ATTR in op.attrs and op.id not in homes:
             context.tf_ops[op.id]._set_device(context.device(op.task_graph, ORIGINAL, context.shard(op)))

@@ -144,8 +144,9 @@ def clone_update(
                     producer = context.graph.producer(tensor)
                     if producer.id in members:
                         continue
-                    if (producer.id, copy) in operands.variable_copies:
-                        name = operands.variable_copies[(producer.id, copy)]
+                    variable = operands.variable(producer, copy)
+                    if variable is not None:
+                        name = variable
                     elif producer.id in context.region.batch_level:
                         name = merge.everywhere(tensor, index)[copy]
                     elif context.region.contains(producer):

@@ -119,6 +119,8 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
         if task.strategy == "split" and task.device_count > 1:
             devices = tuple(one[row.shard] for one in task.devices)
             config = checked_config(op, OpConfig(devices, (OpAxis(len(devices), "b"),) if len(devices) > 1 else ()))
+        if task.variables == "shared" and row.runs != PER_MICRO_BATCH:
+            config = _with_variables(plan, config)
         configs.append(config)
     groups = sorted(device_groups(homes), key=lambda group: min(step.ops[number].task_graph for number in group[0]))
     stages = tuple(
@@ -129,6 +131,14 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
         model, tuple(configs), plan.num_micro_batch, plan.schedule, stages, ("",) * len(model.ops),
         micro_batch_slices=plan.micro_batch_slices)  # fmt: skip
     return strategy, examples
+
+
+def _with_variables(plan: Plan, config: OpConfig) -> OpConfig:
+    """Where shared variables are: on the first of each process' devices."""
+    parts = plan.processes if plan.processes and not plan.spans_processes else (config.devices,)
+    rows = [[device for device in config.devices if device in part] for part in parts]
+    devices = tuple(row[0] for row in rows if row)
+    return OpConfig(devices, (OpAxis(len(devices), None),) if len(devices) > 1 else ())
 
 
 def _model_of(step: StepGraph, examples: float) -> ModelGraph:

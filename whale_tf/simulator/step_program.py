@@ -132,7 +132,7 @@ class StepCompiler(StepState):
         if made == UPDATE and phase != UPDATE:
             return None  # values of variables: at hand from the start
         if made != UPDATE and phase == UPDATE:
-            source = self.sums.whole(source)
+            source = self.sums.whole(source, config.devices)
         if source.config.devices == config.devices:
             return source
         wanted = _config_of(source.tensor, config) if phase != UPDATE else everywhere(config.devices)
@@ -187,7 +187,8 @@ class StepCompiler(StepState):
 
     def _variables(self) -> None:
         devices_of: Dict[Tuple[int, int], Tuple[int, ...]] = {}
-        for op, config in zip(self.step.ops, self.strategy.op_configs):
+        fewest_first = sorted(zip(self.step.ops, self.strategy.op_configs), key=lambda pair: len(pair[1].devices))
+        for op, config in fewest_first:  # what runs once a step runs where the variables are
             devices_of.setdefault((op.task_graph, op.shard), config.devices)
         for variable in self.step.variables:
             for device in devices_of.get((variable.task_graph, variable.shard), ()):

@@ -84,12 +84,12 @@ class GradientSums:
         self.gradients: Dict[int, Source] = {}  # instruction that makes a gradient -> its sum
         self.turns: Dict[Tuple[int, ...], int] = {}
 
-    def whole(self, source: Source) -> Source:
-        """What leaves the micro-batches: added over them, then over the copies."""
+    def whole(self, source: Source, wanted: Tuple[int, ...]) -> Source:
+        """What leaves the micro-batches: added over them, then over the copies, for the devices that want it."""
         if source.instruction not in self.gradients:
             together = self._bucket_of(source)
             summed = [self._over_micro_batches(one) for one in together]
-            for one, total in zip(together, self._over_copies(summed)):
+            for one, total in zip(together, self._over_copies(summed, wanted)):
                 self.gradients[one.instruction] = total
         return self.gradients[source.instruction]
 
@@ -124,22 +124,32 @@ class GradientSums:
             held["gradients"] = held.get("gradients", 0.0) + source.tensor.bytes
         return Source(instruction.id, -1, source.tensor, everywhere(config.devices))
 
-    def _over_copies(self, together: Sequence[Source]) -> List[Source]:
+    def _over_copies(self, together: Sequence[Source], wanted: Tuple[int, ...]) -> List[Source]:
+        """Where one device of each node wants the sum (shared variables) it is made there; else a device that takes turns makes
+        it and sends it back."""
         devices = together[0].config.devices
         if len(devices) == 1:
             return list(together)
         by_node: Dict[int, List[int]] = {}
         for device in devices:
             by_node.setdefault(self.compiler.cluster.devices[device].node, []).append(device)
-        turn = self.turns.get(devices, 0)
-        self.turns[devices] = turn + 1
-        places = [members[turn % len(members)] for members in by_node.values()]
         nodes = list(by_node.values())
+        asked = [[device for device in members if device in wanted] for members in nodes]
+        is_shared = len(wanted) < len(devices) and all(len(row) == 1 for row in asked)
+        if is_shared:
+            places = [row[0] for row in asked]
+        else:
+            turn = self.turns.get(devices, 0)
+            self.turns[devices] = turn + 1
+            places = [members[turn % len(members)] for members in nodes]
         totals = [self._sum_in_nodes(source, places, nodes) for source in together]
         buffer = -1
         if len(places) > 1:
             reduced, buffer = self._between_nodes(together, totals, places)
             totals = [reduced] * len(totals)
+        if is_shared:
+            there = everywhere(tuple(places))
+            return [Source(total, buffer, source.tensor, there) for source, total in zip(together, totals)]
         return [self._send_back(source, total, buffer, places, nodes) for source, total in zip(together, totals)]
 
     def _sum_in_nodes(self, source: Source, places: Sequence[int], nodes: Sequence[Sequence[int]]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Tuple, Union
 
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.ir.extents import Value
+from whale_tf.ir.extents import Size, Value
 from whale_tf.ir.graph import OpGraph, Shape
 from whale_tf.ir.layout import Layout, replicated
 
@@ -121,6 +121,19 @@ class BatchAxis:
 
     def depends_on_variables(self, tensor: int) -> bool:
         return bool(self.variable_dependent[tensor])
+
+    def affine(self, tensor: int) -> Optional[List[Tuple[int, int]]]:
+        """``(c0, c1)`` of every element of an extent ``c0 + c1 b``; None where it is not of that form."""
+        value = self.extents.get(tensor)
+        if value is None:
+            return None
+        components = []
+        for element in value.reshape(-1):
+            affine = element.affine if isinstance(element, Size) else (int(element), 0)
+            if affine is None:
+                return None
+            components.append(affine)
+        return components
 
     def unsupported(self, tensor: int) -> UnsupportedOpError:
         """The error that using an unknown tensor deserves."""

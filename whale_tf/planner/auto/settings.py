@@ -9,7 +9,8 @@ from whale_tf.config import Config
 from whale_tf.errors import ConfigError
 from whale_tf.plan import Estimate
 from whale_tf.planner.assemble import Decision, TaskGraphSpec, check_built
-from whale_tf.planner.auto.choose import Choice, Request, choose, with_slices
+from whale_tf.planner.auto.choose import TIE, Choice, Request, choose, with_slices
+from whale_tf.planner.search import RUNNERS_UP
 from whale_tf.profiler.blocks import fine_starts
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source, graph_profile, profile_of
@@ -22,6 +23,11 @@ def wants_search(config: Config) -> bool:
     """Whether an un-annotated model is to be divided into TaskGraphs automatically (``rhino`` divides its ops instead)."""
     search = config.auto.auto_parallel
     return search != "rhino" and (bool(search) or config.pipeline.num_stages is not None)
+
+
+def compares_all(config: Config) -> bool:
+    """Whether every search is asked (``rhino``, too), and the best answer taken."""
+    return config.auto.auto_parallel is True and config.pipeline.num_stages is None
 
 
 def batch_to_plan_for(config: Config, cluster: Cluster, static: Optional[int]) -> int:
@@ -90,3 +96,13 @@ def decision_of(choice: Choice, cluster: Cluster, config: Config) -> Decision:
             peak_memory_bytes=result.peak_memory_bytes, runners_up=result.runners_up),
         warmups=tuple(stage.warmup for stage in result.stages),
         slices=tuple(task.slices for task in plan.task_graphs))
+
+
+def is_faster(rhino: Estimate, staged: Estimate) -> bool:
+    """Whether dividing ops is worth it beside the best plan of TaskGraphs; both were played on the described cluster."""
+    return staged.latency_s is not None and rhino.latency_s is not None and rhino.latency_s * TIE < staged.latency_s
+
+
+def with_runners_up(estimate: Estimate, *first: str) -> Estimate:
+    """The estimate with more plans that were not taken, ahead of those it has."""
+    return estimate.model_copy(update={"runners_up": (first + estimate.runners_up)[:RUNNERS_UP]})

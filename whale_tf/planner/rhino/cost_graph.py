@@ -6,7 +6,7 @@ are kept once and go by number: repeated layers have the same tables, and what i
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -102,13 +102,16 @@ class CostGraph:
             u, v, table = v, u, self.turned(table)
         self.edges[u, v] = self.tables.add(self.edges[u, v], table) if (u, v) in self.edges else table
 
-    def adjusted(self, extra: Mapping[int, Sequence[int]]) -> CostGraph:
-        """The same problem with costs added to some nodes: `[strategies]` of each."""
+    def adjusted(self, extra: Mapping[int, Sequence[int]],
+                 pairs: Optional[Mapping[Tuple[int, int], np.ndarray]] = None) -> CostGraph:
+        """The same problem with costs added to some nodes, `[strategies]` of each, and to pairs of nodes (see ``edges``)."""
         other = CostGraph()
-        other.tables, other.edges, other._turned = self.tables, self.edges, self._turned
+        other.tables, other.edges, other._turned = self.tables, dict(self.edges), self._turned
         other.nodes = list(self.nodes)
         for node, costs in extra.items():
             other.nodes[node] = self.tables.add(self.nodes[node], self.tables.number(np.asarray(costs)))
+        for (u, v), table in (pairs or {}).items():
+            other.add_edge(u, v, self.tables.number(table))
         return other
 
     def turned(self, table: int) -> int:

@@ -1,14 +1,18 @@
-"""Memory as a constraint (Rhino section 4.4): the largest parameters are forced into shards, as few of them as will do."""
+"""Memory as a constraint (Rhino section 4.4): the largest parameters are forced into shards, as few of them as will do.
+
+Where activations are what is too large, forcing parameters does not help; then every byte gets a price in time.
+"""
 
 from __future__ import annotations
 
-from typing import List, Mapping, NamedTuple, Sequence, Set
+from typing import List, NamedTuple, Sequence, Set
 
 import networkx
 import numpy as np
 
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.elimination import eliminate
+from whale_tf.planner.rhino.liveness import Held, busiest, held
 from whale_tf.planner.rhino.problem import Problem
 
 STEPS = 10
@@ -53,25 +57,27 @@ def stored_bytes(problem: Problem, choice: Sequence[int]) -> float:
     return sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
 
 
-def least_bytes(problem: Problem) -> float:
-    """Bytes of all variables on one device if everything is divided that can be."""
-    return sum(min(problem.stored_bytes(v, layout) for layout in problem.stored[v]) for v in problem.scope.variables)
+def priced(costs: CostGraph, sizes: Held, price: float) -> CostGraph:
+    """The problem in which every byte that is alive at a place (``sizes``) costs ``price`` picoseconds."""
+    nodes = {node: np.floor(price * row).astype(np.int64).tolist() for node, row in sizes.nodes.items()}
+    return costs.adjusted(nodes, {pair: np.floor(price * table).astype(np.int64) for pair, table in sizes.pairs.items()})
 
 
 def lower_bound(problem: Problem, limit_bytes: float) -> int:
     """Picoseconds that no choice within the limit undercuts: the Lagrangian dual ``min_x C(x) + p (bytes(x) - limit)``, at the
-    best price ``p`` of a byte that bisection finds."""
-    sizes: Mapping[int, np.ndarray] = {
-        problem.node_of[v]: np.array([problem.stored_bytes(v, layout) for layout in problem.stored[v]])
-        for v in problem.scope.variables}
+    best price ``p`` of a byte that bisection finds.  ``bytes``: what is alive where the fastest choice holds most.
+
+    Raises:
+        TableTooLarge
+    """
     free = eliminate(problem.costs)
+    sizes = held(problem, busiest(problem, free.choice))
     best, low, high = free.cost, 0.0, 2.0 * free.cost / max(limit_bytes, 1.0)
     for _ in range(STEPS):
         price = (low + high) / 2
-        extra = {node: np.floor(price * size).astype(np.int64).tolist() for node, size in sizes.items()}
-        found = eliminate(problem.costs.adjusted(extra))
+        found = eliminate(priced(problem.costs, sizes, price))
         best = max(best, int(found.cost - price * limit_bytes))
-        if stored_bytes(problem, found.choice) > limit_bytes:
+        if sizes.bytes(found.choice) > limit_bytes:
             low = price
         else:
             high = price

@@ -54,12 +54,15 @@ class Problem:
     """An op graph as a CostGraph on one dimension of a device mesh.
 
     Attributes:
+        outside: layout of tensors that are made outside the problem.
         costs: the strategy problem.
         candidates: op -> its strategies, for ops that are nodes.
         node_of: op (or variable op) -> node.
         stored: variable op -> the layout each strategy of its node stores it in.
         relays: tensor -> its relay's node; ``relayed``: the layouts that the relay's strategies stand for.
     """
+
+    outside = everywhere
 
     def __init__(self, graph: OpGraph, scope: Scope, ring: Ring, device: Device, pins: Optional[Mapping[int, str]] = None,
                  shapes: Optional[LocalShapes] = None) -> None:
@@ -206,7 +209,7 @@ class Problem:
             return self.node_of[op], self.stored[op]
         if op in self.candidates:
             return self.node_of[op], self.candidates[op].gives[self.graph.tensors[tensor].index]
-        return self.costs.add_node([0]), (everywhere,)
+        return self.costs.add_node([0]), (self.outside,)
 
     def is_hard(self, op: int, position: int) -> bool:
         """Whether an op works on the variable itself, so that it must take it as it is stored."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set
+from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Optional, Sequence
 
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.planner.sharding.problem import READS, VARIABLES
+from whale_tf.profiler.chain import needed_by_updates
 
 TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 IGNORED = ("NoOp", "Const", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
@@ -40,7 +41,7 @@ def find_scope(graph: OpGraph, divisible: Optional[AbstractSet[int]] = None, gra
         gradients: see :class:`Scope`.
     """
     phases = TRAINED if any(op.phase is Phase.APPLY for op in graph.ops) else TRAINED + (Phase.OTHER,)
-    needed = _needed(graph)
+    needed = needed_by_updates(graph)
     roots: Dict[int, int] = {}
     ops: List[int] = []
     variables: List[int] = []
@@ -57,16 +58,3 @@ def find_scope(graph: OpGraph, divisible: Optional[AbstractSet[int]] = None, gra
     members = [variable for variable in variables if variable in used]
     return Scope(ops, members, roots, frozenset() if divisible is None else frozenset(members) - divisible,
                  frozenset(gradients))
-
-
-def _needed(graph: OpGraph) -> Set[int]:
-    """Ops that some update of a variable waits for."""
-    stack = [op.id for op in graph.ops if op.phase is Phase.APPLY]
-    found = set(stack)
-    while stack:
-        for source in graph.ops[stack.pop()].inputs:
-            producer = graph.tensors[source].op
-            if producer not in found:
-                found.add(producer)
-                stack.append(producer)
-    return found

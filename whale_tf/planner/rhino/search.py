@@ -14,6 +14,7 @@ from whale_tf.planner.rhino.collectives import PICOSECONDS
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import TableTooLarge
 from whale_tf.planner.rhino.integer_program import integer_program, solve
+from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import Mesh, meshes, rings
 from whale_tf.planner.rhino.problem import Problem
@@ -21,6 +22,7 @@ from whale_tf.planner.rhino.scope import Scope, find_scope
 
 GIB = float(1 << 30)
 LEVELS = ("O2", "O3")
+PRICES = 10  # of a byte that are tried
 
 
 class Level(NamedTuple):
@@ -36,16 +38,20 @@ class Answer(NamedTuple):
     levels: one for each dimension.
     seconds: estimated time of a step: what the last dimension leaves each device to compute, and every dimension's exchanges.
     stored_bytes: variables (parameters and optimizer state) on the fullest device.
+    peak_bytes: the most that is alive there at a time, variables included.
     forced: how many of the largest parameters had to be divided for the memory's sake.
+    byte_price: picoseconds that a byte cost in the search, where forcing parameters was not enough.
     lower_bound_s: no plan on a mesh of one dimension within the memory is faster; None on other meshes.
-    runners_up: (mesh, seconds, bytes) of the other meshes, best first.
+    runners_up: (mesh, seconds, peak bytes) of the other meshes, best first.
     """
 
     mesh: Mesh
     levels: Tuple[Level, ...]
     seconds: float
     stored_bytes: float
+    peak_bytes: float
     forced: int
+    byte_price: float = 0.0
     lower_bound_s: Optional[float] = None
     runners_up: Tuple[Tuple[Mesh, float, float], ...] = ()
 
@@ -65,14 +71,14 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
         graph: a captured graph; its shapes should be static, for what is not known is not divided.
         level: ``O3`` solves the whole graph exactly, ``O2`` fixes the critical nodes first.
         pins: op name -> pattern that it must take on every mesh dimension.
-        memory_bytes: what one device has for variables; None: what the cluster's smallest device has.
+        memory_bytes: what one device has; None: what the cluster's smallest device has.
         shapes: the meshes to try; None: all of one or two dimensions.
         divisible: variable ops that may be stored in shards; None: all.
         gradients: tensors whose terms are added up before anyone reads them.
 
     Raises:
         ConfigError: an unknown level or op, or a pattern that an op does not have.
-        InfeasibleError: the variables do not fit; the message says the least memory that would do.
+        InfeasibleError: no plan that was found fits; the message says the least memory that would do.
         PlanError: a mesh that is not one of the cluster's devices.
     """
     if level not in LEVELS:
@@ -89,13 +95,13 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
     searches = [_Search(graph, scope, cluster, mesh, solver, _pinned(graph, pins or {})) for mesh in tried]
     found = [answer for answer in (one.within(limit) for one in searches) if answer is not None]
     if not found:
-        least = min(one.least_bytes() for one in searches)
+        least = min(one.least_bytes for one in searches)
         raise InfeasibleError(
-            "the variables take {:.3g} GiB on each of {} devices even if all of them are divided that can be; the memory allowed "
-            "is {:.3g} GiB; use more devices, or devices with at least {:.0f} bytes".format(
+            "a step takes {:.3g} GiB on each of {} devices even if all variables are divided that can be; the memory allowed is "
+            "{:.3g} GiB; use more devices, a smaller batch, or devices with at least {:.0f} bytes".format(
                 least / GIB, len(cluster), limit / GIB, least))
     found.sort(key=lambda answer: answer.seconds)
-    return found[0]._replace(runners_up=tuple((a.mesh, a.seconds, a.stored_bytes) for a in found[1:]))
+    return found[0]._replace(runners_up=tuple((a.mesh, a.seconds, a.peak_bytes) for a in found[1:]))
 
 
 class _Search:
@@ -108,45 +114,59 @@ class _Search:
         self.device = min(cluster.devices, key=lambda device: device.peak_flops_per_s["fp32"])
         self.first = self._problem(0, LocalShapes(graph))
         self.parameters = memory.parameters(self.first)
+        self.least_bytes = float("inf")  # of all answers so far
 
     def within(self, limit: float) -> Optional[Answer]:
-        """The answer with the smallest number of forced parameters that fits (found by bisection: one fewer does not fit)."""
+        """The answer with the smallest number of forced parameters that fits, found by bisection: one fewer does not fit.
+        Where forcing all of them is not enough, the lowest price of a byte that makes the answer fit."""
         answer = self._solve(0)
-        if answer.stored_bytes <= limit:
+        if answer.peak_bytes <= limit:
             return self._bounded(answer, limit)
         low, high = 0, len(self.parameters)
         best = self._solve(high)
-        if best.stored_bytes > limit:
-            return None
+        if best.peak_bytes > limit:
+            priced = self._priced(limit, best)
+            return None if priced is None else self._bounded(priced, limit)
         while high - low > 1:
             middle = (low + high) // 2
             answer = self._solve(middle)
-            if answer.stored_bytes <= limit:
+            if answer.peak_bytes <= limit:
                 high, best = middle, answer
             else:
                 low = middle
         return self._bounded(best, limit)
+
+    def _priced(self, limit: float, forced: Answer) -> Optional[Answer]:
+        """From the price at which all the memory is worth a step, halved while the answer fits, doubled while it does not."""
+        price, best = forced.seconds * PICOSECONDS / max(limit, 1.0), None
+        for _ in range(PRICES):
+            answer = self._solve(0, price)
+            if answer.peak_bytes <= limit:
+                if best is None or answer.seconds < best.seconds:
+                    best = answer
+                price /= 2
+            elif best is None:
+                price *= 4
+            else:
+                break
+        return best
 
     def _bounded(self, answer: Answer, limit: float) -> Answer:
         if len(self.mesh) > 1:
             return answer
         solution = answer.levels[0].solution
         bound = solution.lower_bound
-        if answer.forced:
+        if answer.forced or answer.byte_price:
             try:
                 bound = memory.lower_bound(self.first, limit)
             except TableTooLarge:
                 bound = 0
         return answer._replace(lower_bound_s=bound / PICOSECONDS)
 
-    def least_bytes(self) -> float:
-        """Bytes of the variables on a device if all that can be is divided."""
-        return self._solve(len(self.parameters)).stored_bytes
-
     def _problem(self, dimension: int, shapes: LocalShapes) -> Problem:
         return Problem(self.graph, self.scope, self.rings[dimension], self.device, self.pins, shapes)
 
-    def _solve(self, forced: int) -> Answer:
+    def _solve(self, forced: int, price: float = 0.0) -> Answer:
         """Dimension by dimension: each takes the shapes that the one before left."""
         must: Set[int] = {v for parameter in self.parameters[:forced] for v in parameter.variables}
         levels: List[Level] = []
@@ -154,15 +174,24 @@ class _Search:
         for dimension in range(len(self.mesh)):
             if dimension:
                 problem = self._problem(dimension, _left(levels[-1]))
-            solution = self.solver(problem, memory.sharded(problem, must))
+            costs = memory.sharded(problem, must)
+            solution = self.solver(problem, costs)
+            if price:
+                sizes = held(problem, busiest(problem, solution.choice))
+                solution = self.solver(problem, memory.priced(costs, sizes, price))
+                # what the choice costs, and not what its bytes were priced at
+                solution = solution._replace(cost=problem.costs.score(solution.choice), lower_bound=0)
             if solution.cost >= IMPOSSIBLE:
                 raise InfeasibleError("no plan on mesh {} has all that is asked for: the patterns asked for do not go together; "
                                       "ask for fewer".format(self.mesh))
             levels.append(Level(problem, solution))
             is_last = dimension == len(self.mesh) - 1
             picoseconds += solution.cost if is_last else problem.communication(solution.choice)
-        stored = memory.stored_bytes(levels[-1].problem, levels[-1].solution.choice)
-        return Answer(self.mesh, tuple(levels), picoseconds / PICOSECONDS, stored, forced)
+        problem, choice = levels[-1].problem, levels[-1].solution.choice
+        answer = Answer(self.mesh, tuple(levels), picoseconds / PICOSECONDS, memory.stored_bytes(problem, choice),
+                        peak_bytes(problem, choice), forced, price)
+        self.least_bytes = min(self.least_bytes, answer.peak_bytes)
+        return answer
 
 
 def _left(level: Level) -> LocalShapes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from whale_tf.planner.sharding.assignment import Assignment, assign
-from whale_tf.planner.sharding.problem import Problem
+from whale_tf.planner.sharding.batch import batch_ops, with_batch
+from whale_tf.planner.sharding.problem import BATCH, Problem
 
-__all__ = ["Assignment", "Problem", "assign"]
+__all__ = ["BATCH", "Assignment", "Problem", "assign", "batch_ops", "with_batch"]

@@ -6,14 +6,14 @@ exchanges least given the spreads of what it reads, and a variable's gradient is
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.force import forced_patterns
-from whale_tf.planner.sharding.problem import LOSSES, VARIABLES, Problem, State
+from whale_tf.planner.sharding.problem import BATCH, LOSSES, VARIABLES, Problem, State
 from whale_tf.planner.sharding.search import cheapest
 
 
@@ -24,22 +24,27 @@ class Choice(NamedTuple):
     pattern: str
     bytes: float
     reason: str = ""
+    is_forced: bool = False
 
 
 class Assignment(NamedTuple):
     """Attributes:
     strategies: op -> strategy, for all ops that are not simply computed once.
     variables: variable op -> how it is stored, for the sharded ones.
-    home: TaskGraph of every op in ``strategies`` and ``variables``.
+    home: TaskGraph of every op in ``strategies`` and ``variables``, and of those with results in ``settled``.
     choices: what was chosen for the ops worth dividing.
     settled: tensor -> the spread that it is brought into as soon as it is made, for all who read it.
+    reseeded: names of the ops that draw other initial values than the local script's.
+    alone: split TaskGraph -> its forward ops on examples that the first device computes for all.
     """
 
     strategies: Dict[int, Strategy]
     variables: Dict[int, Spread]
     home: Dict[int, int]
     choices: List[Choice]
-    settled: Mapping[int, Spread] = {}
+    settled: Dict[int, Spread] = {}
+    reseeded: Sequence[str] = ()
+    alone: Mapping[int, Tuple[str, ...]] = {}
 
     @property
     def shards(self) -> Dict[str, str]:
@@ -59,14 +64,14 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
         UnsupportedOpError: nothing of a TaskGraph can be split, or control flow is inside one.
     """
     forced = forced_patterns(problem, force, shards)
-    result = Assignment({}, {}, {}, [])
+    result = Assignment({}, {}, {}, [], {})
     spreads: Dict[int, Spread] = {}
     for number in problem.splits:
         chosen, variables, prices = cheapest(problem, number, forced)
         result.strategies.update(chosen)
         spreads.update(variables)
-        choices = _choices(problem, number, chosen, prices)
-        if all(choice.pattern == "once" for choice in choices):
+        choices = _choices(problem, number, chosen, prices, forced)
+        if not any(_divides(problem, choice) for choice in choices):
             raise UnsupportedOpError(_nothing_to_split(problem, number, choices))
         result.choices.extend(choices)
     for variable, others in problem.slots.items():
@@ -79,8 +84,15 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
     return result
 
 
+def _divides(problem: Problem, choice: Choice) -> bool:
+    """Whether a choice makes something of ``wh.split``: weights lie in parts, or the work of an op without weights."""
+    op = problem.graph.op(choice.op)
+    wanted = choice.is_forced or (problem.is_anchor(op) and not problem.has_weights(op))
+    return choice.pattern not in ("once", BATCH) or (choice.pattern == BATCH and wanted)
+
+
 def _choices(
-    problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float]
+    problem: Problem, task_graph: int, chosen: Mapping[int, Strategy], prices: Mapping[int, float], forced: Mapping[int, str]
 ) -> List[Choice]:
     ops = problem.forward_ops(task_graph)
     units = {op.id for op in ops if problem.is_anchor(op) or op.type in LOSSES}
@@ -95,9 +107,9 @@ def _choices(
     for op in ops:
         if op.id in units:
             strategy = chosen.get(op.id)
-            pattern = strategy.pattern if strategy is not None else "once"
-            reasons = problem.strategies(op, problem.splits[task_graph].devices).reasons if pattern == "once" else []
-            found.append(Choice(op.name, pattern, total[op.id], "; ".join(reasons)))
+            pattern = (problem.undivided(op) if strategy is None else strategy).pattern
+            reasons = problem.strategies(op, problem.splits[task_graph].devices).reasons if pattern in ("once", BATCH) else []
+            found.append(Choice(op.name, pattern, total[op.id], "; ".join(reasons), op.id in forced))
     return found
 
 
@@ -133,16 +145,28 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
         if op.phase is Phase.FORWARD:
             strategy = forward.get(op.id)
         else:
-            divided = problem.is_anchor(op) and op.forward in forward  # as its forward op is: it is as much work
+            before = forward.get(op.forward)  # a backward op is divided if its forward op is: it is as much work
+            divided = problem.is_anchor(op) and before is not None and before.how != ONCE
             strategy = _least(problem, state, op, divided) if divided or not state.is_plain(op) else None
         if strategy is not None:
             state.take(op, strategy, 0.0)
             result.strategies[op.id], result.home[op.id] = strategy, home
+        for tensor in op.outputs if op.phase is Phase.BACKWARD else ():
+            if tensor in problem.gradients:
+                _settle(problem, state, result, tensor, home)
     for number, state in states.items():
         for root, spread in state.spreads.items():
             if problem.is_variable(root) and spread != once:
                 variable = problem.graph.tensors[root].op
                 result.variables[variable], result.home[variable] = spread, number
+
+
+def _settle(problem: Problem, state: State, result: Assignment, tensor: int, home: int) -> None:
+    """A gradient is brought into its variable's layout before the update begins, whose ops then run where the variable is."""
+    wanted = state.spreads.get(_target(problem, tensor), once)
+    if state.spread(tensor) != wanted:
+        result.settled[tensor] = state.spreads[tensor] = wanted
+        result.home.setdefault(problem.graph.tensors[tensor].op, home)
 
 
 def _home(problem: Problem, root: int, default: int) -> int:

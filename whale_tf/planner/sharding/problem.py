@@ -33,6 +33,7 @@ LOSSES = ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"
 CONTROL_FLOW = frozenset((
     "Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond", "While", "StatelessWhile", "If", "StatelessIf", "Case",
     "PartitionedCall", "StatefulPartitionedCall"))
+BATCH = "batch"
 # Terms of a sum pass through these; before any other op they are added up, so that they are added up once.
 PASSES_TERMS = frozenset((
     "Identity", "StopGradient", "PreventGradient", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Cast", "AddN", "Add",
@@ -40,11 +41,13 @@ PASSES_TERMS = frozenset((
 
 
 class SplitTaskGraph(NamedTuple):
-    """``devices``: of one model replica; ``number``: the TaskGraph's."""
+    """``devices``: of one model replica; ``number``: the TaskGraph's; ``by_batch``: every device has examples of its own, of a
+    ``replicate`` TaskGraph that shares the devices."""
 
     number: int
     name: str
     devices: int
+    by_batch: bool = False
 
 
 class Problem:
@@ -109,8 +112,17 @@ class Problem:
             return self.is_variable(self.root(op.inputs[0]))
         return op.type in CONTRACTIONS or op.type in CONVOLUTIONS
 
-    def reads_variable(self, op: Op) -> bool:
-        return any(self.is_variable(self.root(t)) for t in op.inputs)
+    def undivided(self, op: Op) -> Strategy:
+        """``batch`` where the devices have examples of their own and the op's results count them, else ``once``.  Both exchange
+        the same bytes: what is whole on one device, and what lies on all of them in parts."""
+        split = self.splits.get(self.task_graph[op.id])
+        by_batch = split is not None and split.by_batch and any(t in self.batch for t in op.outputs)
+        return computed_once(op, BATCH if by_batch else "once")
+
+    def has_weights(self, op: Op) -> bool:
+        """Whether an operand has nothing of the examples in it."""
+        return any(self.is_variable(self.root(t)) or (t not in self.batch and is_float(self.graph.tensors[t].dtype))
+                   for t in op.inputs)
 
     def forward_ops(self, task_graph: int) -> List[Op]:
         return [op for op in self.graph.ops if self.task_graph[op.id] == task_graph and op.phase is Phase.FORWARD
@@ -260,7 +272,7 @@ class State:
 
     def candidates(self, op: Op) -> List[Strategy]:
         """Strategies of an op, computing it once among them unless it is worth dividing and can be."""
-        whole = computed_once(op)
+        whole = self.problem.undivided(op)
         if op.type in SHAPE_ONLY or op.type == "VariableShape":
             return [Strategy("sizes", SIZES, tuple(self.spread(t) for t in op.inputs), whole.gives)]
         found = self.problem.strategies(op, self.count).found

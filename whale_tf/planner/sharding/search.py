@@ -7,7 +7,8 @@ column-sharded layer is followed by a row-sharded one because nothing is exchang
 so; prices count forward and backward bytes (:mod:`whale_tf.planner.sharding.price`).
 
 Ops worth dividing (contractions, convolutions, look-ups) are divided if they can be: computing everything once would
-exchange nothing.  All others follow: they take what costs least then and there.
+exchange nothing.  Those without weights may also take the pattern ``batch``, which divides their work as well.  All others
+follow: they take what costs least then and there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Dict, List, Mapping, Tuple
 from whale_tf.ir.graph import Op
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
-from whale_tf.planner.sharding.problem import Problem, State
+from whale_tf.planner.sharding.problem import BATCH, Problem, State
 
 WIDTH = 32
 
@@ -65,7 +66,7 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
     if forced is not None:
         priced = [(cost, s) for cost, s in priced if s.pattern == forced] or priced
     elif anchor and any(s.how != ONCE for _, s in priced):
-        priced = [(cost, s) for cost, s in priced if s.how != ONCE]
+        priced = [(cost, s) for cost, s in priced if s.how != ONCE or (s.pattern == BATCH and not problem.has_weights(op))]
     elif not anchor:
         least = min(cost for cost, _ in priced)
         priced = [(cost, s) for cost, s in priced if cost <= least * (1 + 1e-9)]

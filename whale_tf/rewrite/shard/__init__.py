@@ -62,7 +62,7 @@ def shard(graph: tf.Graph, captured: Captured, assignment: Assignment, counts: D
         index += 1
         root = "{}_{}".format(ROOT, index)
     edit = StagedEdit(graph)
-    lowering = Lowering(graph, captured.graph, captured.task_graph, assignment, counts, edit, root)
+    lowering = Lowering(graph, captured, assignment, counts, edit, root)
     lowering.run()
     mover = _Mover(graph, captured, lowering, done)
     moves = mover.stage_moves()
@@ -97,7 +97,8 @@ class _Mover:
                 continue
             for op, position in graph.consumers(tensor):
                 if graph.ops[op].name not in self._lowering.done:
-                    found.append((op, position, self._lowering.values.whole(tensor)))
+                    reader = self._captured.task_graph[op]
+                    found.append((op, position, self._lowering.values.whole(tensor, reader if reader >= 0 else None)))
         return found
 
     def stage_calls(self) -> List[Tuple[Any, str, List[Any]]]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.captured import Captured, capture
+from whale_tf.capture.captured import Captured, Spec, capture
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.ir.batch_axis import Options, analyse
 from whale_tf.ir.graph import Phase
+from whale_tf.ir.region import find_region
 from whale_tf.ir.verify import verify
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.sharding import Assignment, assign
+from whale_tf.planner.annotated import placed
+from whale_tf.planner.assemble import TaskGraphSpec
+from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, with_batch
+from whale_tf.planner.sharding.force import in_unit
+from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.automatic import as_one_split, automatic, check_automatic, is_automatic
+from whale_tf.rewrite.shard.automatic import Automatic, as_one_split, automatic, check_automatic, is_automatic
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 
 
@@ -49,16 +54,67 @@ def divide(
     if is_automatic(config, plan) and len(cluster.devices) > 1:
         if plan is None:
             check_automatic(graph, local, config)
-        found = automatic(local, cluster, config, plan)
-        whole = as_one_split(local)
-        return Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
+        found = whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
+    else:
+        found = _annotated_division(local, cluster, config, plan, options, parts)
+    if found.assignment is None or (config if plan is None else plan).init == "exact":
+        return found
+    return found._replace(assignment=with_initial_values(local.graph, local.phases.variables.initializers, found.assignment))
+
+
+def _annotated_division(
+    local: Captured,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan],
+    options: Options,
+    parts: Sequence[Tuple[int, ...]],
+) -> Division:
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
     batch = analyse(local.graph, local.sources, local.scope, options)
-    problem = sharding_problem(local, divided_dims(batch), counts)
+    by_batch = _by_batch(local, counts, cluster, config, plan, parts)
+    problem = sharding_problem(local, divided_dims(batch), counts, by_batch)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
-    return Division(local, local, counts, assign(problem, force, shards))
+    assignment = assign(problem, force, shards)
+    region = find_region(local.graph, local.task_graph, batch, list(local.sources))
+    listed = None if plan is None else {name for task in plan.task_graphs if task.batch_of is not None for name in task.ops}
+    members = batch_ops(problem, assignment, region, listed)
+    local = _beside(local, counts, members)
+    return Division(local, local, counts, with_batch(problem, assignment, region, members))
+
+
+def _by_batch(
+    local: Captured, counts: Dict[int, int], cluster: Cluster, config: Config, plan: Optional[Plan],
+    parts: Sequence[Tuple[int, ...]]
+) -> Set[int]:
+    """Split TaskGraphs whose devices have examples of their own: a ``replicate`` TaskGraph shares them, or the user forces it."""
+    if plan is not None:
+        return {task.batch_of for task in plan.task_graphs if task.batch_of is not None}
+    specs = [TaskGraphSpec(*spec) for spec in local.specs]
+    rows = placed(specs, cluster, config, parts)
+    replicated = {row for spec, row in zip(specs, rows) if spec.strategy == "replicate"}
+    force = config.patterns.force or {}
+    units = [unit for unit, pattern in force.items() if pattern == BATCH] if isinstance(force, dict) else []
+    forced = {local.task_graph[op.id] for op in local.graph.ops for unit in units if in_unit(op, unit)}
+    return {number for number in counts if rows[number] in replicated or number in forced or force == BATCH}
+
+
+def _beside(local: Captured, counts: Dict[int, int], found: Dict[int, Set[int]]) -> Captured:
+    """The graph with a TaskGraph for the ops of each ``split`` one that every device runs for its own examples."""
+    task_graph, specs = list(local.task_graph), list(local.specs)
+    for number, ops in found.items():
+        for op in ops:
+            task_graph[op] = len(specs)
+        specs.append(Spec(local.specs[number].name + "/batch", "replicate", counts[number], number))
+    return local._replace(task_graph=task_graph, specs=tuple(specs))
+
+
+def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Division:
+    """The graph as one TaskGraph on all devices."""
+    whole = as_one_split(local)
+    return Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
 
 
 def carry_out(
@@ -67,7 +123,7 @@ def carry_out(
     """Divide the graph; it is then captured anew."""
     assert division.assignment is not None
     shard(graph, division.local, division.assignment, division.counts, sharded)
-    captured = capture(graph, is_pipeline, plan, is_sharded=True)
+    captured = capture(graph, is_pipeline, plan, before=division.local)
     verify(captured.graph, "after wh.split")
     if division.estimate is not None:  # examples are divided like any other dimension: there is no batch to clone for
         captured = as_one_split(captured)._replace(sources={})

@@ -10,24 +10,29 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf._tf_compat import tf
+from whale_tf.capture.captured import Captured
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.extents import Size, Value, as_value
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.rules import rule_for
 from whale_tf.patterns.spread import Spread, everywhere, once
 from whale_tf.patterns.strategy import (
+    ADVANCED,
     CLASSES,
+    CUT,
     EXTREME,
     LOOK_UP,
     MOVES,
+    RESEEDED,
     ROWS,
     SIZES,
     SOFTMAX,
@@ -37,6 +42,8 @@ from whale_tf.patterns.strategy import (
     stored_shape,
 )
 from whale_tf.planner.sharding import Assignment
+from whale_tf.rewrite.attributes import reseed
+from whale_tf.rewrite.shard.initial import Stream, cut
 from whale_tf.rewrite.shard.recipes import Rows, Softmax, combine
 from whale_tf.rewrite.shard.tags import TaggedStage
 from whale_tf.rewrite.shard.values import Values
@@ -53,14 +60,17 @@ class Lowering:
         variables: divided variable op -> names of its parts.
     """
 
-    def __init__(self, tf_graph: tf.Graph, graph: OpGraph, task_graph: Sequence[int], assignment: Assignment,
-                 counts: Dict[int, int], edit: StagedEdit, root: str) -> None:
+    def __init__(self, tf_graph: tf.Graph, captured: Captured, assignment: Assignment, counts: Dict[int, int],
+                 edit: StagedEdit, root: str) -> None:
+        graph = captured.graph
         self.graph, self.assignment, self.counts, self.edit, self.root = graph, assignment, counts, edit, root
-        self.task_graph = task_graph
+        self.task_graph = captured.task_graph
         self.view = Sizes(graph)
-        self.stages = {number: TaggedStage(edit, number) for number in counts}
+        replicated = {number for number, spec in enumerate(captured.specs) if spec.strategy == "replicate"}
+        self.stages = {number: TaggedStage(edit, number) for number in replicated.union(counts)}
         self.nodes = {number: Nodes(stage) for number, stage in self.stages.items()}
-        self.values = Values(graph, self.stages, self.nodes, counts, root, self._moved_again, self._move_again)
+        self.values = Values(self.view, self.stages, self.nodes, counts, captured.task_graph, replicated, root, self._moved_again,
+                             self._move_again)
         self.done: Dict[str, List[List[str]]] = {}
         self.variables: Dict[int, List[str]] = {}
         self._tf_ops = {op.name: op for op in tf_graph.get_operations()}
@@ -77,8 +87,8 @@ class Lowering:
                     self._settle(tensor, self.assignment.settled[tensor])
 
     def _settle(self, tensor: int, spread: Spread) -> None:
-        value = self.values.table.get(tensor)
-        home = value.task_graph if value is not None else self.task_graph[self.graph.tensors[tensor].op]
+        value, op = self.values.table.get(tensor), self.graph.tensors[tensor].op
+        home = value.task_graph if value is not None else self.assignment.home.get(op, self.task_graph[op])
         self.values.put(tensor, spread, self.values.parts(tensor, spread, home), home)
 
     # -- variables ----------------------------------------------------------------------------------------------------
@@ -98,7 +108,8 @@ class Lowering:
         stage = self.stages[home]
         stage.is_backward = op.phase is Phase.BACKWARD
         stage.controls = self._controls(op, home)
-        recipe = {CLASSES: self._loss, SOFTMAX: self._softmax, LOOK_UP: self._look_up, SIZES: self._sizes}.get(strategy.how)
+        recipe = {CLASSES: self._loss, SOFTMAX: self._softmax, LOOK_UP: self._look_up, SIZES: self._sizes,
+                  CUT: self._cut, ADVANCED: self._advanced}.get(strategy.how)
         if recipe is not None:
             recipe(op, strategy, home)
         else:
@@ -118,6 +129,8 @@ class Lowering:
                 set_input(self.edit, node.name, position, name)
             if strategy.how == ROWS:
                 self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
+            if strategy.how == RESEEDED:
+                self._reseed(op, node, home, i)
             if op.type in SHAPE_ATTRIBUTES and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
                 node.attr["shape"].shape.dim[strategy.gives[0].dim].size = strategy.gives[0].sizes[i]
             results.append(node.name)
@@ -225,6 +238,30 @@ class Lowering:
         for p in listed:
             values, what = (own.local, "numbers") if p == number else (operands[p][i], "values{}".format(p))
             set_input(self.edit, name, p, own.kept(values, self._dtype(op.inputs[p]), what))
+
+    # -- initial values -----------------------------------------------------------------------------------------------
+    def _cut(self, op: Op, strategy: Strategy, home: int) -> None:
+        value, spread = self._tf_ops[op.name].get_attr("value"), strategy.gives[0]
+        parts = [cut(self.nodes[home], value, spread, i, self._scope(op, "cut{}".format(i))) for i in range(self.counts[home])]
+        self._put(op, 0, spread, parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _advanced(self, op: Op, strategy: Strategy, home: int) -> None:
+        shape, spread, dtype = self.view.shape(op.outputs[0]) or (), strategy.gives[0], self._dtype(op.outputs[0])
+        operands = [self.values.whole(tensor) for tensor in op.inputs]
+        parts = [Stream(self.nodes[home], op, operands, dtype, self._scope(op, "drawn{}".format(i)), str(i)).part(
+            [size or 0 for size in shape], spread, i) for i in range(self.counts[home])]
+        self._put(op, 0, spread, parts, home)
+        self.done[op.name] = [[part] for part in parts]
+
+    def _reseed(self, op: Op, node: NodeDef, home: int, i: int) -> None:
+        """Let a part draw numbers of its own."""
+        reseed(node, node.name)
+        if "seed" not in op.attrs:  # it is an operand
+            nodes, seed, scope = self.nodes[home], op.inputs[1], self._scope(op, "seed{}".format(i))
+            dtype = self._dtype(seed)
+            own = nodes.const([0, zlib.crc32(node.name.encode()) % 2**31], scope + "/own", dtype, str(i))
+            set_input(self.edit, node.name, 1, nodes.binary("Add", self.values.whole(seed), own, scope, dtype, str(i)))
 
     # -- recipes ------------------------------------------------------------------------------------------------------
     def _softmax_of(self, op: Op, spread: Spread, home: int) -> Softmax:

@@ -5,15 +5,22 @@
     shard -> once         ConcatV2 on the first device          partial -> once         AddN on the first device
     shard -> everywhere   ConcatV2 on every device              partial -> shard        Slice on every device, AddN where needed
     once -> shard         Slice on the first device             shard -> another shard  Slice on every device, ConcatV2
+
+At the border of a ``replicate`` TaskGraph ``once`` means: in parts of the batch, on all its devices.  So a tensor of one is
+sliced where it is computed, by every replica, and a ``split`` part gathers its slice of the batch; what a ``replicate`` TaskGraph
+reads whole is put together there, by every replica, from its examples of the parts.  Whale fuses the bridge's gather and the
+partition that follows (section 3.2.3); here there never are two: both directions are an all-to-all, ``partial`` terms a
+reduce-scatter over the batch, without a device that has the whole.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.rules import View
 from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, everywhere, once
 from whale_tf.rewrite.shard.tags import TaggedStage
 
@@ -32,13 +39,17 @@ class Values:
     Args:
         stages: of every split TaskGraph; ``nodes`` stage there.
         counts: devices of every split TaskGraph.
+        task_graph: TaskGraph of every op.
+        replicated: numbers of the ``replicate`` TaskGraphs.
         moved_again: whether a tensor that is computed once is moved about by an op that every device can do again.
         move_again: ``(op, device, name of the operand there)``: does so, and returns the result's name.
     """
 
-    def __init__(self, graph: OpGraph, stages: Dict[int, TaggedStage], nodes: Dict[int, Nodes], counts: Dict[int, int],
-                 root: str, moved_again: Callable[[int, int], bool], move_again: Callable[[Op, int, str], str]) -> None:
-        self._graph = graph
+    def __init__(self, view: View, stages: Dict[int, TaggedStage], nodes: Dict[int, Nodes], counts: Dict[int, int],
+                 task_graph: Sequence[int], replicated: Collection[int], root: str,
+                 moved_again: Callable[[int, int], bool], move_again: Callable[[Op, int, str], str]) -> None:
+        self._graph, self._view = view.graph, view
+        self._task_graph, self._replicated = task_graph, replicated
         self.moved_again, self.move_again = moved_again, move_again
         self._stages, self._nodes, self._counts, self._root = stages, nodes, counts, root
         self._made: Dict[Tuple[int, Spread, int], List[str]] = {}
@@ -54,12 +65,14 @@ class Values:
     def put(self, tensor: int, spread: Spread, names: List[str], task_graph: int) -> None:
         self.table[tensor] = Value(spread, tuple(names), task_graph)
 
-    def whole(self, tensor: int) -> str:
-        """The whole tensor, on the first device of the TaskGraph that has it."""
+    def whole(self, tensor: int, reader: Optional[int] = None) -> str:
+        """The whole tensor, on the first device of the TaskGraph that has it, or by every replica of the one that reads it."""
         value = self.table.get(tensor)
         if value is None:
             return self._graph.tensor_name(tensor)
-        return self.parts(tensor, once, value.task_graph)[0]
+        if reader is None or reader not in self._replicated or value.spread == once or value.spread.kind == EACH:
+            return self.parts(tensor, once, value.task_graph)[0]
+        return self._converted(tensor, value, once, value.task_graph, reader)[0]
 
     def parts(self, tensor: int, need: Spread, task_graph: int) -> List[str]:
         """Names of a tensor for the devices of a TaskGraph, spread as needed."""
@@ -73,9 +86,19 @@ class Values:
             return self._moved_everywhere(tensor, value.names[0], task_graph)
         if value.spread == once and not need.is_shard:
             return [value.names[0]] * (count if need.kind == EVERYWHERE else 1)
-        key = (tensor, need, task_graph)
+        return self._converted(tensor, value, need, task_graph, self._maker(tensor, task_graph) if need.is_shard else task_graph)
+
+    def _maker(self, tensor: int, task_graph: int) -> int:
+        """The ``replicate`` TaskGraph that computes a tensor, else ``task_graph``."""
+        home = self._task_graph[self._graph.tensors[tensor].op]
+        return home if tensor not in self.table and home in self._replicated else task_graph
+
+    def _converted(self, tensor: int, value: Value, need: Spread, task_graph: int, where: int) -> List[str]:
+        """Args:
+        where: the TaskGraph that the conversion belongs to."""
+        key = (tensor, need, where if need == once else task_graph)
         if key not in self._made:
-            self._made[key] = self._convert(tensor, value, need, task_graph)
+            self._made[key] = self._convert(tensor, value, need, task_graph, where)
         return self._made[key]
 
     def _moved_everywhere(self, tensor: int, first: str, task_graph: int) -> List[str]:
@@ -86,17 +109,17 @@ class Values:
             self._made[key] = [first] + [self.move_again(op, i, operands[i]) for i in range(1, self._counts[task_graph])]
         return self._made[key]
 
-    def _convert(self, tensor: int, value: Value, need: Spread, task_graph: int) -> List[str]:
-        stage = self._stages[task_graph]
+    def _convert(self, tensor: int, value: Value, need: Spread, task_graph: int, where: int) -> List[str]:
+        stage = self._stages[where]
         before = stage.is_backward, stage.controls
         stage.is_backward, stage.controls = self._graph.producer(tensor).phase is Phase.BACKWARD, ()
         try:
-            return self._staged(tensor, value, need, task_graph)
+            return self._staged(tensor, value, need, task_graph, where)
         finally:
             stage.is_backward, stage.controls = before
 
-    def _staged(self, tensor: int, value: Value, need: Spread, task_graph: int) -> List[str]:
-        nodes, have, count = self._nodes[task_graph], value.spread, self._counts[task_graph]
+    def _staged(self, tensor: int, value: Value, need: Spread, task_graph: int, where: int) -> List[str]:
+        nodes, have, count = self._nodes[where], value.spread, self._counts[task_graph]
         dtype = tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
         flat = self._graph.tensor_name(tensor).replace(":", "_")
         scope = "{}/{}/{}".format(self._root, "whole" if not need.is_shard else "dim{}".format(need.dim), flat)
@@ -134,6 +157,6 @@ class Values:
         return nodes.concat(pieces, have.dim, scope, dtype, str(i))
 
     def _slice(self, tensor: int, name: str, dim: int, begin: int, size: int, scope: str, device: str, nodes: Nodes) -> str:
-        record = self._graph.tensors[tensor]
-        return nodes.slice_dim(name, dim, len(record.shape or ()), begin, size, scope, tf.as_dtype(record.dtype).base_dtype,
-                               device)
+        shape, dtype = self._view.shape(tensor), tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
+        assert shape is not None, "a tensor is divided along a dimension that its op's rule knows"
+        return nodes.slice_dim(name, dim, len(shape), begin, size, scope, dtype, device)

@@ -1,0 +1,62 @@
+"""Arrangements of processes, devices and TaskGraphs, each with every kind of model, variable and input."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from tests.multiprocess.jobs import Job
+from tests.numeric.cases import CASES
+from tests.numeric.script import Setting
+
+
+class Arrangement(NamedTuple):
+    """``workers`` processes of ``devices`` devices; the other fields are those of :class:`Job`."""
+
+    workers: int
+    devices: int
+    counts: Tuple[Any, ...]
+    split: Tuple[int, ...] = ()
+    micro_batches: int = 1
+
+
+ARRANGEMENTS: Dict[str, Arrangement] = {
+    "2x1 data parallel": Arrangement(2, 1, (None,)),
+    "2x1 pipeline": Arrangement(2, 1, (1, 1), micro_batches=2),
+    "2x1 split": Arrangement(2, 1, (2,), split=(0,)),
+    "2x2 data parallel": Arrangement(2, 2, (None,)),
+    "2x2 pipeline of replicated stages": Arrangement(2, 2, (2, 2), micro_batches=2),
+    "2x2 split": Arrangement(2, 2, (4,), split=(0,)),
+    "2x2 nested": Arrangement(2, 2, (1,)),
+    "2x2 pipeline in each": Arrangement(2, 2, (1, 1), micro_batches=4),
+    "4x1 data parallel": Arrangement(4, 1, (None,), micro_batches=2),
+    "4x1 pipeline": Arrangement(4, 1, (1, 1, 1, 1), micro_batches=4),
+    "4x1 split": Arrangement(4, 1, (4,), split=(0,)),
+    "4x1 nested pipelines": Arrangement(4, 1, (1, 1), micro_batches=2),
+    "4x1 replicated stage before a split one": Arrangement(4, 1, (2, 2), split=(1,)),
+}
+BOTH = (True, False)
+AXES: Dict[str, Any] = {
+    "arrangement": tuple(ARRANGEMENTS), "case": ("clipped_adam", "weighted_loss", "momentum"), "dtype": ("float32", "float64"),
+    "resource": BOTH, "static_batch": BOTH, "dataset": BOTH}
+MORE_CASES = ("mlp_mean", "sum_with_l2", "convolution", "tied_embedding", "sparse_embedding", "gan", "gradient_penalty")
+
+
+def allowed(row: Dict[str, Any]) -> bool:
+    """What is not refused (tests/numeric/test_split.py, test_bad_input.py)."""
+    return True
+
+
+def job_of(row: Dict[str, Any]) -> Job:
+    arrangement = ARRANGEMENTS[row["arrangement"]]
+    setting = Setting(**{field: row[field] for field in Setting._fields if field in row})
+    assert row["case"] in CASES
+    return Job(row["case"], setting, arrangement.counts, arrangement.devices, arrangement.micro_batches, split=arrangement.split,
+               workers=arrangement.workers)
+
+
+def groups(jobs: List[Job], size: int) -> List[List[Job]]:
+    """Jobs that may run one after the other in the same processes, at most ``size``; the first has the most devices, for which
+    the processes' servers are made."""
+    found: Dict[Tuple[int, bool], List[Job]] = {}
+    for job in sorted(jobs, key=lambda each: -each.devices):
+        found.setdefault((job.workers, job.is_driven), []).append(job)
+    return [group[first:first + size] for group in found.values() for first in range(0, len(group), size)]

@@ -1,0 +1,97 @@
+"""One copy of the variables for all replicas, or one for each."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import pytest
+
+import whale_tf as wh
+from tests.numeric.script import dense
+from whale_tf._tf_compat import v1
+
+WORDS, WIDTH, BATCH = 7, 6, 8
+
+
+@pytest.fixture(autouse=True)
+def _shutdown() -> Any:
+    yield
+    wh.shutdown()
+
+
+def look_up(resource: bool, colocate: bool) -> Dict[str, Any]:
+    """An embedding, whose op takes the variable's handle, and a dense layer; gradients beside their forward ops if asked."""
+    tokens = v1.placeholder("int32", [None, 3], name="tokens")
+    with v1.variable_scope("", use_resource=resource):
+        words = v1.get_variable("words", [WORDS, WIDTH], "float64", v1.random_normal_initializer(seed=1))
+        rows = v1.reduce_mean(v1.nn.embedding_lookup(words, tokens), 1)
+        loss = v1.reduce_mean(v1.square(dense(rows, 4, "logits")))
+    optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+    return {"tokens": tokens, "loss": loss, "train": optimizer.minimize(loss, colocate_gradients_with_ops=colocate)}
+
+
+def loop(resource: bool, colocate: bool) -> Dict[str, Any]:
+    """A loop of version 1 that reads a variable in every iteration."""
+    tokens = v1.placeholder("int32", [None, 3], name="tokens")
+    with v1.variable_scope("", use_resource=resource):
+        kernel = v1.get_variable("kernel", [3, 3], "float64", v1.random_normal_initializer(seed=1))
+        is_v2 = v1.control_flow_v2_enabled()
+        v1.disable_control_flow_v2()
+        try:
+            out = v1.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, v1.tanh(v1.matmul(h, kernel))),
+                                [0, v1.cast(tokens, "float64")])[1]
+        finally:
+            if is_v2:
+                v1.enable_control_flow_v2()
+        loss = v1.reduce_mean(v1.square(out))
+    return {"tokens": tokens, "loss": loss, "train": v1.train.GradientDescentOptimizer(0.1).minimize(loss)}
+
+
+def run(build: Any, resource: bool = True, colocate: bool = False, config: Optional[Dict[str, Any]] = None) -> List[Any]:
+    """Three losses, the final variables, and how many variable ops the graph has; without a config: of the local script."""
+    examples = np.random.RandomState(0).randint(0, WORDS, [3, BATCH, 3])
+    if config is not None:
+        wh.init(config, cluster="cpu:2")
+    with v1.Graph().as_default() as graph:
+        if config is None:
+            model = build(resource, colocate)
+        else:
+            with wh.replicate(2):
+                model = build(resource, colocate)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            losses = [session.run([model["loss"], model["train"]], {model["tokens"]: x})[0] for x in examples]
+            final = np.concatenate([np.ravel(value) for value in session.run(v1.global_variables())])
+        count = sum(op.type in ("VarHandleOp", "VariableV2") for op in graph.get_operations())
+    return [losses, final, count]
+
+
+@pytest.mark.parametrize("resource", [True, False])
+@pytest.mark.parametrize("colocate", [True, False])
+@pytest.mark.parametrize("variables", ["auto", "mirrored", "shared"])
+def test_replicas_share_variables_or_have_their_own(variables: str, colocate: bool, resource: bool) -> None:
+    losses, final, count = run(look_up, resource, colocate)
+    parallel = run(look_up, resource, colocate, {"variables": variables})
+    assert np.allclose(parallel[0], losses, rtol=1e-12) and np.allclose(parallel[1], final, rtol=1e-12)
+    assert parallel[2] == (2 * count if variables == "mirrored" else count)
+    assert wh.current_plan().task_graphs[0].variables == ("mirrored" if variables == "mirrored" else "shared")
+
+
+@pytest.mark.parametrize("resource", [True, False])
+def test_variables_that_a_loop_takes_in_are_mirrored(resource: bool) -> None:
+    losses, final, _ = run(loop, resource)
+    parallel = run(loop, resource, config={})
+    assert np.allclose(parallel[0], losses, rtol=1e-12) and np.allclose(parallel[1], final, rtol=1e-12)
+    assert wh.current_plan().task_graphs[0].variables == ("mirrored" if resource else "shared")
+
+
+def test_a_loop_on_its_own_device_cannot_share() -> None:
+    with pytest.raises(wh.ConfigError, match="while loop reads 'kernel' on the loop's own device"):
+        run(loop, config={"variables": "shared"})
+
+
+def test_a_collective_has_mirrored_variables() -> None:
+    run(look_up, config={"communication.backend": "collective"})
+    assert wh.current_plan().task_graphs[0].variables == "mirrored"
+    with pytest.raises(wh.ConfigError, match="use communication.backend 'auto', or variables 'mirrored'"):
+        run(look_up, config={"communication.backend": "collective", "variables": "shared"})

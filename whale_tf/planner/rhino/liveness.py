@@ -1,0 +1,197 @@
+"""Memory of one device while a step runs under an answer: variables, and tensors from their making to their last reader.
+
+Ops run in the graph's order: forward, backward, update.  A tensor is held as its maker lays it out; converted for all its users
+(a relay), the copy lives in its place; converted for one op, while that op runs.  A variable that is stored in shards and read
+whole is gathered for the first reader and held until the last, which is what the executor's one concatenation does.  Results of
+ops that only rename share their operand's memory.
+
+At any one place in the order what is alive is a sum in which each tensor's bytes depend on one strategy, or on a pair, so that it
+can be priced like time (:func:`held`); it bounds the peak from below.  The place to look at is the busiest one of an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.ir.graph import Phase
+from whale_tf.patterns.spread import EACH, Spread
+from whale_tf.patterns.strategy import SHAPE_ONLY
+from whale_tf.planner.rhino.local_shapes import LocalShapes
+from whale_tf.planner.rhino.problem import Layouts, Problem
+from whale_tf.planner.rhino.work import elements, item_bytes
+from whale_tf.profiler.chain import SAME_BUFFER, buffer_of
+
+Pairs = Mapping[Tuple[int, int], np.ndarray]
+
+
+class Held(NamedTuple):
+    """Bytes that are alive at one place, variables among them.
+
+    Attributes:
+        nodes: `[strategies]` of a node -> bytes; ``pairs``: the same for two nodes, `[strategies of u, strategies of v]`.
+    """
+
+    nodes: Dict[int, np.ndarray]
+    pairs: Dict[Tuple[int, int], np.ndarray]
+
+    def bytes(self, choice: Sequence[int]) -> float:
+        total = sum(float(sizes[choice[node]]) for node, sizes in self.nodes.items())
+        return total + sum(float(sizes[choice[u], choice[v]]) for (u, v), sizes in self.pairs.items())
+
+
+def share(layout: Spread) -> float:
+    """A device's part of a tensor: the largest one."""
+    if layout.kind == EACH:
+        return 0.0
+    return max(layout.sizes) / sum(layout.sizes) if layout.is_shard else 1.0
+
+
+def peak_bytes(problem: Problem, choice: Sequence[int], shapes: Optional[LocalShapes] = None) -> float:
+    """Most alive at a time on one device, variables included.
+
+    Args:
+        shapes: sizes that the problem does not know (of the batch) filled in; None: the problem's own.
+    """
+    stored = sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
+    return stored + float(_Walk(problem, choice, shapes or problem.shapes).run().max(initial=0.0))
+
+
+def busiest(problem: Problem, choice: Sequence[int]) -> int:
+    """The place in the order of ops at which most is alive."""
+    return int(_Walk(problem, choice, problem.shapes).run()[:-1].argmax())
+
+
+class _Walk:
+    """Buffers with the places in the order of ops at which they are born and last read."""
+
+    def __init__(self, problem: Problem, choice: Sequence[int], shapes: LocalShapes) -> None:
+        self.problem, self.choice, self.shapes = problem, choice, shapes
+        self.sizes: List[float] = []
+        self.born: List[int] = []
+        self.last: List[int] = []
+        self.held: Dict[int, Tuple[int, Spread]] = {}  # tensor -> its buffer (-1: a variable's own) and layout
+
+    def run(self) -> np.ndarray:
+        """Bytes at each place, variables not counted, and after the last one."""
+        problem, graph = self.problem, self.problem.graph
+        for place, op_id in enumerate(problem.scope.ops):
+            op, strategy = graph.ops[op_id], problem.candidates[op_id]
+            number = self.choice[problem.node_of[op_id]]
+            read = [-1] * len(op.inputs)
+            for position, tensor in enumerate(op.inputs):
+                if op.type not in SHAPE_ONLY and op.type != "VariableShape" and not problem.is_hard(op_id, position):
+                    read[position] = self._read(tensor, strategy.needs[position][number], place)
+            for index, tensor in enumerate(op.outputs):
+                if op.type in SAME_BUFFER and read:
+                    buffer = read[0]
+                elif op.phase is Phase.APPLY and graph.tensors[tensor].dtype.endswith("_ref"):
+                    buffer = -1  # the variable itself
+                else:
+                    buffer = self._new(self._bytes(tensor) * share(strategy.gives[index][number]), place)
+                self._keep(tensor, buffer, strategy.gives[index][number], place)
+        return self._curve()
+
+    def _read(self, tensor: int, need: Spread, place: int) -> int:
+        """The buffer an operand is in."""
+        problem = self.problem
+        tensor = problem.scope.roots.get(tensor, tensor)
+        if tensor not in self.held:
+            self._enter(tensor, place)
+        buffer, layout = self.held[tensor]
+        if buffer >= 0:
+            self.last[buffer] = place
+        if layout == need or need.is_partial:
+            return buffer
+        return self._new(self._bytes(tensor) * share(need), place)
+
+    def _enter(self, tensor: int, place: int) -> None:
+        """A variable, or a tensor from outside the problem, which is whole; constants are part of the program."""
+        problem = self.problem
+        producer = problem.graph.producer(tensor)
+        if producer.id in problem.stored:
+            self._keep(tensor, -1, problem.storage(producer.id, self.choice), place)
+            return
+        layout = problem.outside
+        size = 0.0 if producer.type == "Const" else self._bytes(tensor)
+        self._keep(tensor, self._new(size, place), layout, place)
+
+    def _keep(self, tensor: int, buffer: int, layout: Spread, place: int) -> None:
+        """A tensor is made; if it has a relay, it is brought into the relay's layout at once."""
+        relay = self.problem.relays.get(tensor)
+        if relay is not None:
+            wanted = self.problem.relayed[tensor][self.choice[relay]]
+            if wanted != layout:
+                buffer, layout = self._new(self._bytes(tensor) * share(wanted), place), wanted
+        self.held[tensor] = (buffer, layout)
+
+    def _new(self, size: float, place: int) -> int:
+        self.sizes.append(size)
+        self.born.append(place)
+        self.last.append(place)
+        return len(self.sizes) - 1
+
+    def _bytes(self, tensor: int) -> float:
+        return elements(self.shapes.stored(tensor)) * item_bytes(self.problem.graph.tensors[tensor].dtype)
+
+    def _curve(self) -> np.ndarray:
+        change = np.zeros(len(self.problem.scope.ops) + 1)
+        np.add.at(change, self.born, self.sizes)
+        np.add.at(change, np.array(self.last, dtype=np.int64) + 1, -np.array(self.sizes))
+        return np.cumsum(change)
+
+
+def held(problem: Problem, place: int) -> Held:
+    """What is alive at a place: made there or before, read there or later (of tensors that share memory only one counts)."""
+    graph = problem.graph
+    found = Held({problem.node_of[v]: _sizes(problem.bytes(graph.ops[v].outputs[0]), problem.stored[v])
+                  for v in problem.scope.variables}, {})
+    places = {op: i for i, op in enumerate(problem.scope.ops)}
+    seen = set()
+    for tensor, (first, last) in _uses(problem, places).items():
+        producer, buffer = graph.tensors[tensor].op, buffer_of(graph, tensor)
+        if producer in problem.stored:
+            if tensor in problem.relays and first <= place <= last:
+                _add_gathered(problem, found, tensor, problem.relays[tensor])
+        elif producer in problem.candidates and places[producer] <= place <= last and buffer not in seen:
+            if graph.tensors[buffer].op not in problem.stored:
+                seen.add(buffer)
+                node, layouts = _holder(problem, tensor)
+                sizes = _sizes(problem.bytes(tensor), layouts)
+                found.nodes[node] = found.nodes.get(node, np.zeros(len(sizes))) + sizes
+    return found
+
+
+def _uses(problem: Problem, places: Mapping[int, int]) -> Dict[int, Tuple[int, int]]:
+    """Tensor (a variable for its reads) -> places of its first and last reader."""
+    graph = problem.graph
+    found: Dict[int, Tuple[int, int]] = {}
+    for op, place in places.items():
+        record = graph.ops[op]
+        for position, tensor in enumerate(record.inputs):
+            if record.type not in SHAPE_ONLY and record.type != "VariableShape" and not problem.is_hard(op, position):
+                root = problem.scope.roots.get(tensor, tensor)
+                found[root] = (found[root][0] if root in found else place, place)
+    return found
+
+
+def _holder(problem: Problem, tensor: int) -> Tuple[int, Layouts]:
+    """The node whose strategy says how a tensor is held."""
+    if tensor in problem.relays:
+        return problem.relays[tensor], problem.relayed[tensor]
+    record = problem.graph.tensors[tensor]
+    return problem.node_of[record.op], problem.candidates[record.op].gives[record.index]
+
+
+def _sizes(size: float, layouts: Layouts) -> np.ndarray:
+    return np.array([size * share(layout) for layout in layouts])
+
+
+def _add_gathered(problem: Problem, found: Held, tensor: int, relay: int) -> None:
+    """The copy of a variable that is read in another layout than it is stored in."""
+    variable = problem.graph.tensors[tensor].op
+    stored, copies = problem.stored[variable], _sizes(problem.bytes(tensor), problem.relayed[tensor])
+    table = np.array([[0.0 if have == need else size for need, size in zip(problem.relayed[tensor], copies)] for have in stored])
+    u, v = problem.node_of[variable], relay
+    found.pairs[(u, v) if u < v else (v, u)] = table if u < v else table.T

@@ -1,0 +1,230 @@
+"""SIGTERM: process 0 saves once more between two training steps, and ends; the others train on until it has.
+
+::
+
+    process 0    step k ──> Saver.save ──> ends
+    process 1    step k ──> waits in step k + 1 ─────> process 0 is gone: ends
+
+The signal's handler only notes it: Python runs handlers anywhere, also half-way through a save.  Only process 0 saves, as ever,
+and only where no step is under way; a process that ended at once would break the step that process 0 is in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import os
+import signal
+import socket
+import sys
+import threading
+import weakref
+from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Optional, Sequence, Tuple
+
+from tensorflow.python.client.session import _FetchMapper
+
+from whale_tf._tf_compat import tf, v1
+from whale_tf.cluster import Processes
+from whale_tf.processes.runtime import Runtime
+from whale_tf.processes.watch import TERMINATED_STATUS, end_process, say
+from whale_tf.rewrite.processes import ancestors
+
+PATIENCE_S = 25.0  # between SIGTERM and the end of a process that trains no more, or whose process 0 trains on
+
+
+class _Saved:
+    """How a script has saved with one of its savers.
+
+    Attributes:
+        count: how often.
+        arguments: path, and what followed the step.
+        session: the one whose variables were saved last.
+        step: the number that its file is named by; None: none.
+        clock: the graph's global step at that time (None: it has none).
+        runs: runs since then that updated variables, of a graph without a global step.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.arguments: Tuple[str, Sequence[Any], Mapping[str, Any]] = ("", (), {})
+        self.session: Callable[[], Any] = lambda: None
+        self.step: Optional[int] = None
+        self.clock: Optional[int] = None
+        self.runs = 0
+        self._updating: Dict[Tuple[str, ...], bool] = {}
+
+    @property
+    def is_alive(self) -> bool:
+        session = self.session()
+        return session is not None and not session._closed
+
+    def remember(self, session: Any, step: Any, *arguments: Any) -> None:
+        """The script has just saved."""
+        self.count += 1
+        self.arguments = arguments  # type: ignore[assignment]
+        self.session = weakref.ref(session)
+        self.step = step if step is None or isinstance(step, int) else int(_value(session, step))
+        self.clock, self.runs = _clock(session), 0
+
+    def ran(self, session: Any, fetches: Any) -> None:
+        """Count a run, if it changes variables by an optimizer."""
+        if self.clock is not None or self.session() is not session:
+            return
+        with session.graph.as_default():
+            elements = _FetchMapper.for_fetch(fetches).unique_fetches()
+        ops = [each if isinstance(each, tf.Operation) else each.op for each in elements]
+        key = tuple(op.name for op in ops)
+        if key not in self._updating:
+            self._updating[key] = any("Apply" in op.type for op in ancestors(ops))
+        self.runs += self._updating[key]
+
+    def steps_since(self) -> int:
+        """How far the variables have gone since the last checkpoint."""
+        return self.runs if self.clock is None else (_clock(self.session()) or 0) - self.clock
+
+
+class Termination:
+    """See the module's docstring.
+
+    Args:
+        runtime: this process, where it is one of several.
+
+    Attributes:
+        serves: process 0 drives this one, and says when it may end.
+    """
+
+    def __init__(self, processes: Processes, runtime: Optional[Runtime] = None) -> None:
+        self._is_chief = processes.is_chief
+        self._runtime = runtime
+        self.serves = False
+        self.is_asked = False
+        if runtime is not None:
+            runtime.asked_to_end = lambda: self.is_asked
+        self._has_run = False
+        self._saved: MutableMapping[Any, _Saved] = weakref.WeakKeyDictionary()  # by saver
+        self._depth = 0  # runs and saves of the main thread that are under way
+        self._signals: Optional[socket.socket] = None
+        self._before = -1  # what was told of signals
+        self._removed = threading.Event()
+
+    def install(self) -> None:
+        """Listen for SIGTERM, unless the script does so itself (or this is not the main thread)."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        heard, self._signals = socket.socketpair()
+        self._signals.setblocking(False)
+        # a handler in Python has to wait while the main thread is inside TensorFlow; this is told at once
+        self._before = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(heard,), name="whale_tf SIGTERM", daemon=True).start()
+        signal.signal(signal.SIGTERM, self._note)
+
+    def remove(self) -> None:
+        """Leave SIGTERM as it was."""
+        if self._signals is None or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(self._before)
+        self._removed.set()
+        self._signals.close()
+        self._signals = None
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.is_asked = True
+        if not self._has_run:  # nothing to save, nobody to wait for
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _listen(self, heard: socket.socket) -> None:
+        with heard:
+            while True:
+                numbers_of_signals = heard.recv(64)
+                if not numbers_of_signals:
+                    return  # removed
+                if signal.SIGTERM in numbers_of_signals:
+                    break
+            self.is_asked = True
+            patience_s = PATIENCE_S
+            while patience_s or self.serves or (self._is_chief and self._depth):
+                if self._removed.wait(patience_s or 1.0):
+                    return
+                patience_s = 0.0
+            end_process("SIGTERM: ending without a checkpoint, {}".format(
+                "no run has begun since" if self._is_chief else "process 0 trains on"), TERMINATED_STATUS)
+
+    # ------------------------------------------------------------------------------------------------- runs and saves
+    @contextlib.contextmanager
+    def between(self, session: Any, fetches: Any = None) -> Iterator[None]:
+        """A run or a save: before and after it this process may end.
+
+        Args:
+            fetches: of a run.
+        """
+        if self._signals is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._has_run = True
+        self._end_if_asked()
+        self._depth += 1
+        try:
+            yield
+            if fetches is not None:
+                for saved in self._saved.values():
+                    saved.ran(session, fetches)
+        finally:
+            self._depth -= 1
+        self._end_if_asked()
+
+    def save(
+        self, saver: Any, original: Callable, session: Any, save_path: str, global_step: Any, *args: Any, **kwargs: Any
+    ) -> str:
+        """``Saver.save``, remembered."""
+        if self._signals is None:
+            return original(session, save_path, global_step, *args, **kwargs)
+        with self.between(session):
+            path: str = original(session, save_path, global_step, *args, **kwargs)
+            self._saved.setdefault(saver, _Saved()).remember(session, global_step, save_path, args, kwargs)
+        return path
+
+    def _end_if_asked(self) -> None:
+        """Save and end, if asked to, where neither a run nor a save is under way.
+
+        Raises:
+            SystemExit
+        """
+        if not self.is_asked or self._depth or not self._is_chief:
+            return
+        self._depth += 1
+        try:
+            say("SIGTERM: {}; ending".format(self._save_once_more()))
+        finally:
+            self._depth -= 1
+        sys.exit(TERMINATED_STATUS)
+
+    def _save_once_more(self) -> str:
+        """What was done.  The saver is the one that has saved most often: another may keep the best model so far."""
+        alive = [(saver, saved) for saver, saved in self._saved.items() if saved.is_alive]
+        if not alive:
+            return "nothing is saved, because the script has not saved a checkpoint of this session itself"
+        if self._runtime is not None and not self._runtime.is_consistent:
+            return "nothing is saved, because a training step was broken off"
+        saver, saved = max(alive, key=lambda each: each[1].count)
+        try:
+            steps = saved.steps_since()
+            if not steps:
+                return "nothing has changed since the last checkpoint"
+            path, args, kwargs = saved.arguments
+            step = None if saved.step is None else saved.step + steps
+            return "saved {}".format(saver.save(saved.session(), path, step, *args, **kwargs))
+        except Exception as error:  # whatever it is, the process was asked to end
+            return "saving failed, the checkpoint before stands ({})".format(error)
+
+
+def _clock(session: Any) -> Optional[int]:
+    tensor = v1.train.get_global_step(session.graph)
+    return None if tensor is None else int(_value(session, tensor))
+
+
+def _value(session: Any, step: Any) -> Any:
+    """Of a step that is given as a number, a tensor or a variable."""
+    return step if isinstance(step, numbers.Integral) else v1.train.global_step(session, step)
