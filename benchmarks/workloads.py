@@ -133,4 +133,30 @@ def _norm(x: Any, gain: Any) -> Any:
     return centred * tf.rsqrt(tf.reduce_mean(centred * centred, -1, keepdims=True) + 1e-5) * gain
 
 
+# -- convolutional net -------------------------------------------------------------------------------------------------
+
+
+def convnet(channels: int = 16, image: int = 16, batch: int = 64, classes: int = 10) -> Workload:
+    """Four 3 x 3 convolutions, two to an image size, and a dense classifier."""
+    widths = [3, channels, channels, 2 * channels, 2 * channels]
+    shapes: Dict[str, Tuple[int, ...]] = {"head": (2 * channels * (image // 4) ** 2, classes)}
+    for i in range(4):
+        shapes.update({"filter_{}".format(i): (3, 3, widths[i], widths[i + 1]), "bias_{}".format(i): (widths[i + 1],)})
+
+    def stage(i: int) -> Stage:
+        def apply(x: Any, p: Parameters) -> Any:
+            x = tf.nn.relu(tf.nn.conv2d(x, p["filter_{}".format(i)], 1, "SAME") + p["bias_{}".format(i)])
+            if i % 2:
+                x = tf.nn.max_pool(x, 2, 2, "SAME")
+            return tf.matmul(tf.reshape(x, [-1, shapes["head"][0]]), p["head"]) if i == 3 else x
+
+        return apply
+
+    def data(examples: int, seed: int) -> Tuple[np.ndarray, np.ndarray]:
+        random = np.random.RandomState(seed)
+        return random.randn(examples, image, image, 3).astype("float32"), random.randint(0, classes, examples).astype("int32")
+
+    return Workload(batch, shapes, [stage(i) for i in range(4)], data)
+
+
 WORKLOADS: Dict[str, Callable[..., Workload]] = {"mlp": mlp, "encoder": encoder}

@@ -3,7 +3,9 @@
     python examples/mixture_of_experts.py
 
 Each example goes to the expert with the largest gate. The experts' weights are stacked, ``[expert, ...]``, so dividing the
-einsums' expert label gives every device whole experts.
+einsums' expert label gives every device whole experts. Examples stay where they are but for that: they are sent to the devices
+of all experts and come back by all-to-all, forward and backward. ``models/moe.py`` is a transformer of this kind, with two
+experts for each token and a limited capacity.
 """
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def experts(weights: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
 def main() -> None:
     tf.disable_eager_execution()
     tf.logging.set_verbosity(tf.logging.ERROR)
-    wh.init(wh.Config({"patterns.force": "stack"}), cluster="cpu:4")
+    wh.init(cluster="cpu:4")
     total_gpus = wh.total_gpus()
     wh.set_default_strategy(wh.replicate(total_gpus))
 

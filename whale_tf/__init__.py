@@ -38,6 +38,7 @@ _API = (
     "set_default_strategy",
     "shutdown",
     "split",
+    "step_graph",
     "total_devices",
     "total_gpus",
 )
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from whale_tf.api import set_default_strategy as set_default_strategy
     from whale_tf.api import shutdown as shutdown
     from whale_tf.api import split as split
+    from whale_tf.api import step_graph as step_graph
     from whale_tf.api import total_devices as total_devices
     from whale_tf.api import total_gpus as total_gpus
     from whale_tf.cluster import Cluster as Cluster

@@ -16,7 +16,8 @@ except ImportError as error:
         "whale_tf rewrites TensorFlow graphs, and no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
-__all__ = ["AttrValue", "FunctionDef", "GraphDef", "NodeDef", "OpDef", "imported_as_written", "op_def", "tf", "v1"]
+__all__ = ["AttrValue", "FunctionDef", "GraphDef", "NodeDef", "OpDef", "collectives_carry_float16",
+           "imported_as_written", "op_def", "tf", "v1"]
 
 # Names of protos for annotations: type checkers see all of TensorFlow as Any.
 AttrValue = Any
@@ -26,6 +27,11 @@ NodeDef = Any
 OpDef = Any
 
 v1 = tf.compat.v1
+
+
+def collectives_carry_float16() -> bool:
+    """Whether sums between processes can be of float16: 1.15 has no such kernel on CPU."""
+    return not tf.__version__.startswith("1.")
 
 
 def op_def(graph: tf.Graph, op_type: str) -> OpDef:

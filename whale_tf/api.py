@@ -12,6 +12,7 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
 from whale_tf.capture.captured import capture
+from whale_tf.capture.step import step_graph as captured_step
 from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
@@ -20,11 +21,12 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
-from whale_tf.planner.assemble import TaskGraphSpec, spans
+from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import share, take_all
 from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination
+from whale_tf.simulator import StepGraph
 
 
 class Observer:
@@ -229,6 +231,23 @@ def current_plan(graph: Optional[tf.Graph] = None) -> Optional[Plan]:
     return done.plan if done else None
 
 
+def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGraph:
+    """The training step of a graph that was rewritten (default: the one rewritten last), op by op as its plan divides it, for
+    ``whale_tf.simulator``; op times are added with :meth:`StepGraph.measured`.
+
+    Raises:
+        PlanError: no graph was rewritten yet, or its mini-batch has no static size.
+    """
+    done = _parallelized("wh.step_graph", graph)
+    if done is None:
+        raise PlanError("no graph has been rewritten yet: call wh.parallelize() before wh.step_graph()")
+    captured = done.captured
+    batch = static_batch(captured.graph, {captured.graph.tensor_name(t): dim for t, dim in captured.sources.items()})
+    if batch is None:
+        raise PlanError("the graph does not say how many examples a mini-batch has; give the inputs a static batch size")
+    return captured_step(captured, done.region, name, done.plan.graph, batch)
+
+
 def explain(graph: Optional[tf.Graph] = None) -> str:
     """A table of TaskGraphs, devices, schedule, bridges and collectives, and of every place where the parallel result is not
     exactly the local one."""
@@ -339,6 +358,9 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         _ensure(state, graph)
         return state.fetches.get(graph)
 
+    def gradients(grads: Any, xs: Any) -> Any:
+        return capture_annotations.densified(grads, xs) if state.config.communication.sparse_as_dense else grads
+
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
         if state.runtime is None:
             return _session_config(state, config)
@@ -414,6 +436,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
             fetches.prepare()
 
     return hooks.Callbacks(
+        gradients=gradients,
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
         session_target=session_target,

@@ -94,19 +94,23 @@ class Communication(_Section):
 
     backend: Literal["auto", "local", "collective", "horovod"] = Field(
         default="auto",
-        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives. auto: collective "
-        "where there are several processes.")
+        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives; horovod: "
+        "Horovod's, between processes of its launcher. auto: collective where there are several processes.")
     bucket_bytes: Optional[int] = Field(
         default=None, ge=1,
         description="Between processes, gradients smaller than this many bytes travel together, up to about as many bytes at "
         "a time. null: both limits from the cluster's latency and bandwidths.")
-    fp16: bool = Field(default=False, description="Send gradients as float16, scaled.")
+    fp16: bool = Field(
+        default=False,
+        description="Between processes, dense gradients of float32 and float64 travel as float16, scaled by their largest "
+        "element so that no sum overflows; they keep 11 bits.")
     start_timeout_s: int = Field(
         default=300, ge=1,
         description="Seconds that the first Session of a process waits for all other processes to come.")
     sparse_as_dense: bool = Field(
         default=False,
-        description="Densify sparse gradients before they are summed; changes momentum and global norms.")
+        description="Turn sparse gradients into dense ones as they are computed, so that they are summed as all others; an "
+        "optimizer with momentum then moves rows without a gradient, too, and a global norm adds up repeated rows first.")
 
 
 class Patterns(_Section):

@@ -35,10 +35,10 @@ class TaskGraphPlan(_Value):
             ``split`` the devices of one replica, which share its variables.
         slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); None: equal.
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
-        variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
-            first replica's device.
         batch_of: the ``split`` TaskGraph on the same devices whose ops these are: those that are divided along no dimension
             but the batch, so that each device works on its own examples.
+        variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
+            first replica's device.
     """
 
     name: str
@@ -47,8 +47,8 @@ class TaskGraphPlan(_Value):
     devices: Tuple[Tuple[int, ...], ...]
     slices: Optional[Tuple[int, ...]] = None
     warmup: int = Field(1, ge=1)
-    variables: str = "mirrored"
     batch_of: Optional[int] = Field(None, ge=0)
+    variables: str = "mirrored"
 
     @property
     def device_count(self) -> int:
@@ -102,13 +102,15 @@ class BridgePlan(_Value):
 class GradientPlan(_Value):
     """How the gradients of one TaskGraph's variables are summed over its replicas.
 
-    ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.
+    ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.  ``fp16``: between
+    processes they travel as float16, scaled.
     """
 
     task_graph: int = Field(ge=0)
     backend: str
     buckets: Tuple[Tuple[str, ...], ...] = ()
     bytes: int = Field(0, ge=0)
+    fp16: bool = False
 
 
 class Estimate(_Value):

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 import time
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Union
 
 from whale_tf import api
 from whale_tf._tf_compat import tf, v1
@@ -14,6 +14,7 @@ from whale_tf.capture.captured import capture
 from whale_tf.capture.chain import captured_chain
 from whale_tf.capture.model_file import file_chain, read_model_file, training_step
 from whale_tf.capture.sizes import sized
+from whale_tf.capture.step import step_graph
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
@@ -28,6 +29,8 @@ from whale_tf.planner.rhino.automatic import Automatic, Question, automatic, pla
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator.step_graph import StepGraph
+from whale_tf.simulator.trace import executed_s
 
 WARM_UP_STEPS = 2  # before the traced one
 
@@ -36,7 +39,14 @@ class _Done(BaseException):
     """Leaves a script as soon as there is nothing more to learn; no handler of the script's own catches it."""
 
 
-def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, measure: Optional[str] = None) -> ModelProfile:
+class Profiled(NamedTuple):
+    """``step``: the training step op by op; None for a model file, which has no training step."""
+
+    profile: ModelProfile
+    step: Optional[StepGraph] = None
+
+
+def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, measure: Optional[str] = None) -> Profiled:
     """The profile of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``).
 
     Args:
@@ -55,7 +65,7 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
             raise PlanError("{!r} has no input pipeline to run it with; measure a script".format(path))
         model = read_model_file(path)
         named = {model.ops.tensor_name(tensor): dim for tensor, dim in model.sources.items()}
-        return graph_profile(file_chain(model, static_batch(model.ops, named) or batch), Source(name))
+        return Profiled(graph_profile(file_chain(model, static_batch(model.ops, named) or batch), Source(name)))
     if not path.endswith(".py") or not os.path.isfile(path):
         raise PlanError("{!r} is no script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one".format(path))
     observer = _Profiler(batch, name, measure)
@@ -64,7 +74,7 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
         raise PlanError(
             "{!r} ended without {} a graph with an optimizer's update (tf.compat.v1.train, minimize or apply_gradients), so "
             "there is nothing to profile".format(path, "finalizing or running" if measure is None else "training for 3 steps"))
-    return observer.profile
+    return Profiled(observer.profile, observer.step)
 
 
 def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) -> Found:
@@ -145,6 +155,7 @@ class _Profiler(api.Observer):
     def __init__(self, batch: int, name: str, measure: Optional[str]) -> None:
         self.batch, self.name, self.measure = batch, name, measure
         self.profile: Optional[ModelProfile] = None
+        self.step: Optional[StepGraph] = None
         self._graph: Optional[tf.Graph] = None
         self._chain: Optional[Chain] = None
         self._source = Source(name)
@@ -160,6 +171,8 @@ class _Profiler(api.Observer):
         axis = analyse(ops, captured.sources, captured.scope)
         region = find_region(ops, captured.task_graph, axis, list(captured.sources))
         chain = captured_chain(graph, captured, region, static_batch(ops, named) or self.batch)
+        sized = region._replace(graph=chain.graph)
+        self.step = step_graph(captured, sized, self.name, ops.fingerprint(), chain.batch)
         self._graph, self._chain, self._source = graph, chain, Source(self.name, ops.fingerprint())
         self._updates = [op.name for op in ops.ops if op.phase is Phase.APPLY]
         if self.measure is None:
@@ -176,12 +189,14 @@ class _Profiler(api.Observer):
         if any(name in seconds for name in self._updates):
             self._steps += 1
             if self._steps > WARM_UP_STEPS:
-                self._finish(OpTimes(self.measure, seconds))
+                self._finish(OpTimes(self.measure, seconds), op_scratch(metadata))
         return result
 
-    def _finish(self, times: Optional[OpTimes]) -> None:
+    def _finish(self, times: Optional[OpTimes], scratch: Optional[Dict[str, float]] = None) -> None:
         assert self._chain is not None
         self.profile = graph_profile(self._chain, self._source, measured=times)
+        if times is not None and self.step is not None:
+            self.step = self.step.measured(self.step.batch, times.seconds, scratch)
         raise _Done()
 
 
@@ -191,8 +206,14 @@ def op_seconds(metadata: Any) -> Dict[str, float]:
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
             name = node.node_name.split(":")[0]
-            found[name] = found.get(name, 0.0) + (node.op_end_rel_micros - node.op_start_rel_micros) * 1e-6
+            found[name] = found.get(name, 0.0) + executed_s(node)[1]
     return found
+
+
+def op_scratch(metadata: Any) -> Dict[str, float]:
+    """Bytes that every op's kernel took only while it ran (a convolution's rearranged image, say)."""
+    return {node.node_name.split(":")[0]: float(node.memory_stats.temp_memory_size)
+            for device in metadata.step_stats.dev_stats for node in device.node_stats}
 
 
 def _run_script(path: str, arguments: Sequence[str], observer: api.Observer) -> None:

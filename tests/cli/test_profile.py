@@ -17,6 +17,7 @@ from whale_tf.cluster.hardware import device_type
 from whale_tf.errors import ClusterError, PlanError
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.profiling import profile_model
+from whale_tf.simulator import StepGraph
 
 SCRIPT = '''
 import sys
@@ -141,7 +142,7 @@ def test_a_frozen_model(tmp_path: Any) -> None:
         frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), ["logits"])
     path = tmp_path / "model.pb"
     path.write_bytes(frozen.SerializeToString())
-    profile = profile_model(str(path), [], 4, "frozen")
+    profile = profile_model(str(path), [], 4, "frozen").profile
     assert sum(layer.forward_flops for layer in profile.layers) == FLOPS
     assert sum(layer.backward_flops or 0.0 for layer in profile.layers) == 2 * FLOPS
     assert profile.parameter_bytes == 4 * PARAMETERS
@@ -179,3 +180,23 @@ def test_a_broken_model_file_is_refused(tmp_path: Any) -> None:
     (tmp_path / "broken.pb").write_bytes(b"not a graph")
     with pytest.raises(PlanError, match="is no GraphDef"):
         profile_model(str(tmp_path / "broken.pb"), [], 4, "m")
+
+
+@pytest.mark.slow
+def test_a_script_s_plan_is_simulated_op_by_op(tmp_path: Any) -> None:
+    """Times of two batch sizes are kept beside each other; the plan is the one a search made for the same script."""
+    script, ops, plan = write(tmp_path / "train.py"), tmp_path / "ops.json", tmp_path / "plan.json"
+    for batch in ("8", "16"):
+        result = run("profile", script, str(tmp_path / "losses"), "--ops", str(ops), "--batch-size", batch, "--measure", "CPU")
+        assert result.exit_code == 0, result.output
+    kept = StepGraph.parse(str(ops))
+    assert {batch for points in kept.seconds.values() for batch, _ in points} == {8.0, 16.0}
+    made = run("plan", "--model", script, "--cluster", "cpu:2", "--global-batch", "16", "-o", str(plan))
+    assert made.exit_code == 0, made.output
+    arguments = ["simulate", "--plan", str(plan), "--ops", str(ops), "--cluster", "cpu:2", "--json"]
+    found = run(*arguments)
+    assert found.exit_code == 0, found.output
+    answer = json.loads(found.stdout)
+    assert answer["step_time_s"] > 0 and len(answer["peak_memory_bytes"]) == 2
+    refused = run(*(arguments + ["--model", "mlp"]))
+    assert refused.exit_code == 1 and "without --model" in refused.output

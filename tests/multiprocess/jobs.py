@@ -4,17 +4,25 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric import equality
-from tests.numeric.cases import RAGGED, Case
+from tests.numeric.cases import RAGGED, Case, Inputs, minimised, perceptron, vectors
 from tests.numeric.equality import Outcome, find_case
-from tests.numeric.script import Setting, Stages, source
+from tests.numeric.script import Script, Setting, Stages, source
 from whale_tf.cluster import find_processes
+
+
+def huge_gradients(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    error = perceptron(inputs, stages, 2) - inputs["target"]
+    return minimised(tf.train.GradientDescentOptimizer(1e-11), 1e8 * tf.reduce_sum(tf.square(error)), {"error": error})
+
+
+OWN_CASES: Dict[str, Case] = {"huge_gradients": Case(vectors, huge_gradients)}
 
 
 class Job(NamedTuple):
@@ -23,6 +31,7 @@ class Job(NamedTuple):
 
     Attributes:
         workers: processes.
+        tolerance: in place of the type's own.
         counts: ``wh.replicate(counts[i])`` around stage i; None: around all, without a count.
         split: stages with ``wh.split`` instead.
         devices: of each process.
@@ -39,6 +48,7 @@ class Job(NamedTuple):
     config: Tuple[Tuple[str, Any], ...] = ()
     split: Tuple[int, ...] = ()
     workers: int = 2
+    tolerance: Optional[float] = None
 
     @property
     def is_driven(self) -> bool:
@@ -55,7 +65,7 @@ class Job(NamedTuple):
 
     @property
     def script(self) -> Case:
-        case = find_case(self.case)
+        case = OWN_CASES.get(self.case) or find_case(self.case)
         return case._replace(sizes=tuple(self.sizes)) if self.sizes else case
 
     @property
@@ -65,6 +75,7 @@ class Job(NamedTuple):
         return max(1, devices // sum(count or devices for count in self.counts))
 
 
+FP16: Tuple[Tuple[str, Any], ...] = (("communication.fp16", True),)
 FED = Setting(dataset=False)
 JOBS: Dict[str, Job] = {
     # the first one decides how many devices the processes' servers have
@@ -77,14 +88,22 @@ JOBS: Dict[str, Job] = {
     "sum with L2, batches of different sizes": Job("ragged_sum", FED),
     "nested": Job("mlp_sum", counts=(1,), devices=2),
     "two losses": Job("gan"),
+    "slots on the second device": Job("gan", Setting("float32", dataset=True), counts=(1, 1), devices=2, micro_batches=4),
     "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
     "sparse gradient": Job("sparse_embedding", devices=2),
     "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
+    # Adagrad leaves rows alone whose gradient is zero
+    "sparse gradient made dense": Job("sparse_embedding", devices=2, config=(("communication.sparse_as_dense", True),)),
     "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),
     "pipeline in each process": Job("tied_embedding", counts=(1, 1), devices=2, micro_batches=2),
     "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),
+    # each sum keeps 11 bits, and ten steps of training amplify what is lost
+    "float16": Job("momentum", devices=2, config=FP16, tolerance=1e-3),
+    "float16, gradients beyond its range": Job("huge_gradients", Setting("float32", dataset=True), config=FP16, tolerance=1e-3),
+    "float16 in buckets of one": Job("mlp_mean", FED, config=FP16 + (("communication.bucket_bytes", 1),), tolerance=1e-3),
     "loop": Job("while_loop_v1"),
-    "features replicated and the rest split, in each process": Job("momentum", counts=(None, None), split=(1,), devices=2),
+    "features replicated and the rest split, in each process": Job(
+        "momentum", counts=(None, None), split=(1,), devices=2, config=(("init", "sharded"),)),
 }
 
 
@@ -92,7 +111,7 @@ JOBS: Dict[str, Job] = {
 DRIVEN: Dict[str, Job] = {
     "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
-    "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2),
+    "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2, config=(("init", "sharded"),)),
     "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
 }
 

@@ -148,15 +148,19 @@ def models(draw: Any) -> Model:
     nested = draw(st.sampled_from([1, 1, 2])) if sum(map(abs, counts)) <= MAX_DEVICES // 2 else 1
     micro_batches = draw(st.sampled_from([1, 1, 2, 3]))
     force = draw(st.sampled_from(_forces(blocks)))
-    config: Dict[str, Any] = {"num_micro_batch": micro_batches, "variables": draw(st.sampled_from(["auto", "mirrored"]))}
+    config: Dict[str, Any] = {"num_micro_batch": micro_batches, "variables": draw(st.sampled_from(["auto", "mirrored"])),
+                              "init": draw(st.sampled_from(["exact", "sharded"]))}
     if force is not None and counts[-1] < 0:
         config["patterns.force"] = force
+    needed = sum(map(abs, counts))
+    if micro_batches == 1 and len({abs(count) for count in counts}) == 1 and draw(st.booleans()):
+        config["cluster.colocate_split_and_replicate"], needed = True, abs(counts[0])
     setting = Setting(resource=draw(st.booleans()), static_batch=draw(st.booleans()),
                       runner=draw(st.sampled_from(["session", "callable"])))
     size = micro_batches * nested * 12
     return Model(blocks, draw(st.sampled_from(sorted(LOSSES))), draw(st.sampled_from(sorted(OPTIMIZERS))), size, setting,
-                 Split(tuple(counts), sum(map(abs, counts)) * nested, tuple(config.items())), cuts)
+                 Split(tuple(counts), needed * nested, tuple(config.items())), cuts)
 
 
 def _forces(blocks: Tuple[str, ...]) -> List[Optional[Dict[str, str]]]:
-    return [None, None, {"logits": "column"}, {"logits": "row"}]
+    return [None, None, {"logits": "column"}, {"logits": "row"}, {"logits": "batch"}]

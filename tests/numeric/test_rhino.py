@@ -53,7 +53,7 @@ def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, clus
 
 
 CASES: Tuple[str, ...] = ("mlp_sum", "clipped_adam", "sum_with_l2", "transformer", "sparse_embedding", "convolution", "gan",
-                          "experts", "weighted_loss")
+                          "experts_adafactor", "classifier_lamb", "weighted_loss")
 
 
 @pytest.mark.slow

@@ -46,11 +46,11 @@ def test_inputs_and_sessions_on_a_mesh(setting: Setting, monkeypatch: Any) -> No
 @pytest.mark.slow
 def test_a_mesh_of_two_dimensions_is_chosen_and_runs_again() -> None:
     """Experts are divided inside the nodes, examples between them: only gradients go over the slow network."""
-    plan = check("experts", 4, cluster=two_nodes())
+    plan = check("experts_adam", 4, cluster=two_nodes())
     assert plan.num_model_replicas == 2 and plan.nested_batch == "divide"
     assert plan.task_graphs[0].devices == ((0, 1), (2, 3)) and "stack" in plan.shards.values()
     assert any(text.startswith("rhino: mesh 4, ") for text in plan.estimate.runners_up)
-    assert check("experts", 4, plan=json.loads(plan.to_json()), cluster=two_nodes()) == plan
+    assert check("experts_adam", 4, plan=json.loads(plan.to_json()), cluster=two_nodes()) == plan
 
 
 def check_pipeline(name: str, count: int, plan: Any = None) -> Plan:

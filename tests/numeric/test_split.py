@@ -93,7 +93,32 @@ def test_convolution_by_channel(case: str) -> None:
 
 @pytest.mark.slow
 def test_mixture_of_experts() -> None:
-    assert "stack" in check("experts", (-2,), 2).values()
+    assert "stack" in check("experts_adam", (-2,), 2).values()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case,count,force,setting", [
+    ("classifier_adafactor", 2, {"classes": "column", "features": "row"}, FEDS),
+    ("classifier_adafactor", 3, {"classes": "row", "features": "column"}, REFERENCES),
+    ("classifier_lamb", 2, {"classes": "row", "features": "column"}, REFERENCES),
+    ("classifier_lamb", 3, {"classes": "column", "features": "row"}, FEDS),
+    ("experts_adafactor", 3, None, FEDS),
+    ("experts_adafactor", 2, "column", REFERENCES),
+    ("experts_lamb", 3, "row", FEDS),
+], ids=str)
+def test_moments_over_a_divided_dimension_and_norms_over_shards(case: str, count: int, force: Any, setting: Setting) -> None:
+    """Adafactor's row and column means (of square matrices, too, and of stacks of matrices), LAMB's trust ratios."""
+    assert check(case, (-count,), count, setting, patterns__force=force)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts,total,micro_batches", [((-3,), 3, 1), ((1, -2), 3, 4), ((-2, 2), 8, 2)])
+@pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
+def test_batch(counts: Tuple[int, ...], total: int, micro_batches: int, setting: Setting) -> None:
+    """A forced ``batch``: each device computes the layer for its examples, alone, in a pipeline, and nested."""
+    unit = "query" if counts[0] < 0 else "wide"
+    shards = check("transformer", counts, total, setting, num_micro_batch=micro_batches, patterns__force={unit: "batch"})
+    assert shards[unit + "/MatMul"] == "batch" and {"row", "column"} <= set(shards.values())
 
 
 @pytest.mark.slow
@@ -115,6 +140,7 @@ HYBRIDS: Dict[str, Tuple[str, Tuple[int, ...], int, Dict[str, Any]]] = {
     "colocated": ("classifier_adam", (2, -2), 2, {"cluster__colocate_split_and_replicate": True}),
     "colocated, of other counts": ("classifier_adam", (1, -2), 2, {"cluster__colocate_split_and_replicate": True}),
     "colocated in two model replicas": ("classifier_adam", (2, -2), 4, {"cluster__colocate_split_and_replicate": True}),
+    "shared, rows chosen by data": ("masked", (2, -2), 2, {}),
     "apart": ("classifier_adam", (2, -2), 4, {}),
     "split first": ("tied_embedding", (-2, 2), 4, {}),
     "pipeline": ("transformer", (1, -2), 3, {"num_micro_batch": 4}),
@@ -122,6 +148,7 @@ HYBRIDS: Dict[str, Tuple[str, Tuple[int, ...], int, Dict[str, Any]]] = {
     "pipeline, replicate and split": ("transformer", (2, -2), 4, {"num_micro_batch": 2}),
     "micro-batches": ("transformer", (-2,), 2, {"num_micro_batch": 4}),
     "nested": ("transformer", (-2,), 4, {}),
+    "nested, factored moments": ("classifier_adafactor", (1, -2), 6, {"num_micro_batch": 2}),
     "nested pipeline": ("look_up_adam", (-2, 1), 6, {"num_micro_batch": 2}),
 }
 
@@ -320,6 +347,25 @@ def test_refuses_a_dimension_smaller_than_the_devices() -> None:
            r"nothing in TaskGraph 'split_0' can be divided over 4 devices: 'small/MatMul': .*has 3 elements, fewer than 4")
 
 
+def test_refuses_a_layer_of_unknown_size() -> None:
+    def build(x: tf.Tensor) -> tf.Tensor:
+        chosen = tf.boolean_mask(x, x[:, 0] > 0)  # as many rows as the data choose
+        return tf.matmul(tf.matmul(x, chosen, transpose_b=True), chosen) * tf.get_variable("w", [3], "float64")
+
+    refuse(build, wh.UnsupportedOpError,
+           "nothing in TaskGraph 'split_0' can be divided over 4 devices: .*'MatMul_1': the size of dimension 'm' is not known")
+
+
+def test_refuses_a_shape_that_follows_from_data() -> None:
+    def build(x: tf.Tensor) -> tf.Tensor:
+        size = tf.cast(tf.reduce_sum(x - x), tf.int32)
+        image = tf.reshape(x, [-1, 1, 1, 3])
+        kernel = tf.get_variable("kernel", [1, 1, 8, 3], "float64")
+        return tf.nn.conv2d_transpose(image, kernel, tf.stack([tf.shape(x)[0], 1 + size, 1, 8]), 1)
+
+    refuse(build, wh.UnsupportedOpError, "a shape operand's, which follows from data")
+
+
 def test_refuses_a_part_without_anything_to_divide() -> None:
     refuse(lambda x: tf.tanh(x) * tf.get_variable("w", [3], "float64"), wh.UnsupportedOpError,
            "it has no matrix product, convolution or embedding. Use fewer devices, or wh.replicate")
@@ -340,6 +386,13 @@ def test_refuses_control_flow() -> None:
 ])
 def test_refuses_patterns_that_do_not_match(force: Any, message: str) -> None:
     refuse(lambda x: dense(x, 8, "wide"), wh.ConfigError, message, patterns__force=force)
+
+
+def test_refuses_batch_of_rows_that_the_data_choose() -> None:
+    """Nobody knows which rows of the next layer are a device's."""
+    refuse(lambda x: dense(dense(tf.boolean_mask(x, x[:, 0] > 0), 8, "wide"), 8, "next"), wh.ConfigError,
+           "pattern 'batch' of 'wide/MatMul', which a device cannot compute for its own examples",
+           patterns__force={"wide": "batch"})
 
 
 def test_refuses_colocation_in_a_pipeline() -> None:

@@ -5,6 +5,7 @@ import collections
 import re
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 # Work that a step cannot do without; shape arithmetic and the like may run at any time. TensorFlow's own optimizer
@@ -101,3 +102,21 @@ def one_f_one_b(warmup: int, micro_batches: int) -> List[str]:
 def all_forward_first(micro_batches: int) -> List[str]:
     """GPipe (Huang et al. 2019, Fig. 2c): the forward steps, then the backward ones in any order."""
     return ["F{}".format(m) for m in range(micro_batches)]
+
+
+def largest_bytes(metadata: tf.RunMetadata) -> Dict[int, int]:
+    """Per device the bytes of the largest tensor that an op there gave, or of the largest single allocation."""
+    found: Dict[int, int] = collections.defaultdict(int)
+    for index, device in devices(metadata):
+        for node in device.node_stats:
+            sizes = [record.alloc_bytes for memory in node.memory for record in memory.allocation_records]
+            sizes += [output.tensor_description.allocation_description.requested_bytes for output in node.output]
+            sizes += [_tensor_bytes(output.tensor_description) for output in node.output]
+            found[index] = max([found[index]] + sizes)
+    return found
+
+
+def _tensor_bytes(description: Any) -> int:
+    shape = [dim.size for dim in description.shape.dim]
+    dtype = tf.as_dtype(description.dtype) if description.dtype else tf.string
+    return 0 if dtype in (tf.string, tf.resource, tf.variant) else int(np.prod(shape, dtype=np.int64)) * dtype.base_dtype.size

@@ -64,6 +64,27 @@ def test_heads_are_the_major_factor_of_a_reshape() -> None:
     assert [(x.position, x.element, x.sizes) for x in strategy.localise] == [(1, 1, (1, 1, 1))]
 
 
+def test_leading_dimensions_of_a_reshape_stay_where_sizes_behind_them_are_not_known() -> None:
+    """`[E, B, C, H]` as `[E, B C, H]`: what TF 1.15 makes of an einsum over experts."""
+    op = op_of("Reshape", [(4, None, 2, 6), [4, -1, 6]], [(4, None, 6)])
+    graph = op.attrs.pop("graph")
+    strategy = {s.gives[0]: s for s in strategies(op, Sizes(graph), 2, {op.inputs[0]: 1, op.outputs[0]: 1}).found}
+    assert strategy[shard(0, (2, 2))].needs[0] == shard(0, (2, 2))
+    assert [(x.element, x.sizes) for x in strategy[shard(0, (2, 2))].localise] == [(0, (2, 2))]
+    assert strategy[shard(2, (3, 3))].needs[0] == shard(3, (3, 3))
+
+
+def test_leading_dimensions_of_other_sizes_are_not_the_same() -> None:
+    op = op_of("Reshape", [(4, None, 6), [2, -1, 6]], [(2, None, 6)])
+    assert {s.gives[0] for s in found(op, 2, ()).values()} == {shard(2, (3, 3))}
+
+
+def test_the_rank_of_a_sum_follows_from_its_axes() -> None:
+    """As in the gradient of a broadcasting product, whose axes follow from shapes: its result has no static rank."""
+    op = op_of("Sum", [(4, None, 6), [1]], [None], keep_dims=False)
+    assert Sizes(op.attrs.pop("graph")).shape(op.outputs[0]) == (4, 6)
+
+
 def test_a_reduction_over_the_divided_dimension() -> None:
     op = op_of("Sum", [(None, 6), [1]], [(None,)], keep_dims=False)
     assert found(op)["shard:d1"].gives == (partial,)

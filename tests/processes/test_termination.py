@@ -4,13 +4,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import Any, Iterator
+import time
+from typing import Any, Iterator, List
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from whale_tf.processes import termination
 from whale_tf.processes.watch import TERMINATED_STATUS
 
 
@@ -136,6 +138,24 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Any, capsys: Any, li
     last = tf.train.latest_checkpoint(str(tmp_path))
     assert last == str(tmp_path / "model-1") and saved_weight(last) == 2.0
     assert saved_weight(str(tmp_path / "model-0")) == 1.0
+
+
+@pytest.mark.slow
+def test_a_script_that_runs_nothing_any_more(monkeypatch: Any) -> None:
+    """It ends after a while; not where whale_tf has been shut down in the meantime."""
+    ends: List[int] = []
+    monkeypatch.setattr(termination, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(termination, "end_process", lambda message, status: ends.append(status))
+    script = Script()
+    asked_to_end()
+    wh.shutdown()
+    time.sleep(0.6)
+    assert not ends
+    wh.init(cluster="cpu:1")
+    script.steps(1)
+    asked_to_end()
+    time.sleep(0.6)
+    assert ends == [TERMINATED_STATUS]
 
 
 @pytest.mark.slow

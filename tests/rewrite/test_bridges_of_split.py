@@ -5,6 +5,7 @@ the same rewrite without it: a gather on the first device of the ``split`` TaskG
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Callable, NamedTuple, Set
 
@@ -13,16 +14,17 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from models import layers, moe, resnet
-from tests.rewrite.crossing import crossing_bytes, reached
+from tests.rewrite.crossing import between_task_graphs, crossing_bytes, reached, to_gradient_sums
 from whale_tf.rewrite.shard import division
 from whale_tf.rewrite.shard.values import Values
 
 
 class Built(NamedTuple):
-    """``bytes``: crossing in a step, without inputs and the sums of replicas' gradients; ``bridged``: elements of tensors that
-    are put together from parts."""
+    """``bytes``: between TaskGraphs in a step; ``gradients``: bytes to sums of replicas' gradients; ``bridged``: elements of
+    tensors that are put together from parts."""
 
     bytes: int
+    gradients: int
     bridged: Set[int]
     patterns: Set[str]
 
@@ -31,15 +33,15 @@ Build = Callable[[int], tf.Tensor]
 
 
 def built(build: Build, count: int, force: Any = None) -> Built:
-    config = {} if force is None else {"patterns.force": force}
-    wh.init(config, cluster="cpu:{}".format(count))
+    wh.init({"variables": "mirrored", **({} if force is None else {"patterns.force": force})}, cluster="cpu:{}".format(count))
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
             update = tf.train.GradientDescentOptimizer(0.1).minimize(build(count))
             plan = wh.parallelize()
             ops = reached(graph, update)
             bridged = {op.outputs[0].shape.num_elements() for op in ops if op.type == "ConcatV2"}
-            return Built(crossing_bytes(ops, without=["whale/input/", "whale/sync/"]), bridged, set(plan.shards.values()))
+            return Built(crossing_bytes(ops, between_task_graphs), crossing_bytes(ops, to_gradient_sums), bridged,
+                         set(plan.shards.values()))
     finally:
         wh.shutdown()
 
@@ -89,6 +91,27 @@ def test_tokens_go_to_experts_and_back_by_all_to_all(count: int, unfused: Callab
     assert max(before.bridged) >= dispatched // 4
 
 
+# -- choice --------------------------------------------------------------------------------------------------------------
+
+
+def layer_of(batch: int, width: int, classes: int, count: int) -> tf.Tensor:
+    with wh.replicate(count):
+        x = layers.dense(tf.placeholder("float32", [batch, 4]), width, "features", activation=tf.tanh)
+        labels = tf.placeholder("int32", [batch])
+    with wh.split(count):
+        return layers.mean_cross_entropy(layers.dense(x, classes, "classes"), labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch,width,classes,count", [
+    (8, 16, 64, 2), (8, 64, 4, 2), (12, 9, 90, 3), (12, 90, 6, 3), (8, 24, 24, 4), (4, 120, 4, 4)])
+def test_the_cheapest_pattern_is_taken(batch: int, width: int, classes: int, count: int) -> None:
+    """Where each device has its own examples, too, of column and row the one with the fewest bytes in the rewritten graph."""
+    build = functools.partial(layer_of, batch, width, classes)
+    forced = {pattern: built(build, count, {"classes": pattern}).bytes for pattern in ("column", "row")}
+    assert built(build, count).bytes == min(forced.values()), forced
+
+
 # -- classifier --------------------------------------------------------------------------------------------------------
 
 RESNET = resnet.ResnetConfig(blocks=(1,), width=32, image=8, small_image=True, classes=48)
@@ -127,3 +150,21 @@ def test_classes_divided_by_column_sum_gradients_over_examples(count: int, unfus
     exchanged = after.bytes - 2 * features * (count - 1)  # numbers per example, of the loss over divided classes
     assert 0 < exchanged <= 4 * batch * 8 * (count - 1)
     assert before.bytes - after.bytes >= features * (count - 1) // count
+
+
+@pytest.mark.slow
+def test_gradients_of_a_hundred_thousand_classes_are_not_synchronised() -> None:
+    """ResNet-50 of Whale's section 5.1.2, two devices: 89.7% of data parallelism's gradient bytes are the classifier's."""
+    config = dataclasses.replace(resnet.ResnetConfig.resnet50(), classes=100000)
+
+    def build(is_hybrid: bool, count: int) -> tf.Tensor:
+        inputs = resnet.inputs(config, 2 * count)
+        with wh.replicate(count, name="features"):
+            features = resnet.features(inputs.images, config)
+        with wh.split(count) if is_hybrid else wh.replicate(count, name="features"):
+            return layers.mean_cross_entropy(resnet.classifier(features, config), inputs.labels)
+
+    hybrid, replicated = (built(functools.partial(build, is_hybrid), 2) for is_hybrid in (True, False))
+    assert hybrid.patterns == {"column", "class_sharded"}
+    assert 1 - hybrid.gradients / replicated.gradients == pytest.approx(0.897, abs=0.001)
+    assert replicated.bytes == 0 and hybrid.bytes < 0.01 * hybrid.gradients

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from typing import Any, Iterator, List, MutableMapping, Optional, Tuple, Union
+from typing import Any, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.errors import AnnotationError
@@ -233,6 +233,23 @@ def gradient_names(grads: Any) -> List[GradientNames]:
         else:
             names.append(grad.name)
     return names
+
+
+def densified(grads: Sequence[Any], xs: Any) -> List[Any]:
+    """Sparse gradients as tensors: repeated rows added up, zeros elsewhere.
+
+    Args:
+        xs: what the gradients were taken by, one or a list.
+    """
+    found = []
+    for grad, x in zip(grads, xs if isinstance(xs, (list, tuple)) else [xs]):
+        if isinstance(grad, tf.IndexedSlices):
+            if grad.dense_shape is None:
+                grad = tf.IndexedSlices(grad.values, grad.indices, tf.shape(x))
+            grad = tf.convert_to_tensor(grad, name="densified")
+            grad.set_shape(x.shape)
+        found.append(grad)
+    return found
 
 
 def _open_annotation(graph: Optional[tf.Graph]) -> Optional[Annotation]:

@@ -28,6 +28,7 @@ class Callbacks(NamedTuple):
     that takes it decides whether and how to call it.  The defaults change nothing.
 
     Attributes:
+        gradients: (gradients, what they were taken by) -> the gradients that the caller gets.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         before_scaffold: (scaffold), before ``Scaffold.finalize`` builds init ops and the saver.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
@@ -45,6 +46,7 @@ class Callbacks(NamedTuple):
         dataset: (dataset) -> the dataset to make an iterator of.
     """
 
+    gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     before_scaffold: Callable[[Any], None] = lambda scaffold: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
@@ -90,7 +92,7 @@ def _gradients_helper(original: Function, callbacks: Callbacks) -> Function:
         _depth.value += 1
         try:
             with gradient_call(v1.get_default_graph(), ys, xs) as call:
-                grads = original(ys, xs, *args, **kwargs)
+                grads = callbacks.gradients(original(ys, xs, *args, **kwargs), xs)
                 call.grads = gradient_names(grads)
         finally:
             _depth.value -= 1

@@ -84,7 +84,7 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, recomp
         if method in ON_GRAPHS:
             planned = plan_model(model, name, cluster, method, global_batch)
             return Answer(planned.result, planned.profile, planned.plan)
-        profile = profile_model(model, [], global_batch, name)
+        profile = profile_model(model, [], global_batch, name).profile
     else:
         profile = ModelProfile.parse(model)
     if method == "rhino":

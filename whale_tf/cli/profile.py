@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from whale_tf.errors import WhaleError
+from whale_tf.errors import PlanError, WhaleError
 from whale_tf.profiler.graph_profile import with_earlier_measurements
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator import StepGraph
 
 
 def profile(
@@ -21,18 +22,23 @@ def profile(
     batch_size: int = typer.Option(32, min=1, help="examples of a mini-batch, where the graph does not say"),
     measure: Optional[str] = typer.Option(
         None, help="also run the script's first steps here, trace one, and add its op times as those of this device type"),
+    ops: Optional[str] = typer.Option(None, help="also write the step op by op to this file, for `whale simulate --ops`"),
     name: Optional[str] = typer.Option(None, help="name of the profile; default: the file's name"),
     as_json: bool = typer.Option(False, "--json", help="print the profile as JSON"),
 ) -> None:
     """Count a model's FLOPs, bytes and parameters layer by layer; a script runs until it has built its training graph.
 
-    Measured times of other device types, in a profile of the same graph that is already at the output's place, are kept.
+    Measured times of other device types, in a profile of the same graph that is already at the output's place, are kept; so
+    are op times of other batch sizes in the file of --ops.
     """
     from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
 
     try:
         name = name or os.path.splitext(os.path.basename(model))[0]
-        made = profile_model(model, arguments or [], batch_size, name, measure)
+        found = profile_model(model, arguments or [], batch_size, name, measure)
+        made = found.profile
+        if ops is not None:
+            _write_ops(found.step, ops, model)
         if output is not None and os.path.exists(output):
             made = with_earlier_measurements(made, ModelProfile.parse(output))
         if output is not None:
@@ -45,6 +51,15 @@ def profile(
         typer.echo(made.to_json())
     else:
         _show(made)
+
+
+def _write_ops(step: Optional[StepGraph], path: str, model: str) -> None:
+    if step is None:
+        raise PlanError("{!r} has no training step whose ops could be written to --ops {}; give a script".format(model, path))
+    if os.path.exists(path):
+        step = StepGraph.parse(path).and_times_of(step)
+    with open(path, "w", encoding="utf8") as handle:
+        handle.write(step.to_json())
 
 
 def _show(made: ModelProfile) -> None:

@@ -23,6 +23,7 @@ from whale_tf.simulator import (
     Options,
     Simulation,
     Simulator,
+    StepGraph,
     Strategy,
     built_in_model,
     layer_names,
@@ -30,6 +31,7 @@ from whale_tf.simulator import (
     micro_batch_size,
     strategy_from_plan,
     trace_of,
+    under,
     uniform_3d,
     write_chrome,
 )
@@ -68,6 +70,7 @@ def simulate(
     plan: Optional[str] = typer.Option(None, help="plan.json (written by `whale plan` or wh.current_plan())"),
     model: Optional[str] = typer.Option(None, help="built-in model: {}, bert-N".format(", ".join(sorted(MODELS)))),
     profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
+    ops: Optional[str] = typer.Option(None, help="with --plan: the step op by op, written by `whale profile --ops`"),
     cluster: str = typer.Option(..., help="cluster.json, or a name: hc1, hc2, hc3, a100:1024, cpu:4, 2xV100-32GB:8"),
     dp: int = typer.Option(1, help="data parallelism"),
     tp: int = typer.Option(1, help="tensor parallelism"),
@@ -95,6 +98,10 @@ def simulate(
         options = Options(sharing, overlap, collapse, steady_state, calibration=measured)
         simulator = Simulator(Cluster.parse(cluster), options)
         loaded = Plan.parse(plan) if plan is not None else None
+        if ops is not None:
+            result = _run_ops(simulator, loaded, ops, model or profile)
+            _finish(result, as_json, trace, timeline, memory, report)
+            return
         source = _source(model, profile, loaded)
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
@@ -102,14 +109,10 @@ def simulate(
             result = _run_uniform(
                 simulator, source, Uniform(dp, tp, pp, micro_batches), global_batch, schedule, policy, recompute, zero
             )
-        _write(result, trace, timeline, memory, report)
+        _finish(result, as_json, trace, timeline, memory, report)
     except WhaleError as error:
         typer.echo("error: {}".format(error), err=True)
         raise typer.Exit(1)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict()))
-    else:
-        _print(result)
 
 
 def compare(
@@ -203,18 +206,37 @@ def _run_uniform(
     return simulator.run(strategy, source.estimator(graph, shape.tp))
 
 
-def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Optional[int]) -> Simulation:
+def _check_size(simulator: Simulator, plan: Plan) -> None:
     if plan.num_devices > len(simulator.cluster.devices):
         raise PlanError(
             "the plan is for {} devices, cluster {!r} has {}; simulate it on a cluster of at least that size".format(
                 plan.num_devices, simulator.cluster.name, len(simulator.cluster.devices)
             )
         )
+
+
+def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Optional[int]) -> Simulation:
+    _check_size(simulator, plan)
     batch = global_batch if global_batch is not None else plan.num_model_replicas * plan.num_micro_batch
     graph = source.graph(micro_batch_size(batch, plan.num_micro_batch, plan.num_model_replicas))
     aliases = layer_names(source.profile) if source.profile is not None else None
     strategy: Strategy = strategy_from_plan(plan, graph, aliases)
     return simulator.run(strategy, source.estimator(graph))
+
+
+def _run_ops(simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str]) -> Simulation:
+    if plan is None or other is not None:
+        raise PlanError("--ops is a captured step, which goes with --plan and without --model or --profile")
+    _check_size(simulator, plan)
+    return simulator.run_step(plan, under(StepGraph.parse(ops), plan))
+
+
+def _finish(result: Simulation, as_json: bool, *files: Optional[str]) -> None:
+    _write(result, *files)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict()))
+    else:
+        _print(result)
 
 
 def _write(

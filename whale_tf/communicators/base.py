@@ -34,8 +34,12 @@ class Communicator(abc.ABC):
         self.collectives = []
 
     @abc.abstractmethod
-    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
-        """The sum of all members' tensors, on every member's device, in the order of ``members``."""
+    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any, fp16: bool = False) -> List[str]:
+        """The sum of all members' tensors, on every member's device, in the order of ``members``.
+
+        Args:
+            fp16: what travels between processes travels as float16, scaled.
+        """
 
     def all_gather(self, members: Sequence[Member], dim: int, name: str, dtype: Any) -> List[str]:
         """The members' tensors, of possibly different lengths, concatenated along ``dim`` on every member's device."""
@@ -46,10 +50,11 @@ class Communicator(abc.ABC):
         ]
 
     def all_reduce_together(
-        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any
-    ) -> List[List[str]]:
+        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
+        fp16: bool = False
+    ) -> List[List[str]]:  # fmt: skip
         """Several tensors of one type and of these shapes, each as by :meth:`all_reduce`, in one message where that helps."""
-        return [self.all_reduce(each, name, dtype) for each, name in zip(members, names)]
+        return [self.all_reduce(each, name, dtype, fp16) for each, name in zip(members, names)]
 
     def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
         """One value of each process combined over all of them by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,

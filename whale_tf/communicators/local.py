@@ -19,7 +19,7 @@ class LocalCommunicator(Communicator):
         super().__init__(nodes)
         self._turns: Dict[Sequence[str], int] = {}
 
-    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
+    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any, fp16: bool = False) -> List[str]:
         return [self.sum(members, name, dtype).value] * len(members)
 
     def sum(self, members: Sequence[Member], name: str, dtype: Any) -> Member:

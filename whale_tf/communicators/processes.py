@@ -16,10 +16,11 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import collectives_carry_float16, tf
 from whale_tf.communicators.base import Communicator, Member
+from whale_tf.communicators.halves import GATHER_UP_TO, sum_by_gather, sum_by_ring
 from whale_tf.communicators.local import LocalCommunicator
-from whale_tf.errors import UnsupportedOpError
+from whale_tf.errors import ConfigError, UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 
 MERGE_OPS = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min", "any": "Max", "all": "Min"}
@@ -34,6 +35,7 @@ CARRIERS = {
     tf.float16: tf.float32,
 }
 AGREEMENT_KEYS = 1 << 24  # more collectives than a graph has
+COMPRESSED = (tf.float32, tf.float64)
 CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
@@ -83,30 +85,71 @@ class ProcessCommunicator(Communicator):
         self.processes = count
         self._staged: List[str] = []
 
-    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any) -> List[str]:
+    def all_reduce(self, members: Sequence[Member], name: str, dtype: Any, fp16: bool = False) -> List[str]:
         here = self._local.sum(members, name + "/here", dtype)
-        return [self.across(here, "sum", name, dtype)] * len(members)
+        if not (fp16 and dtype in COMPRESSED):
+            return [self.across(here, "sum", name, dtype)] * len(members)
+        nodes, device = self._nodes, here.device
+        shape = nodes.add("Shape", name + "/shape", [here.value], device, T=dtype, out_type=tf.int32)
+        row = self._reshaped(here.value, nodes.const([-1], name + "/any", tf.int32, device), name + "/row", dtype, device)
+        return [self._reshaped(self._sum_of_halves(Member(row, device), name + "/sum", dtype), shape, name, dtype, device)] * len(
+            members
+        )
+
+    def _carries_float16(self) -> bool:
+        return collectives_carry_float16()
+
+    def _reshaped(self, value: str, shape: str, name: str, dtype: Any, device: str) -> str:
+        return self._nodes.add("Reshape", name, [value, shape], device, T=dtype, Tshape=tf.int32)
+
+    def _sum_of_halves(self, member: Member, name: str, dtype: Any) -> str:
+        """The sum of vectors over all processes, which travel as float16."""
+        nodes, device = self._nodes, member.device
+        if dtype != tf.float32:
+            member = Member(nodes.cast(member.value, name + "/to_float32", dtype, tf.float32, device), device)
+
+        def largest(one: Member, what: str) -> str:
+            return self.across(one, "max", what, tf.float32)
+
+        def total(one: Member, what: str) -> str:
+            return self._reduce(one, "sum", what, tf.float16)
+
+        if self._carries_float16():
+            result = sum_by_ring(nodes, member, self.processes, name, largest, total)
+        elif self.processes <= GATHER_UP_TO:
+            result = sum_by_gather(nodes, member, self.processes, name, lambda one, what: self._gather(one, what, tf.int32))
+        else:
+            raise ConfigError(
+                "communication.fp16 is true, but TensorFlow {} does not sum float16 between processes, and to gather the "
+                "gradients of all {} processes takes more bytes than to sum them as they are; leave it out, or use at most {} "
+                "processes".format(tf.__version__, self.processes, GATHER_UP_TO)
+            )
+        return result if dtype == tf.float32 else nodes.cast(result, name + "/to_" + dtype.name, tf.float32, dtype, device)
 
     def all_reduce_together(
-        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any
-    ) -> List[List[str]]:
+        self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
+        fp16: bool = False
+    ) -> List[List[str]]:  # fmt: skip
         nodes, scope = self._nodes, names[0] + "/bucket"
         first = self._local.sum(members[0], names[0] + "/here", dtype)
         device = first.device
         others = [self._local.sum_on(device, each, name + "/here", dtype) for each, name in zip(members[1:], names[1:])]
         flat = nodes.const([-1], scope + "/flat", tf.int32, device)
         rows = [
-            nodes.add("Reshape", name + "/row", [member.value, flat], device, T=dtype, Tshape=tf.int32)
+            self._reshaped(member.value, flat, name + "/row", dtype, device)
             for member, name in zip([first] + others, names)
         ]
-        total = self.across(Member(nodes.concat(rows, 0, scope + "/rows", dtype, device), device), "sum", scope, dtype)
+        bucket = Member(nodes.concat(rows, 0, scope + "/rows", dtype, device), device)
+        if fp16 and dtype in COMPRESSED:
+            total = self._sum_of_halves(bucket, scope, dtype)
+        else:
+            total = self.across(bucket, "sum", scope, dtype)
         sizes = [int(np.prod(shape)) for shape in shapes]
         parts = nodes.split(total, sizes, len(sizes), 0, scope + "/parts", dtype, device)
         results = []
         for part, name, shape, each in zip(parts, names, shapes, members):
             asked = nodes.const(np.array(shape, "int32"), name + "/shape", tf.int32, device)
-            whole = nodes.add("Reshape", name, [part, asked], device, T=dtype, Tshape=tf.int32)
-            results.append([whole] * len(each))
+            results.append([self._reshaped(part, asked, name, dtype, device)] * len(each))
         return results
 
     def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
@@ -114,12 +157,15 @@ class ProcessCommunicator(Communicator):
         value = member.value
         if wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-        total = self._collective(
-            "CollectiveReduce", name, [value], member.device, T=wire, merge_op=MERGE_OPS[kind], final_op="Id",
-            subdiv_offsets=[0])  # fmt: skip
+        total = self._reduce(Member(value, member.device), kind, name, wire)
         if wire != dtype:
             total = self._nodes.cast(total, name + "/to_" + dtype.name, wire, dtype, member.device)
         return total
+
+    def _reduce(self, member: Member, kind: str, name: str, dtype: Any) -> str:
+        return self._collective(
+            "CollectiveReduce", name, [member.value], member.device, T=dtype, merge_op=MERGE_OPS[kind], final_op="Id",
+            subdiv_offsets=[0])  # fmt: skip
 
     def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
         if dim != 0:
@@ -178,23 +224,27 @@ class ProcessCommunicator(Communicator):
     def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
         """Process 0's value on every process.  ``member.value`` is read there only; all have the same static shape."""
         wire = self._wire_type(name, dtype)
-        attrs = {"T": wire, "shape": tf.TensorShape(shape)}
-        if self.is_first:
-            value = member.value
-            if wire != dtype:
-                value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-            value = self._collective("CollectiveBcastSend", name, [value], member.device, **attrs)
-        else:
-            value = self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
+        value = member.value
+        if self.is_first and wire != dtype:
+            value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
+        value = self._broadcast(Member(value, member.device), shape, name, wire)
         if wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + dtype.name, wire, dtype, member.device)
         return value
 
+    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
+        attrs = {"T": dtype, "shape": tf.TensorShape(shape)}
+        if self.is_first:
+            return self._collective("CollectiveBcastSend", name, [member.value], member.device, **attrs)
+        return self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
+
     def agreement(self, device: str) -> str:
         """What every process has staged so far, in one number each: int64 `[processes]`, equal where they agree."""
         digest = zlib.crc32("\n".join(self._staged).encode())
+        return self._agreement(self._nodes.const([digest], "whale/agreement/own", tf.int64, device), device)
+
+    def _agreement(self, own: str, device: str) -> str:
         group, instance = self._keys.agreement()
-        own = self._nodes.const([digest], "whale/agreement/own", tf.int64, device)
         return self._nodes.add(
             "CollectiveGather", "whale/agreement", [own], device, T=tf.int64, shape=[0], group_size=self.processes,
             group_key=group, instance_key=instance)  # fmt: skip
@@ -207,11 +257,17 @@ class ProcessCommunicator(Communicator):
         return wire
 
     def _collective(self, op_type: str, name: str, inputs: Sequence[str], device: str, **attrs: Any) -> str:
-        local_device = device.rpartition("/device:")[2]
         op = self._nodes.add(
-            op_type, name, inputs, device, group_size=self.processes, group_key=self._keys.group(local_device),
+            op_type, name, inputs, device, group_size=self.processes, group_key=self._keys.group(_local(device)),
             instance_key=self._keys.instance(), **attrs)  # fmt: skip
-        self.collectives.append(op)
-        kind = op_type.replace("BcastRecv", "BcastSend")
-        self._staged.append("{} {} {} {}".format(kind, op, local_device, sorted(map(str, attrs.items()))))
+        self._note(op_type.replace("BcastRecv", "BcastSend"), op, device, attrs)
         return op
+
+    def _note(self, kind: str, op: str, device: str, attrs: Dict[str, Any]) -> None:
+        """A collective has been staged; all processes must have staged the same."""
+        self.collectives.append(op)
+        self._staged.append("{} {} {} {}".format(kind, op, _local(device), sorted(map(str, attrs.items()))))
+
+
+def _local(device: str) -> str:
+    return device.rpartition("/device:")[2]

@@ -197,6 +197,8 @@ class _Finder:
                 reasons.append("the size of dimension {!r} is not known".format(factor))
             elif size < self.count:
                 reasons.append("dimension {!r} has {} elements, fewer than {} devices".format(factor, size, self.count))
+            elif not self._shapes_are_known(factor):
+                reasons.append("dimension {!r} is a shape operand's, which follows from data".format(factor))
             else:
                 strategy = self._divide(factor, even_sizes(size, self.count))
             if strategy is not None:
@@ -277,21 +279,21 @@ class _Finder:
             return self._recipe(factor, operands, results)
         final = tuple(give if give.is_shard else other for give, other in zip(results, lacking))
         localise = self._localised(factor, sizes)
-        if any(spread is None for spread in final) or not any(s.is_shard for s in operands + results) or localise is None:
+        if any(spread is None for spread in final) or not any(s.is_shard for s in operands + results):
             return None
         return Strategy(pattern_name(op, rule, factor), how, operands, tuple(s for s in final if s is not None),
                         localise, weights, exchanged)
 
-    def _localised(self, factor: str, sizes: Tuple[int, ...]) -> Optional[Tuple[Localise, ...]]:
-        """Shape operands that change; None: one follows from data, so what it says of the factor is not known."""
-        found = []
-        for operand in self.rule.shapes:
-            place = self._place(operand.dims, factor, sizes)
-            if place is not None and place.is_shard:
-                if self.view.value(self.op.inputs[operand.position]) is None:
-                    return None
-                found.append(Localise(operand.position, place.dim, place.sizes))
-        return tuple(found)
+    def _shapes_are_known(self, factor: str) -> bool:
+        """Whether no operand that says the factor's size follows from data: parts would need another one."""
+        return all(self.view.value(self.op.inputs[operand.position]) is not None for operand in self.rule.shapes
+                   if any(factor in dim for dim in operand.dims))
+
+    def _localised(self, factor: str, sizes: Tuple[int, ...]) -> Tuple[Localise, ...]:
+        """Shape operands that change."""
+        places = [(operand.position, self._place(operand.dims, factor, sizes)) for operand in self.rule.shapes]
+        return tuple(Localise(position, place.dim, place.sizes) for position, place in places
+                     if place is not None and place.is_shard)
 
     def _recipe(self, factor: str, needs: Tuple[Spread, ...], gives: Tuple[Spread, ...]) -> Optional[Strategy]:
         """Ops with a recipe of their own for a factor that their rule needs whole or looks up by number."""

@@ -98,10 +98,9 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     rows, micro_batches = decision.rows, decision.micro_batches
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
-    used = [device for row in rows for device in row[0]]
-    shared = len(used) > len(set(used))
-    warmups = decision.warmups or _warmups(stages, rows, counts, crossings, cluster, config, micro_batches)
-    if shared:
+    used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
+    warmups = decision.warmups or _warmups(facts, rows, counts, cluster, config, micro_batches)
+    if len(used) > len(set(used)):
         warmups = (1,) * len(rows)
     parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
     batch = static_batch(graph, inputs)
@@ -109,6 +108,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         _slices(spec, stage, row, cluster, config, batch, parts, warmup)
         for spec, stage, row, warmup in zip(specs, stages, rows, warmups)
     )
+    slices = tuple(_as_beside(i, specs, rows, slices) for i in range(len(specs)))
     sums = () if spans(specs, decision.processes) else decision.processes
     return Plan(
         graph=graph.fingerprint(),
@@ -127,8 +127,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 devices=row,
                 warmup=warmup,
                 slices=parts_of_batch,
-                variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
                 batch_of=spec.batch_of,
+                variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
@@ -138,9 +138,10 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         gradients=tuple(
             GradientPlan(
                 task_graph=i,
-                backend=_backend(config, sums),
+                backend=_backend(config, decision.processes, sums),
                 buckets=_buckets(stage.gradients, cluster, config, sums),
                 bytes=stage.parameter_bytes,
+                fp16=_fp16(config, decision.processes, sums),
             )
             for i, (stage, count) in enumerate(zip(stages, counts))
             if replicas * count > 1 and stage.gradients
@@ -156,6 +157,20 @@ def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
         if shape is not None and shape[dim] is not None:
             return shape[dim]
     return None
+
+
+def _as_beside(
+    number: int,
+    specs: Sequence[TaskGraphSpec],
+    rows: Sequence[Tuple[Tuple[int, ...], ...]],
+    slices: Sequence[Optional[Tuple[int, ...]]],
+) -> Optional[Tuple[int, ...]]:
+    """The batch part of a ``split`` TaskGraph divides the batch like the ``replicate`` one that shares its devices."""
+    if specs[number].batch_of is not None:
+        for spec, row, parts in zip(specs, rows, slices):
+            if spec.strategy == "replicate" and spec.batch_of is None and row == rows[number]:
+                return parts
+    return slices[number]
 
 
 def _slices(
@@ -198,16 +213,24 @@ def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) 
     return bool(processes) and sum(spec.device_count or 0 for spec in specs if spec.batch_of is None) > len(processes[0])
 
 
-def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
+def _backend(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> str:
     """What sums gradients.
+
+    Args:
+        sums: the processes between which they are summed.
 
     Raises:
         ConfigError: it cannot, with several processes.
     """
     backend: str = config.communication.backend
     if backend == "auto":
-        return "collective" if processes else "local"
-    if backend == "local" and processes:
+        return "collective" if sums else "local"
+    if backend == "horovod" and processes and not sums:
+        raise ConfigError(
+            "communication.backend is 'horovod', which sums between processes, but model replicas span the {} processes, and the "
+            "first one drives all; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+        )
+    if backend == "local" and sums:
         raise ConfigError(
             "communication.backend is 'local', which sums inside one process, but there are {} processes; use 'auto' or "
             "'collective'".format(len(processes))
@@ -251,8 +274,21 @@ def _variables(
     return "shared" if len(used) > 1 and can_share else "mirrored"
 
 
-NOT_YET = (
-    "communication.fp16", "communication.sparse_as_dense", "cluster.device_place_prefer_intra_node")  # fmt: skip
+def _fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether gradients travel as float16.  Inside one process they do not travel.
+
+    Raises:
+        ConfigError: they are to, but one process drives the devices of all.
+    """
+    if config.communication.fp16 and processes and not sums:
+        raise ConfigError(
+            "communication.fp16 is true, but model replicas span the {} processes, and their gradients are summed in the graph "
+            "of the first; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+        )
+    return config.communication.fp16 and bool(sums)
+
+
+NOT_YET = ("cluster.device_place_prefer_intra_node",)
 
 
 def check_built(config: Config) -> None:
@@ -277,15 +313,18 @@ def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:
 
 
 def _warmups(
-    stages: Sequence[StageStatistics],
+    facts: ModelFacts,
     rows: Sequence[Tuple[Tuple[int, ...], ...]],
     counts: Sequence[int],
-    crossings: Sequence[Crossing],
     cluster: Cluster,
     config: Config,
     micro_batches: int,
 ) -> Tuple[int, ...]:
-    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known."""
+    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known.  The batch part of a
+    ``split`` TaskGraph is of that stage."""
+    whole = sum(spec.batch_of is None for spec in facts.specs)
+    stages, beside = facts.stages[:whole], [spec.batch_of for spec in facts.specs if spec.batch_of is not None]
+    crossings = [c for c in facts.crossings if max(c.producer, c.consumer) < whole]
     limits = []
     for stage, row, count in zip(stages, rows, counts):
         device = cluster.devices[row[0][0]]
@@ -296,7 +335,8 @@ def _warmups(
     policy: str = config.pipeline.warmup
     if policy == "auto":
         policy = auto_policy(_activation_communication_ratio(stages, rows, crossings, cluster))
-    return warmup_depths(policy, len(stages), limits, micro_batches)
+    depths = warmup_depths(policy, len(stages), limits, micro_batches)
+    return depths + tuple(depths[number] for number in beside)
 
 
 def _activation_communication_ratio(

@@ -13,6 +13,7 @@ from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding.assignment import Assignment, Choice
 
 WIDTH = 120
+SHOWN = 6  # names of a longer list
 
 
 def explain_plan(
@@ -33,6 +34,8 @@ def explain_plan(
     console.print(_task_graphs(plan, devices))
     if assignment is not None and assignment.choices:
         console.print(_shards(assignment.choices))
+        for line in _undivided(plan, assignment):
+            console.print(line, highlight=False, markup=False)
     elif plan.shards:
         console.print(patterns_table(plan.shards))
     if plan.bridges:
@@ -40,7 +43,8 @@ def explain_plan(
     if plan.gradients:
         console.print(_gradients(plan))
     if region is not None:
-        for line in _inexact(region, assignment.reseeded if assignment is not None else ()):
+        reseeded = assignment.reseeded if assignment is not None else ()
+        for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):
             console.print(line, highlight=False, markup=False)
     return out.getvalue()
 
@@ -98,6 +102,19 @@ def _shards(choices: Sequence[Choice]) -> Table:
     return table
 
 
+def _undivided(plan: Plan, assignment: Assignment) -> List[str]:
+    """Where ops of ``split`` TaskGraphs run that are not divided by their weights."""
+    lines = []
+    for task in plan.task_graphs:
+        if task.batch_of is not None:
+            lines.append("{}: each device computes these {} forward op(s) for its own examples.".format(task.name, len(task.ops)))
+    for number, names in sorted(assignment.alone.items()):
+        if names:
+            lines.append("{}: the first device computes {} forward op(s) for all: {}.".format(
+                plan.task_graphs[number].name, len(names), ", ".join(names[:SHOWN]) + (", ..." if names[SHOWN:] else "")))
+    return lines
+
+
 def patterns_table(shards: Mapping[str, str]) -> Table:
     """How many ops take each sharding pattern, and some of them."""
     table = Table(title="Sharding patterns", title_justify="left")
@@ -141,7 +158,7 @@ def _gradients(plan: Plan) -> Table:
         table.add_row(
             task.name,
             str(task.replica_count * plan.num_model_replicas),
-            sync.backend,
+            sync.backend + (" (float16)" if sync.fp16 else ""),
             str(sum(len(bucket) for bucket in sync.buckets)),
             str(len(sync.buckets)),
             _bytes(sync.bytes),
@@ -149,10 +166,12 @@ def _gradients(plan: Plan) -> Table:
     return table
 
 
-def _inexact(region: Region, reseeded: Sequence[str]) -> List[str]:
+def _inexact(region: Region, reseeded: Sequence[str], fp16: bool) -> List[str]:
     ops = region.graph.ops
     found = ["{} ({}): {}".format(ops[item.op].name, ops[item.op].type, item.reason) for item in region.batch.inexact]
     found += ["{}: initial values of the same distribution, but other ones (init: sharded)".format(name) for name in reseeded]
+    if fp16:
+        found.append("gradients are rounded to float16 on their way between processes (communication.fp16)")
     if not found:
         return ["Exact: the parallel result equals the local one but for rounding."]
     return ["Not exactly the local result ({} place(s)):".format(len(found))] + ["  " + text for text in found]

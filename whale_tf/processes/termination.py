@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Optional, Sequence, Tuple
 
@@ -106,6 +105,7 @@ class Termination:
         self._depth = 0  # runs and saves of the main thread that are under way
         self._signals: Optional[socket.socket] = None
         self._before = -1  # what was told of signals
+        self._removed = threading.Event()
 
     def install(self) -> None:
         """Listen for SIGTERM, unless the script does so itself (or this is not the main thread)."""
@@ -125,6 +125,7 @@ class Termination:
         if signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(self._before)
+        self._removed.set()
         self._signals.close()
         self._signals = None
 
@@ -143,9 +144,11 @@ class Termination:
                 if signal.SIGTERM in numbers_of_signals:
                     break
             self.is_asked = True
-            time.sleep(PATIENCE_S)
-            while self.serves or (self._is_chief and self._depth):
-                time.sleep(1)
+            patience_s = PATIENCE_S
+            while patience_s or self.serves or (self._is_chief and self._depth):
+                if self._removed.wait(patience_s or 1.0):
+                    return
+                patience_s = 0.0
             end_process("SIGTERM: ending without a checkpoint, {}".format(
                 "no run has begun since" if self._is_chief else "process 0 trains on"), TERMINATED_STATUS)
 

@@ -62,7 +62,7 @@ def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None)
         for i in range(chain.size)]  # fmt: skip
     return ModelProfile(
         name=source.name, source="recorded from a graph with mini-batches of {}".format(chain.batch),
-        precision=_precision(chain.graph), batch_granularity=1, optimizer=optimizer,
+        precision=precision_of(chain.graph), batch_granularity=1, optimizer=optimizer,
         optimizer_bytes_per_parameter_byte=state, graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def _scope(ops: Sequence[Op]) -> str:
     return "/".join(common) or "model"
 
 
-def _precision(graph: OpGraph) -> str:
+def precision_of(graph: OpGraph) -> str:
     """Of the variables' values; the narrowest that a contraction computes in."""
     found = {graph.tensors[op.outputs[0]].dtype for op in graph.ops
              if op.phase is Phase.FORWARD and op.type in ("MatMul", "Conv2D", "BatchMatMul", "BatchMatMulV2", "Einsum")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Sequence, Tuple
 
 import numpy as np
 
@@ -17,7 +17,12 @@ from whale_tf.rewrite.order import Order
 
 
 class Merge:
-    """Merged values of batch-level tensors; each is staged once."""
+    """Merged values of batch-level tensors; each is staged once.
+
+    Args:
+        buckets: gradients that travel together.
+        compressed: gradients that travel as float16.
+    """
 
     def __init__(
         self,
@@ -27,6 +32,7 @@ class Merge:
         order: Order,
         communicator: Communicator,
         buckets: Sequence[Sequence[int]] = (),
+        compressed: FrozenSet[int] = frozenset(),
     ) -> None:
         self._context = context
         self._nodes = nodes
@@ -37,6 +43,7 @@ class Merge:
         self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
         self._sums: Dict[int, Dict[Copy, str]] = {}
         self._across: Dict[int, str] = {}
+        self._compressed = compressed
         self._bucket_of = {tensor: bucket for bucket in buckets for tensor in bucket}
 
     @property
@@ -129,7 +136,8 @@ class Merge:
         if layout.is_partial and home == task_graph:
             if tensor in self._bucket_of:
                 return self._merged_bucket(self._bucket_of[tensor], home)[tensor]
-            return dict(zip(copies, self._communicator.all_reduce(self._members(tensor, home), scope, dtype)))
+            members, fp16 = self._members(tensor, home), tensor in self._compressed
+            return dict(zip(copies, self._communicator.all_reduce(members, scope, dtype, fp16)))
         if layout.is_sharded and alone:
             clones = list(context.clones(home))
             return {
@@ -153,6 +161,7 @@ class Merge:
             [context.name("sync", context.flat(tensor)) for tensor in bucket],
             [context.static_shape(tensor) for tensor in bucket],
             context.dtype(bucket[0]),
+            self._compressed.issuperset(bucket),
         )
         merged = {tensor: dict(zip(context.copies(home), values)) for tensor, values in zip(bucket, sums)}
         self._everywhere.update({(tensor, home): values for tensor, values in merged.items()})

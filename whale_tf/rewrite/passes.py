@@ -6,7 +6,7 @@ while staging leaves the graph as it was.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -87,7 +87,7 @@ def rewrite(
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
     clone_region(context, operands, order, after)
-    merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured))
+    merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured), _compressed(context, captured))
     shared = shared_scalars(context, nodes, captured, merge, sums) if processes.graphs > 1 else []
     moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
@@ -151,6 +151,12 @@ def _buckets(context: Context, captured: Captured) -> List[List[int]]:
                     )
             found.append(gradients)
     return found
+
+
+def _compressed(context: Context, captured: Captured) -> FrozenSet[int]:
+    """Gradient tensors that travel as float16, as the plan says."""
+    names = {name for sync in context.plan.gradients if sync.fp16 for bucket in sync.buckets for name in bucket}
+    return frozenset(tensor for tensor, variable in captured.gradients if context.graph.ops[variable].name in names)
 
 
 def _variable_copies(

@@ -232,7 +232,7 @@ def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessC
                 "variable {!r} has the shape {}, and its initial value has to be sent to the other processes; give it a static "
                 "shape".format(op.name, shape)
             )
-        scope, device = "whale/broadcast/{}".format(op.name), op.device if "/task:" in op.device else host
+        scope, device = "whale/broadcast/{}".format(op.name), _device_of(op) or host
         value = op.name
         if communicator.is_first:
             read = {"dtype" if is_resource else "T": dtype}
@@ -251,6 +251,17 @@ def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessC
     agreement = communicator.agreement(host)
     new = edit.commit()
     return Start(new[agreement].outputs[0], new[broadcast])
+
+
+def _device_of(op: tf.Operation) -> str:
+    """Where an op is, or the op that it is colocated with; '' where nothing says so."""
+    seen: Set[tf.Operation] = set()
+    while op not in seen and "/task:" not in op.device:
+        seen.add(op)
+        names = [group.decode().partition("loc:@")[2] for group in op.colocation_groups()]
+        others = [op.graph.get_operation_by_name(name) for name in names if name and name != op.name]
+        op = others[0] if others else op
+    return op.device if "/task:" in op.device else ""
 
 
 def _variable_ops(graph: tf.Graph) -> List[tf.Operation]:

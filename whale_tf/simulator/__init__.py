@@ -20,6 +20,7 @@ from whale_tf.simulator.layered import LayerEstimator, layer_names, layered_mode
 from whale_tf.simulator.model_graph import Builder, ModelGraph
 from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
 from whale_tf.simulator.simulate import Options, Simulator, simulate
+from whale_tf.simulator.step_graph import StepGraph, under
 from whale_tf.simulator.strategy_tree import Strategy, StrategyTree
 from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, trace_of_run_metadata, write_chrome
 from whale_tf.simulator.uniform import micro_batch_size, uniform_3d
@@ -40,6 +41,7 @@ __all__ = [
     "ScheduleConfig",
     "Simulation",
     "Simulator",
+    "StepGraph",
     "Strategy",
     "StrategyTree",
     "Trace",
@@ -55,6 +57,7 @@ __all__ = [
     "to_chrome",
     "trace_of",
     "trace_of_run_metadata",
+    "under",
     "uniform_3d",
     "write_chrome",
 ]

@@ -113,12 +113,7 @@ class _Engine:
         if graph.lane[task]:
             self._release(task)
         else:
-            slot = graph.slots[task][0]
-            self.computing[slot] = -1
-            if task in self.left:
-                del self.left[task]
-            if self.reducing[slot] >= 0:
-                self.dirty.add(self.reducing[slot])
+            self._end_computation(task)
         waits_for = self.waits_for
         for successor in graph.successors[graph.first_successor[task] : graph.first_successor[task + 1]]:
             waits_for[successor] -= 1
@@ -162,18 +157,29 @@ class _Engine:
                     if not self.waits_for[successor]:
                         ready.append(successor)
                 continue
-            slot = graph.slots[task][0]
-            self.computing[slot] = task
-            if self.reducing[slot] >= 0:
-                self.left[task] = (duration, now, 0.0)
-                self.dirty.add(task)
-                self.dirty.add(self.reducing[slot])
-            else:
-                self.end[task] = now + duration
-                heappush(self.events, (now + duration, task))
+            self._start_computation(task, duration)
         if communications or self.freed:
             self._start_communications(sorted(communications))
         return at_once
+
+    def _start_computation(self, task: int, duration: float) -> None:
+        slot, now = self.graph.slots[task][0], self.now
+        self.computing[slot] = task
+        if self.reducing[slot] >= 0:
+            self.left[task] = (duration, now, 0.0)
+            self.dirty.add(task)
+            self.dirty.add(self.reducing[slot])
+        else:
+            self.end[task] = now + duration
+            heappush(self.events, (now + duration, task))
+
+    def _end_computation(self, task: int) -> None:
+        slot = self.graph.slots[task][0]
+        self.computing[slot] = -1
+        if task in self.left:
+            del self.left[task]
+        if self.reducing[slot] >= 0:
+            self.dirty.add(self.reducing[slot])
 
     def _start_communications(self, ready: List[int]) -> None:
         """Queue what is ready; start what is first in all its queues, if those are free."""

@@ -94,6 +94,21 @@ class _Template:
     def __len__(self) -> int:
         return len(self.instruction)
 
+    def close(self) -> None:
+        """Where ops of one device run side by side: one ``end`` task of no duration for each device, behind all of them."""
+        followed = {task for task, _ in self.edges}
+        exits: Dict[int, List[int]] = {slot: [] for slot in self.slots}
+        for task, lane in enumerate(self.lane):
+            if lane == COMPUTATION and task not in followed:
+                exits[self.task_slots[task][0]].append(task)
+        for begin, slot in enumerate(self.slots):
+            self.last[slot] = len(self)
+            self.edges += [(task, len(self)) for task in exits[slot] or [begin]]
+            self.instruction.append(-1)
+            self.lane.append(-1)
+            self.seconds.append(0.0)
+            self.task_slots.append((slot,))
+
 
 class Unfolder:
     """Tasks of one program on the devices ``collapse`` keeps, block by block; :meth:`unfold` repeats the blocks."""
@@ -116,6 +131,9 @@ class Unfolder:
                 self._computation(template, instruction)
             else:
                 self._communication(template, instruction)
+        if program.concurrent:
+            for template in self.templates.values():
+                template.close()
 
     def _computation(self, template: _Template, instruction: Instruction) -> None:
         rows = self._kept_parts(instruction.parts)
@@ -124,15 +142,19 @@ class Unfolder:
         template.instruction += [instruction.id] * len(rows)
         template.lane += [COMPUTATION] * len(rows)
         template.seconds += [instruction.seconds[kind] for _, _, kind in rows]
-        waits = [i for i in instruction.dependencies if self.program.instructions[i].lane != COMPUTATION]
+        instructions, concurrent = self.program.instructions, self.program.concurrent
+        waits = [i for i in instruction.dependencies if concurrent or instructions[i].lane != COMPUTATION]
         for device, slot, _ in rows:
             template.task_slots.append((slot,))
-            template.edges.append((template.last[slot], local))
-            template.last[slot] = local
-            for source in waits:
-                task = self._covering(source, device)
+            if not concurrent:
+                template.edges.append((template.last[slot], local))
+                template.last[slot] = local
+            before = [(source, self._covering(source, device)) for source in waits]
+            for source, task in before:
                 if task is not None:
                     self._edge(template, source, task, local)
+            if concurrent and not any(t is not None and instructions[i].block == template.key for i, t in before):
+                template.edges.append((template.slots.index(slot), local))
             local += 1
 
     def _communication(self, template: _Template, instruction: Instruction) -> None:
@@ -307,12 +329,24 @@ class Unfolder:
                 sources.append((there[:, None] + pairs[:, 0]).ravel())
                 targets.append((here[:, None] + pairs[:, 1]).ravel())
         for chain in chains:
-            for (key, micro_batch), (next_key, next_micro_batch) in zip(chain, chain[1:]):
+            for (key, micro_batch), (next_key, next_micro_batch) in self._pairs(chain):
                 template, following = self.templates[key], self.templates[next_key]
                 last = np.array([template.last[slot] for slot in following.slots], np.int64)
                 sources.append(offsets[key][micro_batch] + last)
                 targets.append(offsets[next_key][next_micro_batch] + np.arange(len(last)))
         return np.concatenate(sources), np.concatenate(targets)
+
+    def _pairs(self, chain: Sequence[Tuple[BlockKey, int]]) -> List[Tuple[Tuple[BlockKey, int], Tuple[BlockKey, int]]]:
+        """(block, what waits for it).  Where ops of one device run side by side, only what the rewriter orders by control edges
+        (rewrite/order.py): a step waits for the latest one of another micro-batch, the update for its operands alone."""
+        if not self.program.concurrent:
+            return list(zip(chain, chain[1:]))
+        found = []
+        for number, after in enumerate(chain):
+            earlier = [before for before in chain[:number] if before[1] != after[1]]
+            if earlier and after[0][1] != UPDATE:
+                found.append((earlier[-1], after))
+        return found
 
     def _per_communication(
         self, order: Sequence[Tuple[BlockKey, int]], offsets: Dict[BlockKey, np.ndarray]

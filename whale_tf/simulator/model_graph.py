@@ -76,6 +76,7 @@ KINDS: Dict[str, Kind] = {
     "add": Kind("alias"),
     "loss": Kind("one", "inputs"),
     "layer": Kind("one", factor=2.0, compute_bound=True),  # a whole layer of a profile
+    "recorded": Kind("alias", compute_bound=True),  # an op of a captured graph, which has its backward ops beside it
     "wire": Kind("alias"),  # the same tensor under another size: no task, no memory
 }
 

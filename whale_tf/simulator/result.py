@@ -221,7 +221,7 @@ def device_uses(
     uses = []
     for slot, device in enumerate(graph.devices):
         computing, communicating = (np.array(sorted(rows), np.float64).reshape(-1, 2) for rows in intervals[slot])
-        busy = float((computing[:, 1] - computing[:, 0]).sum())
+        busy = _union(computing)
         union = _union(np.concatenate([computing, communicating]))
         peak_flops = cluster.devices[device].peak_flops_per_s[program.strategy.model.precision]
         peak = memory[slot].peak_bytes

@@ -7,17 +7,22 @@ from collections import OrderedDict
 from typing import Hashable, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.plan import Plan
 from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.compile import compile_strategy
+from whale_tf.simulator.cores import Hosts, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
-from whale_tf.simulator.engine import run
-from whale_tf.simulator.execution_graph import Unfolder
+from whale_tf.simulator.engine import Times, run
+from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
+from whale_tf.simulator.from_plan import strategy_of_step
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import ALGORITHMS, Network
 from whale_tf.simulator.program import Program
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
+from whale_tf.simulator.step_graph import StepGraph
+from whale_tf.simulator.step_program import StepCompiler
 from whale_tf.simulator.strategy_tree import Strategy
 
 # The CUDA context, and the work space of cuBLAS, cuDNN and NCCL.
@@ -94,6 +99,26 @@ class Simulator:
                 return result
         return self._simulate(strategy, program, unfolder, compiled)
 
+    def run_step(self, plan: Plan, step: StepGraph) -> Simulation:
+        """Predict one step of a captured graph under a plan, op by op.
+
+        On CPU devices, with a calibration, the ops of a process' devices share its cores.
+
+        Raises:
+            PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
+        """
+        began = time.process_time()
+        options = self.options
+        strategy, examples = strategy_of_step(plan, step)
+        estimator = OpEstimator(strategy.model, options.efficiency, None, True, options.calibration)
+        buckets = [bucket for gradients in plan.gradients for bucket in gradients.buckets]
+        program = StepCompiler(strategy, step, self.cluster, estimator, examples, buckets).run()
+        unfolder = Unfolder(program, Collapse(program, self.cluster, self.network, False), self.network)
+        result = self._simulate(strategy, program, unfolder, time.process_time() - began)
+        if options.calibration is None:
+            return result
+        return result._replace(step_time_s=result.step_time_s + options.calibration.step_s)
+
     def _steady(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Optional[Simulation]:
         """Extended from short runs, twice as long each until one is periodic; None if that saves nothing."""
         total, count = strategy.num_micro_batch, first_run(strategy)
@@ -117,8 +142,7 @@ class Simulator:
         began = time.process_time()
         graph = unfolder.unfold(strategy)
         unfolded = time.process_time()
-        gammas = [gamma_of(self.cluster, device, self.options) for device in graph.devices]
-        times = run(graph, self.network.bandwidths, gammas, self.options.sharing, self.options.overlap)
+        times = self._played(program, graph)
         memory = tuple(memory_curves(program, graph, times))
         reserved = self.options.reserved_bytes if self.options.reserved_bytes is not None else RESERVED_BYTES
         devices = [self.cluster.devices[device] for device in graph.devices]
@@ -139,6 +163,19 @@ class Simulator:
             compiled_s + unfolded - began,
             done - unfolded,
         )
+
+    def _played(self, program: Program, graph: ExecutionGraph) -> Times:
+        options, known = self.options, self.options.calibration
+        if program.concurrent and known is not None and known.cores is not None:
+            hosts = Hosts(
+                [self.cluster.devices[device].node for device in graph.devices],
+                known.cores,
+                lambda task: program.limits[graph.instruction[task]],
+                known.slowed,
+            )
+            return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
+        gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
+        return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
 
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)

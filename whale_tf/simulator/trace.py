@@ -115,14 +115,23 @@ def trace_of_run_metadata(run_metadata: Any, name: str = "measured", devices: Op
         if where not in numbers:
             continue
         device = numbers[where]
-        start_s = (node.all_start_micros + node.op_start_rel_micros - began) * 1e-6
-        seconds = max(0, node.op_end_rel_micros - node.op_start_rel_micros) * 1e-6
+        offset_s, seconds = executed_s(node)
+        start_s = (node.all_start_micros - began) * 1e-6 + offset_s
         kind, lane = _kind_of(node.node_name, node.timeline_label)
         events.append(TraceEvent(node.node_name, kind, device, device, lane, -1, start_s, seconds))
         for memory in node.memory:
             for record in memory.allocation_records:
                 changes.setdefault(device, []).append(((record.alloc_micros - began) * 1e-6, float(record.alloc_bytes)))
     return Trace(name, tuple(events), {device: _staircase(values) for device, values in changes.items()})
+
+
+def executed_s(node: Any) -> Tuple[float, float]:
+    """(from the node's start to its kernel's, of its kernel) of a ``NodeExecStats``: from nanoseconds where it has them."""
+    if node.op_end_rel_nanos:
+        begin, end, unit = node.op_start_rel_nanos, node.op_end_rel_nanos, 1e-9
+    else:
+        begin, end, unit = node.op_start_rel_micros, node.op_end_rel_micros, 1e-6
+    return begin * unit, max(0, end - begin) * unit
 
 
 def _device_of(row: str, node: Any) -> str:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from whale_tf.planner.sharding.assignment import Assignment, assign
 from whale_tf.planner.sharding.batch import batch_ops, with_batch
-from whale_tf.planner.sharding.problem import Problem
+from whale_tf.planner.sharding.problem import BATCH, Problem
 
-__all__ = ["Assignment", "Problem", "assign", "batch_ops", "with_batch"]
+__all__ = ["BATCH", "Assignment", "Problem", "assign", "batch_ops", "with_batch"]

@@ -6,7 +6,7 @@ exchanges least given the spreads of what it reads, and a variable's gradient is
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
@@ -31,18 +31,20 @@ class Assignment(NamedTuple):
     """Attributes:
     strategies: op -> strategy, for all ops that are not simply computed once.
     variables: variable op -> how it is stored, for the sharded ones.
-    home: TaskGraph of every op in ``strategies`` and ``variables``.
+    home: TaskGraph of every op in ``strategies`` and ``variables``, and of those with results in ``settled``.
     choices: what was chosen for the ops worth dividing.
     settled: tensor -> the spread that it is brought into as soon as it is made, for all who read it.
     reseeded: names of the ops that draw other initial values than the local script's.
+    alone: split TaskGraph -> its forward ops on examples that the first device computes for all.
     """
 
     strategies: Dict[int, Strategy]
     variables: Dict[int, Spread]
     home: Dict[int, int]
     choices: List[Choice]
-    settled: Mapping[int, Spread] = {}
+    settled: Dict[int, Spread] = {}
     reseeded: Sequence[str] = ()
+    alone: Mapping[int, Tuple[str, ...]] = {}
 
     @property
     def shards(self) -> Dict[str, str]:
@@ -62,7 +64,7 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
         UnsupportedOpError: nothing of a TaskGraph can be split, or control flow is inside one.
     """
     forced = forced_patterns(problem, force, shards)
-    result = Assignment({}, {}, {}, [])
+    result = Assignment({}, {}, {}, [], {})
     spreads: Dict[int, Spread] = {}
     for number in problem.splits:
         chosen, variables, prices = cheapest(problem, number, forced)
@@ -76,6 +78,11 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
         spread = spreads.get(problem.graph.ops[variable].outputs[0])
         if spread is not None:
             spreads.update({problem.graph.ops[other].outputs[0]: spread for other in others})
+    for slot, origin in problem.factored.items():
+        spread = spreads.get(problem.graph.ops[origin.variable].outputs[0])
+        own = origin.spread(spread) if spread is not None else None
+        if own is not None:
+            spreads[problem.graph.ops[slot].outputs[0]] = own
     _follow(problem, result, spreads)
     for op_id in [i for i, s in result.strategies.items() if s.how == ONCE]:
         del result.strategies[op_id]
@@ -149,6 +156,9 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
         if strategy is not None:
             state.take(op, strategy, 0.0)
             result.strategies[op.id], result.home[op.id] = strategy, home
+        for tensor in op.outputs if op.phase is Phase.BACKWARD else ():
+            if tensor in problem.gradients:
+                _settle(problem, state, result, tensor, home)
     for number, state in states.items():
         for root, spread in state.spreads.items():
             if problem.is_variable(root) and spread != once:
@@ -156,10 +166,20 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
                 result.variables[variable], result.home[variable] = spread, number
 
 
+def _settle(problem: Problem, state: State, result: Assignment, tensor: int, home: int) -> None:
+    """A gradient is brought into its variable's layout before the update begins, whose ops then run where the variable is."""
+    wanted = state.spreads.get(_target(problem, tensor), once)
+    if state.spread(tensor) != wanted:
+        result.settled[tensor] = state.spreads[tensor] = wanted
+        result.home.setdefault(problem.graph.tensors[tensor].op, home)
+
+
 def _home(problem: Problem, root: int, default: int) -> int:
     """TaskGraph of a variable; a slot's is its variable's."""
     variable = problem.graph.tensors[root].op
     home = problem.variables.get(variable, -1)
+    if variable in problem.factored:
+        home = problem.variables.get(problem.factored[variable].variable, default)
     if home < 0:
         home = next((problem.variables[v] for v, others in problem.slots.items() if variable in others), default)
     return home

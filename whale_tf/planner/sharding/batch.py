@@ -34,15 +34,18 @@ def batch_ops(
     """
     found = {}
     for number, split in problem.splits.items():
-        if split.by_batch or listed is not None:
+        if split.by_batch:
             ops = _Finder(problem, assignment, region, number, listed).run()
             if ops:
                 found[number] = ops
     return found
 
 
-def with_batch(problem: Problem, assignment: Assignment, found: Dict[int, Set[int]]) -> Assignment:
+def with_batch(problem: Problem, assignment: Assignment, region: Region, found: Dict[int, Set[int]]) -> Assignment:
     """The assignment with choices that say what is so: an op may have to be computed once after all.
+
+    Args:
+        found: what :func:`batch_ops` found.
 
     Raises:
         ConfigError: the user forces the pattern ``batch`` on one of these.
@@ -57,7 +60,11 @@ def with_batch(problem: Problem, assignment: Assignment, found: Dict[int, Set[in
                                   "examples: {}".format(BATCH, choice.op, why))
             choice = choice._replace(pattern="once", reason="; ".join(filter(None, (choice.reason, why))))
         choices.append(choice)
-    return assignment._replace(choices=choices)
+    alone: Dict[int, List[str]] = {}
+    for number in problem.splits:
+        alone[number] = [op.name for op in problem.forward_ops(number)
+                         if op.id in region.batch_level and op.id not in inside and op.id not in assignment.strategies]
+    return assignment._replace(choices=choices, alone={number: tuple(names) for number, names in alone.items()})
 
 
 class _Finder:
@@ -74,8 +81,7 @@ class _Finder:
         for op in reversed(self.members):
             if op.id in self.found and self._moves_for_all(op):
                 self.found.discard(op.id)
-        while self._shrink():
-            pass
+        self._leave_out()
         return self._with_constants()
 
     def _with_constants(self) -> Set[int]:
@@ -113,16 +119,17 @@ class _Finder:
             return strategy.needs[position].kind == EVERYWHERE
         return position == 0 and self._in_split(user) and user.id not in self.found and user.type in MOVES
 
-    def _shrink(self) -> bool:
-        """Leave out ops with operands or results that cannot cross; whether there were any."""
-        out: List[int] = []
-        for op in self.graph.ops:
-            for tensor in op.inputs if self.region.contains(op) else ():
-                maker = self.graph.tensors[tensor].op
-                if (maker in self.found) != (op.id in self.found) and not self._crosses(tensor):
-                    out.extend(i for i in (maker, op.id) if i in self.found)
-        self.found.difference_update(out)
-        return bool(out)
+    def _leave_out(self) -> None:
+        """Ops with operands or results that would have to cross and cannot."""
+        pending = sorted(self.found)
+        while pending:
+            op = self.graph.ops[pending.pop()]
+            edges = [(t, self.graph.tensors[t].op) for t in op.inputs]
+            edges += [(t, user) for t in op.outputs for user, _ in self.graph.consumers(t)
+                      if self.region.contains(self.graph.ops[user])]
+            if op.id in self.found and any(other not in self.found and not self._crosses(t) for t, other in edges):
+                self.found.discard(op.id)
+                pending.extend(other for _, other in edges if other in self.found)
 
     def _crosses(self, tensor: int) -> bool:
         """Whether shares of a tensor can be made of the whole and the other way round."""

@@ -31,7 +31,7 @@ def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[st
         return found
     found = {}
     for unit, name in (force or {}).items():  # type: ignore[attr-defined]
-        inside = [op for op in units if op.name == unit or op.name.startswith(unit.rstrip("/") + "/")]
+        inside = [op for op in units if in_unit(op, unit)]
         if not inside:
             names = [op.name for op in units]
             raise ConfigError("patterns.force names unit {!r}, which is no op or name scope under wh.split.{} Ops that can "
@@ -41,6 +41,11 @@ def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[st
             raise ConfigError(_mismatch(problem, inside[0], "patterns.force", name))
         found.update({op.id: name for op in matching})
     return found
+
+
+def in_unit(op: Op, unit: str) -> bool:
+    """Whether an op is, or is under, the op or name scope ``unit``."""
+    return op.name == unit or op.name.startswith(unit.rstrip("/") + "/")
 
 
 def _from_plan(problem: Problem, units: List[Op], shards: Mapping[str, str]) -> Dict[int, str]:

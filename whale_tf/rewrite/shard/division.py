@@ -16,7 +16,8 @@ from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import placed
 from whale_tf.planner.assemble import TaskGraphSpec
 from whale_tf.planner.rhino.automatic import Automatic
-from whale_tf.planner.sharding import Assignment, assign, batch_ops, with_batch
+from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, with_batch
+from whale_tf.planner.sharding.force import in_unit
 from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.rewrite.shard import Sharded, shard
 from whale_tf.rewrite.shard.automatic import as_one_split, is_automatic, planned
@@ -85,26 +86,27 @@ def _annotated_division(
     problem = sharding_problem(local, divided_dims(batch), counts, by_batch)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
     assignment = assign(problem, force, shards)
-    if by_batch:
-        region = find_region(local.graph, local.task_graph, batch, list(local.sources))
-        listed = None if plan is None else {name for task in plan.task_graphs if task.batch_of is not None for name in task.ops}
-        members = batch_ops(problem, assignment, region, listed)
-        assignment = with_batch(problem, assignment, members)
-        local = _beside(local, counts, members)
-    return Division(local, local, counts, assignment)
+    region = find_region(local.graph, local.task_graph, batch, list(local.sources))
+    listed = None if plan is None else {name for task in plan.task_graphs if task.batch_of is not None for name in task.ops}
+    members = batch_ops(problem, assignment, region, listed)
+    local = _beside(local, counts, members)
+    return Division(local, local, counts, with_batch(problem, assignment, region, members))
 
 
 def _by_batch(
     local: Captured, counts: Dict[int, int], cluster: Cluster, config: Config, plan: Optional[Plan],
     parts: Sequence[Tuple[int, ...]]
 ) -> Set[int]:
-    """Split TaskGraphs whose devices have examples of their own, because a ``replicate`` TaskGraph shares them."""
+    """Split TaskGraphs whose devices have examples of their own: a ``replicate`` TaskGraph shares them, or the user forces it."""
     if plan is not None:
         return {task.batch_of for task in plan.task_graphs if task.batch_of is not None}
     specs = [TaskGraphSpec(*spec) for spec in local.specs]
     rows = placed(specs, cluster, config, parts)
     replicated = {row for spec, row in zip(specs, rows) if spec.strategy == "replicate"}
-    return {number for number in counts if rows[number] in replicated}
+    force = config.patterns.force or {}
+    units = [unit for unit, pattern in force.items() if pattern == BATCH] if isinstance(force, dict) else []
+    forced = {local.task_graph[op.id] for op in local.graph.ops for unit in units if in_unit(op, unit)}
+    return {number for number in counts if rows[number] in replicated or number in forced or force == BATCH}
 
 
 def _beside(local: Captured, counts: Dict[int, int], found: Dict[int, Set[int]]) -> Captured:

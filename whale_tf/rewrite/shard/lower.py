@@ -87,8 +87,8 @@ class Lowering:
                     self._settle(tensor, self.assignment.settled[tensor])
 
     def _settle(self, tensor: int, spread: Spread) -> None:
-        value = self.values.table.get(tensor)
-        home = value.task_graph if value is not None else self.task_graph[self.graph.tensors[tensor].op]
+        value, op = self.values.table.get(tensor), self.graph.tensors[tensor].op
+        home = value.task_graph if value is not None else self.assignment.home.get(op, self.task_graph[op])
         self.values.put(tensor, spread, self.values.parts(tensor, spread, home), home)
 
     # -- variables ----------------------------------------------------------------------------------------------------

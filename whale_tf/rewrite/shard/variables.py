@@ -5,13 +5,15 @@ parts; the variable itself is never initialised and takes no memory::
 
     before   value ──> Assign(v) - - > init          after   value ──┬─> Slice ──> Assign(v/0) - - ┬ - > init
                                                                      └─> Slice ──> Assign(v/1) - - ┘
-             v ──> SaveV2                                    v/0, v/1 ──> Concat ──> SaveV2
+             v ──> Mean                                      v/0, v/1 ──> Concat ──> Mean
+
+Savers write and read slices (:mod:`whale_tf.rewrite.shard.checkpoints`).
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import UnsupportedOpError
@@ -19,20 +21,11 @@ from whale_tf.graph_editor import add_control_inputs, consumers, remove_control_
 from whale_tf.graph_editor import set_input as move_input
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.patterns.spread import Spread
+from whale_tf.rewrite.shard.checkpoints import READS, Checkpoints, Parts, host_of
 from whale_tf.rewrite.update import is_write
 
 QUERIES = ("IsVariableInitialized", "VarIsInitializedOp")
-READS = ("Identity", "RefIdentity", "ReadVariableOp")
 WHOLE_WRITES = ("Assign", "AssignAdd", "AssignSub", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-
-
-class Parts(NamedTuple):
-    """A divided variable: the names of its parts' ops, and how they make up the whole."""
-
-    op: tf.Operation
-    names: Tuple[str, ...]
-    spread: Spread
 
 
 class DividedVariables:
@@ -55,6 +48,8 @@ class DividedVariables:
         self._root = root
         self._undo = undo
         self._version = -1
+        self._known = 0  # operations that were there at the last update
+        self._unplaced: Dict[str, str] = {}  # an op that saves or restores -> the part beside which it runs
         self._initials: Dict[str, Parts] = {}  # a divided write, which makes its value in parts -> what it initialises
         self._loads: Dict[str, List[str]] = {}
         self._writes: Dict[str, List[str]] = {}  # a write of the whole -> the writes of the parts
@@ -64,20 +59,25 @@ class DividedVariables:
         """Let all uses that are new since the last call work on the parts."""
         if not self._variables or self._graph.version == self._version:
             return
-        edit = _Edit(self._graph, self._root, self._writes)
+        self._place()
+        edit = self._edit(self._writes)
+        operations = self._graph.get_operations()
+        saves = edit.save([op for op in operations[self._known:] if op.type == "SaveV2"])
+        self._known = len(operations)
         for variable in self._variables:
             users = [op for op in variable.op.outputs[0].consumers()
                      if (op.name not in self._divided or op.type in READS + WHOLE_WRITES)  # later uses may need them, too
-                     and (variable.op.name, op.name) not in self._handled]
+                     and (variable.op.name, op.name) not in self._handled and op.name not in saves]
             for op in sorted(dict.fromkeys(users), key=lambda op: not is_write(op.type)):  # writes first: reads wait for them
                 if op.name in self._divided and is_write(op.type):
                     self._initials[op.name] = variable
+                    self._writes[op.name] = list(self._replaced[op.name])  # an initializer of all may be built later
                 elif op.name in self._divided:
                     edit.read(variable, op, ())
                 else:
                     edit.use(variable, op)
                 self._handled.add((variable.op.name, op.name))
-        edit.commit()
+        self._commit(edit)
         self._reads.extend(edit.reads)
         self._move(edit.inputs)
         self._version = self._graph.version
@@ -88,10 +88,27 @@ class DividedVariables:
         if op.name not in self._initials or all(feed is not op.inputs[1] for feed in feeds):
             return []
         if op.name not in self._loads:
-            edit = _Edit(self._graph, self._root, {})
+            edit = self._edit({})
             self._loads[op.name] = edit.write(self._initials[op.name], op)
-            edit.commit()
+            self._commit(edit)
         return self._loads[op.name]
+
+    def _edit(self, writes: Dict[str, List[str]]) -> _Edit:
+        return _Edit(self._graph, self._root, self._variables, writes)
+
+    def _commit(self, edit: _Edit) -> None:
+        edit.commit()
+        self._unplaced.update(edit.checkpoints.placed)
+        self._place()
+
+    def _place(self) -> None:
+        """Give a device to what runs beside parts that have one by now."""
+        for name, part in list(self._unplaced.items()):
+            device = self._graph.get_operation_by_name(part).device
+            if device:
+                del self._unplaced[name]
+            if host_of(device):
+                self._graph.get_operation_by_name(name)._set_device(host_of(device))
 
     def _move(self, inputs: Sequence[Tuple[tf.Operation, int, str]]) -> None:
         """Edges and waits of the user's ops, old and new, turn to the parts."""
@@ -151,13 +168,23 @@ class _Edit:
         inputs: (op, input position) and what it reads instead.
     """
 
-    def __init__(self, graph: tf.Graph, root: str, writes: Dict[str, List[str]]) -> None:
+    def __init__(self, graph: tf.Graph, root: str, variables: Sequence[Parts], writes: Dict[str, List[str]]) -> None:
         self._edit = StagedEdit(graph)
-        self._nodes = Nodes(self._edit)
+        self._nodes = nodes = Nodes(self._edit)
         self._root = root
         self.writes = writes
+        self.checkpoints = Checkpoints(
+            nodes, root, {variable.op: variable for variable in variables},
+            lambda variable, part, scope, controls: _read(nodes, variable, part, scope, controls), self._controls)
         self.reads: List[Tuple[tf.Tensor, str]] = []
         self.inputs: List[Tuple[tf.Operation, int, str]] = []
+
+    def save(self, ops: Sequence[tf.Operation]) -> Set[str]:
+        """Names of the ``SaveV2`` ops that slices are saved in the place of."""
+        ends = {op.name: self.checkpoints.save(op) for op in ops}
+        saved = {name: [end] for name, end in ends.items() if end is not None}
+        self.writes.update(saved)
+        return set(saved)
 
     def use(self, variable: Parts, op: tf.Operation) -> None:
         """One op that takes the variable's reference or handle."""
@@ -192,8 +219,9 @@ class _Edit:
     def write(self, variable: Parts, op: tf.Operation) -> List[str]:
         """A write of the whole, for the parts: each takes its slice of the value."""
         scope, writes = "{}/{}".format(self._root, op.name), []
+        restored = self.checkpoints.restored(variable, op.inputs[1])
         for i, part in enumerate(variable.names):
-            value = _part_of(self._nodes, variable, op.inputs[1].name, i, scope)
+            value = restored[i] if restored else _part_of(self._nodes, variable, op.inputs[1].name, i, scope)
             writes.append(self._clone(op, "{}/part{}".format(scope, i), {0: part, 1: value}))
         return writes
 
@@ -225,6 +253,8 @@ class _Edit:
         return self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.op.get_attr("dtype"), "")
 
     def commit(self) -> None:
+        self.checkpoints.finish()
+        self.reads += self.checkpoints.reads
         self._edit.commit()
 
 

@@ -1,0 +1,165 @@
+"""A captured step by hand: two stages, one variable each, times that can be added up in the head."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Sequence
+
+import pytest
+
+from tests.simulator.test_calibration import GIVEN
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError
+from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
+from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
+from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepOp, StepTensor, StepVariable, interpolated_from_zero
+
+BATCH = 8
+KB = 1000.0
+EXAMPLES, GRADIENT = StepTensor(8 * KB, divided=True), StepTensor(4 * KB, summed=True)
+FREE: Dict[str, Any] = dict(
+    GIVEN,
+    memory=[[1.0, 1e-15], [1e9, 1e-6]],
+    launch_s=0.0,
+    step_s=0.0,
+    slow_down={},
+    communicators={"local": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 1e15}},
+)
+
+
+def op(name: str, inputs: Sequence[int], tensor: StepTensor, runs: str = PER_MICRO_BATCH, late: bool = False,
+       follows: str = "") -> StepOp:
+    return StepOp(name, "MatMul", runs, late, 0, 0, name, follows, tuple((source, 0) for source in inputs), (tensor,),
+                  100.0, 100.0, True)  # fmt: skip
+
+
+def step(**seconds: float) -> StepGraph:
+    ops = (
+        op("forward_a", [], EXAMPLES),
+        op("forward_b", [0], EXAMPLES),
+        op("backward_b", [1], EXAMPLES, late=True, follows="forward_b"),
+        op("weight_b", [1], GRADIENT, late=True, follows="forward_b"),
+        op("weight_a", [2], GRADIENT, late=True, follows="forward_a"),
+        op("update_b", [3], StepTensor(0.0), UPDATES),
+        op("update_a", [4], StepTensor(0.0), UPDATES),
+    )
+    times = {one.name: ((BATCH, seconds.get(one.name, 1.0)),) for one in ops}
+    times.update({name: ((BATCH / 2, value[0][1] / 2), value[0]) for name, value in times.items() if "update" not in name})
+    variables = (StepVariable("a", 0, 0, 8 * KB), StepVariable("b", 1, 0, 8 * KB))
+    gradients = (("b", 3, 0), ("a", 4, 0))
+    return StepGraph("hand", "f", BATCH, "fp32", False, ops, variables, gradients, times)
+
+
+def plan(*rows: Sequence[int], micro_batches: int = 1, schedule: str = "backward_first", names: Any = None) -> Plan:
+    names = names or (["a", "forward_a"], ["b", "forward_b"])
+    tasks = tuple(
+        TaskGraphPlan(name=str(i), ops=tuple(names[i]), devices=(tuple(row),), warmup=min(len(rows) - i, micro_batches))
+        for i, row in enumerate(rows)
+    )
+    return Plan(graph="f", num_devices=8, num_micro_batch=micro_batches, schedule=schedule, task_graphs=tasks)
+
+
+def played(chosen: Plan, graph: StepGraph, cores: int = 2, cluster: str = "cpu:8", **calibration: Any) -> Any:
+    known = Calibration.parse(dict(FREE, cores=cores, **calibration))
+    return Simulator(Cluster.parse(cluster), Options(calibration=known)).run_step(chosen, under(graph, chosen))
+
+
+ONE = (["a", "forward_a", "b", "forward_b"],)
+
+
+def test_one_core_does_all_work_one_after_the_other() -> None:
+    assert played(plan([0], names=ONE), step(), cores=1).step_time_s == pytest.approx(7.0)
+
+
+def test_two_cores_run_what_does_not_wait_side_by_side() -> None:
+    """f_a f_b, then b_b and w_b at once, then w_a and u_b, then u_a."""
+    assert played(plan([0], names=ONE), step()).step_time_s == pytest.approx(5.0)
+
+
+def test_replicas_share_the_cores_of_their_process() -> None:
+    """Half of the examples each; the updates of both copies; two copies take two cores."""
+    both = played(plan([0, 1], names=ONE), step())
+    assert both.step_time_s == pytest.approx((5 * 2 / 2 + 2 * 2) / 2, rel=0.2)
+    four = played(plan([0, 1, 2, 3], names=ONE), step(), cores=4)
+    assert four.step_time_s < played(plan([0, 1, 2, 3], names=ONE), step(), cores=2).step_time_s
+
+
+@pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
+def test_a_pipeline_overlaps_its_stages(schedule: str) -> None:
+    """Two stages of 2 and 3 seconds: the second is the bottleneck."""
+    found = played(plan([0], [1], micro_batches=4, schedule=schedule), step())
+    assert 5.0 / 2 < found.step_time_s < 7.0
+    assert played(plan([0], [1], micro_batches=4, schedule=schedule), step(), cores=1).step_time_s == pytest.approx(7.0)
+
+
+def test_ops_that_run_at_once_slow_each_other_down() -> None:
+    slower = played(plan([0], names=ONE), step(), slow_down={"arithmetic-arithmetic": 1.5})
+    assert slower.step_time_s == pytest.approx(2 + 1.5 + 1.5 + 1)
+
+
+def test_an_op_that_was_fused_costs_nothing_and_passes_on_what_it_waits_for() -> None:
+    graph = step()
+    fused = {name: points for name, points in graph.seconds.items() if name != "forward_a"}
+    assert played(plan([0], names=ONE), graph._replace(seconds=fused), cores=1).step_time_s == pytest.approx(6.0)
+
+
+def test_memory_counts_variables_kept_tensors_and_sums() -> None:
+    whole = played(plan([0], names=ONE), step(), cores=1)
+    static = 16 * KB
+    assert static + 16 * KB <= whole.peak_memory_bytes[0] <= static + 28 * KB
+    parts = played(plan([0], names=ONE, micro_batches=4), step(), cores=1)
+    assert parts.peak_memory_bytes[0] < whole.peak_memory_bytes[0]
+
+
+def test_a_trace_has_every_clone() -> None:
+    events = trace_of(played(plan([0], [1], micro_batches=4), step())).events
+    assert sum(event.name == "weight_b" for event in events) == 4
+    assert {event.device for event in events if event.name == "weight_a"} == {0}
+
+
+def test_processes_have_cores_of_their_own() -> None:
+    here = played(plan([0, 1], names=ONE), step(), cores=1).step_time_s
+    links = {"processes": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 1e15}}
+    apart = played(plan([0, 1], names=ONE), step(), cores=1, cluster="8xcpu:1", communicators=links).step_time_s
+    assert apart < 0.7 * here
+
+
+@pytest.mark.parametrize("buckets, messages", [((("b", "a"),), 1), ((("b",), ("a",)), 2)])
+def test_gradients_go_between_processes_in_the_plan_s_buckets(buckets: Any, messages: int) -> None:
+    one = plan([0, 1], names=ONE)
+    tasks = (one.task_graphs[0].model_copy(update={"devices": ((0,), (1,))}),)
+    sync = GradientPlan(task_graph=0, backend="collective", buckets=buckets)
+    apart = one.model_copy(update={
+        "num_devices": 2, "num_model_replicas": 2, "task_graphs": tasks, "gradients": (sync,), "processes": ((0,), (1,))})
+    slow = {"processes": {"alpha_s": 1.0, "bandwidth_bytes_per_s": 8 * KB}}
+    found = played(apart, step(), cores=1, cluster="2xcpu:1", communicators=slow)
+    reduced = [event for event in trace_of(found).events if event.kind == "all_reduce" and event.device == 0]
+    assert len(reduced) == messages
+    # a ring of two: two steps, half of the bytes in each; 8 KB in all, two messages share the link one after the other
+    assert sum(event.duration_s for event in reduced) == pytest.approx(2.0 * messages + 1.0)
+    assert found.samples == 2 * BATCH
+
+
+@pytest.mark.parametrize("batch, seconds", [(4, 2.0), (8, 3.0), (6, 2.5), (16, 5.0), (2, 1.5), (1, 1.25)])
+def test_times_between_and_beyond_measured_batches(batch: float, seconds: float) -> None:
+    assert interpolated_from_zero(((4, 2.0), (8, 3.0)), batch) == pytest.approx(seconds)
+
+
+def test_json_round_trip_and_merged_times() -> None:
+    graph = step()
+    assert StepGraph.parse(graph.to_json()) == graph
+    other = graph._replace(seconds={"forward_a": ((16.0, 3.0),)})
+    assert graph.and_times_of(other).seconds["forward_a"] == ((4.0, 0.5), (8.0, 1.0), (16.0, 3.0))
+    assert graph._replace(fingerprint="g").and_times_of(other) is other
+
+
+def test_refusals(tmp_path: Any) -> None:
+    with pytest.raises(PlanError, match="for graph 'g', the step graph is of 'f'"):
+        under(step(), plan([0], names=ONE).model_copy(update={"graph": "g"}))
+    divided = plan([0, 1], names=ONE)
+    divided = divided.model_copy(update={"task_graphs": (divided.task_graphs[0].model_copy(update={"strategy": "split"}),)})
+    with pytest.raises(PlanError, match="wh.step_graph"):
+        under(step(), divided)
+    with pytest.raises(PlanError, match="does not exist; write one with `whale profile"):
+        StepGraph.parse(str(tmp_path / "none.json"))
+    with pytest.raises(PlanError, match="which is not before it"):
+        StepGraph.parse(step()._replace(ops=step().ops[1:]).to_json())

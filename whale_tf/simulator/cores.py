@@ -1,0 +1,162 @@
+"""Logical devices that share the cores of their process: TensorFlow's executor on CPU devices.
+
+Every process has a pool of as many threads as ops may run at once (``inter_op_parallelism_threads``); the ops of all its
+logical devices run on them.  The rules are the executor's (tensorflow/core/common_runtime/executor.cc, ``ScheduleReady``) and its
+pool's (Eigen's NonBlockingThreadPool):
+
+* of what becomes ready when an op ends, short ops run next on the same thread, one long op, too, if there are no short ones,
+  and the others go to the front of the thread's queue;
+* a thread without work takes from the front of its own queue, then from the back of another's;
+* a tensor for another device of the process is handed over by a send on the thread that made it;
+* ops that run at once slow each other down, by what limits each (:attr:`Calibration.slow_down`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.simulator.engine import Times, _Engine
+from whale_tf.simulator.execution_graph import ExecutionGraph
+
+# Ops below TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
+SHORT_S = 8000 / 3e9
+
+
+class Hosts(NamedTuple):
+    """Attributes:
+    of_slot: process of each simulated device.
+    cores: threads of each process.
+    limit_of: what limits the speed of a computation task.
+    slowed: (limit, other limit) -> factor.
+    """
+
+    of_slot: Sequence[int]
+    cores: int
+    limit_of: Callable[[int], str]
+    slowed: Callable[[str, str], float]
+
+
+def run_on_cores(graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Hosts, sharing: bool, overlap: bool) -> Times:
+    """As :func:`whale_tf.simulator.engine.run`; ``overlap``: whether ops slow each other down.
+
+    Raises:
+        PlanError: some tasks wait for each other for ever.
+    """
+    return _OnCores(graph, bandwidths, hosts, sharing, overlap).run()
+
+
+class _Core:
+    """One thread: what it runs, what it runs next, and its queue."""
+
+    def __init__(self) -> None:
+        self.task = -1
+        self.next: Deque[int] = deque()
+        self.queue: Deque[int] = deque()
+
+
+class _OnCores(_Engine):
+    def __init__(
+        self, graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Hosts, sharing: bool, overlap: bool
+    ) -> None:
+        super().__init__(graph, bandwidths, [0.0] * len(graph.devices), sharing)
+        self.hosts = hosts
+        self.overlap = overlap
+        self.cores: List[List[_Core]] = [[_Core() for _ in range(hosts.cores)] for _ in range(max(hosts.of_slot) + 1)]
+        self.core_of: Dict[int, _Core] = {}  # running and finished computations
+        self.pending: List[Tuple[_Core, int]] = []  # ready computations, with the thread that made them ready
+        self.made_by: Dict[int, _Core] = {}
+        self.turn = 0
+
+    def _finish(self, task: int, ready: List[int]) -> None:
+        known = len(ready)
+        super()._finish(task, ready)
+        core = self.core_of.get(task)
+        if core is not None:
+            self.made_by.update(dict.fromkeys(ready[known:], core))
+
+    def _begin(self, ready: List[int]) -> int:
+        at_once = super()._begin(ready)
+        by_core: Dict[int, Tuple[_Core, List[int]]] = {}
+        for core, task in reversed(self.pending):  # _begin takes the last first
+            by_core.setdefault(id(core), (core, []))[1].append(task)
+        self.pending = []
+        for core, tasks in by_core.values():
+            self._schedule(core, tasks)
+        for host in self.cores:
+            self._work(host)
+        return at_once
+
+    def _start_computation(self, task: int, duration: float) -> None:
+        host = self.cores[self.hosts.of_slot[self.graph.slots[task][0]]]
+        core = self.made_by.pop(task, None)
+        if core is None or core not in host:  # the start of the step, or a tensor from elsewhere
+            self.turn += 1
+            core = host[self.turn % len(host)]
+        self.pending.append((core, task))
+
+    def _start_communications(self, ready: List[int]) -> None:
+        """Between devices of one process they are short ops of the sender's thread; the others take links."""
+        inside = [task for task in ready if self._host_of(task) is not None]
+        for task in inside:
+            self._start_computation(task, self.graph.seconds[task])
+        super()._start_communications([task for task in ready if self._host_of(task) is None])
+
+    def _host_of(self, task: int) -> Optional[int]:
+        """The process all of a task's devices are in."""
+        hosts = {self.hosts.of_slot[slot] for slot in self.graph.slots[task]}
+        return hosts.pop() if len(hosts) == 1 else None
+
+    def _release(self, task: int) -> None:
+        if task in self.core_of:
+            self._end_computation(task)
+        else:
+            super()._release(task)
+
+    def _schedule(self, core: _Core, tasks: Sequence[int]) -> None:
+        seconds = self.graph.seconds
+        core.next.extend(task for task in tasks if seconds[task] < SHORT_S)
+        long = [task for task in tasks if seconds[task] >= SHORT_S]
+        if long and not core.next and core.task < 0:
+            core.next.append(long.pop())
+        core.queue.extendleft(long)
+
+    def _work(self, host: List[_Core]) -> None:
+        """Threads without work take some."""
+        changed = False
+        for core in host:
+            if core.task >= 0:
+                continue
+            if not core.next:
+                if core.queue:
+                    core.next.append(core.queue.popleft())
+                else:
+                    other = max(host, key=lambda one: len(one.queue))
+                    if other.queue:
+                        core.next.append(other.queue.pop())
+            if core.next:
+                task = core.task = core.next.popleft()
+                self.core_of[task] = core
+                self.start[task] = self.now
+                self.left[task] = (self.graph.seconds[task], self.now, 0.0)
+                changed = True
+        if changed:
+            self._running_changed(host)
+
+    def _running_changed(self, host: List[_Core]) -> None:
+        self.dirty.update(core.task for core in host if core.task >= 0)
+
+    def _end_computation(self, task: int) -> None:
+        self.left.pop(task, None)
+        self.core_of[task].task = -1
+        self._running_changed(self.cores[self.hosts.of_slot[self.graph.slots[task][0]]])
+
+    def _speed(self, task: int) -> float:
+        if task not in self.core_of:
+            return super()._speed(task)
+        if not self.overlap or self.graph.lane[task]:
+            return 1.0
+        mine, core = self.hosts.limit_of(task), self.core_of[task]
+        host = self.cores[self.hosts.of_slot[self.graph.slots[task][0]]]
+        others = [one.task for one in host if one is not core and one.task >= 0 and not self.graph.lane[one.task]]
+        return 1.0 / (1.0 + sum(self.hosts.slowed(mine, self.hosts.limit_of(other)) - 1.0 for other in others))

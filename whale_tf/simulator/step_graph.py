@@ -1,0 +1,216 @@
+"""A training step op by op, as a captured graph has it: what the simulator plays where a model's own ops are known.
+
+A :class:`StepGraph` holds structure (who reads whose results, what is divided with the batch), the times measured for each op
+at one or several batch sizes, and nothing of TensorFlow; on disk it is JSON.  ``whale profile --ops`` writes one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from whale_tf.errors import PlanError
+from whale_tf.plan import Plan
+from whale_tf.simulator.calibration import Points, interpolated
+
+VERSION = 1
+PER_MICRO_BATCH, PER_STEP, UPDATES = "micro-batch", "step", "update"
+
+
+class StepTensor(NamedTuple):
+    """``bytes`` of the whole mini-batch's value; ``divided``: each clone has its examples' part, ``summed``: clones' values add
+    up to it, else every clone has all of it."""
+
+    bytes: float
+    divided: bool = False
+    summed: bool = False
+
+
+class StepOp(NamedTuple):
+    """One op.
+
+    Attributes:
+        runs: how often: once per micro-batch (a clone each), once per step, or with the variables' update.
+        late: computed from a gradient: part of the backward step.
+        task_graph, shard: where; ``shard`` is the place among the devices of a divided TaskGraph.
+        origin: the op of the local script this is a part of (its own name where it is not divided).
+        follows: the forward op that this backward op was made from, or "".
+        inputs: (op number, which of its outputs).
+        flops, size_bytes, contraction: what it costs (:mod:`whale_tf.profiler.op_cost`), at the graph's batch.
+        alias: the first output is the first input's buffer, or may overwrite it.
+    """
+
+    name: str
+    type: str
+    runs: str
+    late: bool
+    task_graph: int
+    shard: int
+    origin: str
+    follows: str
+    inputs: Tuple[Tuple[int, int], ...]
+    outputs: Tuple[StepTensor, ...]
+    flops: float
+    size_bytes: float
+    contraction: bool
+    alias: bool = False
+
+
+class StepVariable(NamedTuple):
+    """A variable with its slots; ``bytes`` of all of them together."""
+
+    name: str
+    task_graph: int
+    shard: int
+    bytes: float
+
+
+class StepGraph(NamedTuple):
+    """Attributes:
+    batch: examples of the mini-batch that shapes and costs are of.
+    pulls: whether examples come from an input pipeline, so that model replicas may take mini-batches of their own.
+    ops: in a topological order.
+    gradients: (variable, op number, which of its outputs) of every gradient.
+    scratch: op of the local script -> (batch, bytes its kernel takes while it runs), by batch.
+    seconds: op of the local script -> (batch, seconds) of one run, by batch.  Ops that no traced run had (folded, fused into
+        others) are missing here: they cost nothing.
+    """
+
+    name: str
+    fingerprint: str
+    batch: int
+    precision: str
+    pulls: bool
+    ops: Tuple[StepOp, ...]
+    variables: Tuple[StepVariable, ...]
+    gradients: Tuple[Tuple[str, int, int], ...] = ()
+    seconds: Mapping[str, Points] = {}
+    scratch: Mapping[str, Points] = {}
+
+    def measured(self, batch: float, seconds: Mapping[str, float], scratch: Optional[Mapping[str, float]] = None) -> StepGraph:
+        """With what another traced run measured, of a mini-batch of ``batch``."""
+        return self._replace(
+            seconds=_merged(self.seconds, {name: ((float(batch), value),) for name, value in seconds.items()}),
+            scratch=_merged(self.scratch, {name: ((float(batch), value),) for name, value in (scratch or {}).items() if value}),
+        )
+
+    def and_times_of(self, other: StepGraph) -> StepGraph:
+        """The other recording of the same graph, with the times of this one beside its own; another graph's are dropped."""
+        if self.fingerprint != other.fingerprint:
+            return other
+        return other._replace(
+            seconds=_merged(self.seconds, other.seconds), scratch=_merged(self.scratch, other.scratch))
+
+    def scratch_of(self, op: StepOp, batch: float) -> float:
+        """Bytes that an undivided op's kernel takes while it runs, for ``batch`` examples."""
+        points = self.scratch.get(op.origin)
+        return interpolated_from_zero(points, batch) if points else 0.0
+
+    def time_of(self, op: StepOp, batch: float) -> Optional[float]:
+        """Measured seconds of an undivided op for ``batch`` examples; None: no traced run had it."""
+        points = self.seconds.get(op.origin)
+        if not points:
+            return None
+        return interpolated_from_zero(points, batch)
+
+    def to_json(self) -> str:
+        rows = [json.dumps(op) for op in self.ops]
+        head = {"version": VERSION, "name": self.name, "fingerprint": self.fingerprint, "batch": self.batch,
+                "precision": self.precision, "pulls": self.pulls,
+                "variables": self.variables, "gradients": self.gradients,
+                "seconds": self.seconds, "scratch": self.scratch}  # fmt: skip
+        return "{},\n \"ops\": [\n  {}\n ]\n}}\n".format(json.dumps(head)[:-1], ",\n  ".join(rows))
+
+    @classmethod
+    def parse(cls, source: str) -> StepGraph:
+        """From JSON text or the path of a JSON file.
+
+        Raises:
+            PlanError: unreadable, or not what :meth:`to_json` writes.
+        """
+        text, origin = source, "the step graph"
+        if not source.lstrip().startswith("{"):
+            origin = "step graph {!r}".format(source)
+            if not os.path.exists(source):
+                raise PlanError("{} does not exist; write one with `whale profile SCRIPT --ops FILE`".format(origin))
+            with open(source, encoding="utf8") as handle:
+                text = handle.read()
+        try:
+            return _parsed(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise PlanError("{} is not what `whale profile --ops` writes: {}: {}".format(origin, type(error).__name__, error))
+
+
+def _merged(one: Mapping[str, Points], other: Mapping[str, Points]) -> Dict[str, Points]:
+    """Both tables' points; those of ``other`` where both have the same batch."""
+    table = {name: dict(points) for name, points in one.items()}
+    for name, points in other.items():
+        table.setdefault(name, {}).update(points)
+    return {name: tuple(sorted(points.items())) for name, points in table.items()}
+
+
+def interpolated_from_zero(points: Points, batch: float) -> float:
+    """Linear between measured batches; below the smallest and above the largest along the nearest two, but no less than in
+    proportion to the batch below."""
+    if len(points) == 1 or points[0][0] <= batch <= points[-1][0]:
+        return interpolated(points, batch) if len(points) > 1 else points[0][1]
+    if batch > points[-1][0]:
+        return interpolated(points, batch)
+    (first, first_s), (second, second_s) = points[:2]
+    along = first_s + (batch - first) / (second - first) * (second_s - first_s)
+    return max(along, first_s * batch / first)
+
+
+def _parsed(data: Dict[str, Any]) -> StepGraph:
+    if data["version"] != VERSION:
+        raise ValueError("version is {}, this whale_tf reads version {}".format(data["version"], VERSION))
+    ops = tuple(
+        StepOp(*row)._replace(inputs=tuple((int(a), int(b)) for a, b in row[8]), outputs=tuple(StepTensor(*t) for t in row[9]))
+        for row in data["ops"]
+    )
+    for number, op in enumerate(ops):
+        for source, output in op.inputs:
+            if not 0 <= source < number or not 0 <= output < len(ops[source].outputs):
+                raise ValueError("op {!r} reads output {} of op {}, which is not before it".format(op.name, output, source))
+    seconds, scratch = (
+        {name: tuple((float(batch), float(value)) for batch, value in points) for name, points in data[key].items()}
+        for key in ("seconds", "scratch")
+    )
+    variables = tuple(StepVariable(*row) for row in data["variables"])
+    gradients = tuple((name, int(op), int(output)) for name, op, output in data["gradients"])
+    return StepGraph(data["name"], data["fingerprint"], int(data["batch"]), data["precision"], bool(data["pulls"]), ops,
+                     variables, gradients, seconds, scratch)  # fmt: skip
+
+
+def under(graph: StepGraph, plan: Plan) -> StepGraph:
+    """The graph with the plan's TaskGraphs, where it was recorded without them.
+
+    Forward ops go where the plan names them; of the others, those of the backward pass where the earliest and the update where
+    the latest of what they read is.
+
+    Raises:
+        PlanError: the plan was made for another graph, or divides ops (their parts are not in a graph recorded without it).
+    """
+    divided = [task.name for task in plan.task_graphs if task.strategy == "split" and task.device_count > 1]
+    if divided:
+        raise PlanError(
+            "the plan divides the ops of TaskGraph {!r}, and a graph recorded without it does not have their parts; take "
+            "wh.step_graph() after wh.parallelize(), and simulate that".format(divided[0])
+        )
+    if graph.fingerprint != plan.graph:
+        raise PlanError(
+            "the plan was made for graph {!r}, the step graph is of {!r}; record the script that the plan is for".format(
+                plan.graph, graph.fingerprint
+            )
+        )
+    named = {name: number for number, task in enumerate(plan.task_graphs) for name in task.ops}
+    ops: List[StepOp] = []
+    for op in graph.ops:
+        home = named.get(op.origin, named.get(op.follows))
+        if home is None:
+            before = [ops[source].task_graph for source, _ in op.inputs if ops[source].late == op.late]
+            home = (min if op.late else max)(before, default=0)
+        ops.append(op._replace(task_graph=home))
+    variables = tuple(one._replace(task_graph=named.get(one.name, 0)) for one in graph.variables)
+    return graph._replace(ops=tuple(ops), variables=variables)

@@ -1,0 +1,204 @@
+"""A captured step under a plan as a program: clones, crossings, sums of gradients and updates, as the rewriter makes them.
+
+One instruction per op of the step graph; every clone of it is a task.  What the rewriter adds stands beside them::
+
+    tensors that cross devices      send and receive
+    gradients                       added over micro-batches (rewrite/merge.py), then over the copies of a process on a device
+                                    that takes turns (communicators/local.py), between processes by an all-reduce of a
+                                    bucket (communicators/processes.py), then sent back
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
+from whale_tf.simulator.configs import REPLICATED, OpConfig, TensorAxis, TensorConfig, op_fractions
+from whale_tf.simulator.costs import OpEstimator
+from whale_tf.simulator.program import (
+    BACKWARD,
+    COMPUTATION,
+    FEATURE,
+    FORWARD,
+    UPDATE,
+    Buffer,
+    Instruction,
+    Program,
+)
+from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepGraph, StepOp, StepTensor
+from whale_tf.simulator.step_sums import GradientSums, Source, StepState, everywhere
+from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.transformation import Group, transformation
+
+NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
+
+
+class StepCompiler(StepState):
+    """Args:
+    strategy: see :func:`whale_tf.simulator.from_plan.strategy_of_step`; its model's ops are the step graph's, in order.
+    examples: of one micro-batch over all copies.
+    buckets: names of the variables whose gradients go between processes in one message.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        step: StepGraph,
+        cluster: Cluster,
+        estimator: OpEstimator,
+        examples: float,
+        buckets: Sequence[Sequence[str]] = (),
+    ) -> None:
+        super().__init__(strategy, step, cluster, estimator)
+        self.examples = examples
+        self.totals: Dict[str, Tuple[float, float]] = {}
+        for op in step.ops:
+            flops, size = self.totals.get(op.origin, (0.0, 0.0))
+            self.totals[op.origin] = flops + op.flops, size + op.size_bytes
+        self.moved: Dict[Tuple[int, Tuple[int, ...], bool], Source] = {}
+        self.sums = GradientSums(self, buckets)
+
+    def run(self) -> Program:
+        for number in range(len(self.step.ops)):
+            self._op(number)
+        self._variables()
+        return Program(self.strategy, tuple(self.instructions), tuple(self.buffers), self.blocks, self.static_bytes, True,
+                       tuple(self.limits))  # fmt: skip
+
+    # ---- ops ---------------------------------------------------------------------------------------------------------
+
+    def _op(self, number: int) -> None:
+        op, config = self.step.ops[number], self.strategy.op_configs[number]
+        seconds = self._seconds(op, config)
+        before = [source for key in op.inputs for source in self.values.get(key, ())]
+        if seconds is None:  # folded, or fused into an op that reads its results: those wait for what this one reads
+            for place in range(len(op.outputs)):
+                self.values[number, place] = before
+            return
+        phase = UPDATE if op.runs != PER_MICRO_BATCH else BACKWARD if op.late else FORWARD
+        instruction = self.instruction(op.name, (self.stage_of[number], phase), COMPUTATION, self._label(op))
+        for source in before:
+            found = self._at(source, config, phase)
+            if found is not None:
+                instruction.dependencies.append(found.instruction)
+                if found.buffer >= 0:
+                    instruction.reads.append(found.buffer)
+        instruction.parts = self.parts_of(config)
+        instruction.seconds = seconds
+        self.place(instruction, ARITHMETIC if op.contraction else MEMORY)
+        self._scratch(instruction, op, config)
+        for place, tensor in enumerate(op.outputs):
+            taken = [s for s in before if s.buffer >= 0] if op.alias and place == 0 else []
+            kept = op.runs == PER_MICRO_BATCH and tensor.bytes > 0
+            buffer = taken[0].buffer if taken else self._buffer(instruction, op, tensor, config) if kept else -1
+            self.values[number, place] = [Source(instruction.id, buffer, tensor, _config_of(tensor, config))]
+
+    @staticmethod
+    def _label(op: StepOp) -> str:
+        return "update" if op.runs == UPDATES else "backward" if op.late else "forward"
+
+    def _seconds(self, op: StepOp, config: OpConfig) -> Optional[Tuple[float, ...]]:
+        """Per class of the config's parts; None: the op does not run by itself."""
+        parts = self.parts_of(config)
+        shares = op_fractions(config)
+        found: List[float] = []
+        for first in parts.first:
+            fraction = shares[first] if op.runs == PER_MICRO_BATCH else 1.0
+            batch = self.examples * fraction
+            measured = self.step.time_of(op, batch)
+            if measured is not None:
+                found.append(measured * self._part_of_op(op))
+            elif op.origin.startswith(NEW_OPS) and op.size_bytes > 0:
+                scale = batch / self.step.batch if op.runs == PER_MICRO_BATCH else 1.0
+                device = self.cluster.devices[config.devices[first]]
+                found.append(self.estimator.roofline(device, op.flops * scale, op.size_bytes * scale, op.contraction))
+            else:
+                return None
+        return tuple(found)
+
+    def _part_of_op(self, op: StepOp) -> float:
+        """Which part of the local script's op this one is: its FLOPs, or bytes, of those of all its parts."""
+        flops, size = self.totals[op.origin]
+        if op.contraction and flops:
+            return op.flops / flops
+        return op.size_bytes / size if size else 1.0
+
+    # ---- tensors where they are needed -------------------------------------------------------------------------------
+
+    def _at(self, source: Source, config: OpConfig, phase: str) -> Optional[Source]:
+        """The source on the devices of ``config``; sums and gathers what has to be whole for an update."""
+        made = self.instructions[source.instruction].block[1]
+        if made == UPDATE and phase != UPDATE:
+            return None  # values of variables: at hand from the start
+        if made != UPDATE and phase == UPDATE:
+            source = self.sums.whole(source, config.devices)
+        if source.config.devices == config.devices:
+            return source
+        wanted = _config_of(source.tensor, config) if phase != UPDATE else everywhere(config.devices)
+        key = (source.instruction, config.devices, phase == UPDATE)
+        if key not in self.moved:
+            self.moved[key] = self._send(source, wanted)
+        return self.moved[key]
+
+    def _send(self, source: Source, wanted: TensorConfig) -> Source:
+        found = source
+        for step in transformation(source.config.summed(), wanted):
+            if not step.groups:
+                continue
+            producer = self.instructions[found.instruction]
+            instruction = self.instruction(producer.name, producer.block, FEATURE, step.kind)
+            instruction.dependencies.append(found.instruction)
+            if found.buffer >= 0:
+                instruction.reads.append(found.buffer)
+            instruction.groups = step.groups
+            instruction.size_bytes = self._scaled(source.tensor) * step.fraction if step.kind != "send_recv" else self._scaled(
+                source.tensor)  # fmt: skip
+            self.place(instruction, MEMORY)
+            found = Source(instruction.id, found.buffer if self._shared_memory(step.groups) else -1, source.tensor, step.result)
+        return found
+
+    def _shared_memory(self, groups: Sequence[Group]) -> bool:
+        """CPU devices of one process hand tensors over without copying them."""
+        devices = [self.cluster.devices[device] for group in groups for device in group.devices]
+        return len({device.node for device in devices}) == 1 and all(device.kind == "CPU" for device in devices)
+
+    def _scaled(self, tensor: StepTensor) -> float:
+        """Bytes of one micro-batch over all copies."""
+        return tensor.bytes * self.examples / self.step.batch if tensor.divided else tensor.bytes
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def _scratch(self, instruction: Instruction, op: StepOp, config: OpConfig) -> None:
+        parts, shares = instruction.parts, op_fractions(config)
+        part = self._part_of_op(op)
+        sizes = tuple(part * self.step.scratch_of(op, self.examples * shares[first]) for first in parts.first)
+        if op.runs == PER_MICRO_BATCH and any(sizes):
+            self.buffers.append(Buffer(op.name + " (scratch)", "scratch", instruction.id, parts, sizes))
+
+    def _buffer(self, instruction: Instruction, op: StepOp, tensor: StepTensor, config: OpConfig) -> int:
+        parts, shares = self.parts_of(config), op_fractions(config)
+        size = self._scaled(tensor)
+        sizes = tuple(size * shares[first] if tensor.divided else size for first in parts.first)
+        category = "gradients of activations" if op.late else "activations"
+        self.buffers.append(Buffer(op.name, category, instruction.id, parts, sizes))
+        instruction.writes.append(len(self.buffers) - 1)
+        return len(self.buffers) - 1
+
+    def _variables(self) -> None:
+        devices_of: Dict[Tuple[int, int], Tuple[int, ...]] = {}
+        fewest_first = sorted(zip(self.step.ops, self.strategy.op_configs), key=lambda pair: len(pair[1].devices))
+        for op, config in fewest_first:  # what runs once a step runs where the variables are
+            devices_of.setdefault((op.task_graph, op.shard), config.devices)
+        for variable in self.step.variables:
+            for device in devices_of.get((variable.task_graph, variable.shard), ()):
+                held = self.static_bytes[device]
+                held["parameters"] = held.get("parameters", 0.0) + variable.bytes
+
+
+def _config_of(tensor: StepTensor, config: OpConfig) -> TensorConfig:
+    """Clones hold their examples' parts of a divided tensor, and values of their own of any other."""
+    if not tensor.divided:
+        return everywhere(config.devices)
+    axes = (TensorAxis(axis.degree, 0 if axis.dim else REPLICATED, axis.slices) for axis in config.axes)
+    return TensorConfig(config.devices, tuple(axes))
