@@ -76,7 +76,11 @@ def slope(looks: List[Look]) -> float:
 
 
 def watched(minutes: float) -> Tuple[Dict[int, List[Look]], str]:
-    """Looks at each process of the run, by its number, and what the run printed."""
+    """Looks at each process of the run, by its number, and what the run printed.
+
+    Raises:
+        RuntimeError: it ended by itself.
+    """
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT)
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, "-m", "whale_tf.cli", "run", "--workers", "2", "--devices-per-worker", "2", "-m",
@@ -91,10 +95,14 @@ def watched(minutes: float) -> Tuple[Dict[int, List[Look]], str]:
                     if os.path.exists("/proc/{}/statm".format(pid)):
                         found.setdefault(int(rank), []).append(looked_at(int(pid), since))
         finally:
+            ended = run.poll() is not None
             run.terminate()
             run.wait()
         output.seek(0)
-        return found, output.read()
+        printed = output.read()
+        if ended:
+            raise RuntimeError("the run has ended:\n{}".format(printed[-9000:]))
+        return found, printed
 
 
 def main() -> None:

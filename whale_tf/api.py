@@ -25,7 +25,7 @@ from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import share, take_all
 from whale_tf.processes.runtime import Runtime, runtime_of
-from whale_tf.processes.termination import Termination
+from whale_tf.processes.termination import Termination, step_value
 from whale_tf.simulator import StepGraph
 
 
@@ -389,9 +389,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     ) -> Any:
         if state.processes.is_chief:
             return state.termination.save(saver, original, session, save_path, global_step, *args, **kwargs)
-        if global_step is not None and not isinstance(global_step, int):
-            global_step = v1.train.global_step(session, global_step)
-        return save_path if global_step is None else "{}-{}".format(save_path, global_step)
+        return save_path if global_step is None else "{}-{}".format(save_path, step_value(session, global_step))
 
     def add_event(original: Callable, event: Any) -> None:
         if state.processes.is_chief:

@@ -5,6 +5,7 @@ import json
 import socket
 from typing import Any, Iterator
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -87,6 +88,16 @@ def test_a_port_already_taken() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(wh.ClusterError, match="port {} of this process' address 127.0.0.1:{} is taken".format(port, port)):
             runtime._check_port("127.0.0.1:{}".format(port))
+
+
+@pytest.mark.parametrize("step", [3, np.int64(3)])
+def test_other_processes_write_no_checkpoint(monkeypatch: Any, graph: tf.Graph, tmp_path: Any, step: Any) -> None:
+    """MonitoredTrainingSession gives its step as a number of NumPy's, and thinks that every process is the chief."""
+    build(monkeypatch, 1, parallelize=False)
+    tf.get_variable("weight", [], tf.float64)
+    nothing: Any = None
+    assert tf.train.Saver().save(nothing, str(tmp_path / "model"), global_step=step) == str(tmp_path / "model-3")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_server_of_the_script_is_refused() -> None:

@@ -63,7 +63,7 @@ class _Saved:
         self.count += 1
         self.arguments = arguments  # type: ignore[assignment]
         self.session = weakref.ref(session)
-        self.step = step if step is None or isinstance(step, int) else int(_value(session, step))
+        self.step = None if step is None else step_value(session, step)
         self.clock, self.runs = _clock(session), 0
 
     def ran(self, session: Any, fetches: Any) -> None:
@@ -222,9 +222,9 @@ class Termination:
 
 def _clock(session: Any) -> Optional[int]:
     tensor = v1.train.get_global_step(session.graph)
-    return None if tensor is None else int(_value(session, tensor))
+    return None if tensor is None else step_value(session, tensor)
 
 
-def _value(session: Any, step: Any) -> Any:
-    """Of a step that is given as a number, a tensor or a variable."""
-    return step if isinstance(step, numbers.Integral) else v1.train.global_step(session, step)
+def step_value(session: Any, step: Any) -> int:
+    """The number of a step that is given as a number (NumPy's, too), a tensor or a variable."""
+    return int(step if isinstance(step, numbers.Integral) else v1.train.global_step(session, step))
