@@ -116,14 +116,15 @@ def _parallelize(
     if plan is None and (wants_search(config) or is_automatic(config, plan)) and not local.is_annotated:
         _check_one_process(processes)
     division = divide(graph, local, cluster, config, plan, options, parts)
+    init = (config if plan is None else plan).init
     if division.assignment is not None:
-        division = carry_out(graph, division, is_pipeline, plan, sharded)
+        division = carry_out(graph, division, is_pipeline, plan, sharded, init)
     captured, (batch, region) = division.captured, _analysed(division.captured, options)
     searched: Optional[_Searched] = None
     if plan is None and wants_search(config) and not local.is_annotated:
         searched = _best(graph, captured, region, cluster, config)
         if searched.rhino is not None:
-            division = carry_out(graph, whole_division(local, searched.rhino, cluster), False, None, sharded)
+            division = carry_out(graph, whole_division(local, searched.rhino, cluster), False, None, sharded, init)
             captured, (batch, region) = division.captured, _analysed(division.captured, options)
     if searched is not None and searched.plan is not None:
         captured, region, plan = searched.captured, searched.region, searched.plan

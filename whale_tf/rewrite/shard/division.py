@@ -54,12 +54,8 @@ def divide(
     if is_automatic(config, plan) and len(cluster.devices) > 1:
         if plan is None:
             check_automatic(graph, local, config)
-        found = whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
-    else:
-        found = _annotated_division(local, cluster, config, plan, options, parts)
-    if found.assignment is None or (config if plan is None else plan).init == "exact":
-        return found
-    return found._replace(assignment=with_initial_values(local.graph, local.phases.variables.initializers, found.assignment))
+        return whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
+    return _annotated_division(local, cluster, config, plan, options, parts)
 
 
 def _annotated_division(
@@ -118,16 +114,23 @@ def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Divis
 
 
 def carry_out(
-    graph: tf.Graph, division: Division, is_pipeline: bool, plan: Optional[Plan], sharded: Sharded
+    graph: tf.Graph, division: Division, is_pipeline: bool, plan: Optional[Plan], sharded: Sharded, init: str
 ) -> Division:
-    """Divide the graph; it is then captured anew."""
-    assert division.assignment is not None
-    shard(graph, division.local, division.assignment, division.counts, sharded)
+    """Divide the graph; it is then captured anew.
+
+    Args:
+        init: ``exact`` or ``sharded``, how variables get their initial values.
+    """
+    local, assignment = division.local, division.assignment
+    assert assignment is not None
+    if init == "sharded":
+        assignment = with_initial_values(local.graph, local.phases.variables.initializers, assignment)
+    shard(graph, local, assignment, division.counts, sharded)
     captured = capture(graph, is_pipeline, plan, before=division.local)
     verify(captured.graph, "after wh.split")
     if division.estimate is not None:  # examples are divided like any other dimension: there is no batch to clone for
         captured = as_one_split(captured)._replace(sources={})
-    return division._replace(captured=captured)
+    return division._replace(captured=captured, assignment=assignment)
 
 
 def _split_counts(captured: Captured, available: int, total: int) -> Dict[int, int]:
