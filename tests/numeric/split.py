@@ -170,8 +170,8 @@ def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Scrip
 
 SPLIT_CASES: Dict[str, Case] = {
     "transformer": Case(_sequences, _transformer),
-    **{"experts_" + name: Case(_vectors, _experts(OPTIMIZERS[name])) for name in ("adam", "adafactor", "lamb")},
     "masked": Case(_vectors, _masked),
+    **{"experts_" + name: Case(_vectors, _experts(OPTIMIZERS[name])) for name in ("adam", "adafactor", "lamb")},
     "dense_labels": Case(_vectors, _classifier(OPTIMIZERS["sgd"], True)),
     **{"classifier_" + name: Case(_vectors, _classifier(make, False)) for name, make in OPTIMIZERS.items()},
     **{"look_up_" + name: Case(_sequences, _look_up(make)) for name, make in OPTIMIZERS.items()},
