@@ -128,5 +128,5 @@ def test_every_value_is_taken_or_refused_by_name(row: Any, value: Any) -> None:
         assert repr(row.key) in str(error) and repr(value) in str(error)
         return
     got = config[row.key]
-    assert got == value and type(got) is type(value)
+    assert got == value and (type(got) is type(value) or (type(got), type(value)) == (float, int))
     assert Config.parse(config.to_json()) == config

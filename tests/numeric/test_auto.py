@@ -76,7 +76,7 @@ def test_all_searches_and_rhino_is_the_fastest(name: str) -> None:
 def check_split_auto(name: str, cluster: Any) -> wh.Plan:
     """As :func:`check_auto`, on the models of the split tests."""
     case = split.find(name)
-    wh.init(dict({"auto_parallel": True}, **(case.config or {})), cluster=cluster)
+    wh.init(dict({"auto_parallel": True, "init": "sharded"}, **(case.config or {})), cluster=cluster)
     try:
         outcome, plan = equality.run_script(case, SETTING, Stages(), 1, 1), wh.current_plan()
     finally:

@@ -139,12 +139,14 @@ HYBRIDS: Dict[str, Tuple[str, Tuple[int, ...], int, Dict[str, Any]]] = {
     "shared by all": ("classifier_adam", (2, -2), 2, {}),
     "colocated": ("classifier_adam", (2, -2), 2, {"cluster__colocate_split_and_replicate": True}),
     "colocated, of other counts": ("classifier_adam", (1, -2), 2, {"cluster__colocate_split_and_replicate": True}),
-    "colocated in two model replicas": ("classifier_adam", (2, -2), 4, {"cluster__colocate_split_and_replicate": True}),
+    "colocated in two model replicas": ("classifier_adam", (2, -2), 4, {
+        "cluster__colocate_split_and_replicate": True, "init": "sharded"}),
     "shared, rows chosen by data": ("masked", (2, -2), 2, {}),
     "apart": ("classifier_adam", (2, -2), 4, {}),
     "split first": ("tied_embedding", (-2, 2), 4, {}),
     "pipeline": ("transformer", (1, -2), 3, {"num_micro_batch": 4}),
-    "pipeline of splits": ("transformer", (-2, -2), 4, {"num_micro_batch": 2, "pipeline__schedule": "gpipe"}),
+    "pipeline of splits": ("transformer", (-2, -2), 4, {
+        "num_micro_batch": 2, "pipeline__schedule": "gpipe", "init": "sharded"}),
     "pipeline, replicate and split": ("transformer", (2, -2), 4, {"num_micro_batch": 2}),
     "micro-batches": ("transformer", (-2,), 2, {"num_micro_batch": 4}),
     "nested": ("transformer", (-2,), 4, {}),
