@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from whale_tf.cli.run import free_ports, tf_configs
+from whale_tf.cluster.processes import free_ports, tf_configs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WHALE_RUN = ("-m", "whale_tf.cli", "run")

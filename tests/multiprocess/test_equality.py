@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any, Dict, List, Sequence
 
 import pytest
@@ -12,18 +13,24 @@ from tests.multiprocess.matrix import AXES, MORE_CASES, allowed, groups, job_of
 from tests.numeric.equality import TOLERANCE, Outcome, differences
 from tests.numeric.pairwise import all_pairs, full_product
 
+HOROVOD_RUN = ("-m", "horovod.runner.launch")
 NAMED: List[Job] = list(JOBS.values()) + list(DRIVEN.values())
 PAIRWISE = groups(NAMED + [job_of(row) for row in all_pairs(AXES, allowed)], 60)
 FULL = groups([job_of(row) for row in full_product(dict(AXES, case=AXES["case"] + MORE_CASES), allowed)], 60)
 
 
-def run_jobs(path: str, jobs: Sequence[Job]) -> List[List[Outcome]]:
+def run_jobs(path: str, jobs: Sequence[Job], launcher: Sequence[str] = WHALE_RUN) -> List[List[Outcome]]:
     """Outcomes of each job in every process that trains.  All jobs run one after the other in the same processes: importing
     TensorFlow takes longer than any of them."""
+    count = str(jobs[0].workers)
+    if launcher is WHALE_RUN:
+        options = ["--workers", count]
+    else:  # Horovod's
+        options = ["-np", count, "-H", "localhost:" + count, "--gloo", sys.executable]
     with open(path, "wb") as handle:
         pickle.dump(list(jobs), handle)
     with Starter() as starter:
-        run = starter.start(*WHALE_RUN, "--workers", str(jobs[0].workers), "-m", "tests.multiprocess.jobs", path)
+        run = starter.start(*launcher, *options, "-m", "tests.multiprocess.jobs", path)
         assert run.wait(60 + 10 * len(jobs)) == 0, run.output
     found = []
     for rank in range(jobs[0].graphs):
@@ -49,9 +56,16 @@ def test_every_arrangement_equals_local(jobs: List[Job], tmp_path: Any) -> None:
     check(jobs, str(tmp_path / "outcomes"))
 
 
-def check(jobs: Sequence[Job], path: str) -> None:
+@pytest.mark.slow
+def test_horovod_equals_local(tmp_path: Any) -> None:
+    pytest.importorskip("horovod.tensorflow")
+    backend = ("communication.backend", "horovod")
+    check([job._replace(config=job.config + (backend,)) for job in JOBS.values()], str(tmp_path / "outcomes"), HOROVOD_RUN)
+
+
+def check(jobs: Sequence[Job], path: str, launcher: Sequence[str] = WHALE_RUN) -> None:
     wrong: Dict[Job, List[str]] = {}
-    for job, outcomes in zip(jobs, run_jobs(path, jobs)):
+    for job, outcomes in zip(jobs, run_jobs(path, jobs, launcher)):
         found = differing(job, outcomes)
         if found:
             wrong[job] = found

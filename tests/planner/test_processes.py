@@ -69,6 +69,7 @@ def test_processes_drive_each_device_once(processes: Any) -> None:
 @pytest.mark.parametrize("counts, config, error, message", [
     ((5,), {}, AnnotationError, "asks for 5 devices, the cluster has 4"),
     ((None,), {"communication.backend": "local"}, ConfigError, "sums inside one process, but there are 2"),
+    ((4,), {"communication.backend": "horovod"}, ConfigError, "model replicas span the 2 processes"),
     ((4,), {"communication.fp16": True}, ConfigError, "model replicas span the 2 processes"),
     ((None,), {"cluster.device_place_prefer_intra_node": False}, ConfigError, "does not support it yet")])
 def test_refused(counts: Any, config: Dict[str, Any], error: Any, message: str) -> None:

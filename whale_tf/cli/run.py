@@ -1,10 +1,8 @@
 """``whale run``: several training processes of one script on this machine."""
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +12,7 @@ from typing import IO, Any, Dict, List, Mapping, Optional, Sequence
 import typer
 
 from whale_tf.cluster import LAUNCHED, Cluster
+from whale_tf.cluster.processes import free_ports, tf_configs
 from whale_tf.config import Config
 from whale_tf.errors import ClusterError, WhaleError
 
@@ -70,27 +69,6 @@ def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], co
     if config is not None:
         variables["WHALE_CONFIG"] = Config.parse(config).to_json(indent=None)
     return variables
-
-
-def free_ports(count: int) -> List[int]:
-    """Ports that nobody listens at."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
-    """``TF_CONFIG`` of each process; none for a single one."""
-    if len(ports) == 1:
-        return [{"TF_CONFIG": ""}]
-    addresses = ["127.0.0.1:{}".format(port) for port in ports]
-    return [{"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})}
-            for rank in range(len(ports))]
 
 
 class Group:

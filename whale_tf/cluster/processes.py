@@ -1,9 +1,11 @@
 """The training processes of a job, and which devices of the cluster each of them drives."""
 from __future__ import annotations
 
+import json
 import os
+import socket
 from dataclasses import dataclass
-from typing import List, Mapping, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from whale_tf.cluster.cluster import Cluster
 from whale_tf.cluster.environment import Environment, host_of, read_environment
@@ -133,3 +135,24 @@ def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
             names[index] = "{}/device:{}:{}".format(processes.prefix(rank), kind, numbers[kind])
             numbers[kind] += 1
     return tuple(names[index] for index in range(len(cluster.devices)))
+
+
+def free_ports(count: int) -> List[int]:
+    """Ports of this machine that nobody listens at."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
+    """``TF_CONFIG`` of each of the processes at these ports; none for a single one."""
+    if len(ports) == 1:
+        return [{"TF_CONFIG": ""}]
+    addresses = ["127.0.0.1:{}".format(port) for port in ports]
+    return [{"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})}
+            for rank in range(len(ports))]

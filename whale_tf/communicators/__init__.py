@@ -6,6 +6,7 @@ from typing import Optional
 
 from whale_tf.communicators.base import Communicator, Member
 from whale_tf.communicators.collective import CollectiveCommunicator
+from whale_tf.communicators.horovod import HorovodCommunicator
 from whale_tf.communicators.local import LocalCommunicator
 from whale_tf.communicators.processes import Keys, ProcessCommunicator
 from whale_tf.errors import ConfigError
@@ -15,22 +16,22 @@ __all__ = ["Communicator", "Keys", "Member", "ProcessCommunicator", "communicato
 
 
 def communicator(backend: str, nodes: Nodes, count: int = 1, rank: int = 0, keys: Optional[Keys] = None) -> Communicator:
-    """The communicator called ``local`` or ``collective``.
+    """The communicator called ``local``, ``collective`` or ``horovod``.
 
     Args:
         count, rank, keys: number of processes, which of them this is, and the keys of this process.
 
     Raises:
         ConfigError: another name, or one that does not reach the other processes.
+        ClusterError: the processes are not Horovod's.
     """
     if count > 1:
-        if backend != "collective":
+        between = {"collective": ProcessCommunicator, "horovod": HorovodCommunicator}
+        if backend not in between:
             raise ConfigError(
-                "communication.backend is {!r}; between processes only 'collective' is supported in this version".format(
-                    backend
-                )
+                "communication.backend is {!r}; between processes expected one of {}".format(backend, ", ".join(sorted(between)))
             )
-        return ProcessCommunicator(nodes, count, rank, keys or Keys())
+        return between[backend](nodes, count, rank, keys or Keys())
     kinds = {"local": LocalCommunicator, "collective": CollectiveCommunicator}
     if backend not in kinds:
         raise ConfigError(

@@ -96,6 +96,9 @@ class ProcessCommunicator(Communicator):
             members
         )
 
+    def _carries_float16(self) -> bool:
+        return collectives_carry_float16()
+
     def _reshaped(self, value: str, shape: str, name: str, dtype: Any, device: str) -> str:
         return self._nodes.add("Reshape", name, [value, shape], device, T=dtype, Tshape=tf.int32)
 
@@ -111,7 +114,7 @@ class ProcessCommunicator(Communicator):
         def total(one: Member, what: str) -> str:
             return self._reduce(one, "sum", what, tf.float16)
 
-        if collectives_carry_float16():
+        if self._carries_float16():
             result = sum_by_ring(nodes, member, self.processes, name, largest, total)
         elif self.processes <= GATHER_UP_TO:
             result = sum_by_gather(nodes, member, self.processes, name, lambda one, what: self._gather(one, what, tf.int32))
@@ -221,23 +224,27 @@ class ProcessCommunicator(Communicator):
     def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
         """Process 0's value on every process.  ``member.value`` is read there only; all have the same static shape."""
         wire = self._wire_type(name, dtype)
-        attrs = {"T": wire, "shape": tf.TensorShape(shape)}
-        if self.is_first:
-            value = member.value
-            if wire != dtype:
-                value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-            value = self._collective("CollectiveBcastSend", name, [value], member.device, **attrs)
-        else:
-            value = self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
+        value = member.value
+        if self.is_first and wire != dtype:
+            value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
+        value = self._broadcast(Member(value, member.device), shape, name, wire)
         if wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + dtype.name, wire, dtype, member.device)
         return value
 
+    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
+        attrs = {"T": dtype, "shape": tf.TensorShape(shape)}
+        if self.is_first:
+            return self._collective("CollectiveBcastSend", name, [member.value], member.device, **attrs)
+        return self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
+
     def agreement(self, device: str) -> str:
         """What every process has staged so far, in one number each: int64 `[processes]`, equal where they agree."""
         digest = zlib.crc32("\n".join(self._staged).encode())
+        return self._agreement(self._nodes.const([digest], "whale/agreement/own", tf.int64, device), device)
+
+    def _agreement(self, own: str, device: str) -> str:
         group, instance = self._keys.agreement()
-        own = self._nodes.const([digest], "whale/agreement/own", tf.int64, device)
         return self._nodes.add(
             "CollectiveGather", "whale/agreement", [own], device, T=tf.int64, shape=[0], group_size=self.processes,
             group_key=group, instance_key=instance)  # fmt: skip
@@ -250,11 +257,17 @@ class ProcessCommunicator(Communicator):
         return wire
 
     def _collective(self, op_type: str, name: str, inputs: Sequence[str], device: str, **attrs: Any) -> str:
-        local_device = device.rpartition("/device:")[2]
         op = self._nodes.add(
-            op_type, name, inputs, device, group_size=self.processes, group_key=self._keys.group(local_device),
+            op_type, name, inputs, device, group_size=self.processes, group_key=self._keys.group(_local(device)),
             instance_key=self._keys.instance(), **attrs)  # fmt: skip
-        self.collectives.append(op)
-        kind = op_type.replace("BcastRecv", "BcastSend")
-        self._staged.append("{} {} {} {}".format(kind, op, local_device, sorted(map(str, attrs.items()))))
+        self._note(op_type.replace("BcastRecv", "BcastSend"), op, device, attrs)
         return op
+
+    def _note(self, kind: str, op: str, device: str, attrs: Dict[str, Any]) -> None:
+        """A collective has been staged; all processes must have staged the same."""
+        self.collectives.append(op)
+        self._staged.append("{} {} {} {}".format(kind, op, _local(device), sorted(map(str, attrs.items()))))
+
+
+def _local(device: str) -> str:
+    return device.rpartition("/device:")[2]

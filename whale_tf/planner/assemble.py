@@ -138,7 +138,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         gradients=tuple(
             GradientPlan(
                 task_graph=i,
-                backend=_backend(config, sums),
+                backend=_backend(config, decision.processes, sums),
                 buckets=_buckets(stage.gradients, cluster, config, sums),
                 bytes=stage.parameter_bytes,
                 fp16=_fp16(config, decision.processes, sums),
@@ -213,16 +213,24 @@ def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]]) 
     return bool(processes) and sum(spec.device_count or 0 for spec in specs if spec.batch_of is None) > len(processes[0])
 
 
-def _backend(config: Config, processes: Sequence[Tuple[int, ...]]) -> str:
+def _backend(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> str:
     """What sums gradients.
+
+    Args:
+        sums: the processes between which they are summed.
 
     Raises:
         ConfigError: it cannot, with several processes.
     """
     backend: str = config.communication.backend
     if backend == "auto":
-        return "collective" if processes else "local"
-    if backend == "local" and processes:
+        return "collective" if sums else "local"
+    if backend == "horovod" and processes and not sums:
+        raise ConfigError(
+            "communication.backend is 'horovod', which sums between processes, but model replicas span the {} processes, and the "
+            "first one drives all; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+        )
+    if backend == "local" and sums:
         raise ConfigError(
             "communication.backend is 'local', which sums inside one process, but there are {} processes; use 'auto' or "
             "'collective'".format(len(processes))

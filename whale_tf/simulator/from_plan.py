@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import Plan, TaskGraphPlan
@@ -120,7 +120,7 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
             devices = tuple(one[row.shard] for one in task.devices)
             config = checked_config(op, OpConfig(devices, (OpAxis(len(devices), "b"),) if len(devices) > 1 else ()))
         if task.variables == "shared" and row.runs != PER_MICRO_BATCH:
-            config = _with_variables(plan, config)
+            config = _once_a_process(plan, config.devices)
         configs.append(config)
     groups = sorted(device_groups(homes), key=lambda group: min(step.ops[number].task_graph for number in group[0]))
     stages = tuple(
@@ -133,12 +133,11 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
     return strategy, examples
 
 
-def _with_variables(plan: Plan, config: OpConfig) -> OpConfig:
-    """Where shared variables are: on the first of each process' devices."""
-    parts = plan.processes if plan.processes and not plan.spans_processes else (config.devices,)
-    rows = [[device for device in config.devices if device in part] for part in parts]
-    devices = tuple(row[0] for row in rows if row)
-    return OpConfig(devices, (OpAxis(len(devices), None),) if len(devices) > 1 else ())
+def _once_a_process(plan: Plan, devices: Sequence[int]) -> OpConfig:
+    """On the first device of each process, where the variables are that its replicas share."""
+    owners = plan.processes if plan.processes and not plan.spans_processes else (tuple(devices),)
+    first = tuple(min((d for d in devices if d in owned), key=devices.index) for owned in owners if set(owned) & set(devices))
+    return OpConfig(first, (OpAxis(len(first), None),) if len(first) > 1 else ())
 
 
 def _model_of(step: StepGraph, examples: float) -> ModelGraph:

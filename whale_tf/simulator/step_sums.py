@@ -85,7 +85,8 @@ class GradientSums:
         self.turns: Dict[Tuple[int, ...], int] = {}
 
     def whole(self, source: Source, wanted: Tuple[int, ...]) -> Source:
-        """What leaves the micro-batches: added over them, then over the copies, for the devices that want it."""
+        """What leaves the micro-batches: added over them, then over the copies, for the devices that want it: all, or where the
+        variables are that they share."""
         if source.instruction not in self.gradients:
             together = self._bucket_of(source)
             summed = [self._over_micro_batches(one) for one in together]
@@ -125,8 +126,6 @@ class GradientSums:
         return Source(instruction.id, -1, source.tensor, everywhere(config.devices))
 
     def _over_copies(self, together: Sequence[Source], wanted: Tuple[int, ...]) -> List[Source]:
-        """Where one device of each node wants the sum (shared variables) it is made there; else a device that takes turns makes
-        it and sends it back."""
         devices = together[0].config.devices
         if len(devices) == 1:
             return list(together)
@@ -134,10 +133,9 @@ class GradientSums:
         for device in devices:
             by_node.setdefault(self.compiler.cluster.devices[device].node, []).append(device)
         nodes = list(by_node.values())
-        asked = [[device for device in members if device in wanted] for members in nodes]
-        is_shared = len(wanted) < len(devices) and all(len(row) == 1 for row in asked)
+        is_shared = len(wanted) < len(devices) and all(sum(device in wanted for device in members) == 1 for members in nodes)
         if is_shared:
-            places = [row[0] for row in asked]
+            places = list(wanted)
         else:
             turn = self.turns.get(devices, 0)
             self.turns[devices] = turn + 1
@@ -148,8 +146,7 @@ class GradientSums:
             reduced, buffer = self._between_nodes(together, totals, places)
             totals = [reduced] * len(totals)
         if is_shared:
-            there = everywhere(tuple(places))
-            return [Source(total, buffer, source.tensor, there) for source, total in zip(together, totals)]
+            return [Source(total, buffer, source.tensor, everywhere(wanted)) for source, total in zip(together, totals)]
         return [self._send_back(source, total, buffer, places, nodes) for source, total in zip(together, totals)]
 
     def _sum_in_nodes(self, source: Source, places: Sequence[int], nodes: Sequence[Sequence[int]]) -> int:

@@ -1,0 +1,84 @@
+"""Horovod as the carrier between processes that its launcher has started (Sergeev and Del Balso, "Horovod: fast and easy
+distributed deep learning in TensorFlow", 2018).
+
+Its own thread agrees on an order with the other processes, so collectives need no keys; their ops' names tell them apart.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Sequence
+
+from whale_tf._tf_compat import tf
+from whale_tf.communicators.base import Member
+from whale_tf.communicators.processes import Keys, ProcessCommunicator
+from whale_tf.errors import ClusterError, ConfigError
+from whale_tf.graph_editor.nodes import Nodes
+
+
+class HorovodCommunicator(ProcessCommunicator):
+    """``HorovodAllreduce``, ``HorovodAllgather`` and ``HorovodBroadcast`` ops with one member in each process.
+
+    Raises:
+        ConfigError: Horovod is not installed.
+        ClusterError: these processes are not the ones that Horovod knows.
+    """
+
+    def __init__(self, nodes: Nodes, count: int, rank: int, keys: Keys) -> None:
+        super().__init__(nodes, count, rank, keys)
+        self._horovod = _started(count, rank)
+        self._kinds = {
+            "sum": self._horovod.Sum, "prod": self._horovod.Product, "max": self._horovod.Max, "min": self._horovod.Min,
+            "any": self._horovod.Max, "all": self._horovod.Min}  # fmt: skip
+
+    def _carries_float16(self) -> bool:
+        return True
+
+    def _reduce(self, member: Member, kind: str, name: str, dtype: Any) -> str:
+        return self._op(
+            "HorovodAllreduce", name, member, T=dtype, reduce_op=self._kinds[kind], prescale_factor=1.0, postscale_factor=1.0)
+
+    def _gather(self, member: Member, name: str, dtype: Any) -> str:
+        return self._op("HorovodAllgather", name, member, T=dtype)
+
+    def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any) -> str:
+        return self._gather(member, name, dtype)
+
+    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
+        if not self.is_first:
+            dims = self._nodes.const(list(shape), name + "/shape", tf.int32, member.device)
+            zero = self._nodes.const(0, name + "/zero", dtype, member.device)
+            value = self._nodes.add("Fill", name + "/zeros", [dims, zero], member.device, T=dtype, index_type=tf.int32)
+            member = Member(value, member.device)
+        return self._op("HorovodBroadcast", name, member, T=dtype, root_rank=0)
+
+    def _agreement(self, own: str, device: str) -> str:
+        return self._nodes.add(
+            "HorovodAllgather", "whale/agreement", [own], device, T=tf.int64, ignore_name_scope=False, process_set_id=0)
+
+    def _op(self, op_type: str, name: str, member: Member, **attrs: Any) -> str:
+        # TensorFlow runs ops once that are equal but for their names, and inputs may be equal in one process only: zeros that a
+        # broadcast does not read. So each gets a number.
+        attrs = dict(attrs, ignore_name_scope=False, process_set_id=0, _whale_number=len(self.collectives))
+        op = self._nodes.add(op_type, name, [member.value], member.device, **attrs)
+        self._note(op_type, op, member.device, attrs)
+        return op
+
+
+@functools.lru_cache(maxsize=None)
+def _started(count: int, rank: int) -> Any:
+    """Horovod's module, started."""
+    try:
+        import horovod.tensorflow as horovod
+    except ImportError as error:
+        raise ConfigError(
+            "communication.backend is 'horovod', but Horovod for TensorFlow {} cannot be imported ({}); build it "
+            "(docs/processes.md has the line), or use 'collective'".format(tf.__version__, error)
+        ) from None
+    horovod.init()
+    if (horovod.size(), horovod.rank()) != (count, rank):
+        raise ClusterError(
+            "communication.backend is 'horovod', and this is process {} of {}, but for Horovod it is process {} of {}; start the "
+            "script with horovodrun -np {}, or use 'collective'".format(rank, count, horovod.rank(), horovod.size(), count)
+        )
+    return horovod
