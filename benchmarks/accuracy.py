@@ -24,36 +24,50 @@ from benchmarks.workloads import LEARNING_RATE, Workload, convnet, encoder, head
 THREADS = 2  # ops that run at once; one thread each
 PROFILED = (3, 12, 48, 192)  # examples of the traced local steps; no plan has clones of these sizes
 TRACES = 15
-STEPS, SECONDS = 20, 3.0  # at least so many steps, and for at least so long
+STEPS, SECONDS = 50, 2.0  # at least so many steps, and for at least so long
 MODELS: Dict[str, Callable[[], Workload]] = {
     "mlp": lambda: mlp(width=512),
     "encoder": lambda: encoder(layers=4, hidden=64, seq=32, vocab=200),
-    "convnet": convnet,
+    "convnet": lambda: convnet(image=32),
 }
 PICTURE = os.path.join(ROOT, "benchmarks", "accuracy.png")
 BATCH = {"mlp": 256, "encoder": 64, "convnet": 64}
 
 
 class Case(NamedTuple):
-    """One plan: ``stages`` of (annotation, devices), of equal numbers of the workload's four parts."""
+    """One plan: ``stages`` of (annotation, devices; None: all), of equal numbers of the workload's four parts."""
 
     model: str
-    stages: Tuple[Tuple[str, int], ...]
+    stages: Tuple[Tuple[str, Any], ...]
     devices: int
     micro_batches: int = 1
     schedule: str = "backward_first"
+    processes: int = 1
+
+    @property
+    def cluster(self) -> str:
+        """Each process is described as a node."""
+        return "cpu:{}".format(self.devices) if self.processes == 1 else "{}xcpu:{}".format(
+            self.processes, self.devices // self.processes)  # fmt: skip
+
+    @property
+    def threads(self) -> int:
+        """Of each process: there is one for each core in all."""
+        return THREADS // self.processes
 
     @property
     def title(self) -> str:
-        parts = " + ".join("{} {}".format(kind, count) for kind, count in self.stages)
-        return "{} on {}{}".format(parts, self.devices, "" if self.micro_batches == 1 else ", {} x {}".format(
-            self.micro_batches, self.schedule))
+        parts = " + ".join("{} {}".format(kind, count or "all") for kind, count in self.stages)
+        schedule = "" if self.micro_batches == 1 else ", {} x {}".format(self.micro_batches, self.schedule)
+        processes = "" if self.processes == 1 else " of {} processes".format(self.processes)
+        return "{} on {}{}{}".format(parts, self.devices, processes, schedule)
 
 
 R1, R2 = ("replicate", 1), ("replicate", 2)
 PLANS: Tuple[Tuple[Any, ...], ...] = (
     ((R2,), 2), ((("replicate", 4),), 4), ((R1,), 1, 4), ((R1, R1), 2, 2), ((R1, R1), 2, 8), ((R1, R1), 2, 8, "gpipe"),
-    ((R1,) * 4, 4, 4), ((R1, R1), 4, 4), ((R1, R2), 3, 4), ((R2, ("split", 2)), 2))  # fmt: skip
+    ((R1,) * 4, 4, 4), ((R1, R1), 4, 4), ((R1, R2), 3, 4), ((R2, ("split", 2)), 2),
+    ((("replicate", None),), 2, 1, "backward_first", 2))  # fmt: skip
 CASES = tuple(Case(model, *plan) for model in MODELS for plan in PLANS)
 
 
@@ -110,13 +124,16 @@ def profile(model: str, batch: int) -> Result:
 
     script = build(model, batch, [contextlib.nullcontext])
     seconds: Dict[str, float] = {}
+    scratch: Dict[str, float] = {}
     with tf.Session(config=session_config(1, inter=1, intra=1)) as session:
         session.run(tf.global_variables_initializer())
         for number in range(TRACES + 2):
-            found = op_seconds(traced(session, script))
-            for name, value in found.items() if number > 1 else ():
+            metadata = traced(session, script)
+            for name, value in op_seconds(metadata).items() if number > 1 else ():
                 seconds[name] = min(value, seconds.get(name, value))
-    return {"seconds": seconds}
+        for node in (node for device in metadata.step_stats.dev_stats for node in device.node_stats):
+            scratch[node.node_name.split(":")[0]] = float(node.memory_stats.temp_memory_size)
+    return {"seconds": seconds, "scratch": scratch}
 
 
 def op_seconds(metadata: Any) -> Dict[str, float]:
@@ -135,18 +152,18 @@ def run(case: Case, folder: str) -> Result:
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
-    wh.init({"num_micro_batch": case.micro_batches, "pipeline.schedule": case.schedule}, cluster="cpu:{}".format(case.devices))
+    wh.init({"num_micro_batch": case.micro_batches, "pipeline.schedule": case.schedule}, cluster=case.cluster)
     scopes = [lambda kind=kind, count=count: getattr(wh, kind)(count) for kind, count in case.stages]
     script = build(case.model, BATCH[case.model], scopes)
     plan = wh.parallelize()
-    step = wh.step_graph(case.model)
-    with open(os.path.join(folder, "plan.json"), "w") as handle:
-        handle.write(plan.to_json())
-    with open(os.path.join(folder, "step.json"), "w") as handle:
-        handle.write(step.to_json())
-    with tf.Session(config=session_config(case.devices, inter=THREADS, intra=1)) as session:
+    for name, value in (("plan.json", plan), ("step.json", wh.step_graph(case.model))):
+        with open(os.path.join(folder, name), "w") as handle:
+            handle.write(value.to_json())
+    here = case.devices // case.processes
+    with tf.Session(config=session_config(here, inter=case.threads, intra=1)) as session:
         session.run(tf.global_variables_initializer())
-        least = least_step(lambda: session.run([script.loss, script.update], script.feed))
+        seconds = SECONDS if case.processes == 1 else 0.0  # processes that train together all make the same number of steps
+        least = least_step(lambda: session.run([script.loss, script.update], script.feed), seconds)
         traces = [traced(session, script) for _ in range(TRACES)]
     best = min(traces, key=_span)
     work_s: Dict[str, float] = {}
@@ -157,13 +174,13 @@ def run(case: Case, folder: str) -> Result:
         handle.write(best.SerializeToString())
     return {"least_s": least, "traced_s": _span(best),
             "work_s": sum(work_s.values()),
-            "memory": [_peaks(trace, case.devices) for trace in traces]}
+            "memory": [_peaks(trace, here) for trace in traces]}
 
 
-def least_step(step: Callable[[], Any]) -> float:
+def least_step(step: Callable[[], Any], seconds: float) -> float:
     """Seconds of the fastest step: what else the machine does only ever adds."""
     took: List[float] = []
-    while len(took) < STEPS + 3 or sum(took) < SECONDS:
+    while len(took) < STEPS + 3 or sum(took) < seconds:
         start = time.perf_counter()
         step()
         took.append(time.perf_counter() - start)
@@ -207,29 +224,36 @@ class Row(NamedTuple):
     def memory_error(self) -> float:
         return self.predicted_bytes / self.measured_bytes - 1.0
 
+    @property
+    def work_error(self) -> str:
+        """A collective's measured time is mostly waiting, so there is none of several processes."""
+        return "{:+.1%}".format(self.work[0] / self.work[1] - 1.0) if self.case.processes == 1 else "-"
 
-def predict(folder: str, calibration: Any, profiles: Dict[int, Dict[str, float]], devices: int) -> Any:
+
+def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Result]) -> Any:
     """The simulation of what :func:`run` left in ``folder``."""
     from whale_tf.cluster import Cluster
     from whale_tf.plan import Plan
     from whale_tf.simulator import Options, Simulator, StepGraph
 
     step = StepGraph.parse(os.path.join(folder, "step.json"))
-    for batch, seconds in profiles.items():
-        step = step.measured(batch, seconds)
+    for batch, found in profiles.items():
+        step = step.measured(batch, found["seconds"], found["scratch"])
     plan = Plan.parse(os.path.join(folder, "plan.json"))
-    return Simulator(Cluster.parse("cpu:{}".format(devices)), Options(calibration=calibration)).run_step(plan, step)
+    calibration = calibration.model_copy(update={"cores": case.threads})
+    return Simulator(Cluster.parse(case.cluster), Options(calibration=calibration)).run_step(plan, step)
 
 
 def measured(case: Case, folder: str) -> Result:
-    return ask(__file__, {"what": "run", "model": case.model, "stages": case.stages, "folder": folder,
-                          "rest": [case.devices, case.micro_batches, case.schedule]})  # fmt: skip
+    rest = [case.devices, case.micro_batches, case.schedule, case.processes]
+    return ask(__file__, {"what": "run", "model": case.model, "stages": case.stages, "folder": folder, "rest": rest},
+               case.processes)  # fmt: skip
 
 
-def row_of(case: Case, folder: str, result: Result, calibration: Any, profiles: Dict[int, Dict[str, float]]) -> Row:
+def row_of(case: Case, folder: str, result: Result, calibration: Any, profiles: Dict[int, Result]) -> Row:
     from whale_tf.simulator.program import COMPUTATION
 
-    found = predict(folder, calibration, profiles, case.devices)
+    found = predict(case, folder, calibration, profiles)
     held = [found.program.static_bytes[device].get("parameters", 0.0) for device in found.graph.devices]
     fullest = [max(peak + size for peak, size in zip(peaks, held)) for peaks in result["memory"]]
     seconds = sum(value for value, lane in zip(found.graph.seconds, found.graph.lane) if lane == COMPUTATION)
@@ -245,7 +269,7 @@ def report(console: Console) -> None:
         subprocess.run([sys.executable, "-m", "whale_tf.cli", "calibrate", "-o", path, "--inter-op", str(THREADS)], cwd=ROOT,
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         calibration = Calibration.parse(path)
-        profiles = {model: {batch: ask(__file__, {"what": "profile", "model": model, "batch": batch})["seconds"]
+        profiles = {model: {batch: ask(__file__, {"what": "profile", "model": model, "batch": batch})
                             for batch in PROFILED} for model in MODELS}  # fmt: skip
         rows = [row_of(case, folder, measured(case, folder), calibration, profiles[case.model]) for case in CASES]
     show(console, rows)
@@ -258,7 +282,7 @@ def show(console: Console, rows: Sequence[Row]) -> None:
         times = ["{:.2f}".format(value * 1e3) for value in (row.predicted_s, row.measured_s)]
         sizes = ["{:.2f}".format(value / 1e6) for value in (row.predicted_bytes, row.measured_bytes)]
         cells.append([row.case.model, row.case.title] + times + ["{:+.1%}".format(row.error)] + sizes
-                     + ["{:+.1%}".format(row.memory_error), "{:+.1%}".format(row.work[0] / row.work[1] - 1)])  # fmt: skip
+                     + ["{:+.1%}".format(row.memory_error), row.work_error])  # fmt: skip
     console.print(table("steps of {} plans".format(len(rows)), [
         "model", "plan", "predicted ms", "measured ms", "error", "predicted MB", "measured MB", "error", "all ops"], cells))
     errors = [abs(row.error) for row in rows]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -54,19 +55,41 @@ def session_config(devices: int = 1, inter: int = 0, intra: int = 0) -> Any:
 # -- in the process that asks ------------------------------------------------------------------------------------------
 
 
-def ask(script: str, spec: Spec) -> Result:
+def ask(script: str, spec: Spec, processes: int = 1) -> Result:
     """Runs ``script --worker spec`` and returns what it prints after MARK.
+
+    Args:
+        processes: so many that train together (``TF_CONFIG`` says so); the first one's result counts.
 
     Raises:
         RuntimeError: it failed; with the end of its output.
     """
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT)
-    process = subprocess.run([sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)], env=environment,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
-    for line in process.stdout.splitlines():
+    addresses = ["127.0.0.1:{}".format(port) for port in free_ports(processes)]
+    started = []
+    for rank in range(processes):
+        job = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT,
+                           TF_CONFIG=json.dumps(job) if processes > 1 else "")  # fmt: skip
+        started.append(subprocess.Popen(
+            [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)], env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True))  # fmt: skip
+    outputs = [process.communicate()[0] for process in started]
+    for line in outputs[0].splitlines():
         if line.startswith(MARK):
             return json.loads(line[len(MARK):])
-    raise RuntimeError("no result for {}:\n{}".format(spec, process.stdout[-3000:]))
+    raise RuntimeError("no result for {}:\n{}".format(spec, outputs[0][-3000:]))
+
+
+def free_ports(count: int) -> List[int]:
+    """Ports that nobody listens at."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
 
 
 def rounds(script: str, specs: Sequence[Spec], count: int) -> List[Result]:

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from rich.console import Console
 from scipy.stats import spearmanr
 
+from benchmarks import whale_figures
 from benchmarks.measure import table
 from whale_tf.cluster import Cluster
 from whale_tf.simulator import (
@@ -258,44 +259,6 @@ def largest_bert() -> List[Row]:
     return rows
 
 
-def whale() -> List[Row]:
-    """Whale Figs. 13, 14 and 19 and section 5.3.2."""
-    rows: List[Row] = []
-    for name, paper in (("resnet50-100k", {8: "1.13", 16: "1.66", 32: "2.43"}), ("resnet50-1m", {8: "dp oom"})):
-        for count, text in paper.items():
-            cluster = Cluster.parse("whale-v100:{}".format(count))
-            model = built_in_model(name, 32 * count)
-            plain = simulate(uniform_3d(model, count), cluster)
-            configs = [
-                op_config(range(count), (count, "o" if op.name.startswith("classifier/") and "o" in op.dims else "b"))
-                for op in model.ops
-            ]
-            split = simulate(uniform_3d(model, count)._replace(op_configs=tuple(configs)), cluster)
-            ratio = "dp oom" if plain.oom else "{:.2f}".format(split.samples_per_s / plain.samples_per_s)
-            rows.append((name, count, "hybrid over data parallel", text, ratio))
-    rates = []
-    for nodes in (8, 32):
-        devices = [replica * 8 + stage for stage in range(8) for replica in range(nodes)]
-        strategy = uniform_3d(built_in_model("m6-10b", nodes), nodes, 1, 8, 35, recompute="stage", devices=devices)
-        rates.append(simulate(strategy, Cluster.parse("whale-v100:{}".format(8 * nodes))).samples_per_s)
-    rows.append(("m6-10b", 256, "scaling from 8 to 32 nodes", "91%", "{:.0%}".format(rates[1] / rates[0] / 4)))
-    for name, count, offload in (
-        ("m6-moe-100b", 128, ""),
-        ("m6-moe-1t", 480, ""),
-        ("m6-moe-10t", 512, ""),
-        ("m6-moe-10t", 512, "parameters"),
-    ):
-        strategy = uniform_3d(built_in_model(name, 8 * count), count, recompute="block", offload=offload)
-        result = simulate(strategy, Cluster.parse("whale-v100:{}".format(count)))
-        text = (
-            "oom"
-            if result.oom
-            else "fits, {:.0f} samples/s, {:.1f} GiB".format(result.samples_per_s, max(result.peak_memory_bytes) / GIB)
-        )
-        rows.append((name, count, "offload " + offload if offload else "no offloading", "fits" if offload else "", text))
-    return rows
-
-
 SECTIONS: Dict[str, Tuple[str, Sequence[str], Callable[..., List[Row]]]] = {
     "cost": (
         "Simulation cost in CPU seconds, data parallel on HC2 (Proteus Table VI)",
@@ -319,7 +282,7 @@ SECTIONS: Dict[str, Tuple[str, Sequence[str], Callable[..., List[Row]]]] = {
         ("stages", "paper", "ours", "paper, relative", "ours, relative"),
         largest_bert,
     ),
-    "whale": ("Whale section 5", ("model", "devices", "what", "paper", "ours"), whale),
+    "whale": ("Whale section 5", ("model", "devices", "what", "paper", "ours"), whale_figures.rows),
 }
 
 

@@ -56,6 +56,10 @@ class Auto(_Section):
     auto_parallel: Union[bool, Literal["dapple", "amp", "rhino"]] = Field(
         default=False,
         description="Find the plan: by one search, or with true by all of them, taking the best.")
+    stage_tolerance: float = Field(
+        default=0.2, ge=0,
+        description="By how much of an equal part Rhino's pipeline stages may differ from it so that fewer bytes cross: its "
+        "epsilon.")
     batch_size: Optional[int] = Field(
         default=None, ge=1,
         description="Examples of a mini-batch that the search reckons with. null: what the graph's shapes say, or 32.")
@@ -245,8 +249,9 @@ def _allowed(annotation: Any, minimum: Optional[int]) -> str:
     members = getattr(annotation, "__args__", ())
     if annotation is bool:
         return "true or false"
-    if annotation is int:
-        return "a whole number" if minimum is None else "a whole number of at least {}".format(minimum)
+    if annotation in (int, float):
+        kind = "a whole number" if annotation is int else "a number"
+        return kind if minimum is None else "{} of at least {}".format(kind, minimum)
     if annotation is str:
         return "a name"
     if annotation is type(None):

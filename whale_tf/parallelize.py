@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import time
 from dataclasses import replace
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
@@ -20,26 +21,30 @@ from whale_tf.optimizations.batch_norm import Decomposition, decompose
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble, static_batch
+from whale_tf.planner.auto.choose import Choice
 from whale_tf.planner.auto.settings import (
     batch_to_plan_for,
-    compares_all,
     decision_of,
-    is_faster,
+    may_divide_ops,
     members_of,
+    preferred,
     search_plan,
     specs_of,
     wants_search,
-    with_runners_up,
 )
 from whale_tf.planner.memory import device_peaks
+from whale_tf.planner.result import SearchResult
+from whale_tf.planner.rhino.automatic import NAME as RHINO
+from whale_tf.planner.rhino.automatic import Automatic, plan_of, result_of
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.graph_profile import Source
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded
-from whale_tf.rewrite.shard.automatic import Automatic, contender, is_automatic
-from whale_tf.rewrite.shard.division import carry_out, divide, of_local, whole_division
+from whale_tf.rewrite.shard.automatic import check_automatic, contender
+from whale_tf.rewrite.shard.division import carry_out, divide, initialised, of_local, whole_division
+from whale_tf.rewrite.shard.problem import divided_dims
 from whale_tf.rewrite.shard.variables import DividedVariables
 
 
@@ -113,17 +118,22 @@ def _parallelize(
         return None
     verify(local.graph)
     parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
-    if plan is None and (wants_search(config) or is_automatic(config, plan)) and not local.is_annotated:
+    if plan is None and config.auto.auto_parallel == RHINO and len(cluster.devices) > 1:
+        check_automatic(graph, local, config)
+    is_searched = plan is None and wants_search(config) and not local.is_annotated
+    if is_searched:
         _check_one_process(processes)
+        is_searched = len(cluster.devices) > 1 or config.auto.auto_parallel != RHINO
     division = divide(graph, local, cluster, config, plan, options, parts)
     if division.assignment is not None:
         division = carry_out(graph, division, is_pipeline, plan, sharded)
     captured, (batch, region) = division.captured, _analysed(division.captured, options)
     searched: Optional[_Searched] = None
-    if plan is None and wants_search(config) and not local.is_annotated:
+    if is_searched:
         searched = _best(graph, captured, region, cluster, config)
         if searched.rhino is not None:
-            division = carry_out(graph, whole_division(local, searched.rhino, cluster), False, None, sharded)
+            division = initialised(whole_division(local, searched.rhino, cluster), config.init)
+            division = carry_out(graph, division, False, None, sharded)
             captured, (batch, region) = division.captured, _analysed(division.captured, options)
     if searched is not None and searched.plan is not None:
         captured, region, plan = searched.captured, searched.region, searched.plan
@@ -157,47 +167,79 @@ def _analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
     return batch, find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
 
 
+class Found(NamedTuple):
+    """A plan, as the search told it; ``profile``: the layers it is told in, where these are TaskGraphs."""
+
+    plan: Plan
+    result: SearchResult
+    profile: Optional[ModelProfile] = None
+
+
+def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> Optional[Found]:
+    """What ``auto_parallel`` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
+
+    Raises:
+        ConfigError: the graph is annotated.
+        WhaleError: see :func:`parallelize`.
+    """
+    captured = capture(graph)
+    if not captured.updates:
+        return None
+    verify(captured.graph)
+    if captured.is_annotated:
+        raise ConfigError("the script has annotations ({}), which say how it is divided; remove them to have that searched for"
+                          .format(", ".join(repr(spec.name) for spec in captured.specs)))
+    if config.auto.auto_parallel == RHINO:
+        check_automatic(graph, captured, config)
+    began = time.perf_counter()
+    found = _best(graph, captured, _analysed(captured, Options())[1], cluster, config)
+    seconds = time.perf_counter() - began
+    if found.rhino is not None:
+        plan = plan_of(captured.graph, found.rhino, cluster, _inputs(captured), config.init)
+        return Found(plan, result_of(found.rhino, name, cluster, seconds))
+    assert found.plan is not None and found.choice is not None
+    estimate = found.plan.estimate
+    result = found.choice.result.model_copy(update={
+        "model": name, "search_seconds": seconds, "peak_memory_bytes": estimate.peak_memory_bytes,
+        "runners_up": estimate.runners_up})
+    return Found(found.plan, result, found.choice.profile)
+
+
 class _Searched(NamedTuple):
-    """What the searches found for an un-annotated model: TaskGraphs and their plan, or (``plan`` None) how rhino divides it."""
+    """What the searches found for an un-annotated model: TaskGraphs and their plan, or (``plan`` None) how rhino divides it;
+    ``choice``: the TaskGraphs as the search told them."""
 
     captured: Captured
     region: Region
     plan: Optional[Plan] = None
     rhino: Optional[Automatic] = None
+    choice: Optional[Choice] = None
 
 
 def _best(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> _Searched:
-    """The best plan of TaskGraphs, or under ``auto_parallel: True`` what rhino finds, if that is faster.
+    """The best plan of TaskGraphs, or dividing every op as rhino says, if that is asked for and faster.
 
     Raises:
         InfeasibleError: no search finds a plan that fits.
     """
-    rhino: Union[Automatic, str, None] = None
-    if compares_all(config) and len(cluster.devices) > 1:
-        rhino = contender(graph, captured, cluster, config)
+    divided: Union[Automatic, str, None] = None
+    if may_divide_ops(config) and len(cluster.devices) > 1:
+        divided = contender(graph, captured, divided_dims(region.batch), cluster, config)
     try:
-        staged, description = _searched(graph, captured, region, cluster, config)
+        staged = _searched(graph, captured, region, cluster, config)
     except InfeasibleError as error:
-        if not isinstance(rhino, Automatic):
-            raise
-        reason = "TaskGraphs: no candidate: {}".format(error)
-        return _Searched(captured, region, rhino=rhino._replace(estimate=with_runners_up(rhino.estimate, reason)))
-    assert staged.plan is not None
-    estimate = staged.plan.estimate
-    if isinstance(rhino, Automatic):
-        if is_faster(rhino.estimate, estimate):
-            others = with_runners_up(rhino.estimate, description, *estimate.runners_up)
-            return _Searched(captured, region, rhino=rhino._replace(estimate=others))
-        rhino = rhino.description
-    if rhino is not None:
-        estimate = with_runners_up(estimate, rhino)
-    return staged._replace(plan=staged.plan.model_copy(update={"estimate": estimate}))
+        best = preferred(divided, error)
+    else:
+        assert staged.plan is not None and staged.choice is not None
+        best = preferred(divided, staged.choice.result, staged.plan.estimate)
+        if not isinstance(best, Automatic):
+            return staged._replace(plan=staged.plan.model_copy(update={"estimate": best}))
+    assert isinstance(best, Automatic)
+    return _Searched(captured, region, rhino=best)
 
 
-def _searched(
-    graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config
-) -> Tuple[_Searched, str]:
-    """An un-annotated model divided into TaskGraphs by a search, and its plan, which is also described."""
+def _searched(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> _Searched:
+    """An un-annotated model divided into TaskGraphs by a search, and its plan."""
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
     chain = captured_chain(graph, captured, region, batch)
     choice = search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
@@ -205,7 +247,7 @@ def _searched(
     region = region._replace(task_graph=captured.task_graph)
     plan = assemble(_facts(captured, region), cluster, config, decision_of(choice, cluster, config))
     plan = _with_memory(plan, captured, region._replace(graph=chain.graph), choice.profile)
-    return _Searched(captured, region, plan), choice.result.description
+    return _Searched(captured, region, plan, choice=choice)
 
 
 def _with_memory(plan: Plan, captured: Captured, sized: Region, profile: ModelProfile) -> Plan:

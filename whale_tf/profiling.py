@@ -1,24 +1,31 @@
-"""Model profiles from scripts and model files, for ``whale profile``."""
+"""Profiles and plans of models in scripts and files, for ``whale profile`` and ``whale plan``."""
 
 from __future__ import annotations
 
 import os
 import runpy
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+import time
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Union
 
 from whale_tf import api
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import capture
 from whale_tf.capture.chain import captured_chain
-from whale_tf.capture.model_file import file_chain, read_model_file
+from whale_tf.capture.model_file import file_chain, read_model_file, training_step
+from whale_tf.capture.sizes import sized
 from whale_tf.capture.step import step_graph
+from whale_tf.cluster import Cluster
 from whale_tf.cluster.hardware import device_type
-from whale_tf.errors import PlanError
+from whale_tf.config import Config
+from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.ir.batch_axis import analyse
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
+from whale_tf.parallelize import Found, find_plan
 from whale_tf.planner.assemble import static_batch
+from whale_tf.planner.auto.settings import preferred, search_plan
+from whale_tf.planner.rhino.automatic import Automatic, Question, automatic, plan_of, result_of
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
@@ -70,6 +77,78 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
     return Profiled(observer.profile, observer.step)
 
 
+def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) -> Found:
+    """The plan of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``), found on its op graph.
+
+    Args:
+        search: ``rhino``, or ``auto`` for all searches.
+        batch: examples of a mini-batch.
+
+    Raises:
+        PlanError: no such file, the script trains no graph, or its mini-batches have another size.
+        InfeasibleError: nothing fits.
+    """
+    config = Config({"auto_parallel": True if search == "auto" else search, "auto.batch_size": batch})
+    if path.endswith((".pb", ".meta")):
+        return _file_plan(path, name, cluster, config, batch)
+    planner = _Planner(name, cluster, config)
+    _run_script(path, (), planner)
+    if planner.found is None:
+        raise PlanError(
+            "{!r} ended without finalizing or running a graph with an optimizer's update (tf.compat.v1.train, minimize or "
+            "apply_gradients), so there is nothing to plan".format(path))
+    _check_batch(path, planner.found.result.global_batch, batch)
+    return planner.found
+
+
+class _Planner(api.Observer):
+    """Plans the first training graph."""
+
+    def __init__(self, name: str, cluster: Cluster, config: Config) -> None:
+        self.name, self.cluster, self.config = name, cluster, config
+        self.found: Optional[Found] = None
+
+    def graph(self, graph: tf.Graph) -> None:
+        if self.found is None:
+            self.found = find_plan(graph, self.name, self.cluster, self.config)
+        if self.found is not None:
+            raise _Done()
+
+
+def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: int) -> Found:
+    """Of a model that nobody can run here: its pass forward, and of a MetaGraph the rest of a step."""
+    began = time.perf_counter()
+    model = read_model_file(path)
+    named = {model.ops.tensor_name(tensor): dim for tensor, dim in model.sources.items()}
+    _check_batch(path, static_batch(model.ops, named) or batch, batch)
+    chain = file_chain(model, batch)
+    source = Source(name, model.ops.fingerprint())
+    training_step(model.ops)
+    question = Question(model.ops, sized(model.graph, model.ops, model.sources, batch), batch, named)
+    try:
+        divided: Union[Automatic, str] = automatic(question, cluster)
+    except InfeasibleError as error:
+        divided = "rhino: no candidate: {}".format(error)
+    try:
+        choice = search_plan(chain, source, cluster, config)
+    except InfeasibleError as error:
+        best = preferred(divided, error)
+    else:
+        best = preferred(divided, choice.result)
+        if not isinstance(best, Automatic):
+            result = choice.result.model_copy(update={
+                "search_seconds": time.perf_counter() - began, "runners_up": best.runners_up})
+            return Found(result.to_plan(choice.profile), result, choice.profile)
+    assert isinstance(best, Automatic)
+    return Found(plan_of(model.ops, best, cluster, named), result_of(best, name, cluster, time.perf_counter() - began))
+
+
+def _check_batch(path: str, known: int, batch: int) -> None:
+    if known != batch:
+        raise PlanError("the mini-batches of {!r} have {} examples, the batch to plan for is {}; give {}".format(
+            path, known, batch, known))
+
+
 class _Profiler(api.Observer):
     """Profiles the first training graph; with ``measure`` after it has traced a step."""
 
@@ -110,14 +189,14 @@ class _Profiler(api.Observer):
         if any(name in seconds for name in self._updates):
             self._steps += 1
             if self._steps > WARM_UP_STEPS:
-                self._finish(OpTimes(self.measure, seconds))
+                self._finish(OpTimes(self.measure, seconds), op_scratch(metadata))
         return result
 
-    def _finish(self, times: Optional[OpTimes]) -> None:
+    def _finish(self, times: Optional[OpTimes], scratch: Optional[Dict[str, float]] = None) -> None:
         assert self._chain is not None
         self.profile = graph_profile(self._chain, self._source, measured=times)
         if times is not None and self.step is not None:
-            self.step = self.step.measured(self.step.batch, times.seconds)
+            self.step = self.step.measured(self.step.batch, times.seconds, scratch)
         raise _Done()
 
 
@@ -129,6 +208,12 @@ def op_seconds(metadata: Any) -> Dict[str, float]:
             name = node.node_name.split(":")[0]
             found[name] = found.get(name, 0.0) + executed_s(node)[1]
     return found
+
+
+def op_scratch(metadata: Any) -> Dict[str, float]:
+    """Bytes that every op's kernel took only while it ran (a convolution's rearranged image, say)."""
+    return {node.node_name.split(":")[0]: float(node.memory_stats.temp_memory_size)
+            for device in metadata.step_stats.dev_stats for node in device.node_stats}
 
 
 def _run_script(path: str, arguments: Sequence[str], observer: api.Observer) -> None:

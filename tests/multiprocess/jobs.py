@@ -105,7 +105,8 @@ JOBS: Dict[str, Job] = {
     "float16, gradients beyond its range": Job("huge_gradients", Setting("float32", dataset=True), config=FP16, tolerance=1e-3),
     "float16 in buckets of one": Job("mlp_mean", FED, config=FP16 + (("communication.bucket_bytes", 1),), tolerance=1e-3),
     "loop": Job("while_loop_v1"),
-    "features replicated and the rest split, in each process": Job("momentum", counts=(None, None), split=(1,), devices=2),
+    "features replicated and the rest split, in each process": Job(
+        "momentum", counts=(None, None), split=(1,), devices=2, config=(("init", "sharded"),)),
 }
 
 
@@ -113,7 +114,7 @@ JOBS: Dict[str, Job] = {
 DRIVEN: Dict[str, Job] = {
     "two stages of two devices": Job("clipped_adam", Setting(resource=False), counts=(2, 2), devices=2, micro_batches=2),
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
-    "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2),
+    "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2, config=(("init", "sharded"),)),
     "stages across, replicas within": Job("momentum", counts=(1, 1), devices=2, micro_batches=2, config=(ACROSS,)),
     "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
 }

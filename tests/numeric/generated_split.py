@@ -148,7 +148,8 @@ def models(draw: Any) -> Model:
     nested = draw(st.sampled_from([1, 1, 2])) if sum(map(abs, counts)) <= MAX_DEVICES // 2 else 1
     micro_batches = draw(st.sampled_from([1, 1, 2, 3]))
     force = draw(st.sampled_from(_forces(blocks)))
-    config: Dict[str, Any] = {"num_micro_batch": micro_batches, "variables": draw(st.sampled_from(["auto", "mirrored"]))}
+    config: Dict[str, Any] = {"num_micro_batch": micro_batches, "variables": draw(st.sampled_from(["auto", "mirrored"])),
+                              "init": draw(st.sampled_from(["exact", "sharded"]))}
     if force is not None and counts[-1] < 0:
         config["patterns.force"] = force
     needed = sum(map(abs, counts))

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from models.optimizers import Adafactor, Lamb
 from tests.numeric.cases import CASES, SYNCHRONISED, Case, Inputs, cross_entropy, layer, minimised, rng
 from tests.numeric.equality import Outcome, run_script
 from tests.numeric.script import Arrays, Script, Setting, Stages, dense, weight
@@ -45,6 +46,17 @@ def run_split(case: Case, setting: Setting, split: Split, plan: Optional[Any] = 
 
 def find(name: str) -> Case:
     return {**CASES, **SYNCHRONISED, **SPLIT_CASES}[name]
+
+
+OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
+    "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: tf.train.MomentumOptimizer(0.05, 0.9, use_nesterov=True),
+    "adam": lambda: tf.train.AdamOptimizer(0.01, epsilon=1e-4),
+    "adagrad": lambda: tf.train.AdagradOptimizer(0.1),
+    "adafactor": lambda: Adafactor(0.1, epsilon1=1e-8),  # what is zero but for rounding must not be scaled up
+    "lamb": lambda: Lamb(0.02, epsilon=1e-4),
+    "rmsprop": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5, epsilon=1e-3),
+}
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -118,17 +130,19 @@ def _transformer(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     return Script([[optimizer.apply_gradients(zip(clipped, variables))]], {"loss": loss, "norm": norm}, {"logits": logits})
 
 
-def _experts(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+def _experts(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Script]:
     """A mixture of four experts with soft gates: every label of the einsums but the batch's can be divided."""
-    def mix(x: tf.Tensor) -> tf.Tensor:
-        gates = tf.nn.softmax(dense(x, 4, "gates"))
-        routed = tf.einsum("be,bd->ebd", gates, x)
-        hidden = tf.nn.relu(tf.einsum("ebd,edh->ebh", routed, weight("up", [4, WIDTH, 6], dtype)))
-        return tf.einsum("ebh,ehd->bd", hidden, weight("down", [4, 6, WIDTH], dtype))
+    def build(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+        def mix(x: tf.Tensor) -> tf.Tensor:
+            gates = tf.nn.softmax(dense(x, 4, "gates"))
+            routed = tf.einsum("be,bd->ebd", gates, x)
+            hidden = tf.nn.relu(tf.einsum("ebd,edh->ebh", routed, weight("up", [4, WIDTH, 6], dtype)))
+            return tf.einsum("ebh,ehd->bd", hidden, weight("down", [4, 6, WIDTH], dtype))
 
-    logits = stages.run([mix, layer("classes", CLASSES, tf.identity)], inputs["x"])
-    return minimised(tf.train.AdamOptimizer(0.01, epsilon=1e-4), tf.reduce_mean(cross_entropy(inputs, logits)),
-                     {"logits": logits})
+        logits = stages.run([mix, layer("classes", CLASSES, tf.identity)], inputs["x"])
+        return minimised(optimizer(), tf.reduce_mean(cross_entropy(inputs, logits)), {"logits": logits})
+
+    return build
 
 
 def _masked(inputs: Inputs, stages: Stages, dtype: str) -> Script:
@@ -139,15 +153,6 @@ def _masked(inputs: Inputs, stages: Stages, dtype: str) -> Script:
 
     rows = stages.run([layer("features", WIDTH), head], inputs["x"])
     return minimised(OPTIMIZERS["adam"](), tf.reduce_mean(rows), {})
-
-
-OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
-    "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
-    "momentum": lambda: tf.train.MomentumOptimizer(0.05, 0.9, use_nesterov=True),
-    "adam": lambda: tf.train.AdamOptimizer(0.01, epsilon=1e-4),
-    "adagrad": lambda: tf.train.AdagradOptimizer(0.1),
-    "rmsprop": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.5, epsilon=1e-3),
-}
 
 
 def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Script]:
@@ -165,8 +170,8 @@ def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Scrip
 
 SPLIT_CASES: Dict[str, Case] = {
     "transformer": Case(_sequences, _transformer),
-    "experts": Case(_vectors, _experts),
     "masked": Case(_vectors, _masked),
+    **{"experts_" + name: Case(_vectors, _experts(OPTIMIZERS[name])) for name in ("adam", "adafactor", "lamb")},
     "dense_labels": Case(_vectors, _classifier(OPTIMIZERS["sgd"], True)),
     **{"classifier_" + name: Case(_vectors, _classifier(make, False)) for name, make in OPTIMIZERS.items()},
     **{"look_up_" + name: Case(_sequences, _look_up(make)) for name, make in OPTIMIZERS.items()},

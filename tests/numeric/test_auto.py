@@ -63,7 +63,7 @@ def with_slow_memory(count: int) -> Dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["classifier_adam", "experts"])
+@pytest.mark.parametrize("name", ["classifier_adam", "experts_adam"])
 def test_all_searches_and_rhino_is_the_fastest(name: str) -> None:
     plan = check_split_auto(name, with_slow_memory(2))
     assert plan.estimate.search == "rhino" and len(plan.task_graphs) == 1 and set(plan.shards.values()) - {"once"}

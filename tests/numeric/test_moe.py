@@ -1,15 +1,17 @@
 """Mixtures of experts (models/moe.py): replicated but for the experts, which ``wh.split`` divides (Whale's Example 5)."""
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, Dict, List, Tuple
 
 import pytest
 import tensorflow.compat.v1 as tf
 
+import whale_tf as wh
 from models import layers, moe
 from tests.numeric.cases import Case, Inputs, rng
-from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, run_local
+from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, run_local, run_script
 from tests.numeric.script import Arrays, Script, Setting, Stages
 from tests.numeric.split import Ran, Split, run_split
 
@@ -134,6 +136,38 @@ def test_gates_inside_the_split(setting: Setting) -> None:
                          ids=str)
 def test_datasets(setting: Setting) -> None:
     check(case(1, 4), Split(hybrid(2), 4, (("cluster.colocate_split_and_replicate", True),)), setting, 2)
+
+
+@pytest.mark.slow
+def test_a_default_strategy_around_experts() -> None:
+    """Example 5: ops before and after the experts are one TaskGraph."""
+    model = case(2, 5, 2)
+
+    def build(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+        wh.set_default_strategy(wh.replicate(wh.total_gpus()))
+        return model.build(inputs, stages, dtype)
+
+    wh.init(cluster="cpu:3")
+    try:
+        split = functools.partial(wh.split, 3)
+        scopes = [contextlib.nullcontext, split, contextlib.nullcontext, split, contextlib.nullcontext]
+        outcome = run_script(model._replace(build=build), FEDS, Stages(scopes), 1, 1)
+        assert [task.name for task in wh.current_plan().task_graphs] == [
+            "default", "split_1", "split_2", "split_1/batch", "split_2/batch"]
+    finally:
+        wh.shutdown()
+    assert_equal(outcome, local(model, FEDS), TOLERANCE["float64"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [(5, 3), (1, 2)], ids=["as the others", "unlike the others"])
+def test_uneven_shares_of_the_batch(beside: Tuple[int, int]) -> None:
+    """Devices of unequal speed: the batch part of the ``split`` TaskGraph may even be cut elsewhere."""
+    split = Split(hybrid(2), 2)
+    plan = check(case(1, 4), split).plan
+    task_graphs = [task.model_copy(update={"slices": None if task.strategy == "split" else (5, 3)}) for task in plan.task_graphs]
+    task_graphs[3] = task_graphs[3].model_copy(update={"slices": beside})
+    check(case(1, 4), split, plan=plan.model_copy(update={"task_graphs": tuple(task_graphs)}))
 
 
 @pytest.mark.slow

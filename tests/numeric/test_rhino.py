@@ -24,11 +24,11 @@ FEDS = Setting()
 REFERENCES = Setting(resource=False)
 
 
-def slow_devices(count: int) -> Dict[str, Any]:
-    """CPU devices that compute so slowly that dividing a tiny model pays."""
+def slow_devices(count: int, link_gbytes_per_s: float = 1.0) -> Dict[str, Any]:
+    """CPU devices that compute so slowly that dividing a tiny model pays; over slow links, only into stages."""
     kind = {"kind": "CPU", "memory_gib": 4, "fp32": 1e6, "fp64": 1e6, "memory_bandwidth_bytes_per_s": 1e9}
     return {"name": "slow", "device_types": {"slow": kind}, "nodes": [
-        {"devices": ["slow"] * count, "links": {"local": {"bandwidth_gbytes_per_s": 1, "latency_s": 1e-7}}}]}
+        {"devices": ["slow"] * count, "links": {"local": {"bandwidth_gbytes_per_s": link_gbytes_per_s, "latency_s": 1e-7}}}]}
 
 
 @functools.lru_cache(maxsize=None)
@@ -36,12 +36,12 @@ def local(name: str, setting: Setting) -> Outcome:
     return run_local(find(name), setting)
 
 
-def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, **config: Any) -> Plan:
+def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, cluster: Any = None, **config: Any) -> Plan:
     """The case as the search divides it equals the local script; returns the plan."""
     case = find(name)
     keys = {key.replace("__", "."): value for key, value in config.items()}
     wh.init(dict({"auto_parallel": "rhino"} if plan is None else {}, **dict(keys, **(case.config or {}))),
-            cluster=slow_devices(count), plan=plan)
+            cluster=cluster or slow_devices(count), plan=plan)
     try:
         found = run_script(case, setting, Stages(), 1, 1)
         ran, explained = wh.current_plan(), wh.explain()
@@ -53,7 +53,7 @@ def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, **co
 
 
 CASES: Tuple[str, ...] = ("mlp_sum", "clipped_adam", "sum_with_l2", "transformer", "sparse_embedding", "convolution", "gan",
-                          "experts", "weighted_loss")
+                          "experts_adafactor", "classifier_lamb", "weighted_loss")
 
 
 @pytest.mark.slow

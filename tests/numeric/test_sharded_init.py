@@ -131,6 +131,22 @@ def test_nested_replicas_start_equal() -> None:
 
 
 @pytest.mark.slow
+def test_an_initializer_that_is_built_after_the_rewrite() -> None:
+    wh.init({"init": "sharded"}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            with wh.split(2):
+                x, loss = model(EXACT["uniform"], "float32", (functools.partial(tf.name_scope, None),))
+            update = tf.train.AdamOptimizer(0.01).minimize(loss)
+            wh.parallelize()
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                assert np.isfinite(session.run([loss, update], {x: np.ones([2, 5, 5, 7])})[0])
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.slow
 def test_a_plan_says_how_values_are_made() -> None:
     plan = run(EXACT["uniform"], 2).plan
     assert plan.init == "sharded"

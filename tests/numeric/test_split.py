@@ -93,7 +93,22 @@ def test_convolution_by_channel(case: str) -> None:
 
 @pytest.mark.slow
 def test_mixture_of_experts() -> None:
-    assert "stack" in check("experts", (-2,), 2).values()
+    assert "stack" in check("experts_adam", (-2,), 2).values()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case,count,force,setting", [
+    ("classifier_adafactor", 2, {"classes": "column", "features": "row"}, FEDS),
+    ("classifier_adafactor", 3, {"classes": "row", "features": "column"}, REFERENCES),
+    ("classifier_lamb", 2, {"classes": "row", "features": "column"}, REFERENCES),
+    ("classifier_lamb", 3, {"classes": "column", "features": "row"}, FEDS),
+    ("experts_adafactor", 3, None, FEDS),
+    ("experts_adafactor", 2, "column", REFERENCES),
+    ("experts_lamb", 3, "row", FEDS),
+], ids=str)
+def test_moments_over_a_divided_dimension_and_norms_over_shards(case: str, count: int, force: Any, setting: Setting) -> None:
+    """Adafactor's row and column means (of square matrices, too, and of stacks of matrices), LAMB's trust ratios."""
+    assert check(case, (-count,), count, setting, patterns__force=force)
 
 
 @pytest.mark.slow
@@ -133,6 +148,7 @@ HYBRIDS: Dict[str, Tuple[str, Tuple[int, ...], int, Dict[str, Any]]] = {
     "pipeline, replicate and split": ("transformer", (2, -2), 4, {"num_micro_batch": 2}),
     "micro-batches": ("transformer", (-2,), 2, {"num_micro_batch": 4}),
     "nested": ("transformer", (-2,), 4, {}),
+    "nested, factored moments": ("classifier_adafactor", (1, -2), 6, {"num_micro_batch": 2}),
     "nested pipeline": ("look_up_adam", (-2, 1), 6, {"num_micro_batch": 2}),
 }
 

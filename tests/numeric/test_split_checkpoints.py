@@ -135,3 +135,32 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Any) -> None:
     with model(3, only="kernel") as ran:
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)\[12,10\].*\[12,11\]"):
             ran.saver.restore(ran.session, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("init", ["exact", "sharded"])
+def test_a_monitored_session_resumes(init: str, tmp_path: Any) -> None:
+    """Its graph is final before it runs, and its hooks save; another plan takes over after two steps."""
+    def train(count: int, steps: int, directory: str) -> np.ndarray:
+        if count:
+            wh.init({"patterns.force": "column", "init": init}, cluster="cpu:{}".format(count))
+        try:
+            with tf.Graph().as_default(), tf.variable_scope("", use_resource=True):
+                tf.set_random_seed(3)
+                with wh.split(count) if count else contextlib.nullcontext():
+                    kernel = tf.get_variable("kernel", [WIDTH, CLASSES], tf.float64)
+                    y = tf.matmul(tf.ones([2, WIDTH], tf.float64), kernel)
+                update = tf.train.AdamOptimizer(0.01).minimize(
+                    tf.reduce_mean(tf.square(y)), tf.train.get_or_create_global_step())
+                hooks = [tf.train.CheckpointSaverHook(directory, save_steps=2)] if directory else []
+                with tf.train.MonitoredTrainingSession(checkpoint_dir=directory or None, save_checkpoint_steps=None,
+                                                       save_checkpoint_secs=None, hooks=hooks) as session:
+                    for _ in range(steps):
+                        session.run(update)
+                    return session.run(kernel)
+        finally:
+            wh.shutdown()
+
+    directory = str(tmp_path)
+    train(3, 2, directory)
+    np.testing.assert_allclose(train(2, 2, directory), train(0, 4, ""), 1e-12)

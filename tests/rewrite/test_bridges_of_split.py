@@ -5,6 +5,7 @@ the same rewrite without it: a gather on the first device of the ``split`` TaskG
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Callable, NamedTuple, Set
 
@@ -13,16 +14,17 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from models import layers, moe, resnet
-from tests.rewrite.crossing import crossing_bytes, reached
+from tests.rewrite.crossing import between_task_graphs, crossing_bytes, reached, to_gradient_sums
 from whale_tf.rewrite.shard import division
 from whale_tf.rewrite.shard.values import Values
 
 
 class Built(NamedTuple):
-    """``bytes``: crossing in a step, without inputs and the sums of replicas' gradients; ``bridged``: elements of the tensors
-    that are put together from parts."""
+    """``bytes``: between TaskGraphs in a step; ``gradients``: bytes to sums of replicas' gradients; ``bridged``: elements of
+    tensors that are put together from parts."""
 
     bytes: int
+    gradients: int
     bridged: Set[int]
     patterns: Set[str]
 
@@ -38,7 +40,8 @@ def built(build: Build, count: int, force: Any = None) -> Built:
             plan = wh.parallelize()
             ops = reached(graph, update)
             bridged = {op.outputs[0].shape.num_elements() for op in ops if op.type == "ConcatV2"}
-            return Built(crossing_bytes(ops, without=["whale/input/", "whale/sync/"]), bridged, set(plan.shards.values()))
+            return Built(crossing_bytes(ops, between_task_graphs), crossing_bytes(ops, to_gradient_sums), bridged,
+                         set(plan.shards.values()))
     finally:
         wh.shutdown()
 
@@ -147,3 +150,21 @@ def test_classes_divided_by_column_sum_gradients_over_examples(count: int, unfus
     exchanged = after.bytes - 2 * features * (count - 1)  # numbers per example, of the loss over divided classes
     assert 0 < exchanged <= 4 * batch * 8 * (count - 1)
     assert before.bytes - after.bytes >= features * (count - 1) // count
+
+
+@pytest.mark.slow
+def test_gradients_of_a_hundred_thousand_classes_are_not_synchronised() -> None:
+    """ResNet-50 of Whale's section 5.1.2, two devices: 89.7% of data parallelism's gradient bytes are the classifier's."""
+    config = dataclasses.replace(resnet.ResnetConfig.resnet50(), classes=100000)
+
+    def build(is_hybrid: bool, count: int) -> tf.Tensor:
+        inputs = resnet.inputs(config, 2 * count)
+        with wh.replicate(count, name="features"):
+            features = resnet.features(inputs.images, config)
+        with wh.split(count) if is_hybrid else wh.replicate(count, name="features"):
+            return layers.mean_cross_entropy(resnet.classifier(features, config), inputs.labels)
+
+    hybrid, replicated = (built(functools.partial(build, is_hybrid), 2) for is_hybrid in (True, False))
+    assert hybrid.patterns == {"column", "class_sharded"}
+    assert 1 - hybrid.gradients / replicated.gradients == pytest.approx(0.897, abs=0.001)
+    assert replicated.bytes == 0 and hybrid.bytes < 0.01 * hybrid.gradients

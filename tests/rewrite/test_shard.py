@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from models.optimizers import Adafactor
 from tests.rewrite.crossing import crossing_bytes, reached
 
 
@@ -100,3 +101,32 @@ def test_a_column_and_a_row_exchange_nothing_in_between() -> None:
             assert crossing_bytes(reached(graph, update)) == 2 * 8 * 6 * 4
     finally:
         wh.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern,divided,whole", [("column", "columns", "rows"), ("row", "rows", "columns")])
+def test_factored_moments_follow_the_dimension_they_are_of(pattern: str, divided: str, whole: str) -> None:
+    """Of a square matrix: the moments of the divided dimension are divided with it; of the others, terms of a mean go to the
+    first device, and the mean to the other.  Nothing else of the update but scalars changes devices."""
+    wh.init({"patterns.force": pattern}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
+            x = tf.placeholder("float32", [4, 16])
+            with wh.split(2):
+                y = tf.matmul(x, tf.get_variable("kernel", [16, 16]))
+            update = Adafactor().minimize(tf.reduce_sum(tf.square(y)))
+            wh.parallelize()
+            ops = reached(graph, update)
+            shapes = {op.name: tf.TensorShape(op.get_attr("shape")).as_list() for op in ops
+                      if op.type == "VarHandleOp" and "Adafactor" in op.name}
+            assert shapes == {"kernel/Adafactor/" + whole: [16], "shards/0/kernel/Adafactor/" + divided: [8],
+                              "shards/1/kernel/Adafactor/" + divided: [8]}
+            sent = {(tensor.name, place(op)): tensor.shape.num_elements() for op in ops if "Adafactor/update" in op.name
+                    for tensor in op.inputs if tensor.dtype.is_floating and place(op) != place(tensor.op)}
+            assert sorted(size for size in sent.values() if size > 1) == [16, 16], sent
+    finally:
+        wh.shutdown()
+
+
+def place(op: tf.Operation) -> str:
+    return op.device[-5:] or "CPU:0"

@@ -9,7 +9,7 @@ import pytest
 from tests.simulator.test_calibration import GIVEN
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
-from whale_tf.plan import Plan, TaskGraphPlan
+from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
 from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepOp, StepTensor, StepVariable, interpolated_from_zero
 
@@ -45,7 +45,8 @@ def step(**seconds: float) -> StepGraph:
     times = {one.name: ((BATCH, seconds.get(one.name, 1.0)),) for one in ops}
     times.update({name: ((BATCH / 2, value[0][1] / 2), value[0]) for name, value in times.items() if "update" not in name})
     variables = (StepVariable("a", 0, 0, 8 * KB), StepVariable("b", 1, 0, 8 * KB))
-    return StepGraph("hand", "f", BATCH, "fp32", False, ops, variables, times)
+    gradients = (("b", 3, 0), ("a", 4, 0))
+    return StepGraph("hand", "f", BATCH, "fp32", False, ops, variables, gradients, times)
 
 
 def plan(*rows: Sequence[int], micro_batches: int = 1, schedule: str = "backward_first", names: Any = None) -> Plan:
@@ -120,6 +121,22 @@ def test_processes_have_cores_of_their_own() -> None:
     links = {"processes": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 1e15}}
     apart = played(plan([0, 1], names=ONE), step(), cores=1, cluster="8xcpu:1", communicators=links).step_time_s
     assert apart < 0.7 * here
+
+
+@pytest.mark.parametrize("buckets, messages", [((("b", "a"),), 1), ((("b",), ("a",)), 2)])
+def test_gradients_go_between_processes_in_the_plan_s_buckets(buckets: Any, messages: int) -> None:
+    one = plan([0, 1], names=ONE)
+    tasks = (one.task_graphs[0].model_copy(update={"devices": ((0,), (1,))}),)
+    sync = GradientPlan(task_graph=0, backend="collective", buckets=buckets)
+    apart = one.model_copy(update={
+        "num_devices": 2, "num_model_replicas": 2, "task_graphs": tasks, "gradients": (sync,), "processes": ((0,), (1,))})
+    slow = {"processes": {"alpha_s": 1.0, "bandwidth_bytes_per_s": 8 * KB}}
+    found = played(apart, step(), cores=1, cluster="2xcpu:1", communicators=slow)
+    reduced = [event for event in trace_of(found).events if event.kind == "all_reduce" and event.device == 0]
+    assert len(reduced) == messages
+    # a ring of two: two steps, half of the bytes in each; 8 KB in all, two messages share the link one after the other
+    assert sum(event.duration_s for event in reduced) == pytest.approx(2.0 * messages + 1.0)
+    assert found.samples == 2 * BATCH
 
 
 @pytest.mark.parametrize("batch, seconds", [(4, 2.0), (8, 3.0), (6, 2.5), (16, 5.0), (2, 1.5), (1, 1.25)])

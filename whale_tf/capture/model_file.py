@@ -20,10 +20,11 @@ from whale_tf.errors import GraphError, PlanError
 from whale_tf.ir.batch_axis import analyse, find_sources
 from whale_tf.ir.graph import OpGraph, Phase, Shape
 from whale_tf.ir.region import Region, find_region
-from whale_tf.profiler.chain import SAME_BUFFER, VARIABLES, Chain, chain_of
+from whale_tf.profiler.chain import SAME_BUFFER, VARIABLES, Chain, chain_of, needed_by_updates
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes
 
 _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
+_UPDATE = re.compile(r"^(Resource)?(Sparse)?Apply[A-Za-z0-9]+$")
 _INPUT = re.compile(r"^Placeholder|^Iterator|OneShotIterator|Dataset|Queue|HashTable|Reader")
 
 
@@ -66,6 +67,17 @@ def file_chain(model: ModelFile, batch: int) -> Chain:
     kept = [sum(tensor_bytes(ops, t) for op in segment if op.type not in SAME_BUFFER for t in op.outputs) for segment in made]
     return chain._replace(activation_bytes=np.array(kept, dtype=float), backward_flops=2 * chain.forward_flops,
                           traffic_bytes=3 * chain.traffic_bytes, launches=3 * chain.launches)
+
+
+def training_step(ops: OpGraph) -> None:
+    """Give the ops of a model file the phases of a training step, if it holds one: updates, and what else these need."""
+    for op in ops.ops:
+        if op.phase is Phase.OTHER and _UPDATE.match(op.type):
+            op.phase = Phase.APPLY
+    needed = needed_by_updates(ops)
+    for op in ops.ops:
+        if op.phase is Phase.OTHER and op.id in needed and op.type not in VARIABLES:
+            op.phase = Phase.BACKWARD
 
 
 def _forward(ops: OpGraph) -> FrozenSet[int]:

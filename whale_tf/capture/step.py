@@ -48,7 +48,10 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
             tuple(_tensor(region, graph, t, runs) for t in op.outputs), cost.flops, cost.bytes, cost.is_contraction,
             _takes_over(op, graph)))  # fmt: skip
     pulls = any(graph.producer(t).type.startswith("Iterator") for t in captured.sources)
-    return StepGraph(name, fingerprint, batch, precision_of(graph), pulls, tuple(rows), _variables(captured, graph, home))
+    gradients = tuple((graph.ops[variable].name, numbers[graph.tensors[tensor].op], graph.tensors[tensor].index)
+                      for tensor, variable in captured.gradients if graph.tensors[tensor].op in numbers)  # fmt: skip
+    return StepGraph(name, fingerprint, batch, precision_of(graph), pulls, tuple(rows), _variables(captured, graph, home),
+                     gradients)  # fmt: skip
 
 
 def _update_ops(captured: Captured, graph: OpGraph) -> Set[int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import typer
 from rich.console import Console
@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from whale_tf.cluster import BUILTIN, Cluster
-from whale_tf.errors import WhaleError
+from whale_tf.errors import PlanError, WhaleError
 from whale_tf.plan import Plan
-from whale_tf.planner.explain import explain_plan
+from whale_tf.planner.auto.choose import Request, choose
+from whale_tf.planner.explain import explain_plan, patterns_table
 from whale_tf.planner.result import SearchResult
-from whale_tf.planner.search import METHODS, search
+from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
 
 GIB = float(1 << 30)
@@ -27,7 +28,7 @@ def plan(
         None, help="model profile: a built-in name or a JSON file; or what `whale profile` takes (.py, .pb, .meta)"),
     cluster: Optional[str] = typer.Option(None, help="a built-in name, a JSON file, or a short form such as 2xV100-32GB:8"),
     global_batch: Optional[int] = typer.Option(None, help="samples of one training step"),
-    search_method: str = typer.Option("dapple", "--search", help=", ".join(METHODS)),
+    search_method: str = typer.Option("dapple", "--search", help=", ".join([*METHODS, *ON_GRAPHS])),
     recompute: Optional[bool] = typer.Option(None, "--recompute/--no-recompute",
                                              help="recompute activations (default: only if nothing fits without)"),
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the plan to this file"),
@@ -41,27 +42,58 @@ def plan(
     if model is None or cluster is None or global_batch is None:
         raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
     try:
-        profile, machines = _profile(model, global_batch), Cluster.parse(cluster)
+        machines = Cluster.parse(cluster)
         with Console(stderr=True).status("searching ({})".format(search_method)):
-            found = search(profile, machines, global_batch, search_method, recompute)
+            found = _search(model, machines, global_batch, search_method, recompute)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
-                handle.write(found.to_plan(profile).to_json() + "\n")
+                handle.write((found.plan or found.result.to_plan(_profile_of(found))).to_json() + "\n")
     except (WhaleError, OSError) as error:
         typer.echo("error: {}".format(error), err=True)
         raise typer.Exit(1)
     if as_json:
-        typer.echo(found.to_json())
+        typer.echo(found.result.to_json())
     else:
-        _show(found, profile, machines)
+        _show(found, machines)
 
 
-def _profile(model: str, global_batch: int) -> ModelProfile:
-    if not model.endswith((".py", ".pb", ".meta")):
-        return ModelProfile.parse(model)
-    from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; built-in profiles do without
+class Answer(NamedTuple):
+    """What a search found.  ``plan`` None: it follows from the profile; ``profile`` None: every op is divided."""
 
-    return profile_model(model, [], global_batch, os.path.splitext(os.path.basename(model))[0]).profile
+    result: SearchResult
+    profile: Optional[ModelProfile]
+    plan: Optional[Plan] = None
+
+
+def _profile_of(found: Answer) -> ModelProfile:
+    assert found.profile is not None
+    return found.profile
+
+
+def _search(model: str, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool]) -> Answer:
+    """Raises:
+    PlanError: unknown search, or one that does not go with the model or the options.
+    """
+    name, kind = os.path.splitext(os.path.basename(model))
+    is_graph = kind in (".py", ".pb", ".meta")
+    if method in ON_GRAPHS and recompute:
+        raise PlanError("search {!r} does not recompute activations; leave --recompute out".format(method))
+    if is_graph:
+        from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do without
+
+        if method in ON_GRAPHS:
+            planned = plan_model(model, name, cluster, method, global_batch)
+            return Answer(planned.result, planned.profile, planned.plan)
+        profile = profile_model(model, [], global_batch, name).profile
+    else:
+        profile = ModelProfile.parse(model)
+    if method == "rhino":
+        raise PlanError("search 'rhino' reads an op graph, and {!r} is a profile of layers; give a script (.py), a frozen model "
+                        "(.pb) or a MetaGraph (.meta), or use --search auto".format(model))
+    if method == "auto":
+        choice = choose(profile, profile, cluster, Request("all", None, None, global_batch))
+        return Answer(choice.result, choice.profile)
+    return Answer(search(profile, cluster, global_batch, method, recompute), profile)
 
 
 def explain(path: str = typer.Argument(..., metavar="PLAN", help="a plan file")) -> None:
@@ -117,7 +149,7 @@ def _short(value: Any) -> str:
 
 
 def _list(as_json: bool) -> None:
-    names = {"models": list(builtin_names()), "clusters": list(BUILTIN), "searches": list(METHODS)}
+    names = {"models": list(builtin_names()), "clusters": list(BUILTIN), "searches": [*METHODS, *ON_GRAPHS]}
     if as_json:
         typer.echo(json.dumps(names))
         return
@@ -131,16 +163,30 @@ def _list(as_json: bool) -> None:
     for name, row in BUILTIN.items():
         clusters.add_row(name, row.source)
     searches = Table("search", "what it does")
-    for name, method in METHODS.items():
-        searches.add_row(name, method.summary)
+    for name, summary in [*((name, method.summary) for name, method in METHODS.items()), *ON_GRAPHS.items()]:
+        searches.add_row(name, summary)
     for table in (models, clusters, searches):
         console.print(table)
 
 
-def _show(found: SearchResult, profile: ModelProfile, cluster: Cluster) -> None:
-    console = Console()
+def _show(answer: Answer, cluster: Cluster) -> None:
+    console, found = Console(), answer.result
     console.print("[bold]{}[/bold] on {} with a batch of {}: {}".format(
         found.model, found.cluster, found.global_batch, found.description))
+    if answer.profile is not None:
+        console.print(_stages(found, answer.profile))
+    elif answer.plan is not None:
+        console.print(patterns_table(answer.plan.shards))
+    for row in picture(found, cluster):
+        console.print(row)
+    console.print(", ".join(_facts(found)))
+    runners = Table("", "plan")
+    for place, text in enumerate((found.description, *found.runners_up), 1):
+        runners.add_row(str(place), text)
+    console.print(runners)
+
+
+def _stages(found: SearchResult, profile: ModelProfile) -> Table:
     table = Table("stage", "layers", "devices", "replicas", "warm-up", "parameters", "peak memory")
     for number, stage in enumerate(found.stages):
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]
@@ -149,9 +195,10 @@ def _show(found: SearchResult, profile: ModelProfile, cluster: Cluster) -> None:
             str(number), "{}-{} ({} to {})".format(stage.first_layer, stage.last_layer, layers[0].name, layers[-1].name),
             _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), "{:,.0f}M".format(size / 4e6),
             "{:.1f} GiB".format(max(found.peak_memory_bytes[device] for device in stage.all_devices) / GIB))
-    console.print(table)
-    for row in picture(found, cluster):
-        console.print(row)
+    return table
+
+
+def _facts(found: SearchResult) -> List[str]:
     facts = ["{} micro-batch{}".format(found.micro_batches, "es" if found.micro_batches > 1 else "")]
     if found.model_replicas > 1:
         facts.append("{} model replicas".format(found.model_replicas))
@@ -160,12 +207,9 @@ def _show(found: SearchResult, profile: ModelProfile, cluster: Cluster) -> None:
             found.warmup_policy, found.activation_communication_ratio or 0.0))
     if found.recompute:
         facts.append("activations recomputed")
-    facts.append("searched in {:.2f} s".format(found.search_seconds))
-    console.print(", ".join(facts))
-    runners = Table("", "plan")
-    for place, text in enumerate((found.description, *found.runners_up), 1):
-        runners.add_row(str(place), text)
-    console.print(runners)
+    return facts + [
+        "at most {:.2f} GiB on a device".format(max(found.peak_memory_bytes) / GIB),
+        "searched in {:.2f} s".format(found.search_seconds)]
 
 
 def picture(found: SearchResult, cluster: Cluster) -> List[Text]:

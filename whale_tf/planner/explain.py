@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import List, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +36,8 @@ def explain_plan(
         console.print(_shards(assignment.choices))
         for line in _undivided(plan, assignment):
             console.print(line, highlight=False, markup=False)
+    elif plan.shards:
+        console.print(patterns_table(plan.shards))
     if plan.bridges:
         console.print(_bridges(plan))
     if plan.gradients:
@@ -111,6 +113,17 @@ def _undivided(plan: Plan, assignment: Assignment) -> List[str]:
             lines.append("{}: the first device computes {} forward op(s) for all: {}.".format(
                 plan.task_graphs[number].name, len(names), ", ".join(names[:SHOWN]) + (", ..." if names[SHOWN:] else "")))
     return lines
+
+
+def patterns_table(shards: Mapping[str, str]) -> Table:
+    """How many ops take each sharding pattern, and some of them."""
+    table = Table(title="Sharding patterns", title_justify="left")
+    for heading in ("pattern", "ops", "such as"):
+        table.add_column(heading, overflow="fold")
+    for pattern in sorted(set(shards.values())):
+        names = [op for op, taken in shards.items() if taken == pattern]
+        table.add_row(pattern, str(len(names)), ", ".join(names[:3]))
+    return table
 
 
 def _short(names: Sequence[str]) -> str:

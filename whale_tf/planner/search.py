@@ -41,6 +41,13 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+# Searches that are not of a profile alone: summary.
+ON_GRAPHS: Mapping[str, str] = {
+    "rhino": "every op divided, or a pipeline, on the op graph of a script, .pb or .meta (Rhino)",
+    "auto": "all of them, scored by one simulation, and the best taken",
+}
+
+
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
            recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10,
            micro_batches: Optional[int] = None) -> SearchResult:
@@ -61,6 +68,9 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         InfeasibleError: nothing fits; the message says the smallest memory that would.
     """
     profile, cluster = ModelProfile.parse(profile), Cluster.parse(cluster)
+    if method in ON_GRAPHS:
+        raise PlanError("search {!r} ({}) takes more than a profile; use `whale plan`, or auto.auto_parallel".format(
+            method, ON_GRAPHS[method]))
     if method not in METHODS:
         raise PlanError("there is no search {!r}; there are {}.{}".format(
             method, ", ".join(METHODS), did_you_mean(method, METHODS)))

@@ -7,7 +7,7 @@ collective each, and in updates.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.simulator.configs import (
@@ -15,7 +15,6 @@ from whale_tf.simulator.configs import (
     OpConfig,
     TensorAxis,
     TensorConfig,
-    coordinates,
     fractions,
     op_fractions,
     tensor_config,
@@ -31,6 +30,7 @@ from whale_tf.simulator.program import (
     Buffer,
     Instruction,
     Parts,
+    equal_parts,
 )
 from whale_tf.simulator.strategy_tree import Strategy, parameter_uses, sharded_over_replicas
 from whale_tf.simulator.transformation import SEND_RECV, Communication, host_copy, transformation
@@ -411,21 +411,10 @@ class Compiler:
             for first in parts.first
         )
 
-    def parts_of(self, config) -> Parts:  # type: ignore[no-untyped-def]  # OpConfig or TensorConfig
-        """Classes of equal parts: same device type, same place along every axis with unequal slices."""
+    def parts_of(self, config: Union[OpConfig, TensorConfig]) -> Parts:
         key = (config.devices, config.axes)
         if key not in self._parts:
-            unequal = [i for i, axis in enumerate(config.axes) if axis.slices is not None]
-            points = coordinates(tuple(axis.degree for axis in config.axes))
-            numbers: Dict[Tuple, int] = {}
-            kinds, first = [], []
-            for position, device in enumerate(config.devices):
-                what = (self.cluster.devices[device].type,) + tuple(points[position][i] for i in unequal)
-                if what not in numbers:
-                    numbers[what] = len(numbers)
-                    first.append(position)
-                kinds.append(numbers[what])
-            self._parts[key] = Parts(config.devices, tuple(kinds), tuple(first))
+            self._parts[key] = equal_parts(config, [self.cluster.devices[device].type for device in config.devices])
         return self._parts[key]
 
 

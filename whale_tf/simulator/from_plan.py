@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import Plan, TaskGraphPlan
@@ -106,7 +106,8 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
     Raises:
         PlanError: the plan is for another graph.
     """
-    own = plan.num_model_replicas if plan.nested_batch == "own" and step.pulls else 1
+    apart = len(plan.processes) if plan.processes and not plan.spans_processes else 1  # each feeds a mini-batch of its own
+    own = plan.num_model_replicas if plan.nested_batch == "own" and step.pulls else apart
     examples = step.batch * own / float(plan.num_micro_batch)
     model = _model_of(step, examples)
     configs: List[OpConfig] = []
@@ -119,7 +120,7 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
             devices = tuple(one[row.shard] for one in task.devices)
             config = checked_config(op, OpConfig(devices, (OpAxis(len(devices), "b"),) if len(devices) > 1 else ()))
         if task.variables == "shared" and row.runs != PER_MICRO_BATCH:
-            config = OpConfig(config.devices[:1], ())  # once, where the variables are
+            config = _once_a_process(plan, config.devices)
         configs.append(config)
     groups = sorted(device_groups(homes), key=lambda group: min(step.ops[number].task_graph for number in group[0]))
     stages = tuple(
@@ -130,6 +131,13 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
         model, tuple(configs), plan.num_micro_batch, plan.schedule, stages, ("",) * len(model.ops),
         micro_batch_slices=plan.micro_batch_slices)  # fmt: skip
     return strategy, examples
+
+
+def _once_a_process(plan: Plan, devices: Sequence[int]) -> OpConfig:
+    """On the first device of each process, where the variables are that its replicas share."""
+    owners = plan.processes if plan.processes and not plan.spans_processes else (tuple(devices),)
+    first = tuple(min((d for d in devices if d in owned), key=devices.index) for owned in owners if set(owned) & set(devices))
+    return OpConfig(first, (OpAxis(len(first), None),) if len(first) > 1 else ())
 
 
 def _model_of(step: StepGraph, examples: float) -> ModelGraph:

@@ -6,8 +6,9 @@ instruction stands for all devices of its config, a block for all micro-batches.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
+from whale_tf.simulator.configs import OpAxis, OpConfig, TensorAxis, TensorConfig, coordinates
 from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.transformation import Group
 
@@ -30,6 +31,23 @@ class Parts(NamedTuple):
     devices: Tuple[int, ...]
     kind: Tuple[int, ...]
     first: Tuple[int, ...]
+
+
+def equal_parts(config: Union[OpConfig, TensorConfig], types: Sequence[str]) -> Parts:
+    """Classes of equal parts: same device type, same place along every axis with unequal slices."""
+    axes: List[Union[OpAxis, TensorAxis]] = [*config.axes]
+    unequal = [i for i, axis in enumerate(axes) if axis.slices is not None]
+    points = coordinates(tuple(axis.degree for axis in axes)) if unequal else ()
+    numbers: Dict[Tuple, int] = {}
+    kinds: List[int] = []
+    first: List[int] = []
+    for position, kind in enumerate(types):
+        what = (kind,) + tuple(points[position][i] for i in unequal)
+        if what not in numbers:
+            numbers[what] = len(numbers)
+            first.append(position)
+        kinds.append(numbers[what])
+    return Parts(config.devices, tuple(kinds), tuple(first))
 
 
 class Instruction:

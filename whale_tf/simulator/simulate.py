@@ -111,7 +111,8 @@ class Simulator:
         options = self.options
         strategy, examples = strategy_of_step(plan, step)
         estimator = OpEstimator(strategy.model, options.efficiency, None, True, options.calibration)
-        program = StepCompiler(strategy, step, self.cluster, estimator, examples).run()
+        buckets = [bucket for gradients in plan.gradients for bucket in gradients.buckets]
+        program = StepCompiler(strategy, step, self.cluster, estimator, examples, buckets).run()
         unfolder = Unfolder(program, Collapse(program, self.cluster, self.network, False), self.network)
         result = self._simulate(strategy, program, unfolder, time.process_time() - began)
         if options.calibration is None:

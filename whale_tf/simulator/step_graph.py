@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.errors import PlanError
 from whale_tf.plan import Plan
-from whale_tf.simulator.calibration import interpolated
+from whale_tf.simulator.calibration import Points, interpolated
 
 VERSION = 1
 PER_MICRO_BATCH, PER_STEP, UPDATES = "micro-batch", "step", "update"
@@ -71,6 +71,8 @@ class StepGraph(NamedTuple):
     batch: examples of the mini-batch that shapes and costs are of.
     pulls: whether examples come from an input pipeline, so that model replicas may take mini-batches of their own.
     ops: in a topological order.
+    gradients: (variable, op number, which of its outputs) of every gradient.
+    scratch: op of the local script -> (batch, bytes its kernel takes while it runs), by batch.
     seconds: op of the local script -> (batch, seconds) of one run, by batch.  Ops that no traced run had (folded, fused into
         others) are missing here: they cost nothing.
     """
@@ -82,23 +84,28 @@ class StepGraph(NamedTuple):
     pulls: bool
     ops: Tuple[StepOp, ...]
     variables: Tuple[StepVariable, ...]
-    seconds: Mapping[str, Tuple[Tuple[float, float], ...]] = {}
+    gradients: Tuple[Tuple[str, int, int], ...] = ()
+    seconds: Mapping[str, Points] = {}
+    scratch: Mapping[str, Points] = {}
 
-    def measured(self, batch: float, seconds: Mapping[str, float]) -> StepGraph:
-        """With the times of another traced run, of a mini-batch of ``batch``."""
-        table = {name: dict(points) for name, points in self.seconds.items()}
-        for name, value in seconds.items():
-            table.setdefault(name, {})[float(batch)] = value
-        return self._replace(seconds={name: tuple(sorted(points.items())) for name, points in table.items()})
+    def measured(self, batch: float, seconds: Mapping[str, float], scratch: Optional[Mapping[str, float]] = None) -> StepGraph:
+        """With what another traced run measured, of a mini-batch of ``batch``."""
+        return self._replace(
+            seconds=_merged(self.seconds, {name: ((float(batch), value),) for name, value in seconds.items()}),
+            scratch=_merged(self.scratch, {name: ((float(batch), value),) for name, value in (scratch or {}).items() if value}),
+        )
 
     def and_times_of(self, other: StepGraph) -> StepGraph:
         """The other recording of the same graph, with the times of this one beside its own; another graph's are dropped."""
         if self.fingerprint != other.fingerprint:
             return other
-        merged = {name: dict(points) for name, points in self.seconds.items()}
-        for name, points in other.seconds.items():
-            merged.setdefault(name, {}).update(points)
-        return other._replace(seconds={name: tuple(sorted(points.items())) for name, points in merged.items()})
+        return other._replace(
+            seconds=_merged(self.seconds, other.seconds), scratch=_merged(self.scratch, other.scratch))
+
+    def scratch_of(self, op: StepOp, batch: float) -> float:
+        """Bytes that an undivided op's kernel takes while it runs, for ``batch`` examples."""
+        points = self.scratch.get(op.origin)
+        return interpolated_from_zero(points, batch) if points else 0.0
 
     def time_of(self, op: StepOp, batch: float) -> Optional[float]:
         """Measured seconds of an undivided op for ``batch`` examples; None: no traced run had it."""
@@ -111,7 +118,8 @@ class StepGraph(NamedTuple):
         rows = [json.dumps(op) for op in self.ops]
         head = {"version": VERSION, "name": self.name, "fingerprint": self.fingerprint, "batch": self.batch,
                 "precision": self.precision, "pulls": self.pulls,
-                "variables": self.variables, "seconds": self.seconds}  # fmt: skip
+                "variables": self.variables, "gradients": self.gradients,
+                "seconds": self.seconds, "scratch": self.scratch}  # fmt: skip
         return "{},\n \"ops\": [\n  {}\n ]\n}}\n".format(json.dumps(head)[:-1], ",\n  ".join(rows))
 
     @classmethod
@@ -134,7 +142,15 @@ class StepGraph(NamedTuple):
             raise PlanError("{} is not what `whale profile --ops` writes: {}: {}".format(origin, type(error).__name__, error))
 
 
-def interpolated_from_zero(points: Tuple[Tuple[float, float], ...], batch: float) -> float:
+def _merged(one: Mapping[str, Points], other: Mapping[str, Points]) -> Dict[str, Points]:
+    """Both tables' points; those of ``other`` where both have the same batch."""
+    table = {name: dict(points) for name, points in one.items()}
+    for name, points in other.items():
+        table.setdefault(name, {}).update(points)
+    return {name: tuple(sorted(points.items())) for name, points in table.items()}
+
+
+def interpolated_from_zero(points: Points, batch: float) -> float:
     """Linear between measured batches; below the smallest and above the largest along the nearest two, but no less than in
     proportion to the batch below."""
     if len(points) == 1 or points[0][0] <= batch <= points[-1][0]:
@@ -157,10 +173,14 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
         for source, output in op.inputs:
             if not 0 <= source < number or not 0 <= output < len(ops[source].outputs):
                 raise ValueError("op {!r} reads output {} of op {}, which is not before it".format(op.name, output, source))
-    seconds = {name: tuple((float(b), float(s)) for b, s in points) for name, points in data["seconds"].items()}
+    seconds, scratch = (
+        {name: tuple((float(batch), float(value)) for batch, value in points) for name, points in data[key].items()}
+        for key in ("seconds", "scratch")
+    )
     variables = tuple(StepVariable(*row) for row in data["variables"])
+    gradients = tuple((name, int(op), int(output)) for name, op, output in data["gradients"])
     return StepGraph(data["name"], data["fingerprint"], int(data["batch"]), data["precision"], bool(data["pulls"]), ops,
-                     variables, seconds)  # fmt: skip
+                     variables, gradients, seconds, scratch)  # fmt: skip
 
 
 def under(graph: StepGraph, plan: Plan) -> StepGraph:

@@ -90,6 +90,19 @@ def test_tensors_are_sent_once_for_all_who_need_them() -> None:
     assert once not in first.needs
 
 
+def test_model_replicas_sum_their_gradients() -> None:
+    """Nothing is divided inside: each replica is as one device, then a gradient is sent, added up and sent back."""
+    graph = Network(64, [1000, 2000]).graph
+    gradient = graph.tensor("gradients/layer_0/W")
+    alone = executed_seconds(graph, nothing_divided(settled={gradient: once}), machines(1))
+    size = 4 * 1000 * 2000
+    adding = LAUNCH_S + 3 * size / MEMORY
+    both = executed_seconds(graph, nothing_divided(settled={gradient: once}), machines(2), 2)
+    assert both == pytest.approx(alone + 2 * (LATENCY + size / LINK) + adding)
+    assert executed_seconds(graph, nothing_divided(), machines(2), 2) == pytest.approx(
+        executed_seconds(graph, nothing_divided(), machines(1)))
+
+
 def test_dividing_pays_where_arithmetic_is_slow_and_not_where_links_are() -> None:
     graph = Network(4096, [256, 256, 256]).graph
     divided = assignment_of(search(graph, machines(4), shapes=[(4,)]))

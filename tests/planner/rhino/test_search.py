@@ -80,6 +80,8 @@ def test_solvers_agree_on_networks(batch: int, cluster: Cluster) -> None:
     assert exact.is_optimal and program.is_optimal and exact.cost == program.cost
     coarse = solve_segments(problem, problem.costs)
     assert exact.cost <= coarse.cost == problem.costs.score(coarse.choice) < IMPOSSIBLE
+    again = solve_segments(problem, problem.costs, rounds=3)
+    assert exact.cost <= again.cost <= coarse.cost <= 1.5 * exact.cost
 
 
 def test_critical_nodes_are_the_contractions_of_the_backbone() -> None:
@@ -197,6 +199,25 @@ def test_two_dimensions_divide_one_after_the_other() -> None:
         1e-12 * (outer.problem.communication(outer.solution.choice) + inner.solution.cost))
     whole = sum(problem_bytes for problem_bytes in (2 * 4.0 * 1024 * 4096,) * 2)
     assert whole / 16 <= answer.stored_bytes <= whole
+
+
+def test_model_replicas_divide_the_examples_and_the_rest_is_divided_inside() -> None:
+    network = Network(64, [512, 2048, 512])
+    graph = network.graph
+    examples = {t: 0 for t, tensor in enumerate(graph.tensors) if tensor.shape and tensor.shape[0] == 64}
+    gradients = frozenset(graph.tensor("gradients/layer_{}/W".format(i)) for i in (0, 1))
+    answer = search(graph, Cluster.parse("rhino-m8"), shapes=[(2, 8)], batch=examples, gradients=gradients)
+    (level,) = answer.levels
+    view = level.problem.shapes.view(graph.op("layer_0/MatMul"))
+    assert view.shape(graph.tensor("layer_0/MatMul")) == (32, 2048)
+    assert answer.patterns("layer_0/MatMul") == ("column",) and answer.patterns("layer_1/MatMul") == ("row",)
+    problem, choice = level.problem, level.solution.choice
+    assert not any(spread.is_shard and spread.dim == 0 for name in ("layer_0/MatMul", "layer_1/MatMul", "layer_0/Relu")
+                   for spread in problem.strategy(graph.op(name).id, choice).gives)
+    alone = search(graph, Cluster.parse("rhino-m8"), shapes=[(2, 8)], batch=examples)
+    across = rings(Cluster.parse("rhino-m8"), (2, 8))[0]
+    sums = 2 * across.seconds(2, 4 * 512 * 2048 / 8 / 2)  # two gradients, an eighth of each on a device
+    assert answer.seconds == pytest.approx(alone.seconds + sums, rel=1e-3)
 
 
 def test_best_mesh_is_taken_and_the_others_are_named() -> None:

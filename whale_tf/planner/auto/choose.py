@@ -7,7 +7,7 @@ memory is taken, of those within 1% the one with the fewest stages.
 from __future__ import annotations
 
 import time
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
@@ -28,6 +28,8 @@ from whale_tf.simulator import (
 )
 
 MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
+SEARCHES: Mapping[str, Tuple[str, ...]] = {  # of a profile, by method
+    "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ()}
 SCORED = 3  # candidates of each number of stages that are simulated
 TIE = 1.01
 
@@ -36,7 +38,8 @@ class Request(NamedTuple):
     """What is to be searched.
 
     Attributes:
-        method: ``auto`` (stages of one device each), ``dapple``, ``amp``, or ``all`` of them and data parallelism.
+        method: ``auto`` (stages of one device each), ``dapple``, ``amp``, ``rhino`` (whose pipelines are given), or ``all`` of
+            them and data parallelism.
         num_stages: None: chosen.
         micro_batches: of one model replica; None: chosen.
         global_batch: examples of one step.
@@ -57,12 +60,13 @@ class Choice(NamedTuple):
     profile: ModelProfile
 
 
-def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request) -> Choice:
+def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, more: Sequence[Choice] = ()) -> Choice:
     """The best plan for a model.
 
     Args:
         layers: the model cut between repeated blocks.
         pieces: the same model cut finer.
+        more: candidates that others found.
 
     Raises:
         InfeasibleError: nothing fits in memory, or there are more stages than ops.
@@ -72,7 +76,7 @@ def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request
     if request.num_stages is not None and request.num_stages > len(pieces.layers):
         raise InfeasibleError("num_task_graph is {}, but {!r} can be cut into at most {} parts; use at most that many".format(
             request.num_stages, pieces.name, len(pieces.layers)))
-    found = _candidates(layers, pieces, cluster, request)
+    found = list(more) + _candidates(layers, pieces, cluster, request, bool(more))
     scored = ranked([simulated(choice, cluster, request.balance) for choice in _distinct(found)])
     best = scored[0]
     if not best.result.fits:
@@ -83,7 +87,7 @@ def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request
     return Choice(result, best.profile)
 
 
-def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request) -> List[Choice]:
+def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, has_more: bool) -> List[Choice]:
     found: List[Choice] = []
     errors: List[PlanError] = []
     for count in _stage_counts(pieces, cluster, request):
@@ -92,14 +96,16 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
         except InfeasibleError as error:
             errors.append(error)
     if request.num_stages is None:
-        names = {"all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",)}.get(request.method, (request.method,))
+        names = SEARCHES.get(request.method, (request.method,))
         for name in names:
             try:
                 found.append(Choice(_searched(layers, cluster, request, name), layers))
             except InfeasibleError as error:
                 errors.append(error)
-    if not found:
-        raise errors[0]
+    if not found and not has_more:
+        raise errors[0] if errors else InfeasibleError(
+            "{!r} finds no pipeline of {!r} on {} devices with mini-batches of {} examples; use a number of devices and a batch "
+            "with common divisors".format(request.method, layers.name, len(cluster), request.global_batch))
     return found
 
 
@@ -108,7 +114,8 @@ def _distinct(choices: Sequence[Choice]) -> List[Choice]:
     found: Dict[object, Choice] = {}
     for choice in choices:
         result = choice.result
-        found.setdefault((result.stages, result.micro_batches, len(choice.profile.layers)), choice)
+        layers = tuple((layer.ops[:1], len(layer.ops)) for layer in choice.profile.layers)
+        found.setdefault((result.stages, result.micro_batches, layers), choice)
     return list(found.values())
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError
+from whale_tf.errors import ConfigError, InfeasibleError
 from whale_tf.plan import Estimate
 from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import TIE, Choice, Request, choose, with_slices
+from whale_tf.planner.result import SearchResult
+from whale_tf.planner.rhino.automatic import NAME as RHINO
+from whale_tf.planner.rhino.automatic import Automatic
+from whale_tf.planner.rhino.stages import pipelines
 from whale_tf.planner.search import RUNNERS_UP
 from whale_tf.profiler.blocks import fine_starts
 from whale_tf.profiler.chain import Chain
@@ -20,14 +24,13 @@ MAX_PIECES = 256  # places to cut that the exact partition looks at
 
 
 def wants_search(config: Config) -> bool:
-    """Whether an un-annotated model is to be divided into TaskGraphs automatically (``rhino`` divides its ops instead)."""
-    search = config.auto.auto_parallel
-    return search != "rhino" and (bool(search) or config.pipeline.num_stages is not None)
+    """Whether an un-annotated model is to be divided automatically."""
+    return bool(config.auto.auto_parallel) or config.pipeline.num_stages is not None
 
 
-def compares_all(config: Config) -> bool:
-    """Whether every search is asked (``rhino``, too), and the best answer taken."""
-    return config.auto.auto_parallel is True and config.pipeline.num_stages is None
+def may_divide_ops(config: Config) -> bool:
+    """Whether dividing every op (Rhino's SPMD) is a candidate beside TaskGraphs."""
+    return config.auto.auto_parallel == RHINO or (config.auto.auto_parallel is True and config.pipeline.num_stages is None)
 
 
 def batch_to_plan_for(config: Config, cluster: Cluster, static: Optional[int]) -> int:
@@ -67,8 +70,12 @@ def search_plan(chain: Chain, source: Source, cluster: Cluster, config: Config) 
             "cluster.device_place_prefer_intra_node is false, but auto_parallel and num_task_graph choose devices themselves; "
             "leave it out, or annotate the model"
         )
+    request, more = request_of(config, chain.batch), []  # type: Request, List[Choice]
+    if request.method in ("all", RHINO):
+        found = pipelines(chain, source, cluster, request.global_batch, request.micro_batches, config.auto.stage_tolerance)
+        more = [Choice(pipeline.result, pipeline.profile) for pipeline in found]
     pieces = profile_of(chain.merged(fine_starts(chain, MAX_PIECES)), source)
-    return choose(graph_profile(chain, source), pieces, cluster, request_of(config, chain.batch))
+    return choose(graph_profile(chain, source), pieces, cluster, request, more)
 
 
 def members_of(choice: Choice) -> List[Tuple[str, ...]]:
@@ -102,9 +109,37 @@ def decision_of(choice: Choice, cluster: Cluster, config: Config) -> Decision:
         slices=tuple(task.slices for task in plan.task_graphs))
 
 
-def is_faster(rhino: Estimate, staged: Estimate) -> bool:
-    """Whether dividing ops is worth it beside the best plan of TaskGraphs; both were played on the described cluster."""
-    return staged.latency_s is not None and rhino.latency_s is not None and rhino.latency_s * TIE < staged.latency_s
+def preferred(
+    divided: Union[Automatic, str, None], staged: Union[SearchResult, InfeasibleError], estimate: Optional[Estimate] = None
+) -> Union[Automatic, Estimate]:
+    """The better of dividing every op and the best plan of TaskGraphs, both played on the described cluster, with the other among
+    its runners-up; dividing has to gain 1%.
+
+    Args:
+        divided: a str: why it is no candidate; None: it was not asked for.
+        estimate: the staged plan's, where more is known of it than ``staged`` says.
+
+    Raises:
+        InfeasibleError: neither fits.
+    """
+    if isinstance(staged, InfeasibleError):
+        if not isinstance(divided, Automatic):
+            raise staged
+        return _with(divided, *divided.estimate.runners_up, "TaskGraphs: no candidate: {}".format(staged))
+    known = estimate or Estimate(
+        search=staged.search, global_batch=staged.global_batch, latency_s=staged.latency_s,
+        peak_memory_bytes=staged.peak_memory_bytes, runners_up=staged.runners_up)
+    if isinstance(divided, Automatic):
+        assert divided.estimate.latency_s is not None
+        if divided.estimate.latency_s * TIE < staged.latency_s:
+            own = divided.estimate.runners_up
+            return _with(divided, staged.description, *own, *staged.runners_up)
+        divided = divided.description
+    return known if divided is None else with_runners_up(known, divided)
+
+
+def _with(found: Automatic, *others: str) -> Automatic:
+    return found._replace(estimate=with_runners_up(found.estimate.model_copy(update={"runners_up": ()}), *others))
 
 
 def with_runners_up(estimate: Estimate, *first: str) -> Estimate:

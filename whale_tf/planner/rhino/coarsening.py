@@ -2,10 +2,13 @@
 
 With one unit of time for each op, ops whose earliest and latest start agree are the backbone; the contractions and
 convolutions on it are the *critical nodes*, and what lies between two of them is a *segment*.  Each segment is solved for every
-pair of strategies of its two ends, without the edges that leave it; dynamic programming along the chain chooses the critical
-nodes' strategies.  With those given, the rest is solved as a whole again: it is exact but for the critical nodes.  Where time
-goes into exchanges that cross segments (weights to their gradients), the ends are chosen blindly and the answer can be several
-times worse than the whole graph's, which elimination finds as fast: O2 is here for comparison.
+pair of strategies of its two ends; dynamic programming along the chain chooses the critical nodes' strategies.  With those given,
+the rest is solved as a whole again: it is exact but for the critical nodes.
+
+Edges that leave a segment go from forward ops and weights to the backward pass.  Left out, products of the backward pass are
+chosen as if whole weights and whole gradients cost nothing (up to 83% worse).  So the far ends of these edges are taken to have
+the strategies that compute fastest, which are divided ones, and in a second try to be whole; the better answer counts, and
+further ``rounds`` start from it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from whale_tf.patterns.strategy import CONTRACTIONS, CONVOLUTIONS
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import MAX_ENTRIES, Elimination, eliminate
 from whale_tf.planner.rhino.problem import Problem
+
+Edge = Tuple[int, int]
 
 
 class Coarse(NamedTuple):
@@ -71,39 +76,77 @@ def coarsen(problem: Problem) -> Coarse:
     return Coarse(critical, segment, len(graph.ops))
 
 
-def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_ENTRIES) -> Solution:
+def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_ENTRIES, rounds: int = 0) -> Solution:
     """O2.  ``lower_bound`` is trivial: nothing is proven.
 
     Args:
         costs: the problem's, or what was made of them.
+        rounds: how often the segments are solved again, with the edges that leave them priced by the answer so far, while that
+            helps.
 
     Raises:
         TableTooLarge
     """
-    coarse = coarsen(problem)
-    nodes = [problem.node_of[op] for op in coarse.critical]
-    place = {node: i for i, node in enumerate(nodes)}
-    inside: List[List[int]] = [[] for _ in range(len(nodes) + 1)]
-    for node, number in enumerate(coarse.segment):
-        if node not in place:
-            inside[number].append(node)
-    edges = _edges_inside(costs, coarse, place)
-    chain = _copy(costs, nodes)
-    for number, members in enumerate(inside):
-        ends = [i for i in (number - 1, number) if 0 <= i < len(nodes)]
-        _add_segment(costs, chain, [nodes[i] for i in ends] + members, ends, edges[number], max_entries)
-    decided = Elimination(chain)
-    decided.fold(None, (), max_entries)
-    found = decided.complete({})
-    work = Elimination(costs, fixed={node: found[i] for i, node in enumerate(nodes)})
-    work.fold()
-    work.drop_dead_ends()
-    work.fold(None, (), max_entries)
-    choice = work.complete({})
-    cost = costs.score(choice)
-    if cost >= IMPOSSIBLE:  # the ends do not go together once all edges count
+    segments = _Segments(problem, costs)
+    arrays = costs.tables.arrays
+    divided = [int(arrays[table].argmin()) for table in costs.nodes]
+    best = min((segments.solve(guess, max_entries) for guess in (divided, [0] * len(divided))), key=lambda found: found.cost)
+    for _ in range(rounds):
+        found = segments.solve(best.choice, max_entries)
+        if found.cost >= best.cost:
+            break
+        best = found
+    if best.cost >= IMPOSSIBLE:  # the ends do not go together once all edges count
         return eliminate(costs, max_entries)
-    return Solution(choice, cost, min(0, cost), "segments")
+    return best
+
+
+class _Segments:
+    """A problem cut at its critical nodes."""
+
+    def __init__(self, problem: Problem, costs: CostGraph) -> None:
+        self._costs = costs
+        coarse = coarsen(problem)
+        self._nodes = [problem.node_of[op] for op in coarse.critical]
+        place = {node: i for i, node in enumerate(self._nodes)}
+        self._inside: List[List[int]] = [[] for _ in range(len(self._nodes) + 1)]
+        for node, number in enumerate(coarse.segment):
+            if node not in place:
+                self._inside[number].append(node)
+        self._edges, self._crossing = _edges_of(costs, coarse, place)
+
+    def solve(self, guess: Sequence[int], max_entries: int) -> Solution:
+        """The critical nodes by dynamic programming along the chain, then all else as a whole.
+
+        Args:
+            guess: strategies that the far ends of edges which leave a segment are taken to have.
+        """
+        costs, nodes = self._costs, self._nodes
+        assumed = costs.adjusted(self._assumed(guess))
+        chain = _copy(assumed, nodes)
+        for number, members in enumerate(self._inside):
+            ends = [i for i in (number - 1, number) if 0 <= i < len(nodes)]
+            _add_segment(assumed, chain, [nodes[i] for i in ends] + members, ends, self._edges[number], max_entries)
+        decided = Elimination(chain)
+        decided.fold(None, (), max_entries)
+        found = decided.complete({})
+        work = Elimination(costs, fixed={node: found[i] for i, node in enumerate(nodes)})
+        work.fold()
+        work.drop_dead_ends()
+        work.fold(None, (), max_entries)
+        choice = work.complete({})
+        cost = costs.score(choice)
+        return Solution(choice, cost, min(0, cost), "segments")
+
+    def _assumed(self, guess: Sequence[int]) -> Dict[int, List[int]]:
+        """What the edges that leave segments cost their nodes."""
+        arrays = self._costs.tables.arrays
+        extra: Dict[int, np.ndarray] = {}
+        for u, v in self._crossing:
+            table = arrays[self._costs.edges[u, v]]
+            for node, row in ((u, table[:, guess[v]]), (v, table[guess[u]])):
+                extra[node] = np.minimum(extra.get(node, 0) + row, IMPOSSIBLE)
+        return {node: row.tolist() for node, row in extra.items()}
 
 
 def _copy(costs: CostGraph, nodes: Sequence[int]) -> CostGraph:
@@ -114,15 +157,18 @@ def _copy(costs: CostGraph, nodes: Sequence[int]) -> CostGraph:
     return other
 
 
-def _edges_inside(costs: CostGraph, coarse: Coarse, place: Mapping[int, int]) -> List[List[Tuple[int, int]]]:
-    """Edges of each segment: between its nodes, and between them and its ends."""
-    found: List[List[Tuple[int, int]]] = [[] for _ in range(len(place) + 1)]
+def _edges_of(costs: CostGraph, coarse: Coarse, place: Mapping[int, int]) -> Tuple[List[List[Edge]], List[Edge]]:
+    """Edges of each segment (between its nodes, and between them and its ends), and those that leave their segment."""
+    found: List[List[Edge]] = [[] for _ in range(len(place) + 1)]
+    crossing: List[Edge] = []
     for u, v in costs.edges:
         numbers = [({place[node], place[node] + 1} if node in place else {coarse.segment[node]}) for node in (u, v)]
         common = numbers[0] & numbers[1]
         if common:
             found[max(common)].append((u, v))
-    return found
+        else:
+            crossing.append((u, v))
+    return found, crossing
 
 
 def _add_segment(costs: CostGraph, chain: CostGraph, nodes: Sequence[int], ends: Sequence[int],

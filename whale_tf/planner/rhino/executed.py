@@ -9,6 +9,8 @@ layout is one communication between the devices concerned, and constants are eve
     once -> shard       it sends each device its part          partial -> shard      each device gets its part of every term
     once -> everywhere  it sends the whole to each             shard -> everywhere   every device gets all parts
 
+Model replicas do so side by side, each with its part of the mini-batch; a gradient is summed over them on one device, in turns.
+
 Ops take what the layers of a profile take (:mod:`whale_tf.profiler.op_time`), so that the time is comparable with a simulated
 plan of TaskGraphs.
 """
@@ -17,26 +19,18 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
-
 from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.patterns.spread import EACH, EVERYWHERE, ONCE, Spread, once
 from whale_tf.patterns.strategy import LINEAR, SIZES, Sizes, stored_shape
 from whale_tf.planner.rhino.scope import find_scope
+from whale_tf.planner.rhino.tasks import START, Tasks
 from whale_tf.planner.rhino.work import item_bytes
 from whale_tf.planner.sharding import Assignment
 from whale_tf.profiler.op_cost import OpCost, op_costs
 from whale_tf.profiler.op_time import op_seconds
-from whale_tf.simulator.buffers import BufferRows
-from whale_tf.simulator.engine import run
-from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
-from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION, FEATURE
-from whale_tf.simulator.simulate import Options, gamma_of
-from whale_tf.simulator.transformation import SEND_RECV, Group, Pair
 
-Tasks = Tuple[int, ...]  # one for each device; -1: there from the start
+Parts = Tuple[int, ...]  # the task that makes each device's part
 FIRST = 0
 
 
@@ -44,57 +38,65 @@ class Value(NamedTuple):
     """Where a tensor is: its spread, and the task that makes each device's part (of ``once`` a single one)."""
 
     spread: Spread
-    tasks: Tasks
+    tasks: Parts
 
 
-def executed_seconds(graph: OpGraph, assignment: Assignment, cluster: Cluster) -> float:
+def executed_seconds(graph: OpGraph, assignment: Assignment, cluster: Cluster, replicas: int = 1) -> float:
     """Seconds of a step.
 
     Args:
-        graph: with static shapes.
-        assignment: of one TaskGraph over all devices of the cluster.
+        graph: with the static shapes of one model replica's part of a mini-batch.
+        assignment: of one TaskGraph over the devices of a model replica.
+        replicas: model replicas, on neighbouring devices each.
     """
-    return _Execution(graph, assignment, cluster).run()
+    tasks, count = Tasks(cluster), len(cluster) // replicas
+    rows = [list(range(r * count, (r + 1) * count)) for r in range(replicas)]
+    executions = [_Execution(graph, assignment, tasks, row) for row in rows]
+    turn = 0
+    for op in executions[0].scope.ops:
+        for execution in executions:
+            execution.op(graph.ops[op])
+        for tensor in graph.ops[op].outputs if replicas > 1 else ():
+            if tensor in assignment.settled:
+                _sum_over_replicas(tensor, executions, turn % replicas)
+                turn += 1
+    return tasks.makespan()
+
+
+def _sum_over_replicas(tensor: int, executions: Sequence[_Execution], turn: int) -> None:
+    """Every part of a gradient is sent to the device of one replica, added up, and sent back."""
+    spread = executions[0].values[tensor].spread
+    size, tasks = executions[0].bytes(tensor), executions[0].tasks
+    made: List[List[int]] = [list(execution.values[tensor].tasks) for execution in executions]
+    for part in range(len(made[0])):
+        amount = size * _share(spread, part)
+        devices = [execution.row[part] for execution in executions]
+        root = devices[turn]
+        there = tasks.send(amount, [(device, root, 1.0) for device in devices if device != root], [row[part] for row in made])
+        total = tasks.compute(root, executions[turn].adding(part, amount * (len(devices) + 1)), [there])
+        back = tasks.send(amount, [(root, device, 1.0) for device in devices if device != root], [total])
+        for number, row in enumerate(made):
+            row[part] = total if number == turn else back
+    for execution, row in zip(executions, made):
+        execution.values[tensor] = Value(spread, tuple(row))
 
 
 class _Execution:
-    """Tasks in the graph's order."""
+    """One model replica: its ops in the graph's order, on the devices ``row``."""
 
-    def __init__(self, graph: OpGraph, assignment: Assignment, cluster: Cluster) -> None:
-        self.graph, self.assignment, self.cluster = graph, assignment, cluster
-        self.count = len(cluster)
+    def __init__(self, graph: OpGraph, assignment: Assignment, tasks: Tasks, row: Sequence[int]) -> None:
+        self.graph, self.assignment, self.tasks, self.row = graph, assignment, tasks, row
+        self.count = len(row)
         self.scope = find_scope(graph, gradients=frozenset(assignment.settled))
         self.costs = op_costs(graph)
         self.view = Sizes(graph)
-        self.network = Network(cluster)
         self.values: Dict[int, Value] = {}
-        self._made: Dict[Tuple[int, Spread], Tasks] = {}
-        self.seconds: List[float] = []
-        self.lane: List[int] = []
-        self.slots: List[Tuple[int, ...]] = []
-        self.queues: Dict[int, Tuple[int, ...]] = {}
-        self.links: Dict[int, Tuple[LinkUse, ...]] = {}
-        self.edges: List[Tuple[int, int]] = []
-        self.last = [-1] * self.count  # computation of each device
+        self._made: Dict[Tuple[int, Spread], Parts] = {}
         for variable, spread in assignment.variables.items():
-            self.values[graph.ops[variable].outputs[0]] = Value(spread, (-1,) * self.count)
-
-    def run(self) -> float:
-        for op in self.scope.ops:
-            self._op(self.graph.ops[op])
-        total = len(self.seconds)
-        pairs = np.array(sorted(set(self.edges)), np.int64).reshape(-1, 2)
-        first = np.zeros(total + 1, np.int64)
-        np.cumsum(np.bincount(pairs[:, 0], minlength=total), out=first[1:])
-        empty = BufferRows().unfold({}, 0)
-        tasks = ExecutionGraph(
-            self.seconds, self.lane, list(range(total)), [0] * total, self.slots, self.queues, self.links, pairs[:, 1].tolist(),
-            first.tolist(), np.bincount(pairs[:, 1], minlength=total).tolist(), tuple(range(self.count)), {}, empty)
-        gammas = [gamma_of(self.cluster, device, Options()) for device in range(self.count)]
-        return run(tasks, self.network.bandwidths, gammas).makespan
+            self.values[graph.ops[variable].outputs[0]] = Value(spread, (START,) * self.count)
 
     # -- ops ----------------------------------------------------------------------------------------------------------
-    def _op(self, op: Op) -> None:
+    def op(self, op: Op) -> None:
         strategy = self.assignment.strategies.get(op.id)
         if strategy is not None and strategy.how == SIZES:
             return
@@ -127,23 +129,23 @@ class _Execution:
         shares: of each operand and result.
         """
         cost, tensors = self.costs[op.id], op.inputs + op.outputs
-        sizes = [self._bytes(t) * part for t, part in zip(tensors, shares)]
-        total = sum(map(self._bytes, tensors))
+        sizes = [self.bytes(t) * part for t, part in zip(tensors, shares)]
+        total = sum(map(self.bytes, tensors))
         moved = cost.bytes * sum(sizes) / total if total else cost.bytes
         parameters = sum(size for t, size in zip(tensors, sizes) if t in self.scope.roots or t in self.scope.gradients)
         dtype = self.graph.tensors[op.outputs[0]].dtype.replace("_ref", "") if op.outputs else "float32"
         part = OpCost(cost.flops * share, moved, cost.is_contraction)
-        return op_seconds(part, self.cluster.devices[device], dtype, parameters)
+        return op_seconds(part, self.tasks.cluster.devices[self.row[device]], dtype, parameters)
 
     # -- operands -----------------------------------------------------------------------------------------------------
-    def _parts(self, tensor: int, need: Spread) -> Tasks:
+    def _parts(self, tensor: int, need: Spread) -> Parts:
         """The task that each device has to wait for; of ``once`` the first one's counts."""
         tensor = self.scope.roots.get(tensor, tensor)
         value = self.values.get(tensor)
         if value is None:  # from outside: on the first device
             if self.graph.producer(tensor).type == "Const":
-                return (-1,) * self.count
-            value = Value(once, (-1,))
+                return (START,) * self.count
+            value = Value(once, (START,))
         have = value.spread
         if have == need or have.kind in (EVERYWHERE, EACH):
             return value.tasks * self.count if len(value.tasks) == 1 else value.tasks
@@ -152,8 +154,8 @@ class _Execution:
             self._made[key] = self._convert(tensor, value, need)
         return self._made[key]
 
-    def _convert(self, tensor: int, value: Value, need: Spread) -> Tasks:
-        size, devices = self._bytes(tensor), range(self.count)
+    def _convert(self, tensor: int, value: Value, need: Spread) -> Parts:
+        size, devices = self.bytes(tensor), range(self.count)
         have = value.spread
         if have.is_partial and not need.is_shard:
             total = self._add_up(size, value.tasks)
@@ -176,16 +178,16 @@ class _Execution:
         if not have.is_partial:
             return (sent,) * self.count
         parts = [size * _share(need, i) * (self.count + 1) for i in devices]
-        return tuple(self._compute(i, self._add_seconds(i, part), [sent]) for i, part in zip(devices, parts))
+        return tuple(self._compute(i, self.adding(i, part), [sent]) for i, part in zip(devices, parts))
 
-    def _add_up(self, size: float, terms: Tasks) -> int:
+    def _add_up(self, size: float, terms: Parts) -> int:
         sent = self._send(size, [(j, FIRST, 1.0) for j in range(1, self.count)], terms)
-        return self._compute(FIRST, self._add_seconds(FIRST, size * (self.count + 1)), [sent])
+        return self._compute(FIRST, self.adding(FIRST, size * (self.count + 1)), [sent])
 
-    def _add_seconds(self, device: int, moved: float) -> float:
-        return op_seconds(OpCost(0.0, moved), self.cluster.devices[device], "float32")
+    def adding(self, device: int, moved: float) -> float:
+        return op_seconds(OpCost(0.0, moved), self.tasks.cluster.devices[self.row[device]], "float32")
 
-    def _whole_everywhere(self, size: float, task: int) -> Tasks:
+    def _whole_everywhere(self, size: float, task: int) -> Parts:
         sent = self._send(size, [(FIRST, i, 1.0) for i in range(1, self.count)], [task])
         return (task,) + (sent,) * (self.count - 1)
 
@@ -195,42 +197,14 @@ class _Execution:
         pairs = [(j, FIRST, 0.5 / len(others)) for j in others] + [(FIRST, j, 0.5 / len(others)) for j in others]
         return self._send(4.0 * elements, pairs, tasks)
 
-    def _bytes(self, tensor: int) -> float:
+    def bytes(self, tensor: int) -> float:
         return _size(stored_shape(self.view, tensor)) * item_bytes(self.graph.tensors[tensor].dtype)
 
-    # -- tasks --------------------------------------------------------------------------------------------------------
     def _compute(self, device: int, seconds: float, operands: Sequence[int]) -> int:
-        """What takes no time is no task: whoever reads it waits for what it waits for."""
-        waits = sorted({task for task in operands if task >= 0})
-        if not seconds and len(waits) < 2:
-            return waits[0] if waits else -1
-        task = self._add(COMPUTATION, seconds, (device,), waits + [self.last[device]])
-        self.last[device] = task
-        return task
+        return self.tasks.compute(self.row[device], seconds, operands)
 
-    def _send(self, size: float, pairs: Sequence[Pair], sources: Sequence[int]) -> int:
-        pairs = [pair for pair in pairs if pair[2] > 0.0]
-        waits = [task for task in set(sources) if task >= 0]
-        if not pairs or not size:
-            return self._compute(FIRST, 0.0, waits)
-        devices = tuple(sorted({end for pair in pairs for end in pair[:2]}))
-        best = self.network.best(SEND_RECV, Group(devices, tuple(pairs)), size)
-        seconds = best.latency_s + size * best.seconds_per_byte
-        task = self._add(FEATURE, seconds, devices, waits)
-        sending = {queue_of(j, FEATURE) for j, _, _ in pairs}
-        receiving = {queue_of(i, FEATURE, incoming=True) for _, i, _ in pairs}
-        self.queues[task] = tuple(sorted(sending | receiving))
-        if seconds > 0:
-            self.links[task] = tuple((link, load * size / seconds, 1) for link, load in best.loads)
-        return task
-
-    def _add(self, lane: int, seconds: float, slots: Tuple[int, ...], waits: Sequence[int]) -> int:
-        task = len(self.seconds)
-        self.seconds.append(seconds)
-        self.lane.append(lane)
-        self.slots.append(slots)
-        self.edges.extend((source, task) for source in waits if source >= 0)
-        return task
+    def _send(self, size: float, pairs: Sequence[Tuple[int, int, float]], sources: Sequence[int]) -> int:
+        return self.tasks.send(size, [(self.row[j], self.row[i], part) for j, i, part in pairs], sources)
 
 
 def _size(shape: Shape) -> float:

@@ -65,17 +65,18 @@ class Problem:
     outside = everywhere
 
     def __init__(self, graph: OpGraph, scope: Scope, ring: Ring, device: Device, pins: Optional[Mapping[int, str]] = None,
-                 shapes: Optional[LocalShapes] = None) -> None:
+                 shapes: Optional[LocalShapes] = None, batch: Optional[Mapping[int, int]] = None) -> None:
         """Args:
         pins: op -> the pattern that it must take.
         shapes: what is left of every tensor by the mesh dimensions before this one.
+        batch: tensor -> its dimension that counts examples, if model replicas divide that and this dimension must not.
 
         Raises:
             ConfigError: an op that is pinned does not have the pattern.
         """
         self.graph, self.scope, self.ring, self.device = graph, scope, ring, device
         self.shapes = shapes if shapes is not None else LocalShapes(graph)
-        self.pins = pins or {}
+        self.pins, self.batch = pins or {}, batch or {}
         self.costs = CostGraph()
         self.candidates: Dict[int, Candidates] = {}
         self.node_of: Dict[int, int] = {}
@@ -130,7 +131,8 @@ class Problem:
             if tensors[t].dtype in ("int32", "int64") and len(view.shape(t) or ()) <= 1:
                 value = view.value(t)
                 values.append(None if value is None else tuple(value.flat))
-        return (op.type, op.phase is Phase.APPLY, attrs, tuple(map(self._stored, op.inputs)), tuple(values),
+        examples = tuple(self.batch.get(t) for t in op.inputs + op.outputs)
+        return (op.type, op.phase is Phase.APPLY, attrs, tuple(map(self._stored, op.inputs)), tuple(values), examples,
                 tuple((stored_shape(view, t), tensors[t].dtype) for t in op.inputs + op.outputs))
 
     def _stored(self, tensor: int) -> bool:
@@ -139,7 +141,7 @@ class Problem:
     def _make(self, op: Op) -> Candidates:
         view = self.shapes.view(op)
         found = [computed_once(op)]
-        found += [s for s in strategies(op, view, self.ring.devices, {}).found if self._is_possible(op, s)]
+        found += [s for s in strategies(op, view, self.ring.devices, self.batch).found if self._is_possible(op, s)]
         operands = [stored_shape(view, t) for t in op.inputs]
         results = [stored_shape(view, t) for t in op.outputs]
         total = flops(op, operands, results)

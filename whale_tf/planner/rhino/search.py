@@ -18,6 +18,7 @@ from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import Mesh, meshes, rings
 from whale_tf.planner.rhino.problem import Problem
+from whale_tf.planner.rhino.replicas import add_replica_sums, replica_shapes
 from whale_tf.planner.rhino.scope import Scope, find_scope
 
 GIB = float(1 << 30)
@@ -64,7 +65,8 @@ class Answer(NamedTuple):
 
 def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[Mapping[str, str]] = None,
            memory_bytes: Optional[float] = None, shapes: Optional[Sequence[Mesh]] = None,
-           divisible: Optional[AbstractSet[int]] = None, gradients: AbstractSet[int] = frozenset()) -> Answer:
+           divisible: Optional[AbstractSet[int]] = None, gradients: AbstractSet[int] = frozenset(),
+           batch: Optional[Mapping[int, int]] = None) -> Answer:
     """The fastest plan.
 
     Args:
@@ -75,6 +77,8 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
         shapes: the meshes to try; None: all of one or two dimensions.
         divisible: variable ops that may be stored in shards; None: all.
         gradients: tensors whose terms are added up before anyone reads them.
+        batch: tensor -> its dimension that counts examples.  If given, the first of two mesh dimensions is model replicas, which
+            divide these and sum gradients, and the second divides everything else.
 
     Raises:
         ConfigError: an unknown level or op, or a pattern that an op does not have.
@@ -92,7 +96,7 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
     if limit is None:
         limit = float(min(device.memory_bytes for device in cluster.devices))
     solver = _o2 if level == "O2" else _o3
-    searches = [_Search(graph, scope, cluster, mesh, solver, _pinned(graph, pins or {})) for mesh in tried]
+    searches = [_Search(graph, scope, cluster, mesh, solver, _pinned(graph, pins or {}), batch) for mesh in tried]
     found = [answer for answer in (one.within(limit) for one in searches) if answer is not None]
     if not found:
         least = min(one.least_bytes for one in searches)
@@ -108,11 +112,18 @@ class _Search:
     """One mesh."""
 
     def __init__(self, graph: OpGraph, scope: Scope, cluster: Cluster, mesh: Mesh,
-                 solver: Callable[[Problem, CostGraph], Solution], pins: Mapping[int, str]) -> None:
+                 solver: Callable[[Problem, CostGraph], Solution], pins: Mapping[int, str],
+                 batch: Optional[Mapping[int, int]] = None) -> None:
         self.graph, self.scope, self.mesh, self.solver, self.pins = graph, scope, mesh, solver, pins
         self.rings = rings(cluster, mesh)
+        self.batch = batch if batch is not None and len(mesh) == 2 else None
         self.device = min(cluster.devices, key=lambda device: device.peak_flops_per_s["fp32"])
-        self.first = self._problem(0, LocalShapes(graph))
+        if self.batch is None:
+            self.first = self._problem(0, LocalShapes(graph))
+        else:
+            replicas = self.rings.pop(0)
+            self.first = self._problem(0, replica_shapes(LocalShapes(graph), self.batch, replicas.devices))
+            add_replica_sums(self.first, replicas)
         self.parameters = memory.parameters(self.first)
         self.least_bytes = float("inf")  # of all answers so far
 
@@ -164,14 +175,14 @@ class _Search:
         return answer._replace(lower_bound_s=bound / PICOSECONDS)
 
     def _problem(self, dimension: int, shapes: LocalShapes) -> Problem:
-        return Problem(self.graph, self.scope, self.rings[dimension], self.device, self.pins, shapes)
+        return Problem(self.graph, self.scope, self.rings[dimension], self.device, self.pins, shapes, self.batch)
 
     def _solve(self, forced: int, price: float = 0.0) -> Answer:
         """Dimension by dimension: each takes the shapes that the one before left."""
         must: Set[int] = {v for parameter in self.parameters[:forced] for v in parameter.variables}
         levels: List[Level] = []
         problem, picoseconds = self.first, 0
-        for dimension in range(len(self.mesh)):
+        for dimension in range(len(self.rings)):
             if dimension:
                 problem = self._problem(dimension, _left(levels[-1]))
             costs = memory.sharded(problem, must)
@@ -185,7 +196,7 @@ class _Search:
                 raise InfeasibleError("no plan on mesh {} has all that is asked for: the patterns asked for do not go together; "
                                       "ask for fewer".format(self.mesh))
             levels.append(Level(problem, solution))
-            is_last = dimension == len(self.mesh) - 1
+            is_last = dimension == len(self.rings) - 1
             picoseconds += solution.cost if is_last else problem.communication(solution.choice)
         problem, choice = levels[-1].problem, levels[-1].solution.choice
         answer = Answer(self.mesh, tuple(levels), picoseconds / PICOSECONDS, memory.stored_bytes(problem, choice),

@@ -78,6 +78,11 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
         spread = spreads.get(problem.graph.ops[variable].outputs[0])
         if spread is not None:
             spreads.update({problem.graph.ops[other].outputs[0]: spread for other in others})
+    for slot, origin in problem.factored.items():
+        spread = spreads.get(problem.graph.ops[origin.variable].outputs[0])
+        own = origin.spread(spread) if spread is not None else None
+        if own is not None:
+            spreads[problem.graph.ops[slot].outputs[0]] = own
     _follow(problem, result, spreads)
     for op_id in [i for i, s in result.strategies.items() if s.how == ONCE]:
         del result.strategies[op_id]
@@ -173,6 +178,8 @@ def _home(problem: Problem, root: int, default: int) -> int:
     """TaskGraph of a variable; a slot's is its variable's."""
     variable = problem.graph.tensors[root].op
     home = problem.variables.get(variable, -1)
+    if variable in problem.factored:
+        home = problem.variables.get(problem.factored[variable].variable, default)
     if home < 0:
         home = next((problem.variables[v] for v, others in problem.slots.items() if variable in others), default)
     return home

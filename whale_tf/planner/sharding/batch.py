@@ -81,8 +81,7 @@ class _Finder:
         for op in reversed(self.members):
             if op.id in self.found and self._moves_for_all(op):
                 self.found.discard(op.id)
-        while self._shrink():
-            pass
+        self._leave_out()
         return self._with_constants()
 
     def _with_constants(self) -> Set[int]:
@@ -120,16 +119,17 @@ class _Finder:
             return strategy.needs[position].kind == EVERYWHERE
         return position == 0 and self._in_split(user) and user.id not in self.found and user.type in MOVES
 
-    def _shrink(self) -> bool:
-        """Leave out ops with operands or results that cannot cross; whether there were any."""
-        out: List[int] = []
-        for op in self.graph.ops:
-            for tensor in op.inputs if self.region.contains(op) else ():
-                maker = self.graph.tensors[tensor].op
-                if (maker in self.found) != (op.id in self.found) and not self._crosses(tensor):
-                    out.extend(i for i in (maker, op.id) if i in self.found)
-        self.found.difference_update(out)
-        return bool(out)
+    def _leave_out(self) -> None:
+        """Ops with operands or results that would have to cross and cannot."""
+        pending = sorted(self.found)
+        while pending:
+            op = self.graph.ops[pending.pop()]
+            edges = [(t, self.graph.tensors[t].op) for t in op.inputs]
+            edges += [(t, user) for t in op.outputs for user, _ in self.graph.consumers(t)
+                      if self.region.contains(self.graph.ops[user])]
+            if op.id in self.found and any(other not in self.found and not self._crosses(t) for t, other in edges):
+                self.found.discard(op.id)
+                pending.extend(other for _, other in edges if other in self.found)
 
     def _crosses(self, tensor: int) -> bool:
         """Whether shares of a tensor can be made of the whole and the other way round."""

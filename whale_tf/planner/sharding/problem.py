@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.errors import UnsupportedOpError
@@ -25,6 +26,7 @@ from whale_tf.patterns.strategy import (
     strategies,
 )
 from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
+from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 
 VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
@@ -60,6 +62,7 @@ class Problem:
         variables: variable ops that may be sharded: variable -> its TaskGraph (-1: not in the region, a slot).
         slots: variable -> variables of the same shape that are updated with it.
         gradients: gradient tensor -> the variable op it updates.
+        factored: slot of another shape -> which of its variable's dimensions it has.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Problem:
         variables: Mapping[int, int],
         slots: Mapping[int, Sequence[int]],
         gradients: Mapping[int, int],
+        factored: Mapping[int, Factored] = MappingProxyType({}),
     ) -> None:
         self.graph = graph
         self.view = Sizes(graph)
@@ -80,6 +84,7 @@ class Problem:
         self.variables = variables
         self.slots = slots
         self.gradients = gradients
+        self.factored = factored
         self.roots = self._find_roots()
         self._strategies: Dict[int, Strategies] = {}
         self._bytes: Dict[int, float] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Union
+from typing import Mapping, Optional, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import annotations_of
@@ -12,31 +12,16 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
 from whale_tf.ir.batch_axis import static_batch
-from whale_tf.plan import Estimate, Plan
+from whale_tf.plan import Plan
 from whale_tf.planner.auto.settings import batch_to_plan_for
-from whale_tf.planner.rhino.assignment import assignment_of
-from whale_tf.planner.rhino.executed import describe, executed_seconds
-from whale_tf.planner.rhino.liveness import peak_bytes
-from whale_tf.planner.rhino.local_shapes import LocalShapes
-from whale_tf.planner.rhino.search import search
-from whale_tf.planner.sharding import Assignment
+from whale_tf.planner.rhino.automatic import NAME, Automatic, Question, automatic
 from whale_tf.planner.sharding.problem import CONTROL_FLOW
 from whale_tf.rewrite.shard.problem import sharding_problem
 
-NAME = "rhino"
 
-
-class Automatic(NamedTuple):
-    """How the graph is divided, and what the search believes of it; ``description``: in words, for comparisons."""
-
-    assignment: Assignment
-    estimate: Estimate
-    description: str = ""
-
-
-def is_automatic(config: Config, plan: Optional[Plan]) -> bool:
-    """Whether the search decides, now or when the plan was made."""
-    return config.auto.auto_parallel == NAME if plan is None else plan.estimate.search == NAME
+def is_automatic(plan: Plan) -> bool:
+    """Whether the search decided how every op is divided when the plan was made."""
+    return plan.estimate.search == NAME and plan.task_graphs[0].name == NAME
 
 
 def check_automatic(graph: tf.Graph, captured: Captured, config: Config) -> None:
@@ -52,10 +37,10 @@ def check_automatic(graph: tf.Graph, captured: Captured, config: Config) -> None
                           "remove them, or leave auto_parallel out; patterns.force pins single ops".format(
                               ", ".join(map(repr, names))))
     if config.pipeline.num_stages is not None:
-        raise ConfigError("pipeline.num_stages is {} under auto_parallel 'rhino', which makes no pipelines; leave it out"
-                          .format(config.pipeline.num_stages))
+        raise ConfigError("pipeline.num_stages is {} under auto_parallel 'rhino', which chooses it itself; leave it out".format(
+            config.pipeline.num_stages))
     if (config.pipeline.num_micro_batch or 1) > 1:
-        raise ConfigError("pipeline.num_micro_batch is {} under auto_parallel 'rhino', which makes no pipelines; leave it out"
+        raise ConfigError("pipeline.num_micro_batch is {} under auto_parallel 'rhino', which chooses it itself; leave it out"
                           .format(config.pipeline.num_micro_batch))
     if isinstance(config.patterns.force, str):
         raise ConfigError("patterns.force is {!r} under auto_parallel 'rhino', expected {{op: pattern}}".format(
@@ -67,44 +52,53 @@ def check_automatic(graph: tf.Graph, captured: Captured, config: Config) -> None
                                      .format(op.name, op.type))
 
 
-def as_one_split(captured: Captured) -> Captured:
-    """The graph as one TaskGraph that is divided over all devices."""
-    return captured._replace(specs=(Spec(NAME, "split", None),))
+def as_one_split(captured: Captured, count: Optional[int] = None) -> Captured:
+    """The graph as one TaskGraph that is divided over ``count`` devices (None: all)."""
+    return captured._replace(specs=(Spec(NAME, "split", count),))
 
 
-def automatic(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config, plan: Optional[Plan]) -> Automatic:
-    """Search on a mesh of one dimension, which the executor runs, for the fastest plan that fits every device.
-
-    The estimate is of what is executed (:mod:`whale_tf.planner.rhino.executed`), for the mini-batches that other automatic plans
-    are estimated for.
+def question_of(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> Question:
+    """What the search has to know of a captured graph.
 
     Args:
-        plan: take its patterns, and its estimate.
-
-    Raises:
-        ConfigError, InfeasibleError: see :func:`whale_tf.planner.rhino.search.search`.
+        examples: tensor -> its dimension that counts examples.
     """
-    force = config.patterns.force if plan is None else dict(plan.shards)
-    assert not isinstance(force, str), "check_automatic refuses one pattern for all ops"
+    pins = config.patterns.force
+    assert not isinstance(pins, str), "check_automatic refuses one pattern for all ops"
+    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, captured.sources))
     divisible = frozenset(sharding_problem(captured, {}, {0: len(cluster)}).variables)
     gradients = frozenset(target.tensors[0] for target in captured.phases.targets if not target.is_sparse)
-    answer = search(captured.graph, cluster, pins=force, shapes=[(len(cluster),)], divisible=divisible, gradients=gradients)
-    assignment = assignment_of(answer)
-    if plan is not None:
-        return Automatic(assignment, plan.estimate)
-    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, captured.sources))
     known = sized(graph, captured.graph, captured.sources, batch)
-    seconds = executed_seconds(known, assignment, cluster)
-    peak = peak_bytes(answer.levels[0].problem, answer.levels[0].solution.choice, LocalShapes(known))
-    estimate = Estimate(
-        search=NAME, global_batch=batch, latency_s=seconds, peak_memory_bytes=(int(peak),) * len(cluster))
-    return Automatic(assignment, estimate, describe(assignment, captured.graph, answer.mesh, seconds))
+    inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
+    return Question(captured.graph, known, batch, inputs, examples, divisible, gradients, pins)
 
 
-def contender(graph: tf.Graph, captured: Captured, cluster: Cluster, config: Config) -> Union[Automatic, str]:
-    """The answer as one candidate among others; where there is none, the reason."""
+def planned(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config,
+            plan: Plan) -> Automatic:
+    """How a plan that the search made divides the graph."""
+    question = question_of(graph, captured, examples, cluster, config)._replace(pins=dict(plan.shards))
+    count = plan.task_graphs[0].device_count
+    mesh = (count,) if plan.num_model_replicas == 1 else (plan.num_model_replicas, count)
+    return automatic(question, cluster, [mesh])._replace(estimate=plan.estimate)
+
+
+def contender(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster,
+              config: Config) -> Union[Automatic, str]:
+    """The answer as one candidate among others; where there is none, the reason.
+
+    Args:
+        examples: see :func:`question_of`.
+
+    Raises:
+        ConfigError, UnsupportedOpError: it is this search that was asked for, and the model or the configuration does not go
+            with it.
+    """
     try:
         check_automatic(graph, captured, config)
-        return automatic(graph, captured, cluster, config, None)
-    except (ConfigError, InfeasibleError, UnsupportedOpError) as error:
+        return automatic(question_of(graph, captured, examples, cluster, config), cluster)
+    except InfeasibleError as error:
+        return "rhino: no candidate: {}".format(error)
+    except (ConfigError, UnsupportedOpError) as error:
+        if config.auto.auto_parallel == NAME:
+            raise
         return "rhino: no candidate: {}".format(error)

@@ -15,11 +15,12 @@ from whale_tf.ir.verify import verify
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import placed
 from whale_tf.planner.assemble import TaskGraphSpec
+from whale_tf.planner.rhino.automatic import Automatic
 from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, with_batch
 from whale_tf.planner.sharding.force import in_unit
 from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.automatic import Automatic, as_one_split, automatic, check_automatic, is_automatic
+from whale_tf.rewrite.shard.automatic import as_one_split, is_automatic, planned
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 
 
@@ -32,6 +33,7 @@ class Division(NamedTuple):
         counts: devices of each TaskGraph that is divided.
         assignment: how; None: there is nothing to divide.
         estimate: what the search believes that divides the whole graph (``auto_parallel: "rhino"``).
+        replicas: model replicas of what it divides, which take parts of the mini-batch.
     """
 
     local: Captured
@@ -39,6 +41,7 @@ class Division(NamedTuple):
     counts: Dict[int, int] = {}
     assignment: Optional[Assignment] = None
     estimate: Optional[Estimate] = None
+    replicas: int = 1
 
 
 def divide(
@@ -50,16 +53,21 @@ def divide(
     options: Options,
     parts: Sequence[Tuple[int, ...]],
 ) -> Division:
-    """How ``split`` TaskGraphs are divided: by the search over the whole graph, by the plan, or by the cheapest patterns."""
-    if is_automatic(config, plan) and len(cluster.devices) > 1:
-        if plan is None:
-            check_automatic(graph, local, config)
-        found = whole_division(local, automatic(graph, local, cluster, config, plan), cluster)
+    """How ``split`` TaskGraphs are divided: by the plan, or by the cheapest patterns."""
+    if plan is not None and is_automatic(plan):
+        examples = divided_dims(analyse(local.graph, local.sources, local.scope, options))
+        found = whole_division(local, planned(graph, local, examples, cluster, config, plan), cluster)
     else:
         found = _annotated_division(local, cluster, config, plan, options, parts)
-    if found.assignment is None or (config if plan is None else plan).init == "exact":
-        return found
-    return found._replace(assignment=with_initial_values(local.graph, local.phases.variables.initializers, found.assignment))
+    return initialised(found, (config if plan is None else plan).init)
+
+
+def initialised(division: Division, init: str) -> Division:
+    """With initial values made in parts, if that is asked for (``init: sharded``)."""
+    if division.assignment is None or init == "exact":
+        return division
+    initializers = division.local.phases.variables.initializers
+    return division._replace(assignment=with_initial_values(division.local.graph, initializers, division.assignment))
 
 
 def _annotated_division(
@@ -112,9 +120,10 @@ def _beside(local: Captured, counts: Dict[int, int], found: Dict[int, Set[int]])
 
 
 def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Division:
-    """The graph as one TaskGraph on all devices."""
-    whole = as_one_split(local)
-    return Division(whole, whole, {0: len(cluster.devices)}, found.assignment, found.estimate)
+    """The graph as one TaskGraph on all devices of a model replica."""
+    count = len(cluster.devices) // found.replicas
+    whole = as_one_split(local, None if found.replicas == 1 else count)
+    return Division(whole, whole, {0: count}, found.assignment, found.estimate, found.replicas)
 
 
 def carry_out(
@@ -125,8 +134,10 @@ def carry_out(
     shard(graph, division.local, division.assignment, division.counts, sharded)
     captured = capture(graph, is_pipeline, plan, before=division.local)
     verify(captured.graph, "after wh.split")
-    if division.estimate is not None:  # examples are divided like any other dimension: there is no batch to clone for
-        captured = as_one_split(captured)._replace(sources={})
+    if division.estimate is not None:
+        captured = as_one_split(captured, division.local.specs[0].device_count)
+        if division.replicas == 1:  # examples are divided like any other dimension: there is no batch to clone for
+            captured = captured._replace(sources={})
     return division._replace(captured=captured)
 
 
@@ -152,5 +163,6 @@ def of_local(plan: Plan, division: Division) -> Plan:
     ]
     task_graphs = tuple(task.model_copy(update={"ops": ops}) for task, ops in zip(plan.task_graphs, members))
     estimate = division.estimate or plan.estimate
-    return plan.model_copy(
-        update={"task_graphs": task_graphs, "shards": division.assignment.shards, "estimate": estimate})
+    nested = "divide" if division.replicas > 1 else plan.nested_batch
+    return plan.model_copy(update={
+        "task_graphs": task_graphs, "shards": division.assignment.shards, "estimate": estimate, "nested_batch": nested})

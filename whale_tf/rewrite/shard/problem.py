@@ -6,7 +6,9 @@ from typing import Collection, Dict, List, Mapping
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
+from whale_tf.patterns.strategy import Sizes
 from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
+from whale_tf.planner.sharding.slots import factored_slots
 
 
 def divided_dims(batch: BatchAxis) -> Dict[int, int]:
@@ -29,7 +31,11 @@ def sharding_problem(
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)
     gradients = {target.tensors[0]: target.variable for target in captured.phases.targets if not target.is_sparse}
-    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients)
+    others = {variable.op for variable in captured.phases.variables if variable.op not in captured.variable_homes}
+    factored = {slot: found for slot, found in factored_slots(
+        captured.graph, Sizes(captured.graph), gradients, others - set(variables)).items() if found.variable in trained}
+    variables.update(dict.fromkeys(factored, -1))
+    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored)
 
 
 def _slots(captured: Captured, variable: int) -> List[int]:

@@ -71,6 +71,7 @@ class DividedVariables:
             for op in sorted(dict.fromkeys(users), key=lambda op: not is_write(op.type)):  # writes first: reads wait for them
                 if op.name in self._divided and is_write(op.type):
                     self._initials[op.name] = variable
+                    self._writes[op.name] = list(self._replaced[op.name])  # an initializer of all may be built later
                 elif op.name in self._divided:
                     edit.read(variable, op, ())
                 else:

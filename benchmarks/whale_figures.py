@@ -1,0 +1,111 @@
+"""Whale section 5 predicted: Figures 11 to 14 and 19, and the models of section 5.3.2, beside the paper's figures.
+
+Part of ``python -m benchmarks.simulator --only whale``.  The paper does not give batch sizes or numbers of micro-batches for its
+Figures 11 to 14; those taken here stand in the tables.
+"""
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.simulator import Options, Simulation, built_in_model, op_config, simulate, uniform_3d
+
+GIB = 2.0**30
+Row = Sequence[object]
+
+
+def rows() -> List[Row]:
+    return pipelines() + nested() + classifiers() + scaling() + experts()
+
+
+def cluster(count: int) -> Cluster:
+    """Nodes of 8 V100 and 50 Gbit/s Ethernet."""
+    return Cluster.parse("whale-v100:{}".format(count))
+
+
+def pipelines() -> List[Row]:
+    """Fig. 11: Whale's schedule over GPipe, which recomputes by default."""
+    found: List[Row] = []
+    for stages, paper in ((4, "1.45"), (8, "1.14")):
+        model, count = built_in_model("bert-large", 4), 4 * stages
+        ours, theirs = (
+            simulate(uniform_3d(model, 1, 1, stages, count, schedule, recompute=recompute), cluster(stages))
+            for schedule, recompute in (("backward_first", ""), ("gpipe", "block"))
+        )
+        what = "{} stages, {} micro-batches of 4: over GPipe".format(stages, count)
+        found.append(("bert-large", stages, what, paper, "{:.2f}".format(ours.samples_per_s / theirs.samples_per_s)))
+    return found
+
+
+def nested() -> List[Row]:
+    """Fig. 12: two and four TaskGraphs about equal, eight slower."""
+    alone = simulate(uniform_3d(built_in_model("bert-large", 8)), cluster(1)).samples_per_s
+    found: List[Row] = []
+    for count in (8, 16, 32):
+        rates = [pipeline_and_data(stages, count, 32).samples_per_s / alone for stages in (2, 4, 8)]
+        found.append(("bert-large", count, "speed-up with 2, 4, 8 TaskGraphs, 32 a GPU", "2 = 4 > 8", " ".join(
+            "{:.1f}".format(rate) for rate in rates)))
+    return found
+
+
+def pipeline_and_data(stages: int, count: int, per_device: int) -> Simulation:
+    """Pipelines inside the nodes, data parallelism over them; four micro-batches a stage."""
+    replicas, micro_batches = count // stages, 4 * stages
+    devices = [replica * stages + stage for stage in range(stages) for replica in range(replicas)]
+    model = built_in_model("bert-large", per_device * count // micro_batches)
+    strategy = uniform_3d(model, replicas, 1, stages, micro_batches, devices=devices)
+    return simulate(strategy, cluster(count), Options(steady_state=True))
+
+
+def classifiers() -> List[Row]:
+    """Figs. 13 and 14: features replicated, classes divided, on the same devices."""
+    found: List[Row] = []
+    for name, paper in (("resnet50-100k", {8: "1.13", 16: "1.66", 32: "2.43"}), ("resnet50-1m", {8: "dp oom", 32: "dp oom"})):
+        for count, text in paper.items():
+            plain, split = data_and_hybrid(name, count)
+            ratio = "dp oom" if plain.oom else "{:.2f}".format(split.samples_per_s / plain.samples_per_s)
+            found.append((name, count, "hybrid over data parallel", text, ratio))
+    rates = [data_and_hybrid("resnet50-1m", count)[1].samples_per_s for count in (8, 32)]
+    found.append(("resnet50-1m", 32, "hybrid, scaling from 8 GPUs", "95%", "{:.0%}".format(rates[1] / rates[0] / 4)))
+    return found
+
+
+def data_and_hybrid(name: str, count: int) -> Tuple[Simulation, Simulation]:
+    model = built_in_model(name, 32 * count)
+    plain = uniform_3d(model, count)
+    configs = [
+        op_config(range(count), (count, "o" if op.name.startswith("classifier/") and "o" in op.dims else "b"))
+        for op in model.ops
+    ]
+    hybrid = plain._replace(op_configs=tuple(configs))
+    return simulate(plain, cluster(count)), simulate(hybrid, cluster(count))
+
+
+def scaling() -> List[Row]:
+    """Fig. 19: M6-10B with 8 stages and 35 micro-batches."""
+    rates = []
+    for nodes in (8, 32):
+        devices = [replica * 8 + stage for stage in range(8) for replica in range(nodes)]
+        strategy = uniform_3d(built_in_model("m6-10b", nodes), nodes, 1, 8, 35, recompute="stage", devices=devices)
+        rates.append(simulate(strategy, cluster(8 * nodes)).samples_per_s)
+    return [("m6-10b", 256, "scaling from 8 to 32 nodes", "91%", "{:.0%}".format(rates[1] / rates[0] / 4))]
+
+
+SAMPLES, DAYS = 100e6, 1.5  # M6-MoE-100B on 128 V100 (section 5.3.2)
+
+
+def experts() -> List[Row]:
+    """Section 5.3.2: experts divided over all devices, all else data parallel."""
+    found: List[Row] = []
+    for name, count, offload, paper in (
+        ("m6-moe-100b", 128, "", "fits, {:.0f} samples/s".format(SAMPLES / (DAYS * 86400))),
+        ("m6-moe-1t", 480, "", "fits"),
+        ("m6-moe-10t", 512, "", ""),
+        ("m6-moe-10t", 512, "parameters", "fits"),
+    ):
+        strategy = uniform_3d(built_in_model(name, 8 * count), count, recompute="block", offload=offload)
+        result = simulate(strategy, cluster(count))
+        peak = max(result.peak_memory_bytes) / GIB
+        text = "oom" if result.oom else "fits, {:.0f} samples/s, {:.1f} GiB".format(result.samples_per_s, peak)
+        found.append((name, count, "offload " + offload if offload else "no offloading", paper, text))
+    return found

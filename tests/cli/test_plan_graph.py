@@ -1,0 +1,179 @@
+"""``whale plan --search rhino`` and ``--search auto``: on scripts, model files and profiles, and the plans run."""
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import whale_tf as wh
+from whale_tf._tf_compat import tf, v1
+from whale_tf.cli import app
+from whale_tf.plan import Plan
+
+SCRIPT = '''
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+{whale}
+tf.disable_eager_execution()
+with tf.Graph().as_default():
+    x = tf.placeholder("float32", [{batch}, 6], name="x")
+    for i in range(4):
+        w = tf.get_variable("w%d" % i, initializer=np.random.RandomState(i).randn(6, 6).astype("float32") / 3)
+        h = tf.tanh(tf.matmul(h if i else x, w), name="h%d" % i)
+    loss = tf.reduce_mean(tf.square(h))
+    train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        batches = np.random.RandomState(0).randn(3, 8, 6).astype("float32")
+        losses = [float(session.run([loss, train], {{x: batch}})[0]) for batch in batches]
+    open(sys.argv[1], "w").write(repr(losses))
+'''
+FAST_LINKS, SLOW_LINKS = 1.0, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _no_state_left() -> Any:
+    yield
+    wh.shutdown()
+
+
+def cluster(path: Any, link: float) -> str:
+    """Two slow devices: everything is worth dividing over fast links, and only into stages over slow ones."""
+    kind = {"kind": "CPU", "memory_gib": 4, "fp32": 1e5, "memory_bandwidth_bytes_per_s": 1e9}
+    path.write_text(json.dumps({"name": "slow", "device_types": {"slow": kind}, "nodes": [
+        {"devices": ["slow:2"], "links": {"local": {"bandwidth_gbytes_per_s": link, "latency_s": 1e-7}}}]}))
+    return str(path)
+
+
+def write(path: Any, whale: str = "", batch: Any = 8) -> str:
+    path.write_text(SCRIPT.format(whale=whale, batch=batch))
+    return str(path)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def plan(model: str, machines: str, search: str, *more: str) -> Any:
+    return run("plan", "--model", model, "--cluster", machines, "--global-batch", "8", "--search", search, *more)
+
+
+def losses_of(script: str, output: Any, monkeypatch: Any) -> List[float]:
+    monkeypatch.setattr(sys, "argv", [script, str(output)])
+    with open(script, encoding="utf8") as handle:
+        exec(compile(handle.read(), script, "exec"), {"__name__": "__main__"})
+    return json.loads(output.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search,link,kind", [("rhino", FAST_LINKS, "hybrid"), ("rhino", SLOW_LINKS, "straight"),
+                                              ("auto", SLOW_LINKS, "straight")])
+def test_the_plan_of_a_script_runs(tmp_path: Any, monkeypatch: Any, search: str, link: float, kind: str) -> None:
+    machines, output = cluster(tmp_path / "cluster.json", link), str(tmp_path / "plan.json")
+    script = write(tmp_path / "local.py")
+    result = plan(script, machines, search, "-o", output, "--json")
+    assert result.exit_code == 0, result.output
+    value = json.loads(result.stdout[result.stdout.index("{"):])
+    assert value["kind"] == kind and value["model"] == "local" and value["num_devices"] == 2 and value["latency_s"] > 0
+    assert sorted(d for stage in value["stages"] for d in stage["devices"]) == [0, 1] and value["search_seconds"] > 0
+    assert len(value["peak_memory_bytes"]) == 2 and value["runners_up"] and "first_layer" in value["stages"][0]
+    made = Plan.parse(output)
+    assert made.estimate.search == value["search"] and bool(made.shards) == (kind == "hybrid")
+    local = losses_of(script, tmp_path / "losses", monkeypatch)
+    whale = "import whale_tf as wh\nwh.init({{}}, cluster={!r}, plan={!r})".format(machines, output)
+    parallel = losses_of(write(tmp_path / "parallel.py", whale), tmp_path / "parallel", monkeypatch)
+    used = wh.current_plan()
+    assert used is not None and used.task_graphs == made.task_graphs and used.shards == made.shards
+    np.testing.assert_allclose(parallel, local, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_plan_is_the_one_that_auto_parallel_makes(tmp_path: Any, monkeypatch: Any) -> None:
+    machines, output = cluster(tmp_path / "cluster.json", FAST_LINKS), str(tmp_path / "plan.json")
+    assert plan(write(tmp_path / "train.py"), machines, "rhino", "-o", output).exit_code == 0
+    whale = "import whale_tf as wh\nwh.init({{'auto_parallel': 'rhino'}}, cluster={!r})".format(machines)
+    losses_of(write(tmp_path / "auto.py", whale), tmp_path / "losses", monkeypatch)
+    used = wh.current_plan()
+    made = Plan.parse(output)
+    assert used is not None and used.model_copy(update={"task_graphs": ()}) == made.model_copy(update={"task_graphs": ()})
+    ((one,), (other,)) = used.task_graphs, made.task_graphs
+    assert one.model_copy(update={"variables": other.variables}) == other, "of one replica both mean the same"
+    text = run("explain", output).output
+    assert "found by rhino" in text and "Sharding patterns" in text and "Not taken: rhino: mesh 2, pipeline" in text
+
+
+@pytest.mark.slow
+def test_tables(tmp_path: Any) -> None:
+    machines = cluster(tmp_path / "cluster.json", FAST_LINKS)
+    result = plan(write(tmp_path / "train.py", batch=None), machines, "rhino")
+    assert result.exit_code == 0, result.output
+    for part in ("Sharding patterns", "node 0", "searched in", "pipeline of 2 stages"):
+        assert part in result.output
+    slow = plan(str(tmp_path / "train.py"), cluster(tmp_path / "slow.json", SLOW_LINKS), "rhino")
+    assert "warm-up" in slow.output and "peak memory" in slow.output
+
+
+def model(train: bool) -> Dict[str, Any]:
+    x = v1.placeholder("float32", [8, 6], name="x")
+    h = v1.nn.relu(v1.matmul(x, v1.get_variable("w", [6, 12]), name="first"))
+    logits = v1.matmul(h, v1.get_variable("v", [12, 4]), name="second")
+    if train:
+        v1.train.AdamOptimizer().minimize(v1.reduce_mean(v1.square(logits)))
+    return {"logits": logits}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["rhino", "auto"])
+def test_model_files(tmp_path: Any, search: str) -> None:
+    machines = cluster(tmp_path / "cluster.json", FAST_LINKS)
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        model(train=False)
+        session.run(v1.global_variables_initializer())
+        frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), ["second"])
+        (tmp_path / "frozen.pb").write_bytes(frozen.SerializeToString())
+    with tf.Graph().as_default():
+        model(train=True)
+        v1.train.export_meta_graph(str(tmp_path / "train.meta"))
+    for name in ("frozen.pb", "train.meta"):
+        output = str(tmp_path / (name + ".json"))
+        result = plan(str(tmp_path / name), machines, search, "--json", "-o", output)
+        assert result.exit_code == 0, result.output
+        value = json.loads(result.stdout[result.stdout.index("{"):])
+        assert value["model"] == name.split(".")[0] and value["latency_s"] > 0
+        made = Plan.parse(output)
+        if value["search"] == "rhino" and made.shards:
+            assert "first" in made.shards and any("gradients" in op for op in made.shards) == (name == "train.meta")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search,batch,annotation,match", [
+    ("rhino", 16, "", "have 16 examples, the batch to plan for is 8; give 16"),
+    ("auto", 8, "with wh.replicate(1): ", "has annotations ('replicate_0', "),
+])
+def test_scripts_that_do_not_go_with_it(tmp_path: Any, search: str, batch: int, annotation: str, match: str) -> None:
+    script = write(tmp_path / "train.py", "import whale_tf as wh\nwh.init({}, cluster='cpu:2')", batch)
+    (tmp_path / "train.py").write_text((tmp_path / "train.py").read_text().replace("h = tf.tanh(", annotation + "h = tf.tanh("))
+    result = plan(script, cluster(tmp_path / "cluster.json", FAST_LINKS), search)
+    assert result.exit_code == 1 and match in result.output
+
+
+def test_profiles() -> None:
+    result = plan("vgg-19", "dapple-c:4", "rhino")
+    assert result.exit_code == 1 and "reads an op graph, and 'vgg-19' is a profile of layers" in result.output
+    result = plan("vgg-19", "dapple-c:4", "auto", "--recompute")
+    assert result.exit_code == 1 and "leave --recompute out" in result.output
+
+
+@pytest.mark.slow
+def test_all_searches_of_a_profile() -> None:
+    result = run("plan", "--model", "vgg-19", "--cluster", "dapple-c:4", "--global-batch", "512", "--search", "auto", "--json")
+    assert result.exit_code == 0
+    value = json.loads(result.stdout)
+    assert value["search"] in ("dapple", "amp", "auto", "data-parallel") and value["runners_up"]
+    searches = {text.split(":")[0] for text in [value["description"], *value["runners_up"]]}
+    assert len(searches) > 1, "each says which search found it"

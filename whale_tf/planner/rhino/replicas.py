@@ -1,0 +1,50 @@
+"""A mesh whose first dimension is data parallelism and whose second one divides everything but the examples.
+
+This is what the executor runs of meshes with two dimensions: model replicas take parts of the mini-batch and sum their gradients,
+and each of them is one TaskGraph whose ops are divided over its devices.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping
+
+from whale_tf.ir.graph import OpGraph, Shape
+from whale_tf.patterns.spread import Spread, even_sizes, shard
+from whale_tf.planner.rhino.collectives import PICOSECONDS, Ring
+from whale_tf.planner.rhino.liveness import share
+from whale_tf.planner.rhino.local_shapes import LocalShapes
+from whale_tf.planner.rhino.problem import Problem
+
+
+def replica_shapes(shapes: LocalShapes, batch: Mapping[int, int], replicas: int) -> LocalShapes:
+    """Shapes of one model replica.
+
+    Args:
+        batch: tensor -> its dimension that counts examples.
+    """
+    made: Dict[int, Spread] = {}
+    for tensor, dim in batch.items():
+        shape = shapes.stored(tensor)
+        size = shape[dim] if shape is not None and dim < len(shape) else None
+        if size is not None and size >= replicas:
+            made[tensor] = shard(dim, even_sizes(size, replicas))
+    return shapes.divided(made, {})
+
+
+def replica_graph(graph: OpGraph, batch: Mapping[int, int], replicas: int) -> OpGraph:
+    """The ops with the shapes of one model replica."""
+    local = replica_shapes(LocalShapes(graph), batch, replicas)
+    shapes: Dict[int, Shape] = {tensor: local.stored(tensor) for tensor in batch}
+    return graph.with_shapes(shapes)
+
+
+def add_replica_sums(problem: Problem, ring: Ring) -> None:
+    """Add to every gradient's layout the ring all-reduce of a device's part over the model replicas."""
+    extra: Dict[int, List[int]] = {}
+    steps = 2 * (ring.devices - 1)
+    for tensor in sorted(problem.scope.gradients):
+        relay = problem.relays.get(tensor)
+        if relay is not None:
+            sizes = [problem.bytes(tensor) * share(layout) for layout in problem.relayed[tensor]]
+            extra[relay] = [int(round(ring.seconds(steps, size / ring.devices) * PICOSECONDS)) for size in sizes]
+    problem.costs = problem.costs.adjusted(extra)

@@ -1,0 +1,215 @@
+"""Pipelines of a captured model, and hybrids with data parallelism: stages from the integer program, scored like all plans.
+
+Units of the program are runs of ops that the same heavy ops (contractions, convolutions) come before.  Those sets of ancestors
+grow along every edge, so merging ops with equal sets makes no cycle, and branches that are side by side stay apart: the graph
+is not put into a line first (Rhino section 5).
+
+A pipeline takes one dimension of the device mesh, data parallelism the other: stages of neighbouring devices that divide every
+micro-batch, or model replicas, each a pipeline.  What a stage holds becomes one layer of a profile, so that the simulator plays
+the task graph under the static 1F1B order (section 6.2) as it plays any other plan.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.cluster import Cluster
+from whale_tf.cluster.devices import Device
+from whale_tf.errors import InfeasibleError
+from whale_tf.planner.result import SearchResult, Stage, kind_of
+from whale_tf.planner.rhino.pipeline import Flow, StageProblem, Stages, stage_program
+from whale_tf.planner.virtual_device import dealt
+from whale_tf.profiler.chain import Chain
+from whale_tf.profiler.graph_profile import Source, profile_of
+from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.profiler.op_cost import CONTRACTIONS, OpCost, tensor_bytes
+from whale_tf.profiler.op_time import LAUNCH_S, op_seconds
+from whale_tf.schedule import warmup_depths
+
+MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
+TRIED = 2  # numbers of micro-batches that are played, for each choice of stages on each mesh
+
+
+class Pipeline(NamedTuple):
+    """A pipeline, the profile whose layers are its stages, and what the integer program says of these."""
+
+    result: SearchResult
+    profile: ModelProfile
+    stages: Stages
+
+
+class Units(NamedTuple):
+    """``segments[unit]``: segments of the chain that make it up."""
+
+    problem: StageProblem
+    segments: Tuple[Tuple[int, ...], ...]
+
+
+def units_of(chain: Chain, device: Device) -> Units:
+    """The stage problem of a model; work is in seconds on ``device``, forward and backward, bytes are of a mini-batch."""
+    graph = chain.graph
+    place = {op: segment for segment, ops in enumerate(chain.ops) for op in ops}
+    edges = _edges(chain, place)
+    sources: Dict[int, List[int]] = {}
+    for (producer, _), readers in edges.items():
+        for reader in readers:
+            sources.setdefault(reader, []).append(producer)
+    heavy: List[int] = []  # sets as bits
+    for segment, ops in enumerate(chain.ops):
+        own = 1 << segment if any(CONTRACTIONS.match(graph.ops[op].type) for op in ops) else 0
+        for source in sources.get(segment, ()):
+            own |= heavy[source]
+        heavy.append(own)
+    number: Dict[int, int] = {}
+    members: List[List[int]] = []
+    for segment in _in_order(heavy):
+        unit = number.setdefault(heavy[segment], len(members))
+        if unit == len(members):
+            members.append([])
+        members[unit].append(segment)
+    unit_of = {segment: unit for unit, segments in enumerate(members) for segment in segments}
+    flows: Dict[int, Flow] = {}
+    for (producer, tensor), readers in edges.items():
+        behind = sorted({unit_of[reader] for reader in readers} - {unit_of[producer]})
+        if behind:
+            flows[tensor] = Flow(unit_of[producer], tuple(behind), tensor_bytes(graph, tensor))
+    seconds = [_seconds(chain, segment, device) for segment in range(chain.size)]
+    work = [sum(seconds[segment] for segment in segments) for segments in members]
+    return Units(StageProblem(work, list(flows.values())), tuple(map(tuple, members)))
+
+
+def _in_order(heavy: Sequence[int]) -> List[int]:
+    """Segments, units after those that they read from: a set that contains another comes behind it."""
+    return sorted(range(len(heavy)), key=lambda segment: (bin(heavy[segment]).count("1"), segment))
+
+
+def _edges(chain: Chain, place: Mapping[int, int]) -> Dict[Tuple[int, int], List[int]]:
+    """(segment, tensor it makes) -> other segments that read the tensor."""
+    graph, found = chain.graph, {}  # type: ignore[var-annotated]
+    for op, segment in place.items():
+        for tensor in graph.ops[op].outputs:
+            readers = sorted({place[reader] for reader, _ in graph.consumers(tensor) if reader in place} - {segment})
+            if readers:
+                found[segment, tensor] = readers
+    return found
+
+
+def _seconds(chain: Chain, segment: int, device: Device) -> float:
+    """By the formula of the layers."""
+    dtype = chain.graph.tensors[chain.graph.ops[chain.ops[segment][-1]].outputs[0]].dtype
+    arithmetic = OpCost(float(chain.forward_flops[segment] + chain.backward_flops[segment]), 0.0, True)
+    traffic = OpCost(0.0, float(chain.traffic_bytes[segment]))
+    total = sum(op_seconds(cost, device, dtype) - LAUNCH_S for cost in (arithmetic, traffic) if cost.flops or cost.bytes)
+    return total + float(chain.launches[segment]) * LAUNCH_S
+
+
+def staged_chain(chain: Chain, units: Units, of: Sequence[int]) -> Chain:
+    """The chain with one segment for each stage, in the order of the stages."""
+    count = max(of) + 1
+    rows: List[List[int]] = [[] for _ in range(count)]
+    for unit, segments in enumerate(units.segments):
+        rows[of[unit]].extend(segments)
+    ordered = [sorted(row) for row in rows]
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.array([values[row].sum() for row in ordered])
+
+    def joined(ops: Sequence[Tuple[int, ...]]) -> Tuple[Tuple[int, ...], ...]:
+        return tuple(tuple(op for segment in row for op in ops[segment]) for row in ordered)
+
+    crossing = np.zeros(count)
+    for flow in units.problem.flows:
+        last = max(of[reader] for reader in flow.readers)
+        crossing[of[flow.producer]:last] += flow.bytes
+    return chain._replace(
+        ops=joined(chain.ops), backward=joined(chain.backward), forward_flops=total(chain.forward_flops),
+        backward_flops=total(chain.backward_flops), traffic_bytes=total(chain.traffic_bytes), launches=total(chain.launches),
+        parameter_bytes=total(chain.parameter_bytes), activation_bytes=total(chain.activation_bytes), crossing_bytes=crossing)
+
+
+def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int, micro_batches: Optional[int] = None,
+              epsilon: float = 0.2) -> List[Pipeline]:
+    """Every number of stages that divides the devices, by every mesh it makes, with the numbers of micro-batches that promise
+    most; empty where the model or the batch does not divide.
+
+    Args:
+        micro_batches: of one model replica; None: chosen.
+        epsilon: by how much of an equal part the stages may differ from it, at most.
+    """
+    found: List[Pipeline] = []
+    total, began = len(cluster), time.perf_counter()
+    units = units_of(chain, cluster.devices[0])
+    for stages in _distinct_stages(units, total, epsilon):
+        count = max(stages.of) + 1
+        profile = profile_of(staged_chain(chain, units, stages.of), source)
+        for rows in _meshes(cluster, count):
+            ranked = []
+            for number in _micro_batch_counts(global_batch, len(rows[0]), len(rows[0][0]), count, micro_batches):
+                seconds = _latency(profile, cluster, rows, global_batch / (number * len(rows[0]) * len(rows[0][0])), number)
+                ranked.append((seconds, number))
+            for seconds, number in sorted(ranked)[:TRIED]:
+                result = _result(profile, cluster, rows, global_batch, number, seconds, time.perf_counter() - began)
+                found.append(Pipeline(result, profile, stages))
+    return found
+
+
+def _distinct_stages(units: Units, total: int, epsilon: float) -> List[Stages]:
+    """The fewest crossing bytes need not be the fastest: less tolerance costs bytes and balances better."""
+    tried = [(tolerance, False) for tolerance in sorted({0.0, epsilon / 4, epsilon})] + [(max(epsilon, 0.5), True)]
+    found: Dict[Tuple[int, ...], Stages] = {}
+    for count in range(2, min(total, len(units.segments)) + 1):
+        for tolerance, balanced in tried if total % count == 0 else ():
+            try:
+                stages = stage_program(units.problem, count, tolerance, balanced)
+            except InfeasibleError:
+                continue  # units are too coarse for this many
+            found.setdefault(stages.of, stages)
+    return list(found.values())
+
+
+Rows = Sequence[Tuple[Tuple[int, ...], ...]]  # [stage][model replica][device]
+
+
+def _meshes(cluster: Cluster, count: int) -> List[Rows]:
+    """The pipeline on the second dimension of the mesh: model replicas; on the first: devices share a stage."""
+    total = len(cluster)
+    each = total // count
+    replicas = dealt(cluster, count, by_memory=True)
+    found: List[Rows] = [[tuple((row[stage],) for row in replicas) for stage in range(count)]]
+    if each > 1:
+        found.append([(tuple(range(stage * each, (stage + 1) * each)),) for stage in range(count)])
+    return found
+
+
+def _micro_batch_counts(batch: int, replicas: int, devices: int, count: int, given: Optional[int]) -> List[int]:
+    """Numbers of micro-batches that leave every device an example."""
+    share = batch // replicas
+    numbers = range(2, min(share, MOST_PER_STAGE * count) + 1) if given is None else [given]
+    return [number for number in numbers if share * replicas == batch and share % number == 0 and share // number >= devices]
+
+
+def _latency(profile: ModelProfile, cluster: Cluster, rows: Rows, samples: float, micro_batches: int) -> float:
+    """One micro-batch through all stages, and the others through the slowest: to rank numbers of micro-batches."""
+    times = [max(sum(layer_seconds(profile, layer, cluster.devices[device], samples)[:2]) for row in replicas for device in row)
+             for layer, replicas in zip(profile.layers, rows)]
+    return sum(times) + (micro_batches - 1) * max(times)
+
+
+def _result(profile: ModelProfile, cluster: Cluster, rows: Rows, batch: int, micro_batches: int, seconds: float,
+            search_seconds: float) -> SearchResult:
+    depths = warmup_depths("PA", len(rows), None, micro_batches)
+    stages = tuple(Stage(first_layer=number, last_layer=number, devices=row, warmup=depth)
+                   for number, (row, depth) in enumerate(zip(rows, depths)))
+    replicas, devices = len(rows[0]), len(rows[0][0])
+    mesh = "{}x{}".format(replicas, len(rows)) if replicas > 1 else "x".join(map(str, (len(rows), devices)[:1 + (devices > 1)]))
+    return SearchResult(
+        search="rhino", model=profile.name, cluster=cluster.name, global_batch=batch, num_devices=len(cluster),
+        kind=kind_of(stages), stages=stages, micro_batches=micro_batches, model_replicas=replicas, latency_s=seconds,
+        formula_latency_s=seconds, peak_memory_bytes=(0,) * len(cluster), search_seconds=search_seconds,
+        description="mesh {}, pipeline of {} stages{}, {} micro-batches".format(
+            mesh, len(rows), " in {} model replicas".format(replicas) if replicas > 1 else
+            " of {} devices".format(devices) if devices > 1 else "", micro_batches))

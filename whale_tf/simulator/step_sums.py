@@ -1,0 +1,234 @@
+"""Sums of gradients in a captured step: over micro-batches, copies and processes, as the rewriter and communicators make them."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.simulator.calibration import MEMORY
+from whale_tf.simulator.configs import REPLICATED, OpAxis, OpConfig, TensorAxis, TensorConfig
+from whale_tf.simulator.costs import OpEstimator
+from whale_tf.simulator.program import (
+    COMPUTATION,
+    FEATURE,
+    GRADIENT,
+    UPDATE,
+    BlockKey,
+    Buffer,
+    Instruction,
+    Parts,
+    equal_parts,
+)
+from whale_tf.simulator.step_graph import StepGraph, StepTensor
+from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.transformation import ALL_REDUCE, Group
+
+
+class Source(NamedTuple):
+    """Where an executed op's result is: its instruction, buffer (-1: none of its own), tensor and config."""
+
+    instruction: int
+    buffer: int
+    tensor: StepTensor
+    config: TensorConfig
+
+
+class StepState:
+    """What a compilation has emitted so far.
+
+    Attributes:
+        values: (op number, which of its outputs) -> where it is; several for what an op that does not run by itself reads.
+        limits: per instruction, what limits its speed.
+        static_bytes: per device and category, what is held for the whole step.
+    """
+
+    def __init__(self, strategy: Strategy, step: StepGraph, cluster: Cluster, estimator: OpEstimator) -> None:
+        self.strategy, self.step, self.cluster, self.estimator = strategy, step, cluster, estimator
+        self.instructions: List[Instruction] = []
+        self.buffers: List[Buffer] = []
+        self.blocks: Dict[BlockKey, List[int]] = {}
+        self.limits: List[str] = []
+        self.values: Dict[Tuple[int, int], List[Source]] = {}
+        self.static_bytes: Dict[int, Dict[str, float]] = {d: {} for stage in strategy.stages for d in stage.devices}
+        self.stage_of = {op: number for number, stage in enumerate(strategy.stages) for op in stage.ops}
+        self.stage_of_device = {d: number for number, stage in enumerate(strategy.stages) for d in stage.devices}
+        self._parts: Dict[OpConfig, Parts] = {}
+
+    def memory_s(self, device: int, size: float) -> float:
+        return self.estimator.roofline(self.cluster.devices[device], 0.0, size)
+
+    @staticmethod
+    def instruction(name: str, block: BlockKey, lane: int, label: str) -> Instruction:
+        return Instruction(-1, name, block, lane, label)
+
+    def place(self, instruction: Instruction, limit: str) -> None:
+        instruction.id = len(self.instructions)
+        self.instructions.append(instruction)
+        self.limits.append(limit)
+        self.blocks.setdefault(instruction.block, []).append(instruction.id)
+
+    def parts_of(self, config: OpConfig) -> Parts:
+        if config not in self._parts:
+            self._parts[config] = equal_parts(config, [self.cluster.devices[device].type for device in config.devices])
+        return self._parts[config]
+
+
+class GradientSums:
+    """Args:
+    buckets: names of the variables whose gradients go between processes in one message.
+    """
+
+    def __init__(self, compiler: StepState, buckets: Sequence[Sequence[str]]) -> None:
+        self.compiler = compiler
+        self.buckets = buckets
+        self.gradients: Dict[int, Source] = {}  # instruction that makes a gradient -> its sum
+        self.turns: Dict[Tuple[int, ...], int] = {}
+
+    def whole(self, source: Source, wanted: Tuple[int, ...]) -> Source:
+        """What leaves the micro-batches: added over them, then over the copies, for the devices that want it: all, or where the
+        variables are that they share."""
+        if source.instruction not in self.gradients:
+            together = self._bucket_of(source)
+            summed = [self._over_micro_batches(one) for one in together]
+            for one, total in zip(together, self._over_copies(summed, wanted)):
+                self.gradients[one.instruction] = total
+        return self.gradients[source.instruction]
+
+    def _bucket_of(self, source: Source) -> List[Source]:
+        """Gradients that go between processes in one message with this one: the plan's buckets."""
+        if len({self.compiler.cluster.devices[device].node for device in source.config.devices}) > 1:
+            made = [(name, self.compiler.values.get((op, output))) for name, op, output in self.compiler.step.gradients]
+            by_name = {name: sources[0] for name, sources in made if sources}
+            for bucket in self.buckets:
+                members = [by_name[name] for name in bucket if name in by_name]
+                if any(one.instruction == source.instruction for one in members):
+                    return members
+        return [source]
+
+    def _over_micro_batches(self, source: Source) -> Source:
+        count = self.compiler.strategy.num_micro_batch
+        if count == 1 or not source.tensor.bytes:
+            return source
+        producer = self.compiler.instructions[source.instruction]
+        instruction = self.compiler.instruction(producer.name + " (sum)", producer.block, COMPUTATION, "backward")
+        instruction.dependencies.append(source.instruction)
+        if source.buffer >= 0:
+            instruction.reads.append(source.buffer)
+        config = OpConfig(source.config.devices, ())
+        instruction.parts = self.compiler.parts_of(config)
+        share = (count - 1.0) / count  # the first micro-batch's gradient is the sum so far
+        size = 3.0 * source.tensor.bytes * share
+        instruction.seconds = tuple(self.compiler.memory_s(config.devices[first], size) for first in instruction.parts.first)
+        self.compiler.place(instruction, MEMORY)
+        for device in config.devices:
+            held = self.compiler.static_bytes[device]
+            held["gradients"] = held.get("gradients", 0.0) + source.tensor.bytes
+        return Source(instruction.id, -1, source.tensor, everywhere(config.devices))
+
+    def _over_copies(self, together: Sequence[Source], wanted: Tuple[int, ...]) -> List[Source]:
+        devices = together[0].config.devices
+        if len(devices) == 1:
+            return list(together)
+        by_node: Dict[int, List[int]] = {}
+        for device in devices:
+            by_node.setdefault(self.compiler.cluster.devices[device].node, []).append(device)
+        nodes = list(by_node.values())
+        is_shared = len(wanted) < len(devices) and all(sum(device in wanted for device in members) == 1 for members in nodes)
+        if is_shared:
+            places = list(wanted)
+        else:
+            turn = self.turns.get(devices, 0)
+            self.turns[devices] = turn + 1
+            places = [members[turn % len(members)] for members in nodes]
+        totals = [self._sum_in_nodes(source, places, nodes) for source in together]
+        buffer = -1
+        if len(places) > 1:
+            reduced, buffer = self._between_nodes(together, totals, places)
+            totals = [reduced] * len(totals)
+        if is_shared:
+            return [Source(total, buffer, source.tensor, everywhere(wanted)) for source, total in zip(together, totals)]
+        return [self._send_back(source, total, buffer, places, nodes) for source, total in zip(together, totals)]
+
+    def _sum_in_nodes(self, source: Source, places: Sequence[int], nodes: Sequence[Sequence[int]]) -> int:
+        """The copies' values added on one device of each node; returns the instruction that adds."""
+        producer = self.compiler.instructions[source.instruction]
+        if max(map(len, nodes)) == 1:
+            return source.instruction
+        arrive = self.compiler.instruction("to sum", producer.block, FEATURE, "send_recv")
+        arrive.dependencies.append(source.instruction)
+        arrive.groups = tuple(_star(members, place, True) for members, place in zip(nodes, places) if len(members) > 1)
+        arrive.size_bytes = source.tensor.bytes
+        total = self.compiler.instruction(producer.name + " (copies)", self._update_of(places), COMPUTATION, "update")
+        for instruction in (arrive, total):
+            if source.buffer >= 0:
+                instruction.reads.append(source.buffer)
+        self.compiler.place(arrive, MEMORY)
+        total.dependencies += [source.instruction, arrive.id]
+        config = OpConfig(tuple(places), (OpAxis(len(places), None),) if len(places) > 1 else ())
+        total.parts = self.compiler.parts_of(config)
+        size = (max(map(len, nodes)) + 1.0) * source.tensor.bytes
+        total.seconds = tuple(self.compiler.memory_s(places[first], size) for first in total.parts.first)
+        self.compiler.place(total, MEMORY)
+        return total.id
+
+    def _between_nodes(self, together: Sequence[Source], totals: Sequence[int], places: Sequence[int]) -> Tuple[int, int]:
+        """One all-reduce: its instruction, and the buffer of its result; several gradients are copied into one tensor before,
+        and out of it behind."""
+        size = sum(source.tensor.bytes for source in together)
+        config = OpConfig(tuple(places), (OpAxis(len(places), None),))
+        block = self._update_of(places)
+        before = list(totals)
+        reads = [source.buffer for source in together if source.buffer >= 0]
+        if len(together) > 1:
+            before, reads = [self._copied("into bucket", block, config, before, reads, size)], []
+        reduce = self.compiler.instruction("all-reduce", block, GRADIENT, ALL_REDUCE)
+        reduce.dependencies += before
+        reduce.reads += reads
+        reduce.groups = (Group(tuple(sorted(places))),)
+        reduce.size_bytes = size
+        self.compiler.place(reduce, MEMORY)
+        parts = self.compiler.parts_of(config)
+        self.compiler.buffers.append(Buffer("summed gradients", "gradient buckets", reduce.id, parts, (size,) * len(parts.first)))
+        buffer = len(self.compiler.buffers) - 1
+        if len(together) == 1:
+            return reduce.id, buffer
+        return self._copied("out of bucket", block, config, [reduce.id], [buffer], size), buffer
+
+    def _update_of(self, places: Sequence[int]) -> BlockKey:
+        return self.compiler.stage_of_device[places[0]], UPDATE
+
+    def _copied(
+        self, name: str, block: BlockKey, config: OpConfig, before: Sequence[int], reads: Sequence[int], size: float
+    ) -> int:
+        instruction = self.compiler.instruction(name, block, COMPUTATION, "update")
+        instruction.dependencies += before
+        instruction.reads += reads
+        instruction.parts = self.compiler.parts_of(config)
+        seconds = (self.compiler.memory_s(config.devices[first], 2.0 * size) for first in instruction.parts.first)
+        instruction.seconds = tuple(seconds)
+        self.compiler.place(instruction, MEMORY)
+        self.compiler.buffers.append(Buffer(name, "gradient buckets", instruction.id, instruction.parts, (size,) * len(
+            instruction.parts.first)))  # fmt: skip
+        return instruction.id
+
+    def _send_back(
+        self, source: Source, total: int, buffer: int, places: Sequence[int], nodes: Sequence[Sequence[int]]
+    ) -> Source:
+        if max(map(len, nodes)) > 1:
+            leave = self.compiler.instruction("from sum", self._update_of(places), FEATURE, "send_recv")
+            leave.dependencies.append(total)
+            leave.groups = tuple(_star(members, place, False) for members, place in zip(nodes, places) if len(members) > 1)
+            leave.size_bytes = source.tensor.bytes
+            self.compiler.place(leave, MEMORY)
+            total = leave.id
+        return Source(total, buffer, source.tensor, everywhere(source.config.devices))
+
+
+def _star(members: Sequence[int], place: int, inward: bool) -> Group:
+    """Every member sends to one of them, or gets from it."""
+    others = [device for device in members if device != place]
+    return Group(tuple(sorted(members)), tuple((other, place, 1.0) if inward else (place, other, 1.0) for other in others))
+
+
+def everywhere(devices: Tuple[int, ...]) -> TensorConfig:
+    return TensorConfig(devices, (TensorAxis(len(devices), REPLICATED),) if len(devices) > 1 else ())
