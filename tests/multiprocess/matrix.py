@@ -35,9 +35,10 @@ ARRANGEMENTS: Dict[str, Arrangement] = {
 }
 BOTH = (True, False)
 AXES: Dict[str, Any] = {
-    "arrangement": tuple(ARRANGEMENTS), "case": ("clipped_adam", "weighted_loss", "momentum"), "dtype": ("float32", "float64"),
+    "arrangement": tuple(ARRANGEMENTS), "case": ("clipped_adam", "weighted_loss"), "dtype": ("float32", "float64"),
     "resource": BOTH, "static_batch": BOTH, "dataset": BOTH}
-MORE_CASES = ("mlp_mean", "sum_with_l2", "convolution", "tied_embedding", "sparse_embedding", "gan", "gradient_penalty")
+MORE_CASES = (
+    "momentum", "mlp_mean", "sum_with_l2", "convolution", "tied_embedding", "sparse_embedding", "gan", "gradient_penalty")
 
 
 def allowed(row: Dict[str, Any]) -> bool:

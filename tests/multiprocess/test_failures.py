@@ -52,7 +52,8 @@ def test_a_late_worker_and_chief_only_files(starter: Starter, tmp_path: Any, lat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim, more", [(1, {}), (0, {"COUNT": "2"}), (1, {"COUNT": "2"})])
+@pytest.mark.parametrize("victim, more", [
+    pytest.param(1, {}, marks=pytest.mark.full), (0, {"COUNT": "2"}), (1, {"COUNT": "2"})])
 def test_a_killed_process_ends_the_other(starter: Starter, victim: int, more: Dict[str, str]) -> None:
     """Beside each other, and with a TaskGraph on both (``COUNT``), so that process 0 drives process 1."""
     both = [start(*SCRIPT, "1000000", **more) for start in starter.workers(2)]
@@ -93,7 +94,7 @@ def test_a_port_that_is_taken(starter: Starter) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, {"COUNT": "2"}])
+@pytest.mark.parametrize("more", [{}, pytest.param({"COUNT": "2"}, marks=pytest.mark.full)])
 def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, str]) -> None:
     """Beside each other, and driven by process 0 (``COUNT``); the next run goes on there."""
     run = starter.start(*WHALE_RUN, "--workers", "2", *SCRIPT, "40", str(tmp_path), PAUSE="0.05", SAVE_STEPS="1000", **more)
