@@ -126,6 +126,8 @@ def profile(model: str, batch: int) -> Result:
 
     import tensorflow.compat.v1 as tf
 
+    from whale_tf.simulator.trace import op_name
+
     script = build(model, batch, [contextlib.nullcontext])
     fed = tf.shape(next(iter(script.feed)))
     seconds: Dict[str, float] = {}
@@ -139,7 +141,7 @@ def profile(model: str, batch: int) -> Result:
             for name, value in op_seconds(metadata).items():
                 seconds[name] = min(value, seconds.get(name, value))
         for node in (node for device in metadata.step_stats.dev_stats for node in device.node_stats):
-            scratch[node.node_name.split(":")[0]] = float(node.memory_stats.temp_memory_size)
+            scratch[op_name(node.node_name)] = float(node.memory_stats.temp_memory_size)
     share = max(0.0, whole_s - empty_s - sum(seconds.values())) / len(seconds)
     return {"seconds": {name: value + share for name, value in seconds.items()}, "scratch": scratch}
 
@@ -157,10 +159,11 @@ def least_cpu(step: Callable[[], Any]) -> float:
 def op_seconds(metadata: Any) -> Dict[str, float]:
     """Seconds of every op of a traced step."""
     from whale_tf.simulator import trace_of_run_metadata
+    from whale_tf.simulator.trace import op_name
 
     found: Dict[str, float] = {}
     for event in trace_of_run_metadata(metadata).events:
-        name = event.name.split(":")[0]
+        name = op_name(event.name)
         found[name] = found.get(name, 0.0) + event.duration_s
     return found
 

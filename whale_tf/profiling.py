@@ -30,7 +30,7 @@ from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator.step_graph import StepGraph
-from whale_tf.simulator.trace import executed_s
+from whale_tf.simulator.trace import executed_s, op_name
 
 WARM_UP_STEPS = 2  # before the traced one
 
@@ -205,14 +205,14 @@ def op_seconds(metadata: Any) -> Dict[str, float]:
     found: Dict[str, float] = {}
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
-            name = node.node_name.split(":")[0]
+            name = op_name(node.node_name)
             found[name] = found.get(name, 0.0) + executed_s(node)[1]
     return found
 
 
 def op_scratch(metadata: Any) -> Dict[str, float]:
     """Bytes that every op's kernel took only while it ran (a convolution's rearranged image, say)."""
-    return {node.node_name.split(":")[0]: float(node.memory_stats.temp_memory_size)
+    return {op_name(node.node_name): float(node.memory_stats.temp_memory_size)
             for device in metadata.step_stats.dev_stats for node in device.node_stats}
 
 

@@ -36,3 +36,10 @@ def test_a_real_step_on_two_devices() -> None:
     assert max(trace.memory[on["stage0/MatMul"].device][1]) >= 64 * 64 * 4
     assert len(to_chrome([trace])["traceEvents"]) > len(trace.events)
     assert timeline_figure(trace).axes and memory_figure(trace, {}).axes
+
+
+def test_ops_that_the_graph_optimizer_replaced_keep_their_names() -> None:
+    from whale_tf.simulator.trace import op_name
+
+    assert op_name("a/b/ArithmeticOptimizer/ReplaceMulWithSquare_mul") == "a/b/mul"
+    assert op_name("a/mul_1:Mul") == "a/mul_1"

@@ -125,6 +125,15 @@ def trace_of_run_metadata(run_metadata: Any, name: str = "measured", devices: Op
     return Trace(name, tuple(events), {device: _staircase(values) for device, values in changes.items()})
 
 
+# What TensorFlow's graph optimizer calls an op that it has put in the place of one.
+_REPLACED = re.compile(r"ArithmeticOptimizer/[A-Za-z0-9]+_(?=[^/]+$)")
+
+
+def op_name(node_name: str) -> str:
+    """The op that an executed node stands for: ``mul`` for ``ArithmeticOptimizer/ReplaceMulWithSquare_mul``."""
+    return _REPLACED.sub("", node_name.split(":")[0])
+
+
 def executed_s(node: Any) -> Tuple[float, float]:
     """(from the node's start to its kernel's, of its kernel) of a ``NodeExecStats``: from nanoseconds where it has them."""
     if node.op_end_rel_nanos:
