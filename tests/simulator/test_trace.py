@@ -19,6 +19,7 @@ from whale_tf.simulator import (
     write_chrome,
 )
 from whale_tf.simulator.builtin.vision import mlp
+from whale_tf.simulator.trace import executed_s
 from whale_tf.viz.report import html_report
 from whale_tf.viz.timeline import blocks_of, memory_figure, svg_text, timeline_figure
 
@@ -106,8 +107,17 @@ def node(name: str, label: str, start: int, begin: int, end: int, memory: List[A
         all_start_micros=start,
         op_start_rel_micros=begin,
         op_end_rel_micros=end,
+        op_start_rel_nanos=0,
+        op_end_rel_nanos=0,
         memory=memory,
     )
+
+
+def test_nanoseconds_are_taken_where_they_are() -> None:
+    coarse = node("Add", "Add", 1000, 1, 1)
+    assert executed_s(coarse) == pytest.approx((1e-6, 0.0))
+    coarse.op_start_rel_nanos, coarse.op_end_rel_nanos = 1200, 1700
+    assert executed_s(coarse) == pytest.approx((1.2e-6, 0.5e-6))
 
 
 def test_a_real_step_s_metadata_gives_the_same_events() -> None:
