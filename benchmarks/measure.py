@@ -69,7 +69,7 @@ def ask(script: str, spec: Spec, processes: int = 1) -> Result:
     for rank in range(processes):
         job = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT,
-                           TF_CONFIG=json.dumps(job) if processes > 1 else "")  # fmt: skip
+                           TF_CONFIG=json.dumps(job if processes > 1 else {}))  # fmt: skip
         started.append(subprocess.Popen(
             [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)], env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True))  # fmt: skip
