@@ -51,7 +51,7 @@ def test_environment_arguments_and_prefixes(starter: Starter, script: Any) -> No
 def test_one_worker_is_no_job(starter: Starter, script: Any) -> None:
     path = script("print(os.environ['WHALE_CLUSTER'], os.environ['TF_CONFIG'])")
     run = starter.start(*WHALE_RUN, "--devices-per-worker", "2", path)
-    assert run.wait(LIMIT_S) == 0 and run.output.strip() == "[0] cpu:2"
+    assert run.wait(LIMIT_S) == 0 and run.output.strip() == "[0] cpu:2 {}"
 
 
 @pytest.mark.slow

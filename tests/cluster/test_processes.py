@@ -6,7 +6,8 @@ from typing import Any, Dict
 
 import pytest
 
-from whale_tf.cluster import Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
+from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
+from whale_tf.cluster.processes import tf_configs
 from whale_tf.errors import ClusterError
 
 TWO = Processes(("a:1", "b:1"), 1)
@@ -59,3 +60,10 @@ def test_one_process_keeps_the_local_names() -> None:
 def test_devices_that_do_not_divide(text: str) -> None:
     with pytest.raises(ClusterError, match="there are 2 processes .a:1, b:1., but the cluster"):
         devices_of_processes(Cluster.parse(text), TWO)
+
+
+def test_a_single_process_is_alone_whatever_the_environment_says() -> None:
+    """TensorFlow reads the text, too: it has to be an object."""
+    alone, = tf_configs([7000])
+    assert json.loads(alone["TF_CONFIG"]) == {}
+    assert find_processes(dict(alone, SLURM_JOB_ID="1", SLURM_JOB_NODELIST="a,b", SLURM_PROCID="1")) == ONE_PROCESS

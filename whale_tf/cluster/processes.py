@@ -150,9 +150,10 @@ def free_ports(count: int) -> List[int]:
 
 
 def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
-    """``TF_CONFIG`` of each of the processes at these ports; none for a single one."""
+    """``TF_CONFIG`` of each of the processes at these ports; of a single one an empty object, which says the same to all who
+    read it, whatever job the environment speaks of otherwise (TensorFlow cannot read an empty text)."""
     if len(ports) == 1:
-        return [{"TF_CONFIG": ""}]
+        return [{"TF_CONFIG": "{}"}]
     addresses = ["127.0.0.1:{}".format(port) for port in ports]
     return [{"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})}
             for rank in range(len(ports))]
