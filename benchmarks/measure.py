@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
+
+from whale_tf.cluster.processes import free_ports, tf_configs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MARK = "RESULT "
@@ -64,12 +65,9 @@ def ask(script: str, spec: Spec, processes: int = 1) -> Result:
     Raises:
         RuntimeError: it failed; with the end of its output.
     """
-    addresses = ["127.0.0.1:{}".format(port) for port in free_ports(processes)]
     started = []
-    for rank in range(processes):
-        job = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT,
-                           TF_CONFIG=json.dumps(job if processes > 1 else {}))  # fmt: skip
+    for job in tf_configs(free_ports(processes)):
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT, **job)
         started.append(subprocess.Popen(
             [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)], env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True))  # fmt: skip
@@ -78,18 +76,6 @@ def ask(script: str, spec: Spec, processes: int = 1) -> Result:
         if line.startswith(MARK):
             return json.loads(line[len(MARK):])
     raise RuntimeError("no result for {}:\n{}".format(spec, outputs[0][-3000:]))
-
-
-def free_ports(count: int) -> List[int]:
-    """Ports that nobody listens at."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def rounds(script: str, specs: Sequence[Spec], count: int) -> List[Result]:

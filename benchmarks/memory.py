@@ -75,7 +75,7 @@ def _variable_bytes(plan: Any, sizes: Dict[str, int]) -> List[int]:
     homes = {name: task for task in plan.task_graphs for name in task.ops}
     for name, size in sizes.items():
         owner = next((part for part in (name, name.rpartition("/")[0]) if part in homes), None)
-        for device in {d for row in homes[owner].devices for d in row} if owner else ():
+        for device in homes[owner].variable_devices if owner else ():
             held[device] += size
     return held
 

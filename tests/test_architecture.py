@@ -18,7 +18,7 @@ FLOORS = ("cli", "viz", "calibrating", "profiling", "api", "parallelize", "sessi
           "capture", "communicators",
           "graph_editor", "_tf_compat",
           "planner", "simulator", "balance", "schedule", "bridges", "patterns", "profiler", "plan", "ir", "cluster",
-          "config", "errors")
+          "config", "documents", "errors")
 PURE = FLOORS[FLOORS.index("planner"):]
 TENSORFLOW = ("tensorflow", "keras", "tf_keras", "horovod")
 

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ import numpy as np
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster.hardware import device_type
-from whale_tf.cluster.processes import JOB, Processes
+from whale_tf.cluster.processes import JOB, Processes, free_ports
 from whale_tf.communicators import Keys
 from whale_tf.communicators.base import Member
 from whale_tf.communicators.processes import ProcessCommunicator
@@ -244,17 +243,11 @@ def collectives(threads: Threads, repeat: int) -> Communicator:
     Raises:
         ClusterError: a process failed; with the end of its output.
     """
-    ports = []
-    sockets = [socket.socket() for _ in range(2)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-        ports.append("127.0.0.1:{}".format(one.getsockname()[1]))
-    for one in sockets:
-        one.close()
+    addresses = ["127.0.0.1:{}".format(port) for port in free_ports(2)]
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "whale_tf.calibrating", json.dumps([ports, rank, list(threads), repeat])],
-            env=dict(os.environ, TF_CONFIG="", PYTHONPATH=os.pathsep.join(sys.path)), stdout=subprocess.PIPE,
+            [sys.executable, "-m", "whale_tf.calibrating", json.dumps([addresses, rank, list(threads), repeat])],
+            env=dict(os.environ, TF_CONFIG="{}", PYTHONPATH=os.pathsep.join(sys.path)), stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, universal_newlines=True)
         for rank in range(2)]  # fmt: skip
     try:

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union,
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Literal
 
+from whale_tf.documents import json_object
 from whale_tf.errors import ConfigError, did_you_mean, nearest
 
 ALIASES: Mapping[str, str] = {
@@ -183,7 +184,10 @@ class Config(_Section):
             return source
         if isinstance(source, os.PathLike):
             source = os.fspath(source)
-        return cls(_load(source) if isinstance(source, str) else source)
+        if isinstance(source, str):
+            source = json_object(
+                source, "config", ConfigError, 'give the path of a JSON file, or JSON text such as {"num_micro_batch": 8}')
+        return cls(source)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every key by its dotted name."""
@@ -345,24 +349,6 @@ def _readable(error: ValidationError, leaves: Mapping[str, Any]) -> ConfigError:
     hint = did_you_mean(value, row.allowed.replace("`", "").split(" or ")) if isinstance(value, str) else ""
     return ConfigError("config key {!r} is {!r}, expected {}.{}".format(
         key, value, row.allowed.replace("`", "'"), hint))
-
-
-def _load(source: str) -> Mapping[str, Any]:
-    text, origin = source, "the config's JSON text"
-    if not source.lstrip().startswith("{"):
-        origin = "config file {!r}".format(source)
-        if not os.path.isfile(source):
-            raise ConfigError('{} does not exist; give the path of a JSON file, or JSON text such as '
-                              '{{"num_micro_batch": 8}}'.format(origin))
-        with open(source, encoding="utf8") as handle:
-            text = handle.read()
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise ConfigError("{} is not valid JSON: {}".format(origin, error)) from None
-    if not isinstance(values, dict):
-        raise ConfigError('{} holds {!r}, expected an object such as {{"num_micro_batch": 8}}'.format(origin, values))
-    return values
 
 
 if __name__ == "__main__":

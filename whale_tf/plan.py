@@ -7,11 +7,11 @@ It is plain JSON (``Plan.to_json``, ``Plan.parse``): op and tensor names, device
 from __future__ import annotations
 
 import json
-import os
 from typing import Dict, List, Optional, Set, Tuple, Type, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from whale_tf.documents import json_object, problems
 from whale_tf.errors import PlanError
 
 VERSION = 1
@@ -58,6 +58,14 @@ class TaskGraphPlan(_Value):
     def replica_count(self) -> int:
         """Parts of a micro-batch: a ``split`` TaskGraph is one replica on all its devices."""
         return 1 if self.strategy == "split" else self.device_count
+
+    @property
+    def variable_devices(self) -> Tuple[int, ...]:
+        """The devices that hold its variables (of one process); under ``split`` each its part."""
+        rows = self.devices if self.variables == "mirrored" else self.devices[:1]
+        if self.variables == "shared" and self.strategy != "split":
+            return rows[0][:1]
+        return tuple(device for row in rows for device in row)
 
     @model_validator(mode="after")
     def _consistent(self) -> TaskGraphPlan:
@@ -263,32 +271,12 @@ class Plan(_Value):
         if isinstance(source, Plan):
             return source
         if isinstance(source, str):
-            source = _load_json(source)
+            source = json_object(source, "plan", PlanError, "write one with wh.current_plan().to_json() or `whale plan`")
         return _validate(cls, source)
-
-
-def _load_json(source: str) -> Dict:
-    text, origin = source, "the plan"
-    if not source.lstrip().startswith("{"):
-        origin = "plan file {!r}".format(source)
-        if not os.path.exists(source):
-            raise PlanError(
-                "{} does not exist; write one with wh.current_plan().to_json() or `whale plan`".format(origin)
-            )
-        with open(source, encoding="utf8") as handle:
-            text = handle.read()
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise PlanError("{} is not JSON: {}".format(origin, error))
 
 
 def _validate(model: Type[_T], data: Dict) -> _T:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems: List[str] = []
-        for item in error.errors():
-            place = ".".join(str(part) for part in item["loc"]) or "the plan"
-            problems.append("{}: {} (got {!r:.80})".format(place, item["msg"], item.get("input")))
-        raise PlanError("not a valid plan: " + "; ".join(problems)) from None
+        raise PlanError("not a valid plan: " + problems(error, "the plan")) from None

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import whale_tf as wh
+from tests.cli.scripts import SCRIPT
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cli import app
 from whale_tf.cluster.hardware import device_type
@@ -19,30 +20,11 @@ from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.profiling import profile_model
 from whale_tf.simulator import StepGraph
 
-SCRIPT = '''
-import sys
-import numpy as np
-import tensorflow.compat.v1 as tf
-{whale}
-tf.disable_eager_execution()
-with tf.Graph().as_default():
-    x = tf.placeholder("float32", [None, 6], name="x")
-    for i in range(4):
-        w = tf.get_variable("w%d" % i, initializer=np.random.RandomState(i).randn(6, 6).astype("float32") / 3)
-        h = tf.tanh(tf.matmul(h if i else x, w), name="h%d" % i)
-    loss = tf.reduce_mean(tf.square(h))
-    train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        batches = np.random.RandomState(0).randn(3, 8, 6).astype("float32")
-        losses = [float(session.run([loss, train], {{x: batch}})[0]) for batch in batches]
-    open(sys.argv[1], "w").write(repr(losses))
-'''
 WITH_WHALE = "import whale_tf as wh\nwh.init({!r}, cluster={!r}, plan={!r})"
 
 
 def write(path: Any, whale: str = "") -> str:
-    path.write_text(SCRIPT.format(whale=whale))
+    path.write_text(SCRIPT.format(whale=whale, batch=None))
     return str(path)
 
 

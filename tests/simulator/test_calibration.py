@@ -72,7 +72,7 @@ def test_missing_or_broken_file(tmp_path: Any) -> None:
         Calibration.parse(str(tmp_path / "none.json"))
     path = tmp_path / "broken.json"
     path.write_text("nothing")
-    with pytest.raises(PlanError, match="broken.json' is not JSON"):
+    with pytest.raises(PlanError, match="broken.json' is not valid JSON"):
         Calibration.parse(str(path))
 
 

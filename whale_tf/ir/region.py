@@ -10,7 +10,7 @@ Ops outside the region run once, on merged values.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -30,7 +30,9 @@ class Region(NamedTuple):
     batch_level: those that are cloned for every micro-batch.
     task_graph: TaskGraph of every op of the graph (-1 outside the region).
     late: batch-level ops that are computed from a gradient: the backward step of the schedule.
+    early: batch-level ops that run ahead of the schedule, because a value of the whole batch follows from them.
     batch: what the batch-axis analysis found.
+    mean_divisors: (op, input position) in gradients of ``Mean`` that hold the size of the batch the graph was built for.
     """
 
     graph: OpGraph
@@ -40,6 +42,7 @@ class Region(NamedTuple):
     late: Set[int]
     early: Set[int]
     batch: BatchAxis
+    mean_divisors: FrozenSet[Tuple[int, int]] = frozenset()
 
     def contains(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -77,14 +80,15 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     """Split the region's ops into batch level and step level (see the module's docstring)."""
     region = [op for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
     seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
-    seeds |= {op for op, _ in mean_divisors(graph, batch)}
+    divisors = _mean_divisors(graph, batch)
+    seeds |= {op for op, _ in divisors}
     loops = _loops(region, frames(graph))
     units = loops + _containers(graph, region)  # each runs on one level, and in one TaskGraph
     batch_level = _closed(graph, region, set(sources), seeds, units)
     members = [op for op in region if op.id in batch_level]
     late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
     early = _early(graph, batch, batch_level, loops)
-    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch)
+    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch, divisors)
 
 
 def inseparable(region: Region) -> List[Set[int]]:
@@ -111,7 +115,7 @@ def _conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
     return list({id(unit): unit for unit in unit_of.values()}.values())
 
 
-def mean_divisors(graph: OpGraph, batch: BatchAxis) -> Set[Tuple[int, int]]:
+def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int]]:
     """Divisors (op, input position) in gradients of ``Mean`` over the batch that hold the size the graph was built for.
 
     With ``G`` mini-batches, one for each model replica, the whole batch is ``G`` times as large, and so is the divisor;
@@ -124,7 +128,7 @@ def mean_divisors(graph: OpGraph, batch: BatchAxis) -> Set[Tuple[int, int]]:
             is_number = divisor.is_replicated and divisor.power == 0
             if forward.type == "Mean" and batch.layout(forward.outputs[0]).is_partial and is_number:
                 found.add((op.id, 1))
-    return found
+    return frozenset(found)
 
 
 def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:

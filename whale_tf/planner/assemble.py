@@ -7,11 +7,11 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.bridges import cuts, pattern
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
 from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, TaskGraphPlan
-from whale_tf.planner.buckets import Gradient, buckets, limits
+from whale_tf.planner.buckets import Gradient
+from whale_tf.planner.gradients import backend_of, buckets_of, travels_as_fp16, variables_of
 from whale_tf.planner.slices import replica_slices
 from whale_tf.schedule import auto_policy, warmup_depths
 
@@ -128,7 +128,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 warmup=warmup,
                 slices=parts_of_batch,
                 batch_of=spec.batch_of,
-                variables=_variables(stage, row, cluster, config, decision.processes, bool(sums)),
+                variables=variables_of(stage.read_in_loops, row, cluster, config, decision.processes, bool(sums)),
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
         ),
@@ -138,10 +138,10 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         gradients=tuple(
             GradientPlan(
                 task_graph=i,
-                backend=_backend(config, decision.processes, sums),
-                buckets=_buckets(stage.gradients, cluster, config, sums),
+                backend=backend_of(config, decision.processes, sums),
+                buckets=buckets_of(stage.gradients, cluster, config, sums),
                 bytes=stage.parameter_bytes,
-                fp16=_fp16(config, decision.processes, sums),
+                fp16=travels_as_fp16(config, decision.processes, sums),
             )
             for i, (stage, count) in enumerate(zip(stages, counts))
             if replicas * count > 1 and stage.gradients
@@ -199,15 +199,6 @@ def _slices(
     )
 
 
-def _buckets(
-    gradients: Sequence[Gradient], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]]
-) -> Tuple[Tuple[str, ...], ...]:
-    """Inside one process no message is sent, so every gradient is summed by itself."""
-    if not processes:
-        return tuple((gradient.variable,) for gradient in gradients)
-    return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
-
-
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
     """Whether a model replica spans processes: its TaskGraphs ask for more devices than a process has, or go across nodes."""
     asked = sum(spec.device_count or 0 for spec in specs if spec.batch_of is None)
@@ -218,81 +209,6 @@ def goes_across(specs: Sequence[TaskGraphSpec], config: Config) -> bool:
     """Whether the replicas of each TaskGraph are to be beside each other, rather than the TaskGraphs of a model replica."""
     whole = [spec for spec in specs if spec.batch_of is None]
     return not config.cluster.device_place_prefer_intra_node and len(whole) > 1 and all(spec.device_count for spec in whole)
-
-
-def _backend(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> str:
-    """What sums gradients.
-
-    Args:
-        sums: the processes between which they are summed.
-
-    Raises:
-        ConfigError: it cannot, with several processes.
-    """
-    backend: str = config.communication.backend
-    if backend == "auto":
-        return "collective" if sums else "local"
-    if backend == "horovod" and processes and not sums:
-        raise ConfigError(
-            "communication.backend is 'horovod', which sums between processes, but model replicas span the {} processes, and the "
-            "first one drives all; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
-        )
-    if backend == "local" and sums:
-        raise ConfigError(
-            "communication.backend is 'local', which sums inside one process, but there are {} processes; use 'auto' or "
-            "'collective'".format(len(processes))
-        )
-    return backend
-
-
-def _variables(
-    stage: StageStatistics,
-    rows: Sequence[Tuple[int, ...]],
-    cluster: Cluster,
-    config: Config,
-    processes: Sequence[Tuple[int, ...]],
-    is_between_graphs: bool,
-) -> str:
-    """Whether the replicas of a TaskGraph share one copy of its variables.
-
-    A loop of version 1 reads the variables it takes in on its own device: its stacks are there, too.
-
-    Raises:
-        ConfigError: they are to, and cannot.
-    """
-    wanted: str = config.variables
-    by_collective = config.communication.backend == "collective" and not processes
-    if wanted == "shared" and by_collective:
-        raise ConfigError(
-            "variables is 'shared' and communication.backend is 'collective': inside one process a collective gives every "
-            "replica a gradient for its own copy; use communication.backend 'auto', or variables 'mirrored'"
-        )
-    if wanted == "shared" and stage.read_in_loops:
-        raise ConfigError(
-            "variables is 'shared', but a while loop reads {!r} on the loop's own device; use variables 'auto' or 'mirrored', or "
-            "read the variable before the loop".format(stage.read_in_loops[0])
-        )
-    if wanted != "auto":
-        return wanted
-    used = {index for row in rows for index in row}
-    one_memory = is_between_graphs or not processes or any(used <= set(owned) for owned in processes)
-    is_cpu = all(cluster.devices[index].kind == "CPU" for index in used)
-    can_share = is_cpu and one_memory and not by_collective and not stage.read_in_loops
-    return "shared" if len(used) > 1 and can_share else "mirrored"
-
-
-def _fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> bool:
-    """Whether gradients travel as float16.  Inside one process they do not travel.
-
-    Raises:
-        ConfigError: they are to, but one process drives the devices of all.
-    """
-    if config.communication.fp16 and processes and not sums:
-        raise ConfigError(
-            "communication.fp16 is true, but model replicas span the {} processes, and their gradients are summed in the graph "
-            "of the first; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
-        )
-    return config.communication.fp16 and bool(sums)
 
 
 def replica_count(spec: TaskGraphSpec, row: Tuple[Tuple[int, ...], ...]) -> int:

@@ -23,10 +23,10 @@ def device_peaks(plan: Plan, region: Region, gradients: Set[int], parameter_byte
         replicas = plan.num_model_replicas * task.device_count
         memory = micro_batch_memory(region, gradients, index, plan.num_micro_batch, replicas)
         sizes = task.slices or (1,) * task.device_count
-        for g, row in enumerate(task.devices):
-            for r, (device, size) in enumerate(zip(row, sizes)):
+        for row in task.devices:
+            for device, size in zip(row, sizes):
                 share = size * task.device_count / sum(sizes)  # of an equal part
                 peaks[device] += memory.peak(task.warmup, plan.num_micro_batch, share)
-                if task.variables == "mirrored" or g == r == 0:
-                    peaks[device] += parameter_bytes[index] * (1 + slots)
+        for device in task.variable_devices:
+            peaks[device] += parameter_bytes[index] * (1 + slots)
     return [int(peak) for peak in peaks]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
@@ -74,7 +74,7 @@ class Context:
         self.edit = edit
         self.variables: Dict[int, int] = {}
         self.pinned: Set[str] = set()
-        self.rescaled: Set[Tuple[int, int]] = set()
+        self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
         self._scopes: Dict[Tuple[int, ...], str] = {}
         self._scope = ROOT
         index = 0

@@ -17,7 +17,7 @@ from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.region import Region, mean_divisors
+from whale_tf.ir.region import Region
 from whale_tf.plan import Plan
 from whale_tf.rewrite import reroute
 from whale_tf.rewrite.clones import clone_region
@@ -219,7 +219,7 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
             "one (drop_remainder=False)"
         )
     if division.mini_batches > 1 and batch is not None:
-        context.rescaled = mean_divisors(graph, context.region.batch)
+        context.rescaled = context.region.mean_divisors
     return division
 
 

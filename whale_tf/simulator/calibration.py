@@ -7,12 +7,12 @@ overlap factor gamma, and latency (alpha) and bandwidth (1 / beta) of the commun
 from __future__ import annotations
 
 import json
-import os
 from typing import Any, Dict, Mapping, Tuple, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from whale_tf.cluster import Cluster
+from whale_tf.documents import json_object, problems
 from whale_tf.errors import PlanError, did_you_mean
 
 VERSION = 1
@@ -119,13 +119,11 @@ class Calibration(_Value):
         if isinstance(source, cls):
             return source
         if isinstance(source, str):
-            source = _load(source)
+            source = json_object(source, "calibration", PlanError, "write one with `whale calibrate -o FILE`")
         try:
             return cls.model_validate(source)
         except ValidationError as error:
-            raise PlanError("not a valid calibration: " + "; ".join(
-                "{}: {} (got {!r:.80})".format(".".join(str(part) for part in item["loc"]) or "the calibration", item["msg"],
-                                               item.get("input")) for item in error.errors()[:3])) from None  # fmt: skip
+            raise PlanError("not a valid calibration: " + problems(error, "the calibration")) from None
 
 
 def interpolated(points: Points, work: float) -> float:
@@ -134,23 +132,6 @@ def interpolated(points: Points, work: float) -> float:
         return points[0][1] * work / points[0][0]
     below, above = next(((a, b) for a, b in zip(points, points[1:]) if work <= b[0]), (points[-2], points[-1]))
     return max(0.0, below[1] + (work - below[0]) / (above[0] - below[0]) * (above[1] - below[1]))
-
-
-def _load(source: str) -> Dict[str, Any]:
-    text, origin = source, "the calibration"
-    if not source.lstrip().startswith("{"):
-        origin = "calibration file {!r}".format(source)
-        if not os.path.exists(source):
-            raise PlanError("{} does not exist; write one with `whale calibrate -o FILE`".format(origin))
-        with open(source, encoding="utf8") as handle:
-            text = handle.read()
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise PlanError("{} is not JSON: {}".format(origin, error))
-    if not isinstance(value, dict):
-        raise PlanError("{} is {!r:.40}, expected a JSON object".format(origin, value))
-    return value
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:

@@ -7,9 +7,9 @@ at one or several batch sizes, and nothing of TensorFlow; on disk it is JSON.  `
 from __future__ import annotations
 
 import json
-import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from whale_tf.documents import json_object
 from whale_tf.errors import PlanError
 from whale_tf.plan import Plan
 from whale_tf.simulator.calibration import Points, interpolated
@@ -129,17 +129,11 @@ class StepGraph(NamedTuple):
         Raises:
             PlanError: unreadable, or not what :meth:`to_json` writes.
         """
-        text, origin = source, "the step graph"
-        if not source.lstrip().startswith("{"):
-            origin = "step graph {!r}".format(source)
-            if not os.path.exists(source):
-                raise PlanError("{} does not exist; write one with `whale profile SCRIPT --ops FILE`".format(origin))
-            with open(source, encoding="utf8") as handle:
-                text = handle.read()
+        value = json_object(source, "step graph", PlanError, "write one with `whale profile SCRIPT --ops FILE`")
         try:
-            return _parsed(json.loads(text))
+            return _parsed(value)
         except (ValueError, KeyError, TypeError) as error:
-            raise PlanError("{} is not what `whale profile --ops` writes: {}: {}".format(origin, type(error).__name__, error))
+            raise PlanError("the step graph is not what `whale profile --ops` writes: {}: {}".format(type(error).__name__, error))
 
 
 def _merged(one: Mapping[str, Points], other: Mapping[str, Points]) -> Dict[str, Points]:

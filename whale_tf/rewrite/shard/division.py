@@ -54,30 +54,10 @@ def divide(
     parts: Sequence[Tuple[int, ...]],
 ) -> Division:
     """How ``split`` TaskGraphs are divided: by the plan, or by the cheapest patterns."""
+    init = (config if plan is None else plan).init
     if plan is not None and is_automatic(plan):
         examples = divided_dims(analyse(local.graph, local.sources, local.scope, options))
-        found = whole_division(local, planned(graph, local, examples, cluster, config, plan), cluster)
-    else:
-        found = _annotated_division(local, cluster, config, plan, options, parts)
-    return initialised(found, (config if plan is None else plan).init)
-
-
-def initialised(division: Division, init: str) -> Division:
-    """With initial values made in parts, if that is asked for (``init: sharded``)."""
-    if division.assignment is None or init == "exact":
-        return division
-    initializers = division.local.phases.variables.initializers
-    return division._replace(assignment=with_initial_values(division.local.graph, initializers, division.assignment))
-
-
-def _annotated_division(
-    local: Captured,
-    cluster: Cluster,
-    config: Config,
-    plan: Optional[Plan],
-    options: Options,
-    parts: Sequence[Tuple[int, ...]],
-) -> Division:
+        return initialised(whole_division(local, planned(graph, local, examples, cluster, config, plan), cluster), init)
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
@@ -90,7 +70,15 @@ def _annotated_division(
     listed = None if plan is None else {name for task in plan.task_graphs if task.batch_of is not None for name in task.ops}
     members = batch_ops(problem, assignment, region, listed)
     local = _beside(local, counts, members)
-    return Division(local, local, counts, with_batch(problem, assignment, region, members))
+    return initialised(Division(local, local, counts, with_batch(problem, assignment, region, members)), init)
+
+
+def initialised(division: Division, init: str) -> Division:
+    """With initial values made in parts, if that is asked for (``init: sharded``)."""
+    if division.assignment is None or init == "exact":
+        return division
+    initializers = division.local.phases.variables.initializers
+    return division._replace(assignment=with_initial_values(division.local.graph, initializers, division.assignment))
 
 
 def _by_batch(

@@ -1,0 +1,47 @@
+"""JSON that a user gives as text or as the path of a file: plans, configurations, calibrations, step graphs."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, Type
+
+from pydantic import ValidationError
+
+from whale_tf.errors import WhaleError
+
+
+def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Dict[str, Any]:
+    """The JSON object in ``source``: text that begins with ``{``, else the path of a file.
+
+    Args:
+        what: ``plan``, ``config``, ...
+        error: what is raised if there is no such file, or something else in it.
+        fix: where such files come from, for a file that does not exist.
+    """
+    text, origin = source, "the {}".format(what)
+    if not source.lstrip().startswith("{"):
+        origin = "{} file {!r}".format(what, source)
+        if not os.path.isfile(source):
+            raise error("{} does not exist; {}".format(origin, fix))
+        with open(source, encoding="utf8") as handle:
+            text = handle.read()
+    try:
+        value = json.loads(text)
+    except ValueError as problem:
+        raise error("{} is not valid JSON: {}".format(origin, problem)) from None
+    if not isinstance(value, dict):
+        raise error("{} holds {!r:.40}, expected an object".format(origin, value))
+    return value
+
+
+def problems(error: ValidationError, whole: str) -> str:
+    """Place, reason and value of everything that a validation found.
+
+    Args:
+        whole: the place of what concerns the whole value.
+    """
+    return "; ".join(
+        "{}: {} (got {!r:.80})".format(
+            ".".join(str(part) for part in item["loc"]) or whole, item["msg"], item.get("input"))
+        for item in error.errors())

@@ -1,0 +1,94 @@
+"""How the gradients of a TaskGraph are summed, and where its variables are."""
+
+from __future__ import annotations
+
+from typing import Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.errors import ConfigError
+from whale_tf.planner.buckets import Gradient, buckets, limits
+
+
+def buckets_of(
+    gradients: Sequence[Gradient], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]]
+) -> Tuple[Tuple[str, ...], ...]:
+    """Inside one process no message is sent, so every gradient is summed by itself."""
+    if not processes:
+        return tuple((gradient.variable,) for gradient in gradients)
+    return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
+
+
+def backend_of(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> str:
+    """What sums gradients.
+
+    Args:
+        sums: the processes between which they are summed.
+
+    Raises:
+        ConfigError: it cannot, with several processes.
+    """
+    backend: str = config.communication.backend
+    if backend == "auto":
+        return "collective" if sums else "local"
+    if backend == "horovod" and processes and not sums:
+        raise ConfigError(
+            "communication.backend is 'horovod', which sums between processes, but model replicas span the {} processes, and the "
+            "first one drives all; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+        )
+    if backend == "local" and sums:
+        raise ConfigError(
+            "communication.backend is 'local', which sums inside one process, but there are {} processes; use 'auto' or "
+            "'collective'".format(len(processes))
+        )
+    return backend
+
+
+def variables_of(
+    read_in_loops: Sequence[str],
+    rows: Sequence[Tuple[int, ...]],
+    cluster: Cluster,
+    config: Config,
+    processes: Sequence[Tuple[int, ...]],
+    is_between_graphs: bool,
+) -> str:
+    """Whether the replicas of a TaskGraph share one copy of its variables.
+
+    A loop of version 1 reads the variables it takes in on its own device: its stacks are there, too.
+
+    Raises:
+        ConfigError: they are to, and cannot.
+    """
+    wanted: str = config.variables
+    by_collective = config.communication.backend == "collective" and not processes
+    if wanted == "shared" and by_collective:
+        raise ConfigError(
+            "variables is 'shared' and communication.backend is 'collective': inside one process a collective gives every "
+            "replica a gradient for its own copy; use communication.backend 'auto', or variables 'mirrored'"
+        )
+    if wanted == "shared" and read_in_loops:
+        raise ConfigError(
+            "variables is 'shared', but a while loop reads {!r} on the loop's own device; use variables 'auto' or 'mirrored', or "
+            "read the variable before the loop".format(read_in_loops[0])
+        )
+    if wanted != "auto":
+        return wanted
+    used = {index for row in rows for index in row}
+    one_memory = is_between_graphs or not processes or any(used <= set(owned) for owned in processes)
+    is_cpu = all(cluster.devices[index].kind == "CPU" for index in used)
+    can_share = is_cpu and one_memory and not by_collective and not read_in_loops
+    return "shared" if len(used) > 1 and can_share else "mirrored"
+
+
+def travels_as_fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> bool:
+    """Whether gradients travel as float16.  Inside one process they do not travel.
+
+    Raises:
+        ConfigError: they are to, but one process drives the devices of all.
+    """
+    if config.communication.fp16 and processes and not sums:
+        raise ConfigError(
+            "communication.fp16 is true, but model replicas span the {} processes, and their gradients are summed in the graph "
+            "of the first; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+        )
+    return config.communication.fp16 and bool(sums)
