@@ -66,8 +66,11 @@ def test_a_killed_process_ends_the_other(starter: Starter, victim: int, more: Di
 
 
 @pytest.mark.slow
-def test_a_driver_that_fails_fails_the_others(starter: Starter) -> None:
-    driver, server = [start(*SCRIPT, "9", COUNT="2", FAIL_AT="3") for start in starter.workers(2)]
+@pytest.mark.parametrize("look_late", ["0", "4"])
+def test_a_driver_that_fails_fails_the_others(starter: Starter, look_late: str) -> None:
+    """Also one that could fail before the other has looked for it (``LOOK_LATE``)."""
+    driver, server = [start(*SCRIPT, "9", COUNT="2", FAIL_AT="3", LOOK_LATE=late)
+                      for start, late in zip(starter.workers(2), ("0", look_late))]
     assert driver.wait(START_S) == 1 and "the script's own mistake" in driver.output, driver.output
     assert server.wait(BOUND_S) == EXIT_STATUS, server.output
     assert "process 0, which drove this one, has failed" in server.output, server.output

@@ -2,7 +2,8 @@
 
 ``python -m tests.multiprocess.train STEPS [CHECKPOINT_DIR]``; rank r feeds numbers of its own.  Environment variables say more:
 TIMEOUT (seconds), COUNT (devices of the TaskGraph), SAVE_STEPS, PAUSE (seconds a step), FAIL_AT (step that raises), FULL_AT
-(step from which, once, no file can be written).
+(step from which, once, no file can be written), LOOK_LATE (seconds between the start of this process' server and its looking
+for the others).
 """
 from __future__ import annotations
 
@@ -16,12 +17,15 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from whale_tf.processes.watch import Watch
 
 BATCH = 4
 
 
 def main(steps: int, directory: str) -> None:
     wh.init({"communication.start_timeout_s": int(os.environ.get("TIMEOUT", "60"))})
+    if "LOOK_LATE" in os.environ:
+        look_late(float(os.environ["LOOK_LATE"]))
     tf.disable_eager_execution()
     tf.logging.set_verbosity(tf.logging.ERROR)
     print("process", os.getpid(), flush=True)
@@ -53,6 +57,16 @@ def main(steps: int, directory: str) -> None:
             time.sleep(float(os.environ.get("PAUSE", "0")))
             print("step {} loss {!r}".format(number, float(value)), flush=True)
     print("finished", flush=True)
+
+
+def look_late(seconds: float) -> None:
+    look = Watch.wait_for_all
+
+    def late(watch: Watch, timeout_s: float) -> None:
+        time.sleep(seconds)
+        look(watch, timeout_s)
+
+    Watch.wait_for_all = late  # type: ignore[method-assign]
 
 
 def fill_disk(mark: str) -> None:

@@ -20,6 +20,8 @@ from whale_tf.processes.watch import Watch, end_process, say, split_address
 from whale_tf.rewrite.processes import Start
 
 DRIVER_END_S = 60.0  # between a driver's verdict and its end
+READY = "whale_ready"  # queue: this process serves
+VERDICT = "whale_verdict"  # queue: whether its driver, which ends, has succeeded
 LOST_PATIENCE_S = 10.0  # between an error of TensorFlow's and the watch's finding out which process is to blame
 
 
@@ -45,6 +47,7 @@ class Runtime:
         self.is_consistent = True
         self.asked_to_end: Callable[[], bool] = lambda: False
         self.is_driver = False
+        self._is_served = False  # by all others
         self.is_free = False  # sessions of our own are left as they are
         self.sessions = 0  # that see this process' devices only
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
@@ -125,6 +128,7 @@ class Runtime:
             return
         self._watch.must_end = True
         with self._guarded():
+            self._wait_for_servers()
             yield
 
     def drive(self) -> None:
@@ -150,10 +154,11 @@ class Runtime:
         self.is_free = True
         say("process {} serves process 0 from here on".format(self.processes.rank))
         with tf.Graph().as_default(), v1.Session(self._server.target, config=config) as session:
-            queue = _verdicts(self.processes.prefix(self.processes.rank))
+            prefix = self.processes.prefix(self.processes.rank)
+            session.run(_queue(prefix, READY).enqueue(True))
             assert self._watch is not None
             with self._watch:
-                succeeded = session.run(queue.dequeue())
+                succeeded = session.run(_queue(prefix, VERDICT).dequeue())
             # closing the driver's Sessions takes an answer from here (1.15.5 waits for it for ever)
             self._watch.wait_for_loss(DRIVER_END_S)
             if not succeeded:
@@ -161,17 +166,32 @@ class Runtime:
             sys.stdout.flush()
             os._exit(0)
 
+    def _wait_for_servers(self) -> None:
+        """Before anything is computed there the other processes watch this one: else one that has not looked yet when this
+        one ends would wait for it to come."""
+        if not self._is_served:
+            self._run_on_others(lambda prefix: _queue(prefix, READY).dequeue())
+            self._is_served = True
+
     def _release(self) -> None:
         """Tell the other processes how this one ended."""
         if self._server is None or self._watch is None or self._watch.lost:
             return
-        self.is_free = True
         succeeded = getattr(sys, "last_type", None) is None  # set where an exception has ended the script
-        with tf.Graph().as_default():
-            others = [rank for rank in range(self.processes.count) if rank != self.processes.rank]
-            told = [_verdicts(self.processes.prefix(rank)).enqueue(succeeded) for rank in others]
-            with v1.Session(self._server.target, config=v1.ConfigProto()) as session:
-                session.run(told)
+        with self._watch:
+            self._wait_for_servers()
+            self._run_on_others(lambda prefix: _queue(prefix, VERDICT).enqueue(succeeded))
+
+    def _run_on_others(self, build: Callable[[str], Any]) -> None:
+        """Run an op for each other process, which ``build`` makes from the process' device prefix."""
+        free, self.is_free = self.is_free, True
+        try:
+            with tf.Graph().as_default():
+                ops = [build(self.processes.prefix(rank)) for rank in range(self.processes.count) if rank != self.processes.rank]
+                with v1.Session(self._server.target, config=v1.ConfigProto()) as session:
+                    session.run(ops)
+        finally:
+            self.is_free = free
 
     def _check_agreement(self, digests: Sequence[int]) -> None:
         differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
@@ -220,10 +240,10 @@ def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime
     return _runtime
 
 
-def _verdicts(prefix: str) -> Any:
-    """A queue in a process' server that gets one element when its driver ends: whether it succeeded."""
+def _queue(prefix: str, name: str) -> Any:
+    """A queue in a process' server, which gets one element."""
     with tf.device(prefix + "/device:CPU:0"):
-        return v1.FIFOQueue(1, [tf.bool], [[]], shared_name="whale_verdict", name="whale_verdict")
+        return v1.FIFOQueue(1, [tf.bool], [[]], shared_name=name, name=name)
 
 
 def _check_port(address: str) -> None:
