@@ -66,7 +66,7 @@ class Fetches:
         self._merged: Dict[str, Fetch] = {}
         self._seen = -1
         self._runtime = runtime
-        self._runs = Runs(rewritten.communicator.collectives, rewritten.shared)
+        self._runs = Runs(rewritten.communicator)
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
         if runtime is not None:
             assert isinstance(rewritten.communicator, ProcessCommunicator)

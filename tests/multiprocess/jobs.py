@@ -91,6 +91,7 @@ JOBS: Dict[str, Job] = {
     "sum with L2, batches of different sizes": Job("ragged_sum", FED),
     "nested": Job("mlp_sum", counts=(1,), devices=2),
     "two losses": Job("gan"),
+    "two losses, batch size open": Job("gan", Setting(dataset=True, static_batch=False), devices=2),
     "slots on the second device": Job("gan", Setting("float32", dataset=True), counts=(1, 1), devices=2, micro_batches=4),
     "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
     "sparse gradient": Job("sparse_embedding", devices=2),

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional
 
 import numpy as np
 import pytest
@@ -25,13 +25,15 @@ def _clean(monkeypatch: Any) -> Iterator[None]:
     monkeypatch.setattr(runtime, "_runtime", None)
 
 
-def build(monkeypatch: Any, rank: int, units: int = 3, parallelize: bool = True) -> tf.Graph:
+def build(
+    monkeypatch: Any, rank: int, units: int = 3, parallelize: bool = True, batch: Optional[int] = 4
+) -> tf.Graph:
     """The graph of one of two processes."""
     monkeypatch.setattr(runtime, "_runtime", None)
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": rank}}))
     wh.init(cluster="2xcpu:1")
     with tf.Graph().as_default() as graph:
-        x = tf.placeholder(tf.float64, [4, 2], name="x")
+        x = tf.placeholder(tf.float64, [batch, 2], name="x")
         with wh.replicate():
             loss = tf.reduce_mean(tf.square(dense(x, units, "one")), name="loss")
         tf.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
@@ -65,6 +67,17 @@ def test_graphs_do_not_grow_with_the_number_of_processes(monkeypatch: Any) -> No
         sizes.append(len(build(monkeypatch, 1).get_operations()))
         monkeypatch.undo()
     assert sizes[0] == sizes[1]
+
+
+def test_with_an_open_batch_size_a_loss_alone_waits_for_nobody(monkeypatch: Any) -> None:
+    """Neither for the loss of the others, nor for how many examples they have."""
+    graph = build(monkeypatch, 0, batch=None)
+    fetches = wh.api._active.fetches[graph]
+    value, = fetches.substitutes([graph.get_tensor_by_name("loss:0")], [])
+    shared, = fetches._shared.values()
+    assert value.shape == graph.get_tensor_by_name(shared.value + ":0").shape == []
+    alone = fetches.kind([graph.get_tensor_by_name("twice:0")])
+    assert not alone.waits and len(alone.alone) == 2
 
 
 def test_a_run_that_would_wait_in_vain_is_refused(monkeypatch: Any) -> None:

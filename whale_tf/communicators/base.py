@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 from whale_tf.graph_editor.nodes import Nodes
 
@@ -24,14 +24,17 @@ class Communicator(abc.ABC):
     Attributes:
         processes: how many processes take part.
         collectives: names of the staged ops that wait for other processes.
+        together: of those that a run may do without, the boolean that it then feeds with False (:meth:`sum_if_together`).
     """
 
     processes: int = 1
     collectives: List[str]
+    together: Dict[str, str]
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self.collectives = []
+        self.together = {}
 
     @abc.abstractmethod
     def all_reduce(self, members: Sequence[Member], name: str, dtype: Any, fp16: bool = False) -> List[str]:
@@ -60,6 +63,14 @@ class Communicator(abc.ABC):
         """One value of each process combined over all of them by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,
         ``all``."""
         return member.value
+
+    def sum_if_together(self, part: Member, alone: str, host: str, name: str, dtype: Any) -> str:
+        """The sum of each process' ``part``, or, in a run that the other processes take no part in, ``alone``.
+
+        Args:
+            host: a CPU device of this process.
+        """
+        return alone
 
     def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
         """One tensor of each process, concatenated along ``dim`` in the order of the processes.

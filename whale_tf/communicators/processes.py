@@ -162,6 +162,25 @@ class ProcessCommunicator(Communicator):
             total = self._nodes.cast(total, name + "/to_" + dtype.name, wire, dtype, member.device)
         return total
 
+    def sum_if_together(self, part: Member, alone: str, host: str, name: str, dtype: Any) -> str:
+        """::
+
+            part ───> Switch ──(true)──> CollectiveReduce ──┐
+                         ^ together                         ├─> Merge
+            alone ──> Switch ──(false)──────────────────────┘
+        """
+        nodes, device = self._nodes, part.device
+        true = nodes.const(True, name + "/default", tf.bool, host)
+        together = nodes.add("PlaceholderWithDefault", name + "/together", [true], host, dtype=tf.bool, shape=tf.TensorShape([]))
+        taken, left = (
+            nodes.add("Switch", "{}/{}".format(name, what), [source, together], device, T=dtype)
+            for what, source in (("part", part.value), ("value", alone))
+        )
+        total = self.across(Member(taken + ":1", device), "sum", name + "/total", dtype)
+        self.together[self.collectives[-1]] = together
+        merged = nodes.add("Merge", name + "/merged", [left + ":0", total], device, T=dtype, N=2)
+        return nodes.identity(merged, name, dtype, device)
+
     def _reduce(self, member: Member, kind: str, name: str, dtype: Any) -> str:
         return self._collective(
             "CollectiveReduce", name, [member.value], member.device, T=dtype, merge_op=MERGE_OPS[kind], final_op="Id",

@@ -151,8 +151,6 @@ class Converter:
         slope = np.array([c1 for _, c1 in components]).reshape(shape)
         if not isinstance(size, str):
             return self.nodes.const(constant + slope * size, scope, dtype, device)
-        scalar = self.nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
-        size = self.nodes.add("Reshape", scope + "/size", [size, scalar], device, T=tf.int32, Tshape=tf.int32)
         size = self.nodes.cast(size, scope + "/cast", tf.int32, dtype, device)
         grown = self.nodes.binary(
             "Mul", self.nodes.const(slope, scope + "/slope", dtype, device), size, scope + "/grown", dtype, device

@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
+import numpy as np
+
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Communicator, Member
 from whale_tf.errors import PlanError
@@ -180,14 +182,15 @@ class Division:
         return self._nodes.binary("RealDiv", everywhere, here, scope, dtype, self._context.host)
 
     def _totals(self, source: int, task_graph: int, names: Sequence[str]) -> Tuple[str, str]:
-        """Examples of this process and of all of them, known at run time only."""
+        """Examples of this process and of all that take part in the run, known at run time only."""
         key = (source, task_graph)
         if key not in self._elsewhere:
             device = self._context.host
             scope = self._context.name("division", "{}_t{}_total".format(self._context.flat(source), task_graph))
             shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
             here = self._nodes.add_n([str(share.total) for share in shares], scope + "/here", tf.int32, device)
-            self._elsewhere[key] = here, self._communicator.across(Member(here, device), "sum", scope, tf.int32)
+            everywhere = self._communicator.sum_if_together(Member(here, device), here, device, scope, tf.int32)
+            self._elsewhere[key] = here, everywhere
         return self._elsewhere[key]
 
     def _per_mini_batch(self, task_graph: int) -> int:
@@ -201,8 +204,9 @@ class Division:
         scope = self._context.name("division", "{}_t{}_g{}".format(self._context.flat(source), task_graph, g))
         dtype = self._context.dtype(source)
         shape = nodes.add("Shape", scope + "/shape", [source_name], device, T=dtype, out_type=tf.int32)
-        total = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/total", tf.int32, device)
-        sizes = total
+        sizes = batch = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
+        scalar = nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
+        total = nodes.add("Reshape", scope + "/total", [batch, scalar], device, T=tf.int32, Tshape=tf.int32)
         for depth, level in enumerate(totals):
             sizes = self._divide_at_run_time(sizes, level, "{}/level{}".format(scope, depth), device)
         count = self._per_mini_batch(task_graph)

@@ -88,7 +88,7 @@ def rewrite(
     order = Order(context, nodes)
     clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured), _compressed(context, captured))
-    shared = shared_scalars(context, nodes, captured, merge, sums) if processes.graphs > 1 else []
+    shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 else []
     moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
     update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
     own_writes = {context.tf_ops[index] for index in update_clones}

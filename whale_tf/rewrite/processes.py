@@ -24,24 +24,14 @@ from whale_tf.rewrite.update import VARIABLE_TYPES, is_write
 class Shared(NamedTuple):
     """A scalar that rides with an update: its sum over all processes is part of every run of the update.
 
-    ::
-
-        this process' part ──> Switch ──(true)──> CollectiveReduce ──┐
-                                  ^ together                         ├─> Merge ──> summaries, fetches
-        this process' value ─> Switch ──(false)──────────────────────┘
-
     Attributes:
         tensor: of the op graph.
-        value: name of the merged value.
-        collective: name of its op that waits for other processes.
-        together: name of the boolean that a run without the update feeds with False, to get this process' value.
+        value: name of the merged value; this process' value in a run without the update.
         writes: the update's writes of variables, by op number; they wait for the value.
     """
 
     tensor: int
     value: str
-    collective: str
-    together: str
     writes: Tuple[int, ...]
 
 
@@ -55,7 +45,7 @@ def leads_to_write(graph: OpGraph) -> Set[int]:
 
 
 def shared_scalars(
-    context: Context, nodes: Nodes, captured: Captured, merge: Merge, communicator: Communicator
+    context: Context, captured: Captured, merge: Merge, communicator: Communicator
 ) -> List[Shared]:
     """The losses, each with the update made from its gradients; where there is one gradient call only, also all other
     scalars that leave the region (for summaries and metrics)."""
@@ -69,26 +59,15 @@ def shared_scalars(
         for tensor in scalars:
             if writes and _is_scalar_sum(context, tensor):
                 riders.setdefault(tensor, set()).update(writes)
-    return [_share(context, nodes, merge, communicator, tensor, writes) for tensor, writes in riders.items()]
+    return [_share(context, merge, communicator, tensor, writes) for tensor, writes in riders.items()]
 
 
-def _share(
-    context: Context, nodes: Nodes, merge: Merge, communicator: Communicator, tensor: int, writes: Set[int]
-) -> Shared:
-    home = context.home(context.graph.producer(tensor))
-    scope, dtype, device = context.name("shared", context.flat(tensor)), context.dtype(tensor), context.device(home, ORIGINAL)
-    true = nodes.const(True, scope + "/default", tf.bool, context.host)
-    together = nodes.add(
-        "PlaceholderWithDefault", scope + "/together", [true], context.host, dtype=tf.bool, shape=tf.TensorShape([])
-    )
-    part, value = (
-        nodes.add("Switch", "{}/{}".format(scope, what), [source, together], device, T=dtype)
-        for what, source in (("part", merge.part(tensor)), ("value", merge.whole(tensor)))
-    )
-    total = communicator.across(Member(part + ":1", device), "sum", scope + "/total", dtype)
-    merged = nodes.add("Merge", scope + "/merged", [value + ":0", total], device, T=dtype, N=2)
-    result = nodes.identity(merged, scope, dtype, device)
-    return Shared(tensor, result, communicator.collectives[-1], together, tuple(sorted(writes)))
+def _share(context: Context, merge: Merge, communicator: Communicator, tensor: int, writes: Set[int]) -> Shared:
+    device = context.device(context.home(context.graph.producer(tensor)), ORIGINAL)
+    value = communicator.sum_if_together(
+        Member(merge.part(tensor), device), merge.whole(tensor), context.host, context.name("shared", context.flat(tensor)),
+        context.dtype(tensor))  # fmt: skip
+    return Shared(tensor, value, tuple(sorted(writes)))
 
 
 def _is_scalar_sum(context: Context, tensor: int) -> bool:
@@ -145,13 +124,11 @@ class Runs:
     """Tells of a run whether it waits for other processes, and refuses one that they need not take part in.
 
     Args:
-        collectives: names of the ops that wait for other processes.
-        shared: scalars that ride with updates.
+        communicator: staged all that waits for other processes.
     """
 
-    def __init__(self, collectives: Sequence[str], shared: Sequence[Shared] = ()) -> None:
-        self._collectives = collectives
-        self._together = {scalar.collective: scalar.together for scalar in shared}
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
         self._known: Dict[Tuple[str, ...], Kind] = {}
 
     def writes(self, ops: Iterable[tf.Operation]) -> Set[str]:
@@ -166,19 +143,19 @@ class Runs:
         """
         key = tuple(op.name for op in ops)
         if key not in self._known:
-            collectives = set(self._collectives)
+            collectives, together = set(self._communicator.collectives), self._communicator.together
             reached = ancestors(ops)
             found = {op.name for op in reached if op.name in collectives}
             updated = {op.name for op in ancestors([op for op in reached if is_write(op.type)])}
             vain = found - updated
-            refused = sorted(vain - set(self._together))
+            refused = sorted(vain - set(together))
             if refused:
                 raise UnsupportedOpError(
                     "the run of {} needs {!r}, a value over all processes, but not the update that the other processes compute "
                     "it for; they would not take part, and this one would wait for ever. Fetch it together with the train "
                     "op".format(", ".join(repr(op.name) for op in ops[:5]), refused[0])
                 )
-            self._known[key] = Kind(bool(found - vain), tuple(sorted(self._together[name] for name in vain)))
+            self._known[key] = Kind(bool(found - vain), tuple(sorted(together[name] for name in vain)))
         return self._known[key]
 
 
