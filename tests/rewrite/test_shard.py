@@ -128,5 +128,24 @@ def test_factored_moments_follow_the_dimension_they_are_of(pattern: str, divided
         wh.shutdown()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern,divided,whole", [("embedding", "rows", "columns"), ("embedding_column", "columns", "rows")])
+def test_factored_moments_of_an_embedding(pattern: str, divided: str, whole: str) -> None:
+    """Whose gradient is sparse: values and the numbers of their rows."""
+    wh.init({"patterns.force": pattern}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
+            numbers = tf.placeholder("int32", [4])
+            with wh.split(2):
+                y = tf.nn.embedding_lookup(tf.get_variable("words", [16, 16]), numbers)
+            update = Adafactor().minimize(tf.reduce_sum(tf.square(y)))
+            wh.parallelize()
+            slots = {op.name for op in reached(graph, update) if op.type == "VarHandleOp" and "Adafactor" in op.name}
+            assert slots == {"words/Adafactor/" + whole, "shards/0/words/Adafactor/" + divided,
+                             "shards/1/words/Adafactor/" + divided}
+    finally:
+        wh.shutdown()
+
+
 def place(op: tf.Operation) -> str:
     return op.device[-5:] or "CPU:0"

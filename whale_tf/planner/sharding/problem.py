@@ -235,7 +235,7 @@ class State:
         graph = self.problem.graph
         for position, (tensor, need) in enumerate(zip(op.inputs, strategy.needs)):
             root = self.problem.root(tensor)
-            reference = tensor == root and self.problem.is_variable(root)
+            reference = graph.producer(tensor).type in VARIABLES
             if self.is_free(tensor):
                 if need.is_partial or (reference and not need.is_shard and strategy.how != ONCE):
                     return float("inf")

@@ -29,15 +29,20 @@ class Factored(NamedTuple):
         return shard(self.dims.index(variable.dim), variable.sizes)
 
 
-def factored_slots(graph: OpGraph, view: View, gradients: Mapping[int, int], slots: Set[int]) -> Dict[int, Factored]:
+def factored_slots(
+    graph: OpGraph, view: View, gradients: Mapping[int, int], rows: Mapping[int, int], slots: Set[int]
+) -> Dict[int, Factored]:
     """Slot -> what its dimensions are of.
 
     Args:
         gradients: gradient tensor -> the variable op it updates.
+        rows: values of a sparse gradient -> the variable op; they count rows of the variable only when summed up for each.
         slots: variable ops that might be slots.
     """
     origins = {tensor: Factored(variable, tuple(range(len(view.shape(tensor) or ()))))
                for tensor, variable in gradients.items()}
+    origins.update({tensor: Factored(variable, (None,) + tuple(range(1, len(view.shape(tensor) or ()))))
+                    for tensor, variable in rows.items()})
     found: Dict[int, Factored] = {}
     for op in graph.ops:
         known = {origins[t].variable for t in op.inputs if t in origins} if op.phase is Phase.APPLY else ()
@@ -51,6 +56,8 @@ def factored_slots(graph: OpGraph, view: View, gradients: Mapping[int, int], slo
         for tensor, dims in zip(op.outputs, rule.outputs):
             if isinstance(dims, tuple):
                 origins[tensor] = Factored(variable, tuple(where.get(f[0]) if len(f) == 1 else None for f in dims))
+            if op.type == "UnsortedSegmentSum" and view.shape(tensor) == graph.ops[variable].attrs.get("shape"):
+                origins[tensor] = Factored(variable, tuple(range(len(view.shape(tensor) or ()))))
         written = graph.tensors[op.inputs[0]].op
         if rule.alias and written in slots and isinstance(rule.inputs[0], tuple):
             found[written] = Factored(variable, tuple(where.get(f[0]) if len(f) == 1 else None for f in rule.inputs[0]))

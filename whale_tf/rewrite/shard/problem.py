@@ -30,10 +30,13 @@ def sharding_problem(
     slots = {op: _slots(captured, op) for op in trained}
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)
-    gradients = {target.tensors[0]: target.variable for target in captured.phases.targets if not target.is_sparse}
+    gradients, rows = (
+        {target.tensors[0]: target.variable for target in captured.phases.targets if target.is_sparse is is_sparse}
+        for is_sparse in (False, True)
+    )
     others = {variable.op for variable in captured.phases.variables if variable.op not in captured.variable_homes}
     factored = {slot: found for slot, found in factored_slots(
-        captured.graph, Sizes(captured.graph), gradients, others - set(variables)).items() if found.variable in trained}
+        captured.graph, Sizes(captured.graph), gradients, rows, others - set(variables)).items() if found.variable in trained}
     variables.update(dict.fromkeys(factored, -1))
     return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored)
 
