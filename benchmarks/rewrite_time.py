@@ -15,24 +15,25 @@ from rich.console import Console
 from benchmarks.measure import Result, Spec, main, rounds, table
 
 BATCH = 32
-PLANS = {"4 replicas": {"counts": [4], "micro_batches": 1}, "4 stages x 8": {"counts": [1] * 4, "micro_batches": 8}}
+PLANS = {"4 replicas": {"counts": [4], "micro_batches": 1}, "4 stages x 8": {"counts": [1] * 4, "micro_batches": 8},
+         "split over 4": {"counts": [-4], "micro_batches": 1}}
 LAYERS = (12, 24, 48)
 ROUNDS = 3
 
 
 def build(layers: int, counts: Any) -> None:
-    """Training graph of an encoder; ``counts[i]`` devices for stage i, or no annotation at all."""
+    """Training graph of an encoder; ``counts[i]`` devices for stage i (negative: split), or no annotation at all."""
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
     from models import bert
 
-    config = bert.BertConfig(layers=layers, hidden=32, heads=2, ffn=64, seq=16)
+    config = bert.BertConfig(layers=layers, hidden=32, heads=4, ffn=64, seq=16)
     inputs = bert.inputs(config, BATCH)
     stages = counts or [None]
     x = table_ = None
     for number, count in enumerate(stages):
-        with wh.replicate(count) if count else contextlib.nullcontext():
+        with contextlib.nullcontext() if not count else wh.replicate(count) if count > 0 else wh.split(-count):
             if number == 0:
                 x, table_ = bert.embed(inputs.tokens, config, inputs.segments)
             for i in range(layers * number // len(stages), layers * (number + 1) // len(stages)):

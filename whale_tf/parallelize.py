@@ -14,7 +14,7 @@ from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devi
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, InfeasibleError
-from whale_tf.ir.batch_axis import BatchAxis, Options, analyse
+from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.optimizations.batch_norm import Decomposition, decompose
@@ -163,7 +163,7 @@ def _check_one_process(processes: Processes) -> None:
 
 
 def _analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
-    batch = analyse(captured.graph, captured.sources, captured.scope, options)
+    batch = captured.batch_axis(options)
     return batch, find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
 
 

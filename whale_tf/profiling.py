@@ -19,7 +19,6 @@ from whale_tf.cluster import Cluster
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
 from whale_tf.errors import InfeasibleError, PlanError
-from whale_tf.ir.batch_axis import analyse
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.parallelize import Found, find_plan
@@ -168,7 +167,7 @@ class _Profiler(api.Observer):
             return
         ops = captured.graph
         named = {ops.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
-        axis = analyse(ops, captured.sources, captured.scope)
+        axis = captured._replace(graph=ops, axis=None).batch_axis()
         region = find_region(ops, captured.task_graph, axis, list(captured.sources))
         chain = captured_chain(graph, captured, region, static_batch(ops, named) or self.batch)
         sized = region._replace(graph=chain.graph)

@@ -20,7 +20,7 @@ from whale_tf.ir.batch_axis import (
     Slice,
     Whole,
     analyse,
-    find_sources,
+    find_batch_axis,
 )
 from whale_tf.ir.layout import Layout, partial, replicated, sharded
 
@@ -331,27 +331,27 @@ def test_function_bodies_are_followed(g: Draft) -> None:
 class TestSources:
     def test_unknown_leading_sizes(self, g: Draft) -> None:
         x, rate, table = g.source(None, 4), g.source(), g.source(5, 4)
-        assert find_sources(g.graph, [x, rate, table]) == {x: 0}
+        assert find_batch_axis(g.graph, [x, rate, table]).sources == {x: 0}
 
     def test_most_common_static_size(self, g: Draft) -> None:
         table, x, y = g.source(5, 4), g.source(B, 4), g.source(B, dtype="int32")
-        assert find_sources(g.graph, [table, x, y]) == {x: 0, y: 0}
+        assert find_batch_axis(g.graph, [table, x, y]).sources == {x: 0, y: 0}
 
     def test_a_fed_table_of_the_batch_s_length_is_no_batch_input(self, g: Draft) -> None:
         weights, y = g.source(None), g.source(None, dtype="int32")
         picked = g.op("GatherV2", [weights, y, g.const(0)], (None,))
-        assert find_sources(g.graph, [weights, y]) == {y: 0}
+        assert find_batch_axis(g.graph, [weights, y]).sources == {y: 0}
         assert analyse(g.graph, {y: 0}).layout(picked) == sharded(0)
 
     def test_an_unsupported_op_does_not_undivide_its_input(self, g: Draft) -> None:
         x, y = g.source(B), g.source(B)
         g.op("Mul", [g.op("Softmax", [x], (B,)), y], (B,))
-        assert find_sources(g.graph, [x, y]) == {x: 0, y: 0}
+        assert find_batch_axis(g.graph, [x, y]).sources == {x: 0, y: 0}
 
     def test_unknown_rank_is_refused_by_name(self, g: Draft) -> None:
         x = g.op("Placeholder", (), None, name="images")
         with pytest.raises(UnsupportedOpError, match=r"'images:0' is not known.*images.set_shape"):
-            find_sources(g.graph, [x])
+            find_batch_axis(g.graph, [x])
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from models import zoo
 from tests.ir.emulation import Emulation
 from whale_tf.capture.record import record
-from whale_tf.ir.batch_axis import Options, analyse, find_sources
+from whale_tf.ir.batch_axis import Options, analyse, find_batch_axis
 from whale_tf.ir.rules import RULES, NoRule, View, rule_for
 from whale_tf.ir.verify import verify
 
@@ -92,7 +92,7 @@ def test_every_op_type_has_a_rule_and_sources_are_found(index: int) -> None:
     if "While" not in " ".join(op.type for op in ops.ops) and not any(op.type == "Enter" for op in ops.ops):
         assert not refused
     candidates = [ops.tensor(t.name) for t in inputs if t.shape.rank is not None]
-    sources = find_sources(ops, candidates)
+    sources = find_batch_axis(ops, candidates).sources
     assert set(sources) == {ops.tensor(t.name) for t in inputs if t.shape.rank}
     axis = analyse(ops, sources)
     for tensor in losses + gradients:

@@ -11,7 +11,7 @@ from whale_tf.capture.record import record
 from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex, complete
 from whale_tf.capture.variables import Variables
 from whale_tf.errors import PlanError
-from whale_tf.ir.batch_axis import find_sources
+from whale_tf.ir.batch_axis import BatchAxis, Options, analyse, find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.plan import Plan
 
@@ -36,6 +36,7 @@ class Captured(NamedTuple):
     sources: batch inputs and their batch dimension.
     updates: whether the graph has an optimizer's update.
     is_annotated: whether the TaskGraphs are the user's annotations.
+    axis: how the batch goes through the graph; None: not known yet (see :meth:`batch_axis`).
     """
 
     graph: OpGraph
@@ -50,6 +51,13 @@ class Captured(NamedTuple):
     gradient_calls: Tuple[GradientCall, ...]
     updates: bool
     is_annotated: bool = False
+    axis: Optional[BatchAxis] = None
+
+    def batch_axis(self, options: Options = Options()) -> BatchAxis:
+        """How the batch goes through the graph from its sources."""
+        if self.axis is not None and options == Options():
+            return self.axis
+        return analyse(self.graph, self.sources, self.scope, options)
 
 
 def capture(
@@ -81,9 +89,15 @@ def capture(
     for target in phases.targets:
         order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
     ready = tuple((tensor, variable) for variable, tensor in sorted(order.items(), key=lambda item: item[1]))
-    sources = find_sources(ops, _candidates(ops, scope), scope)
+    axis = None
+    if before is None:
+        axis = find_batch_axis(ops, _candidates(ops, scope), scope)
+        sources = axis.sources
+    else:
+        sources = {ops.tensor(before.graph.tensor_name(tensor)): dim for tensor, dim in before.sources.items()}
     calls = tuple(annotations.gradient_calls)
-    found = Captured(ops, phases, scope, [], (), {}, {}, ready, sources, calls, True, bool(annotations.items) and plan is None)
+    is_annotated = bool(annotations.items) and plan is None
+    found = Captured(ops, phases, scope, [], (), {}, {}, ready, sources, calls, True, is_annotated, axis)
     return _with_task_graphs(found, task_graphs, specs)
 
 

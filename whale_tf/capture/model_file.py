@@ -17,7 +17,7 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.record import record
 from whale_tf.capture.sizes import sized
 from whale_tf.errors import GraphError, PlanError
-from whale_tf.ir.batch_axis import analyse, find_sources
+from whale_tf.ir.batch_axis import find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase, Shape
 from whale_tf.ir.region import Region, find_region
 from whale_tf.profiler.chain import SAME_BUFFER, VARIABLES, Chain, chain_of, needed_by_updates
@@ -54,9 +54,8 @@ def read_model_file(path: str) -> ModelFile:
     inputs = {t: None for i in sorted(scope) for t in ops.ops[i].inputs if ops.producer(t).phase is Phase.INPUT}
     if not inputs:
         raise GraphError("no op of {!r} reads an input (a placeholder or an iterator), so it is no model".format(path))
-    sources = find_sources(ops, list(inputs), scope)
-    region = find_region(ops, [0] * len(ops.ops), analyse(ops, sources, scope), list(sources))
-    return ModelFile(graph, ops, region, sources)
+    axis = find_batch_axis(ops, list(inputs), scope)
+    return ModelFile(graph, ops, find_region(ops, [0] * len(ops.ops), axis, list(axis.sources)), axis.sources)
 
 
 def file_chain(model: ModelFile, batch: int) -> Chain:

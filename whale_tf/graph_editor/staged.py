@@ -58,9 +58,7 @@ class StagedEdit:
 
     def __init__(self, graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> None:
         self.graph = graph
-        self._originals: Optional[Dict[str, NodeDef]] = None
-        if graph_def is not None:
-            self._originals = {node.name: node for node in graph_def.node}
+        self._originals: Dict[str, NodeDef] = {} if graph_def is None else {node.name: node for node in graph_def.node}
         self._graph_def = v1.GraphDef()
         self._graph_def.versions.CopyFrom(graph.graph_def_versions)
         self._staged: Dict[str, NodeDef] = {}
@@ -234,10 +232,11 @@ class StagedEdit:
 
     def _original_nodes(self, ops: Sequence[tf.Operation]) -> Mapping[str, NodeDef]:
         """NodeDefs of the originals: one export of the whole graph is cheaper than many single ones."""
-        if self._originals is None:
-            if len(ops) * 8 < len(self.graph.get_operations()):
-                return {op.name: op.node_def for op in ops}
+        missing = [op for op in ops if op.name not in self._originals]
+        if missing and (len(self._originals) + len(missing)) * 8 >= len(self.graph.get_operations()):
             self._originals = {node.name: node for node in self.graph.as_graph_def().node}
+        else:
+            self._originals.update((op.name, op.node_def) for op in missing)
         return self._originals
 
     @staticmethod

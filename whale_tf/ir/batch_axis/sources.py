@@ -12,8 +12,8 @@ from whale_tf.ir.graph import OpGraph
 Analyse = Callable[[Dict[int, int]], BatchAxis]
 
 
-def find_sources(graph: OpGraph, candidates: Sequence[int], scope: Optional[Container[int]] = None) -> Dict[int, int]:
-    """The inputs that are divided along the batch, with their batch dimension (always 0).
+def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[Container[int]] = None) -> BatchAxis:
+    """The batch axis from the inputs that are divided along it (its ``sources``), always in their dimension 0.
 
     An input counts examples along its first dimension when that is of unknown size; where all sizes are known, when it is
     the most common one among the inputs.  An input that would make some op impossible to divide, and that nothing divided
@@ -29,17 +29,13 @@ def find_sources(graph: OpGraph, candidates: Sequence[int], scope: Optional[Cont
     def run(sources: Dict[int, int]) -> BatchAxis:
         return analyse(graph, sources, scope)
 
-    sources = dict.fromkeys(_with_batch_dimension(graph, candidates), 0)
-    if len(sources) < 2:
-        return sources
-    best = len(run(sources).unknown)
-    while best and len(sources) > 1:
-        found = _superfluous(graph, sources, best, run)
-        if found is None:
+    axis = run(dict.fromkeys(_with_batch_dimension(graph, candidates), 0))
+    while axis.unknown and len(axis.sources) > 1:
+        better = _with_one_less(graph, axis, run)
+        if better is None:
             break
-        del sources[found[0]]
-        best = found[1]
-    return sources
+        axis = better
+    return axis
 
 
 def _with_batch_dimension(graph: OpGraph, candidates: Sequence[int]) -> List[int]:
@@ -62,13 +58,12 @@ def _with_batch_dimension(graph: OpGraph, candidates: Sequence[int]) -> List[int
     return [tensor for tensor, size in ranked if size == batch]
 
 
-def _superfluous(graph: OpGraph, sources: Dict[int, int], unknown: int, run: Analyse) -> Optional[List[int]]:
-    """[source, unknown tensors left] for a source that does better undivided, None if there is none."""
-    for tensor in sources:
-        rest = {t: d for t, d in sources.items() if t != tensor}
-        axis = run(rest)
-        if len(axis.unknown) < unknown and not _is_sliced(graph, axis, tensor):
-            return [tensor, len(axis.unknown)]
+def _with_one_less(graph: OpGraph, axis: BatchAxis, run: Analyse) -> Optional[BatchAxis]:
+    """The axis without a source that does better undivided, None if there is none."""
+    for tensor in axis.sources:
+        rest = run({t: d for t, d in axis.sources.items() if t != tensor})
+        if len(rest.unknown) < len(axis.unknown) and not _is_sliced(graph, rest, tensor):
+            return rest
     return None
 
 

@@ -35,13 +35,16 @@ def cheapest(
     ops = _in_order(problem, problem.forward_ops(task_graph))
     last_use = {root: place for place, op in enumerate(ops) for t in op.inputs
                 for root in (problem.root(t), problem.source(t))}
+    dead: Dict[int, List[int]] = {}  # by the last place where they are seen
+    for root, place in last_use.items():
+        dead.setdefault(place, []).append(root)
     leaving = _leaving(problem, task_graph)
     states = [State(problem, task_graph)]
     for place, op in enumerate(ops):
         reached: List[State] = []
         for state in states:
             reached.extend(_steps(problem, state, op, forced.get(op.id), leaving))
-        states = _distinct(problem, reached, [r for r in last_use if last_use[r] == place])
+        states = _distinct(problem, reached, dead.get(place, []))
     best = min(states, key=lambda state: state.cost)
     chosen: Dict[int, Strategy] = {}
     prices: Dict[int, float] = {}

@@ -18,7 +18,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.planner.sharding import Assignment
 from whale_tf.rewrite.shard.lower import Lowering
-from whale_tf.rewrite.shard.variables import DividedVariables, Parts, wait_instead
+from whale_tf.rewrite.shard.variables import DividedVariables, Parts, Waits
 
 ROOT = "shards"
 
@@ -158,18 +158,20 @@ class _Mover:
             before = tf_op.inputs[position]
             set_input(tf_op, position, self._tf_graph.get_tensor_by_name(_tensor_name(name)))
             restore.append(functools.partial(tf_op._update_input, position, before))
+        waits = Waits()
         for name, parts in self._lowering.done.items():
-            self._replace(self._graph.op(name), [part.partition(":")[0] for row in parts for part in row])
+            self._replace(self._graph.op(name), [part.partition(":")[0] for row in parts for part in row], waits)
+        waits.carry_out(restore)
 
-    def _replace(self, op: Any, parts: List[str]) -> None:
+    def _replace(self, op: Any, parts: List[str], waits: Waits) -> None:
         graph, done = self._tf_graph, self._done
         tf_op = graph.get_operation_by_name(op.name)
         tf_op._set_attr(REPLACED_ATTR, v1.AttrValue(b=True))
         done.restore.append(lambda: tf_op._set_attr(REPLACED_ATTR, v1.AttrValue(b=False)))
         new = [graph.get_operation_by_name(part) for part in dict.fromkeys(parts)]
-        for waiting in list(tf_op._control_outputs):
+        for waiting in tf_op._control_outputs:
             if waiting.name not in self._lowering.done and waiting not in new and waiting.name not in self._lowering.edit:
-                wait_instead(waiting, [tf_op], new, done.restore)
+                waits.instead(waiting, tf_op, new)
         done.replaced[op.name] = tuple(dict.fromkeys(parts))
         for tensor in op.outputs:
             value = self._lowering.values.table.get(tensor)

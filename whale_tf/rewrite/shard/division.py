@@ -8,7 +8,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, Spec, capture
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.ir.batch_axis import Options, analyse
+from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.ir.verify import verify
@@ -56,12 +56,12 @@ def divide(
     """How ``split`` TaskGraphs are divided: by the plan, or by the cheapest patterns."""
     init = (config if plan is None else plan).init
     if plan is not None and is_automatic(plan):
-        examples = divided_dims(analyse(local.graph, local.sources, local.scope, options))
+        examples = divided_dims(local.batch_axis(options))
         return initialised(whole_division(local, planned(graph, local, examples, cluster, config, plan), cluster), init)
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
-    batch = analyse(local.graph, local.sources, local.scope, options)
+    batch = local.batch_axis(options)
     by_batch = _by_batch(local, counts, cluster, config, plan, parts)
     problem = sharding_problem(local, divided_dims(batch), counts, by_batch)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)

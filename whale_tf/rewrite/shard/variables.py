@@ -120,13 +120,15 @@ class DividedVariables:
                     self._set_input(reader, position, new)
         for op, position, name in inputs:
             self._set_input(op, position, self._tensor(name))
+        waits = Waits()
         for name, writes in self._writes.items():
             self._replaced[name] = tuple(writes)
             old = self._graph.get_operation_by_name(name)
             parts = [self._graph.get_operation_by_name(write) for write in writes]
-            for waiting in list(old._control_outputs):
+            for waiting in old._control_outputs:
                 if waiting not in parts:
-                    wait_instead(waiting, [old], parts, self._undo)
+                    waits.instead(waiting, old, parts)
+        waits.carry_out(self._undo)
 
     def _set_input(self, op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
         before = op.inputs[position]
@@ -258,16 +260,29 @@ class _Edit:
         self._edit.commit()
 
 
-def wait_instead(op: tf.Operation, olds: Sequence[tf.Operation], news: Sequence[tf.Operation],
-                 undo: List[Callable[[], Any]]) -> None:
-    """Let an op wait for other ops."""
-    def swap(before: Sequence[tf.Operation], after: Sequence[tf.Operation]) -> None:
-        remove_control_inputs(op, before)
-        add_control_inputs(op, after)
+class Waits:
+    """Ops that are to wait for others, gathered: what one waits for is changed as a whole, and a group may wait for all."""
 
-    fresh = [new for new in news if new not in op.control_inputs]
-    swap(olds, fresh)
-    undo.append(lambda: swap(fresh, olds))
+    def __init__(self) -> None:
+        self._changes: Dict[tf.Operation, Tuple[List[tf.Operation], List[tf.Operation]]] = {}
+
+    def instead(self, waiting: tf.Operation, old: tf.Operation, news: Sequence[tf.Operation]) -> None:
+        """Let ``waiting`` wait for ``news`` in place of ``old``."""
+        olds, found = self._changes.setdefault(waiting, ([], []))
+        olds.append(old)
+        found.extend(news)
+
+    def carry_out(self, undo: List[Callable[[], Any]]) -> None:
+        for op, (olds, news) in self._changes.items():
+            present = set(op.control_inputs)
+            fresh = [new for new in dict.fromkeys(news) if new not in present]
+            _swap(op, olds, fresh)
+            undo.append(functools.partial(_swap, op, fresh, olds))
+
+
+def _swap(op: tf.Operation, before: Sequence[tf.Operation], after: Sequence[tf.Operation]) -> None:
+    remove_control_inputs(op, before)
+    add_control_inputs(op, after)
 
 
 def _is_reference(op: tf.Operation, position: int) -> bool:
