@@ -123,10 +123,12 @@ def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int
     """
     found = set()
     for op in graph.ops:
-        if op.phase is Phase.BACKWARD and op.type in ("RealDiv", "Div") and op.forward >= 0:
-            forward, divisor = graph.ops[op.forward], batch.layout(op.inputs[1])
-            is_number = divisor.is_replicated and divisor.power == 0
-            if forward.type == "Mean" and batch.layout(forward.outputs[0]).is_partial and is_number:
+        if op.phase is not Phase.BACKWARD or op.type not in ("RealDiv", "Div") or op.forward < 0:
+            continue
+        mean, divisor = graph.ops[op.forward], op.inputs[1]
+        if mean.type == "Mean" and not batch.unknown.keys() & {divisor, mean.outputs[0]}:  # these are refused elsewhere
+            layout = batch.layout(divisor)
+            if layout.is_replicated and layout.power == 0 and batch.layout(mean.outputs[0]).is_partial:
                 found.add((op.id, 1))
     return frozenset(found)
 
