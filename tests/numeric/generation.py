@@ -2,26 +2,22 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import hypothesis
 
 PARTS = 4
 
 
-def check_part(part: int, models: Any, check: Callable[[Any], None], most: Optional[int] = None) -> None:
-    """Check one of ``PARTS`` parts of the profile's examples (200, or 5,000 in `make fuzz`).
-
-    Args:
-        most: at most so many examples.
-    """
+def check_part(part: int, models: Any, check: Callable[[Any], None]) -> None:
+    """Check one of ``PARTS`` parts of the profile's examples (200, or 5,000 in `make fuzz`)."""
     default = hypothesis.settings.default
     seed = part if default.derandomize else random.SystemRandom().getrandbits(32)
     count = -(-default.max_examples // PARTS)
 
     @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=count if most is None else min(count, most), derandomize=False,
-                         deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.settings(max_examples=count, derandomize=False, deadline=None, database=None,
+                         suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(models)
     def run(model: Any) -> None:
         check(model)
