@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Optional
 from rich.console import Console
 
 from benchmarks import processes
-from benchmarks.measure import MARK, ROOT, Result, Spec, main, table
+from benchmarks.measure import Result, Spec, first_result, main, table
 from benchmarks.workloads import WORKLOADS
 
 HOSTS = ("whale-host-0", "whale-host-1")
@@ -30,7 +30,6 @@ RATES_MBIT = (1000, 200)
 SYSTEMS = ("whale_tf", "whale_tf, float16", "pipeline")
 MODEL = "mlp"
 STEPS = 8
-LIMIT_S = 300.0
 
 
 def run(*command: str) -> None:
@@ -86,23 +85,13 @@ def measured(system: str, model: str) -> Result:
         RuntimeError: it failed.
     """
     addresses = ["{}:{}".format(address, PORT) for address in ADDRESSES]
-    started = []
+    commands, variables = [], []
     for rank, host in enumerate(HOSTS):
-        job = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT, TF_CONFIG=json.dumps(job))
         spec = json.dumps({"system": system, "model": model, "rank": rank})
-        started.append(subprocess.Popen(
-            ["ip", "netns", "exec", host, sys.executable, os.path.abspath(__file__), "--worker", spec], env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True))  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for line in outputs[0].splitlines():
-        if MARK in line:
-            return json.loads(line[line.index(MARK) + len(MARK):])
-    raise RuntimeError("no result of {}:\n{}".format(system, outputs[0][-3000:]))
+        commands.append(["ip", "netns", "exec", host, sys.executable, os.path.abspath(__file__), "--worker", spec])
+        job = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        variables.append({"TF_CONFIG": json.dumps(job)})
+    return first_result(commands, variables)
 
 
 def row(system: str, rate: Optional[int], found: Result, free: Result) -> List[str]:

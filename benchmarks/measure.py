@@ -21,6 +21,7 @@ from whale_tf.cluster.processes import free_ports, tf_configs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MARK = "RESULT "
+LIMIT_S = 600.0
 
 Spec = Mapping[str, Any]
 Result = Dict[str, Any]
@@ -65,17 +66,29 @@ def ask(script: str, spec: Spec, processes: int = 1) -> Result:
     Raises:
         RuntimeError: it failed; with the end of its output.
     """
-    started = []
-    for job in tf_configs(free_ports(processes)):
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT, **job)
-        started.append(subprocess.Popen(
-            [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)], env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True))  # fmt: skip
-    outputs = [process.communicate()[0] for process in started]
+    command = [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)]
+    return first_result([command] * processes, tf_configs(free_ports(processes)))
+
+
+def first_result(commands: Sequence[Sequence[str]], variables: Sequence[Mapping[str, str]]) -> Result:
+    """Runs commands side by side, each with environment variables of its own, and returns what the first prints after MARK.
+
+    Raises:
+        RuntimeError: it failed; with the end of its output.
+        subprocess.TimeoutExpired: one has not ended after ``LIMIT_S``; all are killed.
+    """
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT)
+    started = [subprocess.Popen(command, env=dict(environment, **more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                universal_newlines=True) for command, more in zip(commands, variables)]
+    try:
+        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     for line in outputs[0].splitlines():
-        if line.startswith(MARK):
-            return json.loads(line[len(MARK):])
-    raise RuntimeError("no result for {}:\n{}".format(spec, outputs[0][-3000:]))
+        if MARK in line:  # a launcher may put something before it
+            return json.loads(line[line.index(MARK) + len(MARK):])
+    raise RuntimeError("no result of {}:\n{}".format(commands[0], outputs[0][-3000:]))
 
 
 def rounds(script: str, specs: Sequence[Spec], count: int) -> List[Result]:

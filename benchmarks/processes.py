@@ -14,13 +14,12 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
 from typing import Any, Callable, Dict, List, Sequence
 
 from rich.console import Console
 
-from benchmarks.measure import MARK, ROOT, Result, Spec, main, session_config, step_times, table
+from benchmarks.measure import Result, Spec, first_result, main, session_config, step_times, table
 from benchmarks.workloads import LEARNING_RATE, WORKLOADS, Workload, head_loss, initial, loss, variables
 from whale_tf.cluster.processes import free_ports, tf_configs
 
@@ -28,7 +27,6 @@ PROCESSES = 2
 STEPS = {"mlp": 30, "encoder": 8}
 ROUNDS = 3
 MICRO_BATCHES = 8
-LIMIT_S = 300.0
 
 
 # -- the systems: each returns a function that takes one step and returns the loss -------------------------------------
@@ -161,7 +159,6 @@ def measured(system: str, model: str) -> Result:
     """
     count = 1 if system == "one process" else PROCESSES
     command = [sys.executable, os.path.abspath(__file__), "--worker"]
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT)
     alone: List[Dict[str, str]] = [{"TF_CONFIG": ""}] * count
     variables_of = alone if system in ("one process", "apart", "Horovod") else tf_configs(free_ports(count))
     specs = [json.dumps({"system": system, "model": model, "rank": rank}) for rank in range(count)]
@@ -169,17 +166,7 @@ def measured(system: str, model: str) -> Result:
     if system == "Horovod":
         options = ["-np", str(count), "-H", "localhost:{}".format(count), "--gloo"]
         commands = [[sys.executable, "-m", "horovod.runner.launch"] + options + list(commands[0])]
-    started = [subprocess.Popen(one, env=dict(environment, **more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                universal_newlines=True) for one, more in zip(commands, variables_of)]
-    try:
-        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for line in outputs[0].splitlines():
-        if MARK in line:
-            return json.loads(line[line.index(MARK) + len(MARK):])
-    raise RuntimeError("no result of {}:\n{}".format(system, outputs[0][-3000:]))
+    return first_result(commands, variables_of)
 
 
 def systems() -> List[str]:
