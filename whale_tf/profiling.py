@@ -167,8 +167,7 @@ class _Profiler(api.Observer):
             return
         ops = captured.graph
         named = {ops.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
-        axis = captured._replace(graph=ops, axis=None).batch_axis()
-        region = find_region(ops, captured.task_graph, axis, list(captured.sources))
+        region = find_region(ops, captured.task_graph, captured.batch_axis(), list(captured.sources))
         chain = captured_chain(graph, captured, region, static_batch(ops, named) or self.batch)
         sized = region._replace(graph=chain.graph)
         self.step = step_graph(captured, sized, self.name, ops.fingerprint(), chain.batch)

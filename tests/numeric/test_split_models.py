@@ -16,7 +16,6 @@ from tests.numeric.script import Arrays, Script, Setting, Stages
 from tests.numeric.split import Split, run_split
 
 BATCH, STEPS = 12, 3
-CONVOLUTION_TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
 
 Block = Callable[[Any], Any]
 
@@ -85,7 +84,6 @@ CASES: Dict[str, Case] = {
     "resnet": case(resnet, resnet.ResnetConfig.tiny(), {"images": ((8, 8, 1), 0), "labels": ((), 10)}, data.ImageBatch),
     "unet": case(unet, unet.UnetConfig.tiny(), {"images": ((8, 8, 1), 0), "labels": ((8, 8), 2)}, data.SegmentationBatch),
 }
-CONVOLUTIONS = ("vgg", "resnet", "unet")
 SPLITS: Dict[str, Split] = {
     "everything over 2": Split((-2,), 2),
     "everything over 3": Split((-3,), 3),
@@ -118,6 +116,5 @@ def _params() -> List[Any]:
 @pytest.mark.parametrize("name,split,setting", _params())
 def test_models_equal_local(name: str, split: str, setting: Setting) -> None:
     ran = run_split(CASES[name], setting, SPLITS[split])
-    tolerance = (CONVOLUTION_TOLERANCE if name in CONVOLUTIONS else TOLERANCE)[setting.dtype]
-    assert_equal(ran.outcome, local(name, setting), tolerance)
+    assert_equal(ran.outcome, local(name, setting), TOLERANCE[setting.dtype])
     assert any(pattern != "once" for pattern in ran.plan.shards.values())

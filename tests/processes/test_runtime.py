@@ -25,9 +25,7 @@ def _clean(monkeypatch: Any) -> Iterator[None]:
     monkeypatch.setattr(runtime, "_runtime", None)
 
 
-def build(
-    monkeypatch: Any, rank: int, units: int = 3, parallelize: bool = True, batch: Optional[int] = 4
-) -> tf.Graph:
+def build(monkeypatch: Any, rank: int, units: int = 3, parallelize: bool = True, batch: Optional[int] = 4) -> tf.Graph:
     """The graph of one of two processes."""
     monkeypatch.setattr(runtime, "_runtime", None)
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": rank}}))

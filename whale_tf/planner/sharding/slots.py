@@ -39,10 +39,9 @@ def factored_slots(
         rows: values of a sparse gradient -> the variable op; they count rows of the variable only when summed up for each.
         slots: variable ops that might be slots.
     """
-    origins = {tensor: Factored(variable, tuple(range(len(view.shape(tensor) or ()))))
-               for tensor, variable in gradients.items()}
-    origins.update({tensor: Factored(variable, (None,) + tuple(range(1, len(view.shape(tensor) or ()))))
-                    for tensor, variable in rows.items()})
+    origins = {tensor: _whole(variable, tensor, view) for tensor, variable in gradients.items()}
+    for tensor, variable in rows.items():
+        origins[tensor] = Factored(variable, (None,) + _whole(variable, tensor, view).dims[1:])
     found: Dict[int, Factored] = {}
     for op in graph.ops:
         known = {origins[t].variable for t in op.inputs if t in origins} if op.phase is Phase.APPLY else ()
@@ -57,11 +56,16 @@ def factored_slots(
             if isinstance(dims, tuple):
                 origins[tensor] = Factored(variable, tuple(where.get(f[0]) if len(f) == 1 else None for f in dims))
             if op.type == "UnsortedSegmentSum" and view.shape(tensor) == graph.ops[variable].attrs.get("shape"):
-                origins[tensor] = Factored(variable, tuple(range(len(view.shape(tensor) or ()))))
+                origins[tensor] = _whole(variable, tensor, view)
         written = graph.tensors[op.inputs[0]].op
         if rule.alias and written in slots and isinstance(rule.inputs[0], tuple):
             found[written] = Factored(variable, tuple(where.get(f[0]) if len(f) == 1 else None for f in rule.inputs[0]))
     return found
+
+
+def _whole(variable: int, tensor: int, view: View) -> Factored:
+    """A tensor of the variable's own dimensions."""
+    return Factored(variable, tuple(range(len(view.shape(tensor) or ()))))
 
 
 def _where(op: Op, rule: Rule, origins: Mapping[int, Factored]) -> Dict[str, int]:
