@@ -97,6 +97,7 @@ def parallelize(
     if done is None:
         return None
     return done._replace(
+        captured=done.captured._replace(export=None),
         replaced=collections.ChainMap(sharded.replaced, decomposition.replaced),  # type: ignore[arg-type]
         variables=sharded.variables,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.graph_editor.graphs import gradient_of, run, variable
+from tests.graph_editor.graphs import control_flow, gradient_of, run, variable
 from whale_tf._tf_compat import tf, v1
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.staged import StagedEdit
@@ -292,6 +292,38 @@ def test_a_clone_that_fails_leaves_nothing_staged():
     with pytest.raises(GraphEditError, match="not a device"):
         edit.clone(ops_named(graph, "w", "mul"), "c", device=lambda op: "moon" if op.name == "mul" else None)
     assert sorted(edit.commit()) == ["kept"]
+
+
+def test_copy_reads_and_waits_as_told_and_keeps_the_attributes():
+    graph = two_op_graph()
+    with graph.as_default():
+        x = graph.get_tensor_by_name("x:0")
+        with graph.colocate_with(ops_named(graph, "w")[0]), tf.control_dependencies(ops_named(graph, "add")):
+            tf.matmul(x, x, transpose_b=True, name="gram")
+    edit = StagedEdit(graph, graph.as_graph_def(add_shapes=True))
+    two = edit.const(np.float32([[1, 2], [3, 4]]), "two")
+    node = edit.copy(*ops_named(graph, "gram"), "small", [two, "two:0"], device="/cpu:1", control_inputs=["mul"])
+    assert (node.name, list(node.input)) == ("small", ["two", "two", "^mul"])
+    new = edit.commit()["small"]
+    assert (new.device, new.colocation_groups()) == ("/device:CPU:1", [b"loc:@small"])
+    assert new.outputs[0].shape.as_list() == [2, 2]
+    np.testing.assert_allclose(run(graph, "small:0", {"x:0": [[1.0, 1.0]]}), [[5, 11], [11, 25]])
+
+
+@pytest.mark.parametrize("op, name, device, words", [
+    ("mul", "add", "", ["'add'", "taken"]),
+    ("mul", "copy", "moon", ["not a device"]),
+    ("loop/while/Enter", "copy", "", ["while loop", "clone()"]),
+])
+def test_copy_refuses(op, name, device, words):
+    graph = two_op_graph()
+    with graph.as_default(), control_flow(1):
+        tf.while_loop(lambda i: i < 2, lambda i: i + 1, [tf.constant(0)], name="loop/while")
+    edit = StagedEdit(graph)
+    with pytest.raises(GraphEditError) as error:
+        edit.copy(*ops_named(graph, op), name, ["x", "x"], device=device)
+    assert all(word in str(error.value) for word in words), error.value
+    assert len(edit) == 0
 
 
 def test_clone_refuses_ops_of_another_graph():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import GraphDef, tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record
@@ -37,6 +37,7 @@ class Captured(NamedTuple):
     updates: whether the graph has an optimizer's update.
     is_annotated: whether the TaskGraphs are the user's annotations.
     axis: how the batch goes through the graph; None: not known yet (see :meth:`batch_axis`).
+    export: the graph as it was recorded, so that the rewrite need not export it again.
     """
 
     graph: OpGraph
@@ -52,6 +53,7 @@ class Captured(NamedTuple):
     updates: bool
     is_annotated: bool = False
     axis: Optional[BatchAxis] = None
+    export: Optional[GraphDef] = None
 
     def batch_axis(self, options: Options = Options()) -> BatchAxis:
         """How the batch goes through the graph from its sources."""
@@ -75,7 +77,8 @@ def capture(
         UnsupportedOpError: a batch input of unknown rank.
     """
     annotations = annotations_of(graph)
-    ops = record(graph)
+    export = graph.as_graph_def()
+    ops = record(graph, export)
     phases = find_phases(ops, annotations)
     scope = frozenset(op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD))
     updates = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
@@ -97,7 +100,7 @@ def capture(
         sources = {ops.tensor(before.graph.tensor_name(tensor)): dim for tensor, dim in before.sources.items()}
     calls = tuple(annotations.gradient_calls)
     is_annotated = bool(annotations.items) and plan is None
-    found = Captured(ops, phases, scope, [], (), {}, {}, ready, sources, calls, True, is_annotated, axis)
+    found = Captured(ops, phases, scope, [], (), {}, {}, ready, sources, calls, True, is_annotated, axis, export)
     return _with_task_graphs(found, task_graphs, specs)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from whale_tf._tf_compat import op_def, tf
+from whale_tf._tf_compat import GraphDef, op_def, tf
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, REPLACED_ATTR, TASK_GRAPH_ATTR
 from whale_tf.errors import GraphError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -39,7 +39,7 @@ class _Node(NamedTuple):
     body: Optional[Dict[str, OpGraph]] = None
 
 
-def record(graph: tf.Graph) -> OpGraph:
+def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> OpGraph:
     """The ops of ``graph`` in creation order, moved only where a later op feeds an earlier one (TensorFlow adds inputs
     to a loop when it is differentiated), so that the order is topological but for ``NextIteration`` edges.  Ops whose work
     others do by now (``_whale_replaced``) are left out.
@@ -47,9 +47,12 @@ def record(graph: tf.Graph) -> OpGraph:
     Ops of gradient calls have phase BACKWARD, all others FORWARD: :func:`whale_tf.capture.phases.find_phases` tells the
     rest.  Constants of up to 4096 elements carry their value (read-only); attributes are plain Python values, with
     functions as their names and tensors as arrays.
+
+    Args:
+        graph_def: ``graph.as_graph_def()``, if the caller has it.
     """
     with garbage_collection_paused():
-        graph_def = graph.as_graph_def()
+        graph_def = graph.as_graph_def() if graph_def is None else graph_def
         return _Recorder(graph, graph_def.library).top_level(graph_def)
 
 

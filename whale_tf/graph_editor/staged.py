@@ -183,6 +183,36 @@ class StagedEdit:
             self._place_and_edit(ops, clones, device, edit)
         return names
 
+    def copy(self, op: tf.Operation, name: str, inputs: Sequence[str], *, device: str = "",
+             control_inputs: Sequence[str] = ()) -> NodeDef:
+        """Stages a copy of one op, with inputs and controls of its own: for many single copies, where ``clone`` is dear.
+
+        Args:
+          name: the copy's.
+          inputs: names of the tensors it reads, all of them.
+          device: ``""`` for none.
+          control_inputs: names of the ops it waits for.
+
+        Returns:
+          The copy, which may still be changed (not its name).
+
+        Raises:
+          GraphEditError: the name is taken, the op belongs to another graph, or it enters a v1 while loop.
+        """
+        self._check_open()
+        self._clone_names([op], lambda _: name)
+        original = self._original_nodes([op])[op.name]
+        if original.op in ENTER_TYPES:
+            raise GraphEditError("op {!r} ({}) enters a while loop, which is cloned as a whole; use clone()".format(
+                op.name, original.op))
+        where, edges = canonical_device(device), [canonical_edge(edge) for edge in inputs] + control_edges(control_inputs)
+        node = self._new_node(name, original)
+        node.device = where
+        del node.input[:]
+        node.input.extend(edges)
+        _forget_originals_own(node, {})
+        return node
+
     def _copy_nodes(self, ops: Sequence[tf.Operation], names: Mapping[str, str], edges: CloneEdges,
                     extra: Optional[Callable[[tf.Operation], Optional[Sequence[str]]]]) -> List[NodeDef]:
         originals = self._original_nodes(ops)
@@ -194,10 +224,7 @@ class StagedEdit:
             node.input.extend([edge for edge in inputs if edge] if edges.drops else inputs)
             if extra is not None:
                 node.input.extend([edge for edge in control_edges(extra(op) or ()) if edge not in inputs])
-            if "_class" in node.attr:
-                follow_colocation(node, names)
-            if "_output_shapes" in node.attr:  # shapes are inferred anew: an input may be smaller than the original's
-                del node.attr["_output_shapes"]
+            _forget_originals_own(node, names)
             clones.append(node)
         return clones
 
@@ -233,7 +260,7 @@ class StagedEdit:
     def _original_nodes(self, ops: Sequence[tf.Operation]) -> Mapping[str, NodeDef]:
         """NodeDefs of the originals: one export of the whole graph is cheaper than many single ones."""
         missing = [op for op in ops if op.name not in self._originals]
-        if missing and (len(self._originals) + len(missing)) * 8 >= len(self.graph.get_operations()):
+        if missing and (len(self._originals) + len(missing)) * 8 >= len(self._names_taken()):
             self._originals = {node.name: node for node in self.graph.as_graph_def().node}
         else:
             self._originals.update((op.name, op.node_def) for op in missing)
@@ -402,6 +429,14 @@ class StagedEdit:
             return self.graph.get_tensor_by_name("{}:{}".format(name, index or 0)).dtype
         except KeyError:
             return None
+
+
+def _forget_originals_own(node: NodeDef, names: Mapping[str, str]) -> None:
+    """Attributes of the original that do not hold for its clone; ``names``: what is cloned with it, old to new."""
+    if "_class" in node.attr:
+        follow_colocation(node, names)
+    if "_output_shapes" in node.attr:  # shapes are inferred anew: an input may be smaller than the original's
+        del node.attr["_output_shapes"]
 
 
 def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[tf.Operation], Optional[Sequence[str]]]]:

@@ -68,7 +68,7 @@ def rewrite(
     """
     graph = captured.graph
     _check_writes(captured)
-    edit = StagedEdit(tf_graph)
+    edit = StagedEdit(tf_graph, captured.export)
     nodes = Nodes(edit)
     context = Context(tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit, processes)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)

@@ -61,7 +61,7 @@ def shard(graph: tf.Graph, captured: Captured, assignment: Assignment, counts: D
     while any(name == root or name.startswith(root + "/") for name in (op.name for op in captured.graph.ops)):
         index += 1
         root = "{}_{}".format(ROOT, index)
-    edit = StagedEdit(graph)
+    edit = StagedEdit(graph, captured.export)
     lowering = Lowering(graph, captured, assignment, counts, edit, root)
     lowering.run()
     mover = _Mover(graph, captured, lowering, done)

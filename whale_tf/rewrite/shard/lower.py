@@ -95,7 +95,7 @@ class Lowering:
     def _variable(self, op: Op, spread: Spread) -> None:
         names = []
         for i, size in enumerate(spread.sizes):
-            node = self._clone(op, i)
+            node = self._clone(op, i, [])
             node.attr["shape"].shape.dim[spread.dim].size = size
             node.attr["shared_name"].s = node.name.encode()
             names.append(node.name)
@@ -121,12 +121,11 @@ class Lowering:
         operands = [self.values.parts(t, need, home) for t, need in zip(op.inputs, self._needs(op, strategy))]
         results = []
         for i in range(count):
-            node = self._clone(op, i)
-            for position, parts in enumerate(operands):
-                set_input(self.edit, node.name, position, parts[i])
+            inputs = [parts[i] for parts in operands]
             for position in {local.position for local in strategy.localise}:
-                name = self._localised(op, position, [x for x in strategy.localise if x.position == position], home, i)
-                set_input(self.edit, node.name, position, name)
+                inputs[position] = self._localised(
+                    op, position, [x for x in strategy.localise if x.position == position], home, i)
+            node = self._clone(op, i, inputs)
             if strategy.how == ROWS:
                 self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
             if strategy.how == RESEEDED:
@@ -150,18 +149,13 @@ class Lowering:
         local = {item.position for item in strategy.localise}
         return [everywhere if i in local else need for i, need in enumerate(strategy.needs)]
 
-    def _clone(self, op: Op, i: int) -> NodeDef:
-        """Stage device ``i``'s copy of an op; its operands are still the original's."""
+    def _clone(self, op: Op, i: int, inputs: Sequence[str]) -> NodeDef:
+        """Stage device ``i``'s copy of an op."""
         home = self.assignment.home.get(op.id, self.task_graph[op.id])
-        name = self.part_name(op, i)
-        self.edit.clone([self._tf_ops[op.name]], lambda _: name, device="")
-        node = self.edit.node(name)
+        node = self.edit.copy(self._tf_ops[op.name], self.part_name(op, i), inputs, control_inputs=self._controls(op, home, i))
         self.stages[home].is_backward = op.phase is Phase.BACKWARD
         forward = self.graph.ops[op.forward] if op.forward >= 0 else None
         self.stages[home].tag(node, i, self.forward_name(forward, i) if forward is not None else "")
-        kept = [edge for edge in node.input if edge[0] != "^"]
-        del node.input[:]
-        node.input.extend(kept + ["^" + name for name in self._controls(op, home, i)])
         return node
 
     def _moved_again(self, tensor: int, home: int) -> bool:
@@ -169,10 +163,7 @@ class Lowering:
         return op.type in MOVES and op.name not in self.done and self.task_graph[op.id] == home and bool(op.inputs)
 
     def _move_again(self, op: Op, i: int, operand: str) -> str:
-        node = self._clone(op, i)
-        for position, tensor in enumerate(op.inputs):
-            set_input(self.edit, node.name, position, operand if position == 0 else self.values.whole(tensor))
-        return node.name
+        return self._clone(op, i, [operand] + [self.values.whole(tensor) for tensor in op.inputs[1:]]).name
 
     def part_name(self, op: Op, i: int) -> str:
         return "{}/{}/{}".format(self.root, i, op.name)
@@ -294,9 +285,7 @@ class Lowering:
         for i in range(self.counts[home]):
             own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows, i,
                        self._scope(op, "rows{}".format(i)))
-            node = self._clone(op, i)
-            for position, names in enumerate(operands):
-                set_input(self.edit, node.name, position, own.safe() if position == 1 else names[i])
+            node = self._clone(op, i, [own.safe() if position == 1 else names[i] for position, names in enumerate(operands)])
             trailing = self.view.need_rank(result) - self.view.need_rank(op.inputs[1]) - rows.dim
             parts.append(own.or_zero(node.name, trailing, dtype))
         self._put(op, 0, strategy.gives[0], parts, home)

@@ -17,9 +17,8 @@ from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.graph_editor import add_control_inputs, consumers, remove_control_inputs
-from whale_tf.graph_editor import set_input as move_input
-from whale_tf.graph_editor.nodes import Nodes, set_input
+from whale_tf.graph_editor import add_control_inputs, consumers, remove_control_inputs, set_input
+from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.rewrite.shard.checkpoints import READS, Checkpoints, Parts, host_of
 from whale_tf.rewrite.update import is_write
@@ -132,7 +131,7 @@ class DividedVariables:
 
     def _set_input(self, op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
         before = op.inputs[position]
-        move_input(op, position, tensor)
+        set_input(op, position, tensor)
         self._undo.append(functools.partial(op._update_input, position, before))
 
     def _tensor(self, name: str) -> tf.Tensor:
@@ -228,20 +227,11 @@ class _Edit:
         return writes
 
     def _clone(self, op: tf.Operation, name: str, inputs: Dict[int, str]) -> str:
-        self._edit.clone([op], lambda _: name, device="")
-        for position, source in inputs.items():
-            set_input(self._edit, name, position, source)
-        self._wait(name, op)
-        return name
-
-    def _wait(self, name: str, op: tf.Operation) -> None:
-        """A node waits for the parts' writes where ``op`` waits for a write."""
-        node = self._edit.node(name)
-        kept = [edge for edge in node.input if edge[0] != "^"]
-        del node.input[:]
-        node.input.extend(kept + ["^" + control for control in self._controls(op)])
+        operands = [inputs.get(position, tensor.name) for position, tensor in enumerate(op.inputs)]
+        return self._edit.copy(op, name, operands, control_inputs=self._controls(op)).name
 
     def _controls(self, op: tf.Operation) -> List[str]:
+        """The parts' writes where ``op`` waits for a write."""
         return [name for control in op.control_inputs for name in self.writes.get(control.name, [control.name])]
 
     def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> None:
