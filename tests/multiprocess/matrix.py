@@ -1,10 +1,11 @@
 """Arrangements of processes, devices and TaskGraphs, each with every kind of model, variable and input."""
 from __future__ import annotations
 
+import itertools
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from tests.multiprocess.jobs import Job
-from tests.numeric.cases import CASES
+from tests.numeric.pairwise import all_pairs
 from tests.numeric.script import Setting
 
 
@@ -34,23 +35,28 @@ ARRANGEMENTS: Dict[str, Arrangement] = {
     "4x1 replicated stage before a split one": Arrangement(4, 1, (2, 2), split=(1,)),
 }
 BOTH = (True, False)
-AXES: Dict[str, Any] = {
-    "arrangement": tuple(ARRANGEMENTS), "case": ("clipped_adam", "weighted_loss"), "dtype": ("float32", "float64"),
-    "resource": BOTH, "static_batch": BOTH, "dataset": BOTH}
+SETTINGS: Dict[str, Any] = {"dtype": ("float32", "float64"), "resource": BOTH, "static_batch": BOTH, "dataset": BOTH}
+CASES = ("clipped_adam", "weighted_loss")
 MORE_CASES = (
     "momentum", "mlp_mean", "sum_with_l2", "convolution", "tied_embedding", "sparse_embedding", "gan", "gradient_penalty")
 
 
-def allowed(row: Dict[str, Any]) -> bool:
-    """What is not refused (tests/numeric/test_split.py, test_bad_input.py)."""
-    return True
+def pairwise() -> List[Job]:
+    """Jobs in which every two values of two axes meet."""
+    return [_job(row, row["arrangement"], row["case"])
+            for row in all_pairs(dict(SETTINGS, arrangement=tuple(ARRANGEMENTS), case=CASES))]
 
 
-def job_of(row: Dict[str, Any]) -> Job:
-    arrangement = ARRANGEMENTS[row["arrangement"]]
+def every_case() -> List[Job]:
+    """Every case in every arrangement, each with either value of every setting."""
+    models = tuple(itertools.product(ARRANGEMENTS, CASES + MORE_CASES))
+    return [_job(row, *row["model"]) for row in all_pairs(dict(SETTINGS, model=models))]
+
+
+def _job(row: Dict[str, Any], name: str, case: str) -> Job:
+    arrangement = ARRANGEMENTS[name]
     setting = Setting(**{field: row[field] for field in Setting._fields if field in row})
-    assert row["case"] in CASES
-    return Job(row["case"], setting, arrangement.counts, arrangement.devices, arrangement.micro_batches, split=arrangement.split,
+    return Job(case, setting, arrangement.counts, arrangement.devices, arrangement.micro_batches, split=arrangement.split,
                workers=arrangement.workers)
 
 

@@ -9,14 +9,13 @@ import pytest
 
 from tests.multiprocess.jobs import DRIVEN, JOBS, Job, local, merged
 from tests.multiprocess.launch import WHALE_RUN, Starter
-from tests.multiprocess.matrix import AXES, MORE_CASES, allowed, groups, job_of
+from tests.multiprocess.matrix import every_case, groups, pairwise
 from tests.numeric.equality import TOLERANCE, Outcome, differences
-from tests.numeric.pairwise import all_pairs, full_product
 
 HOROVOD_RUN = ("-m", "horovod.runner.launch")
 NAMED: List[Job] = list(JOBS.values()) + list(DRIVEN.values())
-PAIRWISE = groups(NAMED + [job_of(row) for row in all_pairs(AXES, allowed)], 60)
-FULL = groups([job_of(row) for row in full_product(dict(AXES, case=AXES["case"] + MORE_CASES), allowed)], 60)
+PAIRWISE = groups(NAMED + pairwise(), 60)
+FULL = groups(every_case(), 60)
 
 
 def run_jobs(path: str, jobs: Sequence[Job], launcher: Sequence[str] = WHALE_RUN) -> List[List[Outcome]]:

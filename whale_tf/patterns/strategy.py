@@ -12,7 +12,7 @@ whole have a recipe that exchanges a few numbers per example instead of the oper
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
@@ -97,6 +97,21 @@ def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Stra
     except NoRule as reason:
         return Strategies([], [str(reason)])
     return _Finder(op, view, rule, count, batch).run()
+
+
+def look(op: Op, view: View, batch: Mapping[int, int]) -> Hashable:
+    """Ops that look the same have the same strategies: type, attributes, shapes, constant operands and batch dimensions."""
+    tensors = view.graph.tensors
+    attrs = [(name, value if isinstance(value, (bool, int, float, str)) else repr(value)) for name, value in op.attrs.items()
+             if name[0] != "_" and name not in ("shared_name", "container")]
+    attrs.sort()
+    values = []
+    for t in op.inputs:
+        if tensors[t].dtype in ("int32", "int64") and len(view.shape(t) or ()) <= 1:
+            value = view.value(t)
+            values.append(None if value is None else tuple(value.flat))
+    sides = [(stored_shape(view, t), tensors[t].dtype, batch.get(t)) for t in op.inputs + op.outputs]
+    return op.type, len(op.inputs), tuple(attrs), tuple(values), tuple(sides)
 
 
 def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy]:

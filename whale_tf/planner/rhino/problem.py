@@ -22,7 +22,17 @@ from whale_tf.cluster.devices import Device
 from whale_tf.errors import ConfigError
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.patterns.spread import EACH, Spread, everywhere, shard
-from whale_tf.patterns.strategy import LINEAR, ONCE, SHAPE_ONLY, Strategy, computed_once, even_sizes, stored_shape, strategies
+from whale_tf.patterns.strategy import (
+    LINEAR,
+    ONCE,
+    SHAPE_ONLY,
+    Strategy,
+    computed_once,
+    even_sizes,
+    look,
+    stored_shape,
+    strategies,
+)
 from whale_tf.planner.rhino.collectives import PICOSECONDS, Ring, conversion, layout_of
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.local_shapes import LocalShapes
@@ -33,7 +43,7 @@ Layouts = Tuple[Spread, ...]
 
 
 class Candidates(NamedTuple):
-    """Strategies of ops with the same signature, seen as layouts.
+    """Strategies of ops that look the same, seen as layouts.
 
     Attributes:
         number: different for different candidates.
@@ -115,25 +125,11 @@ class Problem:
         self.node_of[op.id] = self.costs.add_node(costs)
 
     def _candidates(self, op: Op) -> Candidates:
-        key = self._signature(op)
+        key = look(op, self.shapes.view(op), self.batch), op.phase is Phase.APPLY, tuple(map(self._stored, op.inputs))
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = self._make(op)
         return found
-
-    def _signature(self, op: Op) -> object:
-        tensors = self.graph.tensors
-        attrs = tuple(sorted((name, repr(value)) for name, value in op.attrs.items()
-                             if name[0] != "_" and name not in ("shared_name", "container")))
-        view = self.shapes.view(op)
-        values = []
-        for t in op.inputs:
-            if tensors[t].dtype in ("int32", "int64") and len(view.shape(t) or ()) <= 1:
-                value = view.value(t)
-                values.append(None if value is None else tuple(value.flat))
-        examples = tuple(self.batch.get(t) for t in op.inputs + op.outputs)
-        return (op.type, op.phase is Phase.APPLY, attrs, tuple(map(self._stored, op.inputs)), tuple(values), examples,
-                tuple((stored_shape(view, t), tensors[t].dtype) for t in op.inputs + op.outputs))
 
     def _stored(self, tensor: int) -> bool:
         return tensor in self.scope.roots

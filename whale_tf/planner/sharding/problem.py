@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -23,6 +23,7 @@ from whale_tf.patterns.strategy import (
     Strategy,
     computed_once,
     is_float,
+    look,
     strategies,
 )
 from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
@@ -87,6 +88,7 @@ class Problem:
         self.factored = factored
         self.roots = self._find_roots()
         self._strategies: Dict[int, Strategies] = {}
+        self._alike: Dict[Hashable, Strategies] = {}
         self._bytes: Dict[int, float] = {}
         self._trained = self._find_trained()
         self._check_control_flow()
@@ -136,9 +138,11 @@ class Problem:
     def strategies(self, op: Op, count: int) -> Strategies:
         """All but the one that computes the op once; terms of a sum pass only through ops that move them."""
         if op.id not in self._strategies:
-            found, reasons = strategies(op, self.view, count, self.batch)
-            self._strategies[op.id] = Strategies(
-                [s for s in found if s.how != LINEAR or op.type in PASSES_TERMS], reasons)
+            key = look(op, self.view, self.batch), count
+            if key not in self._alike or not self._alike[key].found:  # why there are none may name the op's operands
+                found, reasons = strategies(op, self.view, count, self.batch)
+                self._alike[key] = Strategies([s for s in found if s.how != LINEAR or op.type in PASSES_TERMS], reasons)
+            self._strategies[op.id] = self._alike[key]
         return self._strategies[op.id]
 
     # -- prices -------------------------------------------------------------------------------------------------------
