@@ -33,7 +33,8 @@ class TaskGraphPlan(_Value):
         ops: names of its forward ops; backward ops follow their forward ops.
         devices: ``[model replica][replica]`` device numbers of the cluster: one VirtualDevice per model replica. Under
             ``split`` the devices of one replica, which share its variables.
-        slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); None: equal.
+        slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); under ``split``
+            of each divided dimension every device (uneven shards); None: equal.
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
         batch_of: the ``split`` TaskGraph on the same devices whose ops these are: those that are divided along no dimension
             but the batch, so that each device works on its own examples.
@@ -60,6 +61,11 @@ class TaskGraphPlan(_Value):
         return 1 if self.strategy == "split" else self.device_count
 
     @property
+    def batch_slices(self) -> Optional[Tuple[int, ...]]:
+        """Sizes of the replicas' parts of a micro-batch in proportion; None: equal."""
+        return None if self.strategy == "split" else self.slices
+
+    @property
     def variable_devices(self) -> Tuple[int, ...]:
         """The devices that hold its variables (of one process); under ``split`` each its part."""
         rows = self.devices if self.variables == "mirrored" else self.devices[:1]
@@ -77,10 +83,10 @@ class TaskGraphPlan(_Value):
             raise ValueError("TaskGraph {!r} has no devices".format(self.name))
         if any(len(row) != self.device_count for row in self.devices):
             raise ValueError("TaskGraph {!r} has rows of different device counts: {}".format(self.name, self.devices))
-        if self.slices is not None and (len(self.slices) != self.replica_count or min(self.slices) < 1):
+        if self.slices is not None and (len(self.slices) != self.device_count or min(self.slices) < 1):
             raise ValueError(
                 "TaskGraph {!r} needs {} slice sizes of at least 1, got {}".format(
-                    self.name, self.replica_count, self.slices
+                    self.name, self.device_count, self.slices
                 )
             )
         return self

@@ -11,16 +11,18 @@ from models.optimizers import Adafactor, Lamb
 from tests.numeric.cases import CASES, SYNCHRONISED, Case, Inputs, cross_entropy, layer, minimised, rng
 from tests.numeric.equality import Outcome, run_script
 from tests.numeric.script import Arrays, Script, Setting, Stages, dense, weight
+from tests.numeric.unequal import described
 
 CLASSES, WIDTH, HEADS, TOKENS, VOCAB = 10, 12, 4, 3, 11
 
 
 class Split(NamedTuple):
-    """``counts``: devices of each stage, negative for ``wh.split``; ``total``: of the cluster."""
+    """``counts``: devices of each stage, negative for ``wh.split``; ``total``: of the cluster; ``unequal``: see ``described``."""
 
     counts: Tuple[int, ...]
     total: int
     config: Tuple[Tuple[str, Any], ...] = ()
+    unequal: Tuple[Tuple[float, float], ...] = ()
 
     @property
     def scopes(self) -> Sequence[Callable[[], Any]]:
@@ -36,7 +38,8 @@ class Ran(NamedTuple):
 
 
 def run_split(case: Case, setting: Setting, split: Split, plan: Optional[Any] = None, model_replicas: int = 1) -> Ran:
-    wh.init(dict(split.config, **(case.config or {})), cluster="cpu:{}".format(split.total), plan=plan)
+    cluster = described(split.unequal) if split.unequal else "cpu:{}".format(split.total)
+    wh.init(dict(split.config, **(case.config or {})), cluster=cluster, plan=plan)
     try:
         outcome = run_script(case, setting, Stages(split.scopes), model_replicas, 1)
         return Ran(outcome, wh.current_plan(), wh.explain())

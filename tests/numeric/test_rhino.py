@@ -103,8 +103,11 @@ def test_pinned_patterns(patterns: Tuple[str, str]) -> None:
 @pytest.mark.slow
 def test_a_saved_plan_runs_again() -> None:
     plan = check("classifier_adam", 2)
-    again = check("classifier_adam", 2, plan=json.loads(plan.to_json()))
-    assert again == plan
+    document = json.loads(plan.to_json())
+    assert check("classifier_adam", 2, plan=document) == plan
+    document["task_graphs"][0]["slices"] = [2, 1]
+    with pytest.raises(wh.PlanError, match=r"slices \[2, 1\], but .* divides evenly"):
+        check("classifier_adam", 2, plan=document)
 
 
 @pytest.mark.slow

@@ -1,21 +1,24 @@
-"""Unequal devices: uneven parts of every micro-batch, and still the local script's numbers."""
+"""Unequal devices: uneven parts of every micro-batch, uneven shards, and still the local script's numbers."""
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Sequence, Tuple
+import json
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
 import whale_tf as wh
 from tests.numeric import equality
-from tests.numeric.equality import TOLERANCE, assert_equal, find_case, local_outcome
+from tests.numeric.equality import TOLERANCE, assert_equal, find_case, local_outcome, run_local
 from tests.numeric.script import Setting, Stages
+from tests.numeric.split import Split, find, run_split
 from tests.numeric.unequal import described
 
 GIB = 1024
-TWO_TO_ONE = [(200, GIB), (100, GIB)]
-FIVE_TO_THREE = [(500, GIB), (300, GIB)]
-THREE = [(100, GIB), (300, GIB), (200, GIB)]
+TWO_TO_ONE = ((200, GIB), (100, GIB))
+FIVE_TO_THREE = ((500, GIB), (300, GIB))
+THREE = ((100, GIB), (300, GIB), (200, GIB))
+Devices = Tuple[Tuple[float, float], ...]
 
 
 def check_unequal(name: str, devices: Sequence[Tuple[float, float]], counts: Sequence[Any] = (None,),
@@ -93,3 +96,46 @@ def test_memory_bounds_a_slice() -> None:
 def test_a_model_that_fits_no_division_is_refused() -> None:
     with pytest.raises(wh.WhaleError, match=r"TaskGraph 'replicate_0' on devices \[0, 1\]: "):
         check_unequal("mlp_mean", [(400, 0.001), (100, 0.001)])
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+SHARDS: Dict[str, Tuple[str, Tuple[int, ...], Devices, Dict[str, Any], List[Any]]] = {
+    "two to one": ("clipped_adam", (-2,), TWO_TO_ONE, {}, [(11, 5)]),
+    "five to three, rows": ("classifier_adagrad", (-2,), FIVE_TO_THREE, {"patterns.force": "row"}, [(5, 3)]),
+    "three devices, initial values in parts": ("classifier_adam", (-3,), THREE, {"init": "sharded"}, [(1, 3, 2)]),
+    "whole heads": ("transformer", (-2,), TWO_TO_ONE, {}, [(3, 1)]),
+    "a stage before it, micro-batches": (
+        "transformer", (1, -2), ((100, 2 * GIB), (200, GIB), (100, GIB)), {"num_micro_batch": 2}, [None, (11, 5)]),
+    "replicas and shards on the same devices": ("classifier_momentum", (2, -2), TWO_TO_ONE, {}, [(2, 1), (11, 5), (2, 1)]),
+    "model replicas of the same mix": ("look_up_adam", (-2,), TWO_TO_ONE * 2, {}, [(11, 5)]),
+    "not enough memory for its speed": ("clipped_adam", (-2,), ((400, 0.003), (100, GIB)), {}, [(3, 5)]),
+    "equal on request": ("clipped_adam", (-2,), TWO_TO_ONE, {"balance.algorithm": "even"}, [None]),
+}
+
+
+def run_shards(name: str, setting: Setting, plan: Any = None) -> wh.Plan:
+    """A case of ``SHARDS`` equals the local script; ``plan`` in place of the planner's."""
+    case, counts, devices, config, _ = SHARDS[name]
+    ran = run_split(find(case), setting, Split(counts, len(devices), tuple(config.items()), devices), plan)
+    assert_equal(ran.outcome, run_local(find(case), setting, 1), TOLERANCE[setting.dtype])
+    return ran.plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARDS)
+def test_shards_follow_speed(name: str) -> None:
+    plan = run_shards(name, Setting())
+    assert [task.slices for task in plan.task_graphs] == SHARDS[name][-1]
+
+
+@pytest.mark.slow
+def test_a_saved_plan_has_its_shares_and_they_can_be_edited() -> None:
+    plan = run_shards("two to one", Setting())
+    assert run_shards("two to one", Setting(), plan.to_json()) == plan
+    edited = json.loads(plan.to_json())
+    edited["task_graphs"][0]["slices"] = [1, 3]
+    assert run_shards("two to one", Setting(), json.dumps(edited)).task_graphs[0].slices == (1, 3)
+    edited["task_graphs"][0]["slices"] = [1, 1, 3]
+    with pytest.raises(wh.PlanError, match="needs 2 slice sizes of at least 1"):
+        run_shards("two to one", Setting(), json.dumps(edited))

@@ -33,7 +33,7 @@ def found(op: Op, count: int = 2, batch: Sequence[int] = (0,)) -> Dict[str, Stra
     """By pattern; dimension 0 of the operands in ``batch`` counts examples."""
     graph = op.attrs.pop("graph")
     dims = {op.inputs[i]: 0 for i in batch}
-    return {s.pattern: s for s in strategies(op, Sizes(graph), count, dims).found if s.pattern != "linear"}
+    return {s.pattern: s for s in strategies(op, Sizes(graph), (1,) * count, dims).found if s.pattern != "linear"}
 
 
 def test_column_and_row_of_a_product() -> None:
@@ -52,7 +52,7 @@ def test_transposed_operands() -> None:
 def test_too_small_or_unknown_dimensions_give_reasons() -> None:
     op = op_of("MatMul", [(None, 3), (3, 10)], [(None, 10)])
     graph = op.attrs.pop("graph")
-    result = strategies(op, Sizes(graph), 4, {op.inputs[0]: 0})
+    result = strategies(op, Sizes(graph), (1,) * 4, {op.inputs[0]: 0})
     assert [s.pattern for s in result.found if s.pattern != "linear"] == ["column"]
     assert result.reasons == ["dimension 'k' has 3 elements, fewer than 4 devices"]
 
@@ -68,7 +68,7 @@ def test_leading_dimensions_of_a_reshape_stay_where_sizes_behind_them_are_not_kn
     """`[E, B, C, H]` as `[E, B C, H]`: what TF 1.15 makes of an einsum over experts."""
     op = op_of("Reshape", [(4, None, 2, 6), [4, -1, 6]], [(4, None, 6)])
     graph = op.attrs.pop("graph")
-    strategy = {s.gives[0]: s for s in strategies(op, Sizes(graph), 2, {op.inputs[0]: 1, op.outputs[0]: 1}).found}
+    strategy = {s.gives[0]: s for s in strategies(op, Sizes(graph), (1, 1), {op.inputs[0]: 1, op.outputs[0]: 1}).found}
     assert strategy[shard(0, (2, 2))].needs[0] == shard(0, (2, 2))
     assert [(x.element, x.sizes) for x in strategy[shard(0, (2, 2))].localise] == [(0, (2, 2))]
     assert strategy[shard(2, (3, 3))].needs[0] == shard(3, (3, 3))
@@ -113,7 +113,7 @@ def test_convolution_by_channel() -> None:
 
 def test_nothing_of_an_op_without_a_rule() -> None:
     op = op_of("NeverHeardOf", [(4, 4)], [(4, 4)])
-    result = strategies(op, Sizes(op.attrs.pop("graph")), 2, {})
+    result = strategies(op, Sizes(op.attrs.pop("graph")), (1, 1), {})
     assert not result.found and "no rule" in result.reasons[0]
 
 

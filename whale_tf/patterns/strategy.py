@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from whale_tf.balance.proportional import apportion
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
 from whale_tf.ir.rules.random import RANDOM
@@ -30,7 +31,7 @@ from whale_tf.ir.rules.rule import (
     ShapeOperand,
 )
 from whale_tf.ir.rules.shape import refine
-from whale_tf.patterns.spread import Spread, each, even_sizes, everywhere, once, partial, shard
+from whale_tf.patterns.spread import Spread, each, everywhere, once, partial, shard
 
 # What only moves elements is done again on every device that needs its result: the operand is sent once, for all of them.
 MOVES = frozenset(("Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose", "PreventGradient"))
@@ -83,11 +84,11 @@ def computed_once(op: Op, pattern: str = "once") -> Strategy:
     return Strategy(pattern, ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
 
 
-def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Strategies:
+def strategies(op: Op, view: View, shares: Sequence[int], batch: Mapping[int, int]) -> Strategies:
     """Every strategy of an op but the one that computes it once.
 
     Args:
-        count: number of devices.
+        shares: how much of a divided dimension each device takes, in proportion.
         batch: tensor -> the dimension that counts examples, which micro-batches divide and ``split`` leaves alone.
     """
     if op.type in SHAPE_ONLY or op.type in RANDOM or op.body:
@@ -96,7 +97,7 @@ def strategies(op: Op, view: View, count: int, batch: Mapping[int, int]) -> Stra
         rule = sharding_rule(op, view)
     except NoRule as reason:
         return Strategies([], [str(reason)])
-    return _Finder(op, view, rule, count, batch).run()
+    return _Finder(op, view, rule, shares, batch).run()
 
 
 def look(op: Op, view: View, batch: Mapping[int, int]) -> Hashable:
@@ -125,7 +126,7 @@ def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy
     dims = rule.outputs[result]
     if not isinstance(dims, tuple) or spread.dim >= len(dims) or not dims[spread.dim]:
         return None
-    finder = _Finder(op, view, rule, len(spread.sizes), {})
+    finder = _Finder(op, view, rule, spread.sizes, {})
     factor = dims[spread.dim][0]
     width, rest = divmod(sum(spread.sizes), finder.sizes.get(factor) or 1)
     if rest or any(size % width for size in spread.sizes) or rule.kind(factor) != "pass":
@@ -196,8 +197,8 @@ class Sizes(View):
 
 
 class _Finder:
-    def __init__(self, op: Op, view: View, rule: Rule, count: int, batch: Mapping[int, int]) -> None:
-        self.op, self.view, self.rule, self.count = op, view, rule, count
+    def __init__(self, op: Op, view: View, rule: Rule, shares: Sequence[int], batch: Mapping[int, int]) -> None:
+        self.op, self.view, self.rule, self.shares, self.count = op, view, rule, shares, len(shares)
         self.sizes = self._factor_sizes()
         self.excluded = self._batch_factors(batch)
 
@@ -215,7 +216,7 @@ class _Finder:
             elif not self._shapes_are_known(factor):
                 reasons.append("dimension {!r} is a shape operand's, which follows from data".format(factor))
             else:
-                strategy = self._divide(factor, even_sizes(size, self.count))
+                strategy = self._divide(factor, apportion(self.shares, size, 1))
             if strategy is not None:
                 found.append(strategy)
         return Strategies(found, reasons)
@@ -362,7 +363,7 @@ def pattern_name(op: Op, rule: Rule, factor: str) -> str:
     if len(dims) >= 2 and op.type in CONTRACTIONS:
         first, second = _has(dims[0], factor), _has(dims[1], factor)
         if first and second:
-            return "row" if rule.kind(factor) == SUM else "stack"
+            return "row" if rule.kind(factor) == SUM else STACK
         return "rows" if first else "column"
     return "shard:" + factor
 
@@ -371,6 +372,7 @@ def _has(dims: AnyDims, factor: str) -> bool:
     return isinstance(dims, tuple) and any(factor in factors for factors in dims)
 
 
+STACK = "stack"  # the pattern of many products side by side: attention's heads, experts
 CONTRACTIONS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "SparseMatMul"))
 CONVOLUTIONS = frozenset(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv2DBackpropFilter",
                           "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropInput",

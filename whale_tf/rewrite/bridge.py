@@ -161,4 +161,4 @@ class Bridges:
 
     def _cuts(self, task_graph: int) -> Cuts:
         task = self.context.plan.task_graphs[task_graph]
-        return cuts(task.replica_count, task.slices)
+        return cuts(task.replica_count, task.batch_slices)

@@ -42,7 +42,7 @@ def levels(plan: Plan, task_graph: int, own: bool) -> List[List[int]]:
     """Running totals of each level at which a mini-batch is divided for a TaskGraph."""
     task = plan.task_graphs[task_graph]
     result = [] if own else [running(None, plan.num_model_replicas)]
-    return result + [running(plan.micro_batch_slices, plan.num_micro_batch), running(task.slices, task.replica_count)]
+    return result + [running(plan.micro_batch_slices, plan.num_micro_batch), running(task.batch_slices, task.replica_count)]
 
 
 def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
@@ -61,7 +61,7 @@ def check_divisible(plan: Plan, batch: int, own: bool) -> None:
     """
     for index, task in enumerate(plan.task_graphs):
         sizes = divide(batch, levels(plan, index, own))
-        explicit = task.slices is not None or plan.micro_batch_slices is not None
+        explicit = task.batch_slices is not None or plan.micro_batch_slices is not None
         if min(sizes) < 1 or (not explicit and len(set(sizes)) > 1):
             parts = len(sizes)
             raise PlanError(

@@ -77,7 +77,7 @@ def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpC
                         op.name, shard, ", ".join(repr(dim) for dim in op.dims)
                     )
                 )
-            axes.append(OpAxis(task_graph.device_count, shard))
+            axes.append(OpAxis(task_graph.device_count, shard, None if shard is None else task_graph.slices))
     return checked_config(op, OpConfig(devices, tuple(axes)))
 
 

@@ -21,14 +21,13 @@ import numpy as np
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import ConfigError
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
-from whale_tf.patterns.spread import EACH, Spread, everywhere, shard
+from whale_tf.patterns.spread import EACH, Spread, even_sizes, everywhere, shard
 from whale_tf.patterns.strategy import (
     LINEAR,
     ONCE,
     SHAPE_ONLY,
     Strategy,
     computed_once,
-    even_sizes,
     look,
     stored_shape,
     strategies,
@@ -137,7 +136,7 @@ class Problem:
     def _make(self, op: Op) -> Candidates:
         view = self.shapes.view(op)
         found = [computed_once(op)]
-        found += [s for s in strategies(op, view, self.ring.devices, self.batch).found if self._is_possible(op, s)]
+        found += [s for s in strategies(op, view, (1,) * self.ring.devices, self.batch).found if self._is_possible(op, s)]
         operands = [stored_shape(view, t) for t in op.inputs]
         results = [stored_shape(view, t) for t in op.outputs]
         total = flops(op, operands, results)

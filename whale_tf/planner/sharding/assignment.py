@@ -113,7 +113,7 @@ def _choices(
         if op.id in units:
             strategy = chosen.get(op.id)
             pattern = (problem.undivided(op) if strategy is None else strategy).pattern
-            reasons = problem.strategies(op, problem.splits[task_graph].devices).reasons if pattern in ("once", BATCH) else []
+            reasons = problem.strategies(op, problem.splits[task_graph]).reasons if pattern in ("once", BATCH) else []
             found.append(Choice(op.name, pattern, total[op.id], "; ".join(reasons), op.id in forced))
     return found
 
@@ -211,7 +211,7 @@ def _least(problem: Problem, state: State, op: Op, divided: bool) -> Strategy:
         raise UnsupportedOpError(
             "op {!r} ({}) updates a variable that wh.split divides, and cannot work on its parts ({}); use wh.replicate for "
             "this layer, or another optimizer".format(
-                op.name, op.type, "; ".join(problem.strategies(op, state.count).reasons) or "it needs the whole variable"))
+                op.name, op.type, "; ".join(problem.strategies(op, state.split).reasons) or "it needs the whole variable"))
     return min(finite, key=lambda item: item[0])[1]
 
 

@@ -62,13 +62,13 @@ def _from_plan(problem: Problem, units: List[Op], shards: Mapping[str, str]) -> 
 
 
 def _patterns(problem: Problem, op: Op) -> List[str]:
-    found = problem.strategies(op, problem.splits[problem.task_graph[op.id]].devices).found
+    found = problem.strategies(op, problem.splits[problem.task_graph[op.id]]).found
     return [strategy.pattern for strategy in found if strategy.pattern != "linear"] + [problem.undivided(op).pattern]
 
 
 def _mismatch(problem: Problem, op: Op, who: str, pattern: str) -> str:
-    count = problem.splits[problem.task_graph[op.id]].devices
-    reasons = problem.strategies(op, count).reasons
+    split = problem.splits[problem.task_graph[op.id]]
+    reasons = problem.strategies(op, split).reasons
     return "{} asks for pattern {!r} of {!r} ({}), which it does not have on {} devices{}; it has: {}".format(
-        who, pattern, op.name, op.type, count, " ({})".format("; ".join(reasons)) if reasons else "",
+        who, pattern, op.name, op.type, split.devices, " ({})".format("; ".join(reasons)) if reasons else "",
         ", ".join(_patterns(problem, op)))

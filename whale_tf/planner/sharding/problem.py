@@ -44,13 +44,17 @@ PASSES_TERMS = frozenset((
 
 
 class SplitTaskGraph(NamedTuple):
-    """``devices``: of one model replica; ``number``: the TaskGraph's; ``by_batch``: every device has examples of its own, of a
-    ``replicate`` TaskGraph that shares the devices."""
+    """``shares``: how much of a divided dimension each device of a model replica takes, in proportion; ``number``: the
+    TaskGraph's; ``by_batch``: every device has examples of its own, of a ``replicate`` TaskGraph that shares the devices."""
 
     number: int
     name: str
-    devices: int
+    shares: Tuple[int, ...]
     by_batch: bool = False
+
+    @property
+    def devices(self) -> int:
+        return len(self.shares)
 
 
 class Problem:
@@ -135,12 +139,12 @@ class Problem:
         return [op for op in self.graph.ops if self.task_graph[op.id] == task_graph and op.phase is Phase.FORWARD
                 and op.type not in VARIABLES and not self.is_read(op)]
 
-    def strategies(self, op: Op, count: int) -> Strategies:
+    def strategies(self, op: Op, split: SplitTaskGraph) -> Strategies:
         """All but the one that computes the op once; terms of a sum pass only through ops that move them."""
         if op.id not in self._strategies:
-            key = look(op, self.view, self.batch), count
+            key = look(op, self.view, self.batch), split.shares
             if key not in self._alike or not self._alike[key].found:  # why there are none may name the op's operands
-                found, reasons = strategies(op, self.view, count, self.batch)
+                found, reasons = strategies(op, self.view, split.shares, self.batch)
                 self._alike[key] = Strategies([s for s in found if s.how != LINEAR or op.type in PASSES_TERMS], reasons)
             self._strategies[op.id] = self._alike[key]
         return self._strategies[op.id]
@@ -209,7 +213,8 @@ class State:
     def __init__(self, problem: Problem, task_graph: int) -> None:
         self.problem = problem
         self.task_graph = task_graph
-        self.count = problem.splits[task_graph].devices
+        self.split = problem.splits[task_graph]
+        self.count = self.split.devices
         self.cost = 0.0
         self.spreads: Dict[int, Spread] = {}
         self.made: Set[Tuple[int, Spread]] = set()  # (tensor, need) conversions that are paid for
@@ -284,7 +289,7 @@ class State:
         whole = self.problem.undivided(op)
         if op.type in SHAPE_ONLY or op.type == "VariableShape":
             return [Strategy("sizes", SIZES, tuple(self.spread(t) for t in op.inputs), whole.gives)]
-        found = self.problem.strategies(op, self.count).found
+        found = self.problem.strategies(op, self.split).found
         return [whole] + found
 
 

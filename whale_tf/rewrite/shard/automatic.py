@@ -10,7 +10,7 @@ from whale_tf.capture.captured import Captured, Spec
 from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import static_batch
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.settings import batch_to_plan_for
@@ -66,7 +66,7 @@ def question_of(graph: tf.Graph, captured: Captured, examples: Mapping[int, int]
     pins = config.patterns.force
     assert not isinstance(pins, str), "check_automatic refuses one pattern for all ops"
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, captured.sources))
-    divisible = frozenset(sharding_problem(captured, {}, {0: len(cluster)}).variables)
+    divisible = frozenset(sharding_problem(captured, {}, {0: (1,) * len(cluster)}).variables)
     gradients = frozenset(target.tensors[0] for target in captured.phases.targets if not target.is_sparse)
     known = sized(graph, captured.graph, captured.sources, batch)
     inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
@@ -75,7 +75,15 @@ def question_of(graph: tf.Graph, captured: Captured, examples: Mapping[int, int]
 
 def planned(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config,
             plan: Plan) -> Automatic:
-    """How a plan that the search made divides the graph."""
+    """How a plan that the search made divides the graph.
+
+    Raises:
+        PlanError: somebody gave it shares; the search divides evenly.
+    """
+    shares = plan.task_graphs[0].slices
+    if shares is not None:
+        raise PlanError("TaskGraph {!r} has slices {}, but a plan of auto_parallel 'rhino' divides evenly; set them to null"
+                        .format(plan.task_graphs[0].name, list(shares)))
     question = question_of(graph, captured, examples, cluster, config)._replace(pins=dict(plan.shards))
     count = plan.task_graphs[0].device_count
     mesh = (count,) if plan.num_model_replicas == 1 else (plan.num_model_replicas, count)

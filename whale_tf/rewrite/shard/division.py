@@ -12,16 +12,20 @@ from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.ir.verify import verify
+from whale_tf.patterns.strategy import Sizes
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import placed
 from whale_tf.planner.assemble import TaskGraphSpec
 from whale_tf.planner.rhino.automatic import Automatic
-from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, with_batch
+from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, device_shares, fitting_units, with_batch
 from whale_tf.planner.sharding.force import in_unit
 from whale_tf.planner.sharding.initial import with_initial_values
+from whale_tf.profiler.op_cost import tensor_bytes
 from whale_tf.rewrite.shard import Sharded, shard
 from whale_tf.rewrite.shard.automatic import as_one_split, is_automatic, planned
 from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
+
+Rows = Tuple[Tuple[int, ...], ...]  # ``[model replica][place]`` device numbers
 
 
 class Division(NamedTuple):
@@ -30,7 +34,7 @@ class Division(NamedTuple):
     Attributes:
         local: the graph as the user wrote it.
         captured: the graph as it is.
-        counts: devices of each TaskGraph that is divided.
+        shares: of a divided dimension, what each device of each TaskGraph that is divided takes, in proportion.
         assignment: how; None: there is nothing to divide.
         estimate: what the search believes that divides the whole graph (``auto_parallel: "rhino"``).
         replicas: model replicas of what it divides, which take parts of the mini-batch.
@@ -38,7 +42,7 @@ class Division(NamedTuple):
 
     local: Captured
     captured: Captured
-    counts: Dict[int, int] = {}
+    shares: Dict[int, Tuple[int, ...]] = {}
     assignment: Optional[Assignment] = None
     estimate: Optional[Estimate] = None
     replicas: int = 1
@@ -62,15 +66,17 @@ def divide(
     if not counts:
         return Division(local, local)
     batch = local.batch_axis(options)
-    by_batch = _by_batch(local, counts, cluster, config, plan, parts)
-    problem = sharding_problem(local, divided_dims(batch), counts, by_batch)
+    rows = placed([TaskGraphSpec(*spec) for spec in local.specs], cluster, config, parts) if plan is None else []
+    by_batch, examples = _by_batch(local, counts, rows, config, plan), divided_dims(batch)
+    shares = {number: _shares(local, number, count, rows, examples, cluster, config, plan) for number, count in counts.items()}
+    problem = sharding_problem(local, examples, shares, by_batch)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
     assignment = assign(problem, force, shards)
     region = find_region(local.graph, local.task_graph, batch, list(local.sources))
     listed = None if plan is None else {name for task in plan.task_graphs if task.batch_of is not None for name in task.ops}
     members = batch_ops(problem, assignment, region, listed)
     local = _beside(local, counts, members)
-    return initialised(Division(local, local, counts, with_batch(problem, assignment, region, members)), init)
+    return initialised(Division(local, local, shares, with_batch(problem, assignment, region, members)), init)
 
 
 def initialised(division: Division, init: str) -> Division:
@@ -81,16 +87,28 @@ def initialised(division: Division, init: str) -> Division:
     return division._replace(assignment=with_initial_values(division.local.graph, initializers, division.assignment))
 
 
+def _shares(
+    local: Captured, number: int, count: int, rows: Sequence[Rows], examples: Dict[int, int], cluster: Cluster, config: Config,
+    plan: Optional[Plan]
+) -> Tuple[int, ...]:
+    """What each device of a split TaskGraph takes: as the plan says, or as fast and large as it is."""
+    if plan is not None:
+        return plan.task_graphs[number].slices or (1,) * count
+    name, graph = local.specs[number].name, local.graph
+    ops = [op for op in graph.ops if local.task_graph[op.id] == number and op.phase is Phase.FORWARD]
+    units = fitting_units(ops, Sizes(graph), count, examples)
+    size = sum(tensor_bytes(graph, gradient) for gradient, variable in local.gradients
+               if local.variable_homes.get(variable) == number)
+    return device_shares(name, rows[number], cluster, units, size, config.balance.algorithm)
+
+
 def _by_batch(
-    local: Captured, counts: Dict[int, int], cluster: Cluster, config: Config, plan: Optional[Plan],
-    parts: Sequence[Tuple[int, ...]]
+    local: Captured, counts: Dict[int, int], rows: Sequence[Rows], config: Config, plan: Optional[Plan]
 ) -> Set[int]:
     """Split TaskGraphs whose devices have examples of their own: a ``replicate`` TaskGraph shares them, or the user forces it."""
     if plan is not None:
         return {task.batch_of for task in plan.task_graphs if task.batch_of is not None}
-    specs = [TaskGraphSpec(*spec) for spec in local.specs]
-    rows = placed(specs, cluster, config, parts)
-    replicated = {row for spec, row in zip(specs, rows) if spec.strategy == "replicate"}
+    replicated = {row for spec, row in zip(local.specs, rows) if spec.strategy == "replicate"}
     force = config.patterns.force or {}
     units = [unit for unit, pattern in force.items() if pattern == BATCH] if isinstance(force, dict) else []
     forced = {local.task_graph[op.id] for op in local.graph.ops for unit in units if in_unit(op, unit)}
@@ -111,7 +129,7 @@ def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Divis
     """The graph as one TaskGraph on all devices of a model replica."""
     count = len(cluster.devices) // found.replicas
     whole = as_one_split(local, None if found.replicas == 1 else count)
-    return Division(whole, whole, {0: count}, found.assignment, found.estimate, found.replicas)
+    return Division(whole, whole, {0: (1,) * count}, found.assignment, found.estimate, found.replicas)
 
 
 def carry_out(
@@ -119,7 +137,8 @@ def carry_out(
 ) -> Division:
     """Divide the graph; it is then captured anew."""
     assert division.assignment is not None
-    shard(graph, division.local, division.assignment, division.counts, sharded)
+    counts = {number: len(shares) for number, shares in division.shares.items()}
+    shard(graph, division.local, division.assignment, counts, sharded)
     captured = capture(graph, is_pipeline, plan, before=division.local)
     verify(captured.graph, "after wh.split")
     if division.estimate is not None:
@@ -149,7 +168,9 @@ def of_local(plan: Plan, division: Division) -> Plan:
         tuple(op.name for op in local.graph.ops if local.task_graph[op.id] == i and op.phase is Phase.FORWARD)
         for i in range(len(plan.task_graphs))
     ]
-    task_graphs = tuple(task.model_copy(update={"ops": ops}) for task, ops in zip(plan.task_graphs, members))
+    uneven = {number: shares for number, shares in division.shares.items() if len(set(shares)) > 1}
+    task_graphs = tuple(task.model_copy(update={"ops": ops, "slices": uneven.get(i, task.slices)})
+                        for i, (task, ops) in enumerate(zip(plan.task_graphs, members)))
     estimate = division.estimate or plan.estimate
     nested = "divide" if division.replicas > 1 else plan.nested_batch
     return plan.model_copy(update={

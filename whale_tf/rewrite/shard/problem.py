@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, List, Mapping
+from typing import Collection, Dict, List, Mapping, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
@@ -17,16 +17,16 @@ def divided_dims(batch: BatchAxis) -> Dict[int, int]:
 
 
 def sharding_problem(
-    captured: Captured, batch: Mapping[int, int], counts: Mapping[int, int], by_batch: Collection[int] = ()
+    captured: Captured, batch: Mapping[int, int], shares: Mapping[int, Tuple[int, ...]], by_batch: Collection[int] = ()
 ) -> Problem:
     """Args:
     batch: tensor -> the dimension that counts examples, which stays whole.
-    counts: devices of each split TaskGraph.
+    shares: of each split TaskGraph's devices.
     by_batch: split TaskGraphs whose devices have examples of their own.
     """
-    splits = [SplitTaskGraph(number, captured.specs[number].name, count, number in by_batch)
-              for number, count in counts.items()]
-    trained = {op: home for op, home in captured.variable_homes.items() if home in counts}
+    splits = [SplitTaskGraph(number, captured.specs[number].name, parts, number in by_batch)
+              for number, parts in shares.items()]
+    trained = {op: home for op, home in captured.variable_homes.items() if home in shares}
     slots = {op: _slots(captured, op) for op in trained}
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)

@@ -1,0 +1,55 @@
+"""How much of a divided dimension each device of a ``split`` TaskGraph takes: uneven shards (Whale section 3.3.1).
+
+Parts of different dimensions have to fit each other: where attention's heads are divided, the width of the layers around it
+is divided in whole heads, or tensors would be regrouped between them.  So shares are counted in units that go into the heads::
+
+    speeds 2:1, 12 heads of 64      units of 1/12: 8 and 4, so 8 and 4 heads, and 512 and 256 of the width
+    speeds 2:1, 4 heads of 64       units of 1/4: 3 and 1
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Iterable, Mapping, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.ir.graph import Op
+from whale_tf.ir.rules import View
+from whale_tf.patterns.strategy import CONTRACTIONS, STACK, strategies
+from whale_tf.planner.slices import UNITS_PER_DEVICE, replica_slices
+
+
+def device_shares(
+    name: str, rows: Sequence[Sequence[int]], cluster: Cluster, units: int, variable_bytes: float, algorithm: str
+) -> Tuple[int, ...]:
+    """Shares that follow the devices' speed and memory; equal ones on equal devices, and where the configuration says so.
+
+    Args:
+        name: of the TaskGraph, for messages.
+        rows: ``[model replica][place]`` device numbers; a place is as slow and small as the least of its devices.
+        units: parts that are given out.
+        variable_bytes: of the whole TaskGraph; with gradients and two slots four times that is divided.
+        algorithm: a key of :data:`whale_tf.balance.SOLVERS`.
+
+    Raises:
+        InfeasibleError: no division fits in memory.
+    """
+    even = (1,) * len(rows[0])
+    if algorithm == "even" or len({cluster.devices[index].type for row in rows for index in row}) == 1:
+        return even
+    return replica_slices(name, rows, cluster, units, 4.0 * variable_bytes, 0.0, algorithm) or even
+
+
+def fitting_units(ops: Iterable[Op], view: View, count: int, batch: Mapping[int, int]) -> int:
+    """Units that go into whatever stacks of matrix products (heads, experts) ``ops`` have; at most eight per device.
+
+    Args:
+        count: devices.
+        batch: tensor -> the dimension that counts examples.
+    """
+    stacks = [sum(strategy.gives[0].sizes) for op in ops if op.type in CONTRACTIONS
+              for strategy in strategies(op, view, (1,) * count, batch).found if strategy.pattern == STACK]
+    common = reduce(math.gcd, stacks, 0)
+    most = UNITS_PER_DEVICE * count
+    return max((units for units in range(count, most + 1) if common and common % units == 0), default=most)
