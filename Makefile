@@ -81,7 +81,7 @@ fuzz: .venv/tf2/.test
 	@$(call pytest,.venv/tf2,tests --full --hypothesis-profile=fuzz -k generated)
 
 benchmarks: .venv/tf2/.test
-	@for name in rewrite_time overhead data_parallel processes pipeline split sharded_init memory unequal balance simulator accuracy dapple_tables amp rhino; do .venv/tf2/bin/python -m benchmarks.$$name; done
+	@for name in rewrite_time overhead data_parallel processes pipeline split sharded_init memory unequal unequal_processes balance simulator accuracy dapple_tables amp rhino; do .venv/tf2/bin/python -m benchmarks.$$name; done
 
 ifneq ($(PYTHON37),)
 test-tf1: .venv/tf1/.test

@@ -13,7 +13,16 @@ from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
-from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
+from whale_tf.cluster import (
+    LAUNCHED,
+    Cluster,
+    Processes,
+    device_names,
+    devices_of_processes,
+    find_processes,
+    process_speeds,
+    whole_cluster,
+)
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -396,7 +405,10 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
             original(event)
 
     def dataset(given: Any) -> Any:
-        return share(given, state.processes) if state.runtime is not None and state.config.io.slicing else given
+        if state.runtime is None or not state.config.io.slicing:
+            return given
+        is_even = state.config.balance.algorithm == "even"
+        return share(given, state.processes, () if is_even else process_speeds(state.cluster, state.processes))
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)

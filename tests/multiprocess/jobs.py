@@ -14,6 +14,7 @@ from tests.numeric import equality
 from tests.numeric.cases import RAGGED, Case, Inputs, minimised, perceptron, vectors
 from tests.numeric.equality import Outcome, find_case
 from tests.numeric.script import Script, Setting, Stages, source
+from tests.numeric.unequal import described
 from whale_tf.cluster import find_processes
 
 
@@ -40,6 +41,7 @@ class Job(NamedTuple):
         devices: of each process.
         sizes: of the mini-batches in place of the case's own.
         config: more of the configuration.
+        speeds: MFLOP/s of the processes' devices; none: equal.
     """
 
     case: str
@@ -52,6 +54,13 @@ class Job(NamedTuple):
     split: Tuple[int, ...] = ()
     workers: int = 2
     tolerance: Optional[float] = None
+    speeds: Tuple[float, ...] = ()
+
+    @property
+    def cluster(self) -> Any:
+        if not self.speeds:
+            return "{}xcpu:{}".format(self.workers, self.devices)
+        return described([(speed, 1024) for speed in self.speeds for _ in range(self.devices)])
 
     @property
     def is_driven(self) -> bool:
@@ -106,6 +115,10 @@ JOBS: Dict[str, Job] = {
     "float16, gradients beyond its range": Job("huge_gradients", Setting("float32", dataset=True), config=FP16, tolerance=1e-3),
     "float16 in buckets of one": Job("mlp_mean", FED, config=FP16 + (("communication.bucket_bytes", 1),), tolerance=1e-3),
     "loop": Job("while_loop_v1"),
+    "of unequal speed": Job("clipped_adam", speeds=(200, 100)),
+    "of unequal speed, weights, reference variables": Job(
+        "weighted_loss", Setting(dataset=True, static_batch=False, resource=False), devices=2, speeds=(300, 500)),
+    "of unequal speed, two losses": Job("gan", speeds=(100, 300)),
     "features replicated and the rest split, in each process": Job(
         "momentum", counts=(None, None), split=(1,), devices=2, config=(("init", "sharded"),)),
 }
@@ -133,7 +146,7 @@ def in_process(job: Job, rank: int, container: str) -> Outcome:
     """What process ``rank`` computes; a driver has the local script's data."""
     case = job.script
     config: Dict[str, Any] = dict(case.config or {}, num_micro_batch=job.micro_batches, **dict(job.config))
-    wh.init(config, cluster="{}xcpu:{}".format(job.workers, job.devices))
+    wh.init(config, cluster=job.cluster)
     try:
         stages = Stages(job.scopes)
         if job.setting.dataset:
@@ -171,7 +184,9 @@ def _sizes(case: Case, count: int) -> List[List[int]]:
 def merged(job: Job, outcomes: List[Outcome]) -> Outcome:
     """The processes' outcomes as one: means of losses, weighted by examples, and examples one behind the other."""
     first, case = outcomes[0], job.script
-    weights = _sizes(case, len(outcomes)) * case.runs
+    weights: List[Sequence[float]] = list(_sizes(case, len(outcomes)) * case.runs)
+    if job.speeds:
+        weights = [job.speeds] * len(weights)
     losses = {name: [np.average(values, weights=row)
                      for values, row in zip(zip(*(one.losses[name] for one in outcomes)), weights)]
               for name in first.losses}

@@ -135,6 +135,36 @@ def test_shares_are_disjoint_and_equally_long(graph: tf.Graph) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("speeds,parts", [((2, 1), [[0, 1, 2, 3], [4, 5]]), ((5, 3), [[0, 1, 2], [3, 4, 5]]),
+                                          ((1, 98, 1), [[0], [1, 2, 3, 4, 5, 6, 7], [8]])])
+def test_unequal_processes_take_unequal_parts(graph: tf.Graph, speeds: Any, parts: Any) -> None:
+    """Two steps, of which the second's last mini-batch is smaller; all processes have the same number."""
+    count = len(speeds)
+    whole = tf.data.Dataset.range(2 * 3 * count - 1).map(lambda i: (i, {"twice": [2 * i]})).batch(3)
+    found = [elements(datasets.share(whole, Processes(("a",) * count, rank), speeds)) for rank in range(count)]
+    assert [list(row[0][0]) for row in found] == parts
+    assert [np.concatenate([row[step][0] for row in found]).tolist() for step in range(2)] == [
+        list(range(3 * count)), list(range(3 * count, 2 * 3 * count - 1))]
+    assert all((value["twice"][:, 0] == 2 * number).all() for row in found for number, value in row)
+
+
+@pytest.mark.slow
+def test_a_driver_takes_all_of_unequal_parts(graph: tf.Graph) -> None:
+    shared = datasets.share(tf.data.Dataset.range(6).batch(2), Processes(("a", "b"), 1), (3, 1))
+    iterator = tf.data.make_initializable_iterator(shared)
+    value = iterator.get_next()
+    datasets.take_all(graph)
+    with tf.Session() as session:
+        session.run(iterator.initializer)
+        assert [list(session.run(value)) for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_unequal_processes_need_mini_batches(graph: tf.Graph) -> None:
+    with pytest.raises(wh.UnsupportedOpError, match=r"have the shapes \(\), .*batch\(\) it"):
+        datasets.share(tf.data.Dataset.range(6), Processes(("a", "b"), 0), (2, 1))
+
+
+@pytest.mark.slow
 def test_structures_survive(graph: tf.Graph) -> None:
     whole = tf.data.Dataset.range(4).map(lambda i: {"a": (i, i + 10), "b": i * 2})
     assert elements(datasets.share(whole, Processes(("a", "b"), 1))) == [{"a": (1, 11), "b": 2}, {"a": (3, 13), "b": 6}]

@@ -5,7 +5,10 @@ import json
 import os
 import socket
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Dict, List, Mapping, Sequence, Tuple
+
+import numpy as np
 
 from whale_tf.cluster.cluster import Cluster
 from whale_tf.cluster.environment import Environment, host_of, read_environment
@@ -120,6 +123,19 @@ def devices_of_processes(cluster: Cluster, processes: Processes) -> DeviceNumber
             "for each process; describe all processes' devices, e.g. '{}xcpu:2'".format(
                 count, ", ".join(processes.addresses), cluster.name, total, len(cluster.nodes), count))
     return parts
+
+
+def process_speeds(cluster: Cluster, processes: Processes) -> Tuple[int, ...]:
+    """How fast each process' devices are together (fp32), in small whole numbers relative to each other.
+
+    Raises:
+        ClusterError: the devices do not divide over the processes.
+    """
+    speeds = [sum(cluster.devices[index].peak_flops_per_s["fp32"] for index in part)
+              for part in devices_of_processes(cluster, processes)]
+    parts = [max(Fraction(1, 100), Fraction(speed / max(speeds)).limit_denominator(100)) for speed in speeds]
+    common = np.lcm.reduce([part.denominator for part in parts])
+    return tuple(int(part * common) for part in parts)
 
 
 def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:

@@ -4,12 +4,19 @@ Every process runs the same script, so it builds the same pipeline.  Of each ``n
 come out at its end, process ``i`` of ``n`` takes number ``i``; what is left over at the end is dropped, so that all
 processes take the same number.  In every step the processes together train on the mini-batches that the local script
 would see in one of ``n`` times the size.
+
+Processes of unequal speed take unequal parts of these examples instead, in the same order (Whale section 3.3.1)::
+
+    speeds 2:1       mini-batches   a b c d e f | g h i j k l       process 0   a b c d e f g h      process 1   i j k l
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from typing import Any, List, Set
+from typing import Any, List, Sequence, Set
+
+import numpy as np
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Processes
@@ -18,19 +25,58 @@ from whale_tf.errors import UnsupportedOpError
 SCOPE = "whale_share"
 
 
-def share(dataset: Any, processes: Processes) -> Any:
-    """The elements of a tf.data pipeline that this process takes (see the module's docstring)."""
+def share(dataset: Any, processes: Processes, speeds: Sequence[int] = ()) -> Any:
+    """What of a tf.data pipeline this process takes (see the module's docstring).
+
+    Args:
+        speeds: of the processes, relative to each other; none, or equal ones: whole mini-batches.
+
+    Raises:
+        UnsupportedOpError: unequal speeds, and elements that are no mini-batches.
+    """
+    is_even = len(set(speeds)) < 2
+    if not is_even:
+        _check_batched(dataset)
     _agree_on_shuffling(dataset)
     with v1.name_scope(SCOPE), tf.control_dependencies(None):
         count = tf.constant(processes.count, tf.int64, name="count")
         rank = tf.constant(processes.rank, tf.int64, name="rank")
+        own = tf.constant(1, tf.int64, name="own")
 
-    def own(*parts: Any) -> Any:
+    def part(*parts: Any) -> Any:
         window = parts[0] if len(parts) == 1 else parts
         elements = window if isinstance(window, tf.data.Dataset) else tf.data.Dataset.zip(window)
-        return elements.skip(rank).take(1)
+        if is_even:
+            return elements.skip(rank).take(1)
+        examples = elements.unbatch()
+        total = examples.reduce(np.int64(0), lambda number, *_: number + 1)
+        bounds = tf.stack(running_parts(total, speeds))
+        size = tf.where(tf.equal(own, 1), bounds[rank + 1] - bounds[rank], total)
+        return examples.skip(own * bounds[rank]).take(size).batch(size)
 
-    return dataset.window(count, shift=count, drop_remainder=True).flat_map(own)
+    return dataset.window(count, shift=count, drop_remainder=True).flat_map(part)
+
+
+def _check_batched(dataset: Any) -> None:
+    shapes = tf.nest.flatten(v1.data.get_output_shapes(dataset))
+    if any(shape.rank == 0 for shape in shapes):
+        raise UnsupportedOpError(
+            "the cluster's processes differ in speed and take unequal parts of every mini-batch, but the elements of a dataset "
+            "have the shapes {}, one of which has no batch dimension; batch() it before an iterator is made, or set "
+            "balance.algorithm to 'even' or io.slicing to false".format(", ".join(map(str, shapes))))
+
+
+def running_parts(total: Any, speeds: Sequence[int]) -> List[Any]:
+    """Running totals of ``total`` examples in parts in proportion to ``speeds``, at least one each.
+
+    Args:
+        total: an int64 scalar, not less than the number of parts.
+    """
+    found, sums = [tf.zeros_like(total)], list(itertools.accumulate(speeds))
+    for number, low in enumerate(sums, 1):
+        least, most = found[-1] + 1, total - (len(sums) - number)
+        found.append(tf.minimum(most, tf.maximum(least, total * low // sums[-1])))
+    return found
 
 
 def take_all(graph: tf.Graph) -> None:
