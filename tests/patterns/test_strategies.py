@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from whale_tf.ir.graph import Op, OpGraph, Shape
-from whale_tf.patterns import Strategy, even_sizes, strategies
+from whale_tf.ir.parts import even_sizes
+from whale_tf.patterns import Strategy, strategies
 from whale_tf.patterns.spread import Spread, everywhere, once, partial, shard
 from whale_tf.patterns.strategy import CLASSES, LOOK_UP, Sizes
 from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes

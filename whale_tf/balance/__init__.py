@@ -8,7 +8,7 @@ from whale_tf.balance.memory_constrained import paper, repaired
 from whale_tf.balance.partition import exact_stages
 from whale_tf.balance.pipeline import even_stages, whale_stages
 from whale_tf.balance.problem import Balance, BalanceProblem, fits, memory_utilisation, step_time_s, waste
-from whale_tf.balance.proportional import apportion, even, proportional
+from whale_tf.balance.proportional import even, proportional
 from whale_tf.balance.stages import (
     PartitionProblem,
     StagePartition,
@@ -18,6 +18,7 @@ from whale_tf.balance.stages import (
     stage_times_s,
 )
 from whale_tf.errors import PlanError, did_you_mean
+from whale_tf.ir.parts import apportion
 
 SOLVERS: Mapping[str, Callable[[BalanceProblem], Balance]] = {
     "exact": exact, "repaired": repaired, "paper": paper, "proportional": proportional, "even": even}

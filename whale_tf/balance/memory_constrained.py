@@ -17,7 +17,7 @@ import math
 from typing import List
 
 from whale_tf.balance.problem import Balance, BalanceProblem, answer, memory_utilisation
-from whale_tf.balance.proportional import apportion
+from whale_tf.ir.parts import apportion
 
 
 def paper(problem: BalanceProblem) -> Balance:

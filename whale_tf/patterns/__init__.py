@@ -6,7 +6,7 @@ Strategies follow from the rule table (:mod:`whale_tf.ir.rules`); ``planner/shar
 
 from __future__ import annotations
 
-from whale_tf.patterns.spread import Spread, even_sizes
+from whale_tf.patterns.spread import Spread
 from whale_tf.patterns.strategy import Localise, Strategies, Strategy, computed_once, strategies
 
-__all__ = ["Localise", "Spread", "Strategies", "Strategy", "computed_once", "even_sizes", "strategies"]
+__all__ = ["Localise", "Spread", "Strategies", "Strategy", "computed_once", "strategies"]

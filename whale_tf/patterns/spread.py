@@ -50,8 +50,3 @@ each = Spread(EACH)
 
 def shard(dim: int, sizes: Tuple[int, ...]) -> Spread:
     return Spread(SHARD, dim, sizes)
-
-
-def even_sizes(total: int, count: int) -> Tuple[int, ...]:
-    """``total`` in ``count`` parts that differ by at most one, the larger ones first: 10 over 3 is 4, 3, 3."""
-    return tuple((total + count - 1 - i) // count for i in range(count))

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf.balance.proportional import apportion
 from whale_tf.ir.graph import Op, OpGraph, Shape
+from whale_tf.ir.parts import apportion
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
 from whale_tf.ir.rules.random import RANDOM
 from whale_tf.ir.rules.rule import (

@@ -21,7 +21,8 @@ import numpy as np
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import ConfigError
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
-from whale_tf.patterns.spread import EACH, Spread, even_sizes, everywhere, shard
+from whale_tf.ir.parts import even_sizes
+from whale_tf.patterns.spread import EACH, Spread, everywhere, shard
 from whale_tf.patterns.strategy import (
     LINEAR,
     ONCE,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Dict, List, Mapping
 
 from whale_tf.ir.graph import OpGraph, Shape
-from whale_tf.patterns.spread import Spread, even_sizes, shard
+from whale_tf.ir.parts import even_sizes
+from whale_tf.patterns.spread import Spread, shard
 from whale_tf.planner.rhino.collectives import PICOSECONDS, Ring
 from whale_tf.planner.rhino.liveness import share
 from whale_tf.planner.rhino.local_shapes import LocalShapes

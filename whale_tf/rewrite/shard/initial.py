@@ -20,7 +20,8 @@ import numpy as np
 from whale_tf._tf_compat import AttrValue, tf
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
-from whale_tf.patterns.spread import Spread, even_sizes
+from whale_tf.ir.parts import even_sizes
+from whale_tf.patterns.spread import Spread
 
 BLOCKS = 16  # in which a part is drawn that is not a run of the stream
 _RESERVED = 64  # counters that a truncated normal reserves for each element
