@@ -13,16 +13,7 @@ from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
-from whale_tf.cluster import (
-    LAUNCHED,
-    Cluster,
-    Processes,
-    device_names,
-    devices_of_processes,
-    find_processes,
-    process_speeds,
-    whole_cluster,
-)
+from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -407,8 +398,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     def dataset(given: Any) -> Any:
         if state.runtime is None or not state.config.io.slicing:
             return given
-        is_even = state.config.balance.algorithm == "even"
-        return share(given, state.processes, () if is_even else process_speeds(state.cluster, state.processes))
+        return share(given, state.processes, None if state.config.balance.algorithm == "even" else state.cluster)
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)

@@ -9,7 +9,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.patterns.strategy import Sizes
-from whale_tf.planner.sharding import device_shares, fitting_units
+from whale_tf.planner.sharding.shares import device_shares, fitting_units
 
 MIXED = Cluster.parse("V100-32GB:1,P100-16GB:1")  # 15.7 and 9.3 TFLOP/s
 
@@ -33,12 +33,18 @@ def test_units_go_into_heads(stacks: Tuple[int, ...], count: int, units: int) ->
     assert units_for(stacks, count) == units
 
 
+def shares(rows: Sequence[Sequence[int]], cluster: Cluster = MIXED, algorithm: str = "exact", variable_bytes: float = 0.0
+           ) -> Tuple[int, ...]:
+    """Of a TaskGraph without stacks."""
+    return device_shares("t", rows, cluster, algorithm, (), Sizes(OpGraph()), {}, variable_bytes)
+
+
 def test_shares_follow_speed_and_memory() -> None:
-    assert device_shares("t", [(0, 1)], MIXED, 16, 0.0, "exact") == (5, 3)
-    assert device_shares("t", [(1, 0)], MIXED, 16, 0.0, "exact") == (3, 5)
-    assert device_shares("t", [(0, 1), (1, 0)], MIXED, 16, 0.0, "exact") == (1, 1), "each place has a slow device"
-    assert device_shares("t", [(0, 1)], MIXED, 16, 0.0, "even") == (1, 1)
-    assert device_shares("t", [(0, 1)], Cluster.parse("P100-16GB:2"), 16, 0.0, "exact") == (1, 1)
-    assert device_shares("t", [(0, 1)], MIXED, 16, 11.5 * 2 ** 30, "exact") == (11, 5), "46 GiB with gradients and slots"
+    assert shares([(0, 1)]) == (5, 3)
+    assert shares([(1, 0)]) == (3, 5)
+    assert shares([(0, 1), (1, 0)]) == (1, 1), "each place has a slow device"
+    assert shares([(0, 1)], algorithm="even") == (1, 1)
+    assert shares([(0, 1)], Cluster.parse("P100-16GB:2")) == (1, 1)
+    assert shares([(0, 1)], variable_bytes=11.5 * 2 ** 30) == (11, 5), "46 GiB with gradients and slots"
     with pytest.raises(InfeasibleError, match="TaskGraph 't' on devices \\[0, 1\\]"):
-        device_shares("t", [(0, 1)], MIXED, 16, 16 * 2 ** 30, "exact")
+        shares([(0, 1)], variable_bytes=16 * 2 ** 30)

@@ -11,11 +11,13 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric.script import dense
-from whale_tf.cluster import Processes
+from tests.numeric.unequal import described
+from whale_tf.cluster import Cluster, Processes
 from whale_tf.processes import datasets, runtime
 from whale_tf.processes.runtime import Runtime
 
 TWO = ["127.0.0.1:1", "127.0.0.1:2"]
+UNEQUAL = Cluster.parse(described([(300, 1024), (100, 1024)]))
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +143,8 @@ def test_unequal_processes_take_unequal_parts(graph: tf.Graph, speeds: Any, part
     """Two steps, of which the second's last mini-batch is smaller; all processes have the same number."""
     count = len(speeds)
     whole = tf.data.Dataset.range(2 * 3 * count - 1).map(lambda i: (i, {"twice": [2 * i]})).batch(3)
-    found = [elements(datasets.share(whole, Processes(("a",) * count, rank), speeds)) for rank in range(count)]
+    cluster = Cluster.parse(described([(speed, 1024) for speed in speeds]))
+    found = [elements(datasets.share(whole, Processes(("a",) * count, rank), cluster)) for rank in range(count)]
     assert [list(row[0][0]) for row in found] == parts
     assert [np.concatenate([row[step][0] for row in found]).tolist() for step in range(2)] == [
         list(range(3 * count)), list(range(3 * count, 2 * 3 * count - 1))]
@@ -150,7 +153,7 @@ def test_unequal_processes_take_unequal_parts(graph: tf.Graph, speeds: Any, part
 
 @pytest.mark.slow
 def test_a_driver_takes_all_of_unequal_parts(graph: tf.Graph) -> None:
-    shared = datasets.share(tf.data.Dataset.range(6).batch(2), Processes(("a", "b"), 1), (3, 1))
+    shared = datasets.share(tf.data.Dataset.range(6).batch(2), Processes(("a", "b"), 1), UNEQUAL)
     iterator = tf.data.make_initializable_iterator(shared)
     value = iterator.get_next()
     datasets.take_all(graph)
@@ -161,7 +164,7 @@ def test_a_driver_takes_all_of_unequal_parts(graph: tf.Graph) -> None:
 
 def test_unequal_processes_need_mini_batches(graph: tf.Graph) -> None:
     with pytest.raises(wh.UnsupportedOpError, match=r"have the shapes \(\), .*batch\(\) it"):
-        datasets.share(tf.data.Dataset.range(6), Processes(("a", "b"), 0), (2, 1))
+        datasets.share(tf.data.Dataset.range(6), Processes(("a", "b"), 0), UNEQUAL)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from whale_tf.ir.layout import Layout
 from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, TaskGraphPlan
 from whale_tf.planner.buckets import Gradient
 from whale_tf.planner.gradients import backend_of, buckets_of, travels_as_fp16, variables_of
-from whale_tf.planner.slices import replica_slices
+from whale_tf.planner.slices import follows_devices, replica_slices
 from whale_tf.schedule import auto_policy, warmup_depths
 
 
@@ -184,9 +184,9 @@ def _slices(
     warmup: int,
 ) -> Optional[Tuple[int, ...]]:
     """Uneven slices on unequal devices; on equal ones a mini-batch has to divide evenly."""
-    if spec.strategy != "replicate" or config.balance.algorithm == "even" or (batch is not None and batch % parts):
+    if spec.strategy != "replicate" or (batch is not None and batch % parts):
         return None
-    if len({cluster.devices[index].type for row in rows for index in row}) == 1:
+    if not follows_devices(rows, cluster, config.balance.algorithm):
         return None
     return replica_slices(
         spec.name,

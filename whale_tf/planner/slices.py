@@ -13,6 +13,11 @@ from whale_tf.errors import InfeasibleError, PlanError
 UNITS_PER_DEVICE = 8  # where the batch size is not known, slices are in proportion to this accuracy
 
 
+def follows_devices(rows: Sequence[Sequence[int]], cluster: Cluster, algorithm: str) -> bool:
+    """Whether parts are to follow the devices: these are of several types, and the configuration does not ask for equal ones."""
+    return algorithm != "even" and len({cluster.devices[index].type for row in rows for index in row}) > 1
+
+
 def replica_slices(
     name: str,
     rows: Sequence[Sequence[int]],

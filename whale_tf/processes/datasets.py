@@ -14,26 +14,27 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from typing import Any, List, Sequence, Set
+from typing import Any, List, Optional, Sequence, Set
 
 import numpy as np
 
 from whale_tf._tf_compat import tf, v1
-from whale_tf.cluster import Processes
+from whale_tf.cluster import Cluster, Processes, process_speeds
 from whale_tf.errors import UnsupportedOpError
 
 SCOPE = "whale_share"
 
 
-def share(dataset: Any, processes: Processes, speeds: Sequence[int] = ()) -> Any:
+def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None) -> Any:
     """What of a tf.data pipeline this process takes (see the module's docstring).
 
     Args:
-        speeds: of the processes, relative to each other; none, or equal ones: whole mini-batches.
+        cluster: says how fast the processes are; None: as if they were equal.
 
     Raises:
         UnsupportedOpError: unequal speeds, and elements that are no mini-batches.
     """
+    speeds = () if cluster is None else process_speeds(cluster, processes)
     is_even = len(set(speeds)) < 2
     if not is_even:
         _check_batched(dataset)

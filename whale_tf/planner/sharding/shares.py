@@ -17,27 +17,36 @@ from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules import View
 from whale_tf.patterns.strategy import CONTRACTIONS, STACK, strategies
-from whale_tf.planner.slices import UNITS_PER_DEVICE, replica_slices
+from whale_tf.planner.slices import UNITS_PER_DEVICE, follows_devices, replica_slices
 
 
 def device_shares(
-    name: str, rows: Sequence[Sequence[int]], cluster: Cluster, units: int, variable_bytes: float, algorithm: str
+    name: str,
+    rows: Sequence[Sequence[int]],
+    cluster: Cluster,
+    algorithm: str,
+    ops: Iterable[Op],
+    view: View,
+    batch: Mapping[int, int],
+    variable_bytes: float,
 ) -> Tuple[int, ...]:
     """Shares that follow the devices' speed and memory; equal ones on equal devices, and where the configuration says so.
 
     Args:
         name: of the TaskGraph, for messages.
         rows: ``[model replica][place]`` device numbers; a place is as slow and small as the least of its devices.
-        units: parts that are given out.
-        variable_bytes: of the whole TaskGraph; with gradients and two slots four times that is divided.
         algorithm: a key of :data:`whale_tf.balance.SOLVERS`.
+        ops: the TaskGraph's forward ops.
+        batch: tensor -> the dimension that counts examples.
+        variable_bytes: of the whole TaskGraph; with gradients and two slots four times that is divided.
 
     Raises:
         InfeasibleError: no division fits in memory.
     """
     even = (1,) * len(rows[0])
-    if algorithm == "even" or len({cluster.devices[index].type for row in rows for index in row}) == 1:
+    if not follows_devices(rows, cluster, algorithm):
         return even
+    units = fitting_units(ops, view, len(even), batch)
     return replica_slices(name, rows, cluster, units, 4.0 * variable_bytes, 0.0, algorithm) or even
 
 

@@ -17,7 +17,7 @@ from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import placed
 from whale_tf.planner.assemble import TaskGraphSpec
 from whale_tf.planner.rhino.automatic import Automatic
-from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, device_shares, fitting_units, with_batch
+from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, device_shares, with_batch
 from whale_tf.planner.sharding.force import in_unit
 from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.profiler.op_cost import tensor_bytes
@@ -68,7 +68,10 @@ def divide(
     batch = local.batch_axis(options)
     rows = placed([TaskGraphSpec(*spec) for spec in local.specs], cluster, config, parts) if plan is None else []
     by_batch, examples = _by_batch(local, counts, rows, config, plan), divided_dims(batch)
-    shares = {number: _shares(local, number, count, rows, examples, cluster, config, plan) for number, count in counts.items()}
+    if plan is None:
+        shares = {number: _shares(local, number, rows[number], examples, cluster, config) for number in counts}
+    else:
+        shares = {number: plan.task_graphs[number].slices or (1,) * count for number, count in counts.items()}
     problem = sharding_problem(local, examples, shares, by_batch)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
     assignment = assign(problem, force, shards)
@@ -88,18 +91,15 @@ def initialised(division: Division, init: str) -> Division:
 
 
 def _shares(
-    local: Captured, number: int, count: int, rows: Sequence[Rows], examples: Dict[int, int], cluster: Cluster, config: Config,
-    plan: Optional[Plan]
+    local: Captured, number: int, rows: Rows, examples: Dict[int, int], cluster: Cluster, config: Config
 ) -> Tuple[int, ...]:
-    """What each device of a split TaskGraph takes: as the plan says, or as fast and large as it is."""
-    if plan is not None:
-        return plan.task_graphs[number].slices or (1,) * count
-    name, graph = local.specs[number].name, local.graph
+    """What each device of a split TaskGraph takes, by the devices' speed and memory."""
+    graph = local.graph
     ops = [op for op in graph.ops if local.task_graph[op.id] == number and op.phase is Phase.FORWARD]
-    units = fitting_units(ops, Sizes(graph), count, examples)
     size = sum(tensor_bytes(graph, gradient) for gradient, variable in local.gradients
                if local.variable_homes.get(variable) == number)
-    return device_shares(name, rows[number], cluster, units, size, config.balance.algorithm)
+    name, algorithm = local.specs[number].name, config.balance.algorithm
+    return device_shares(name, rows, cluster, algorithm, ops, Sizes(graph), examples, size)
 
 
 def _by_batch(
