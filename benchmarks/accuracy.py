@@ -1,30 +1,35 @@
 """Predicted against measured: step times and peak memory of real plans on this machine's logical CPU devices.
 
-    python -m benchmarks.accuracy
+    python -m benchmarks.accuracy [DIRECTORY]
 
-First the machine is calibrated and every model's ops are timed by themselves, at batch sizes that no plan has.  Then every plan
-is made by whale_tf's own main path, run, and predicted from the Plan, the op times and the calibration alone.
+First the machine is calibrated.  Then, for each model, the local script (its ops timed by themselves, at batch sizes that no plan
+has) and all plans, as whale_tf's own main path makes them, take turns: a slow minute of the machine hits all alike, and medians
+count.  A plan is predicted from the Plan, the op times and the calibration alone.  ``DIRECTORY`` keeps what was measured.
 """
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from rich.console import Console
 from scipy.stats import spearmanr
 
-from benchmarks.measure import ROOT, Result, Spec, ask, main, session_config, table
+from benchmarks.measure import ROOT, Result, Spec, Workers, answer, main, session_config, table
 from benchmarks.workloads import LEARNING_RATE, Workload, convnet, encoder, head_loss, mlp, variables
 
 THREADS = 2  # ops that run at once; one thread each
 PROFILED = (3, 12, 48, 192)  # examples of the traced local steps; no plan has clones of these sizes
-TRACES = 15
-STEPS, SECONDS = 50, 1.5  # at least so many steps, and for at least so long
+ROUNDS = 15  # turns of every script
+STEPS, PROFILED_STEPS, TRACES = 12, 8, 3  # of each turn
 MODELS: Dict[str, Callable[[], Workload]] = {
     "mlp": lambda: mlp(width=512),
     "encoder": lambda: encoder(layers=4, hidden=64, seq=32, vocab=200),
@@ -74,7 +79,7 @@ CASES = tuple(Case(model, *plan) for model in MODELS for plan in PLANS)
 # -- in the process that measures --------------------------------------------------------------------------------------
 
 
-def worker(spec: Spec) -> Result:
+def worker(spec: Spec) -> None:
     import tensorflow.compat.v1 as tf
 
     tf.disable_eager_execution()
@@ -116,44 +121,35 @@ def traced(session: Any, script: Script) -> Any:
     return metadata
 
 
-def profile(model: str, batch: int) -> Result:
-    """Seconds of every op of the local script, the least of several traced steps; ops run one at a time.
-
-    What a step takes beside its kernels (the executor's work for each op, tensors being freed) is in no op's traced time: it is
-    the CPU time of steps without a trace, less that of a run without ops, and every op gets an equal share.
-    """
-    import contextlib
-
+def profile(model: str, batch: int) -> None:
+    """Answers with seconds of every op of the local script; ops run one at a time."""
     import tensorflow.compat.v1 as tf
 
     from whale_tf.simulator.trace import op_name
 
     script = build(model, batch, [contextlib.nullcontext])
     fed = tf.shape(next(iter(script.feed)))
-    seconds: Dict[str, float] = {}
-    scratch: Dict[str, float] = {}
-    with tf.Session(config=session_config(1, inter=1, intra=1)) as session:
-        session.run(tf.global_variables_initializer())
-        whole_s, empty_s = (least_cpu(lambda fetches=fetches: session.run(fetches, script.feed))
-                            for fetches in ([script.loss, script.update], fed))  # fmt: skip
-        for _ in range(TRACES):
-            metadata = traced(session, script)
-            for name, value in op_seconds(metadata).items():
-                seconds[name] = min(value, seconds.get(name, value))
-        for node in (node for device in metadata.step_stats.dev_stats for node in device.node_stats):
-            scratch[op_name(node.node_name)] = float(node.memory_stats.temp_memory_size)
-    share = max(0.0, whole_s - empty_s - sum(seconds.values())) / len(seconds)
-    return {"seconds": {name: value + share for name, value in seconds.items()}, "scratch": scratch}
+    config = session_config(1, inter=1, intra=1)
+    config.use_per_session_threads = True
+    with tf.Session(config=config) as session, tf.Session(config=config) as other:
+        for one in (session, other):
+            one.run(tf.global_variables_initializer())
 
+        def steps(session: Any, fetches: Any = (script.loss, script.update)) -> float:
+            return median_s(lambda: session.run(fetches, script.feed), PROFILED_STEPS)
 
-def least_cpu(step: Callable[[], Any]) -> float:
-    """CPU seconds of all threads, of the cheapest of several calls."""
-    took = []
-    for _ in range(STEPS):
-        start = time.process_time()
-        step()
-        took.append(time.process_time() - start)
-    return min(took[3:])
+        def turn() -> Result:
+            """Seconds of a step, also beside another session's, and of a run without ops; and traced ops."""
+            step_s, empty_s = steps(session), steps(session, fed)
+            with ThreadPoolExecutor() as pool:
+                beside_s = statistics.mean(pool.map(steps, (session, other)))
+            traces = [traced(session, script) for _ in range(TRACES)]
+            nodes = [node for device in traces[0].step_stats.dev_stats for node in device.node_stats]
+            return {"step_s": step_s, "empty_s": empty_s, "beside_s": beside_s,
+                    "seconds": [op_seconds(trace) for trace in traces],
+                    "scratch": {op_name(node.node_name): float(node.memory_stats.temp_memory_size) for node in nodes}}
+
+        answer({"turn": turn})
 
 
 def op_seconds(metadata: Any) -> Dict[str, float]:
@@ -168,8 +164,8 @@ def op_seconds(metadata: Any) -> Dict[str, float]:
     return found
 
 
-def run(case: Case, folder: str) -> Result:
-    """The plan, its step graph, and what a step took."""
+def run(case: Case, folder: str) -> None:
+    """Leaves the plan and its step graph, and answers with what a step took and held."""
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
@@ -183,29 +179,27 @@ def run(case: Case, folder: str) -> Result:
     here = case.devices // case.processes
     with tf.Session(config=session_config(here, inter=case.threads, intra=1)) as session:
         session.run(tf.global_variables_initializer())
-        seconds = SECONDS if case.processes == 1 else 0.0  # processes that train together all make the same number of steps
-        least = least_step(lambda: session.run([script.loss, script.update], script.feed), seconds)
-        traces = [traced(session, script) for _ in range(TRACES)]
-    best = min(traces, key=_span)
-    work_s: Dict[str, float] = {}
-    for trace in traces:
-        for name, value in op_seconds(trace).items():
-            work_s[name] = min(value, work_s.get(name, value))
-    with open(os.path.join(folder, "trace.pb"), "wb") as handle:
-        handle.write(best.SerializeToString())
-    return {"least_s": least, "traced_s": _span(best),
-            "work_s": sum(work_s.values()),
-            "memory": [_peaks(trace, here) for trace in traces]}
+
+        def turn() -> Result:
+            return {"step_s": median_s(lambda: session.run([script.loss, script.update], script.feed), STEPS)}
+
+        def trace() -> Result:
+            traces = [traced(session, script) for _ in range(TRACES)]
+            with open(os.path.join(folder, "trace.pb"), "wb") as handle:
+                handle.write(sorted(traces, key=_span)[TRACES // 2].SerializeToString())
+            return {"seconds": [op_seconds(one) for one in traces], "memory": [_peaks(one, here) for one in traces]}
+
+        answer({"turn": turn, "trace": trace})
 
 
-def least_step(step: Callable[[], Any], seconds: float) -> float:
-    """Seconds of the fastest step: what else the machine does only ever adds."""
-    took: List[float] = []
-    while len(took) < STEPS + 3 or sum(took) < seconds:
+def median_s(step: Callable[[], Any], count: int) -> float:
+    """Seconds of a call, of ``count`` after two that do not count."""
+    took = []
+    for _ in range(count + 2):
         start = time.perf_counter()
         step()
         took.append(time.perf_counter() - start)
-    return min(took[3:])
+    return statistics.median(took[2:])
 
 
 def _span(metadata: Any) -> float:
@@ -256,43 +250,97 @@ def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Resul
     from whale_tf.cluster import Cluster
     from whale_tf.plan import Plan
     from whale_tf.simulator import Options, Simulator, StepGraph
+    from whale_tf.simulator.calibration import COMMUNICATION
 
+    # Proteus profiles gamma by machine and model; in short steps two threads wait for each other in Python, too
+    factor = max(1.0, profiles[max(profiles)]["slow_down"])
     step = StepGraph.parse(os.path.join(folder, "step.json"))
     for batch, found in profiles.items():
-        step = step.measured(batch, found["seconds"], found["scratch"])
+        beside = factor if case.processes > 1 else 1.0  # the other process' ops, which are of a node of their own
+        step = step.measured(batch, {name: beside * value for name, value in found["seconds"].items()}, found["scratch"])
     plan = Plan.parse(os.path.join(folder, "plan.json"))
-    calibration = calibration.model_copy(update={"cores": case.threads})
+    run_s = np.interp(BATCH[case.model], list(profiles), [found["run_s"] for found in profiles.values()])  # with its inputs
+    slow_down = {pair: value if COMMUNICATION in pair else factor for pair, value in calibration.slow_down.items()}
+    calibration = calibration.model_copy(update={"cores": case.threads, "step_s": float(run_s), "slow_down": slow_down})
     return Simulator(Cluster.parse(case.cluster), Options(calibration=calibration)).run_step(plan, step)
 
 
-def measured(case: Case, folder: str) -> Result:
-    rest = [case.devices, case.micro_batches, case.schedule, case.processes]
-    return ask(__file__, {"what": "run", "model": case.model, "stages": case.stages, "folder": folder, "rest": rest},
-               case.processes)  # fmt: skip
+class Measured(NamedTuple):
+    """Of one case: seconds of a step, of all its ops, and bytes of each device's peak in each trace; beside what it left."""
+
+    folder: str
+    step_s: float
+    work_s: float
+    memory: List[List[float]]
 
 
-def row_of(case: Case, folder: str, result: Result, calibration: Any, profiles: Dict[int, Result]) -> Row:
+def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]:
+    """The model's op times by batch size, and its cases: all take turns, so that slow seconds of the machine hit all alike."""
+    cases = [case for case in CASES if case.model == model]
+    folders = [tempfile.mkdtemp(dir=folder) for _ in cases]
+    with contextlib.ExitStack() as stack:
+        scripts = [stack.enter_context(Workers(__file__, {"what": "profile", "model": model, "batch": batch}))
+                   for batch in PROFILED]  # fmt: skip
+        plans = []
+        for case, where in zip(cases, folders):
+            rest = [case.devices, case.micro_batches, case.schedule, case.processes]
+            spec = {"what": "run", "model": model, "stages": case.stages, "folder": where, "rest": rest}
+            plans.append(stack.enter_context(Workers(__file__, spec, case.processes)))
+            plans[-1].ask("turn")  # ready before the next one starts
+        turns = [[one.ask("turn") for one in scripts + plans] for _ in range(ROUNDS)]
+        traces = [one.ask("trace") for one in plans]
+    profiles = {batch: profiled([turn[number] for turn in turns]) for number, batch in enumerate(PROFILED)}
+    found = []
+    for number, (where, trace) in enumerate(zip(folders, traces)):
+        steps = [turn[len(PROFILED) + number]["step_s"] for turn in turns]
+        found.append(Measured(where, statistics.median(steps), sum(medians(trace["seconds"]).values()), trace["memory"]))
+    return profiles, found
+
+
+def profiled(turns: Sequence[Result]) -> Result:
+    """What a step takes beside its kernels (the executor's work for each op, tensors being freed) is in no op's traced time: it
+    is the time of steps without a trace, less that of a run without ops, and every op gets an equal share."""
+    seconds = medians([trace for turn in turns for trace in turn["seconds"]])
+    step_s, beside_s, empty_s = (statistics.median(turn[key] for turn in turns) for key in ("step_s", "beside_s", "empty_s"))
+    share = max(0.0, step_s - empty_s - sum(seconds.values())) / len(seconds)
+    return {"seconds": {name: value + share for name, value in seconds.items()}, "scratch": turns[0]["scratch"],
+            "run_s": empty_s, "slow_down": beside_s / step_s}
+
+
+def medians(tables: Sequence[Dict[str, float]]) -> Dict[str, float]:
+    """Of every op."""
+    found: Dict[str, List[float]] = {}
+    for table_ in tables:
+        for name, value in table_.items():
+            found.setdefault(name, []).append(value)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def row_of(case: Case, result: Measured, calibration: Any, profiles: Dict[int, Result]) -> Row:
     from whale_tf.simulator.program import COMPUTATION
 
-    found = predict(case, folder, calibration, profiles)
+    found = predict(case, result.folder, calibration, profiles)
     held = [found.program.static_bytes[device].get("parameters", 0.0) for device in found.graph.devices]
-    fullest = [max(peak + size for peak, size in zip(peaks, held)) for peaks in result["memory"]]
+    fullest = [max(peak + size for peak, size in zip(peaks, held)) for peaks in result.memory]
     seconds = sum(value for value, lane in zip(found.graph.seconds, found.graph.lane) if lane == COMPUTATION)
-    return Row(case, found.step_time_s, result["least_s"], max(curve.peak_bytes for curve in found.memory),
-               float(np.median(fullest)), (seconds, result["work_s"]))  # fmt: skip
+    return Row(case, found.step_time_s, result.step_s, max(curve.peak_bytes for curve in found.memory),
+               statistics.median(fullest), (seconds, result.work_s))  # fmt: skip
 
 
 def report(console: Console) -> None:
     from whale_tf.simulator import Calibration
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "calibration.json")
-        subprocess.run([sys.executable, "-m", "whale_tf.cli", "calibrate", "-o", path, "--inter-op", str(THREADS)], cwd=ROOT,
-                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-        calibration = Calibration.parse(path)
-        profiles = {model: {batch: ask(__file__, {"what": "profile", "model": model, "batch": batch})
-                            for batch in PROFILED} for model in MODELS}  # fmt: skip
-        rows = [row_of(case, folder, measured(case, folder), calibration, profiles[case.model]) for case in CASES]
+    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    path = os.path.join(folder, "calibration.json")
+    subprocess.run([sys.executable, "-m", "whale_tf.cli", "calibrate", "-o", path, "--inter-op", str(THREADS)], cwd=ROOT,
+                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    calibration, rows = Calibration.parse(path), []
+    for model in MODELS:
+        profiles, results = measure(model, folder)
+        with open(os.path.join(folder, model + ".json"), "w") as handle:
+            json.dump([profiles, results], handle)
+        cases = [case for case in CASES if case.model == model]
+        rows += [row_of(case, result, calibration, profiles) for case, result in zip(cases, results)]
     show(console, rows)
     scatter(rows, PICTURE)
 
@@ -316,8 +364,9 @@ def show(console: Console, rows: Sequence[Row]) -> None:
 def scatter(rows: Sequence[Row], path: str) -> None:
     """Predicted over measured step times, with the 15% band."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    figure = Figure(figsize=(5, 5))
+    figure = Figure(figsize=(5, 5), constrained_layout=True)
     axes = figure.add_subplot(111)
     ends = np.array([0.8 * min(row.measured_s for row in rows), 1.25 * max(row.measured_s for row in rows)]) * 1e3
     axes.plot(ends, ends, color="0.5", linewidth=1)
@@ -326,6 +375,10 @@ def scatter(rows: Sequence[Row], path: str) -> None:
         points = [(row.measured_s * 1e3, row.predicted_s * 1e3) for row in rows if row.case.model == model]
         axes.scatter(*zip(*points), marker=marker, label=model)
     axes.set(xscale="log", yscale="log", xlabel="measured ms per step", ylabel="predicted ms per step")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.legend()
     figure.savefig(path, dpi=120)
 

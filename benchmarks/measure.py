@@ -11,8 +11,9 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -70,6 +71,55 @@ def ask(script: str, spec: Spec, processes: int = 1) -> Result:
     return first_result([command] * processes, tf_configs(free_ports(processes)))
 
 
+class Workers:
+    """``script --worker spec`` in processes that stay, and do what they are asked to when it is their turn.
+
+    Args:
+        processes: so many that train together (``TF_CONFIG`` says so); all do what is asked, and the first one's result counts.
+    """
+
+    def __init__(self, script: str, spec: Spec, processes: int = 1) -> None:
+        command = [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)]
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT)
+        self.log = tempfile.TemporaryFile("w+")
+        self.started = [
+            subprocess.Popen(command, env=dict(environment, **more), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=self.log, universal_newlines=True)
+            for more in tf_configs(free_ports(processes))]  # fmt: skip
+
+    def ask(self, what: str) -> Result:
+        """Raises:
+        RuntimeError: it failed; with the end of its output.
+        """
+        for process in self.started:
+            assert process.stdin is not None
+            process.stdin.write(what + "\n")
+            process.stdin.flush()
+        found = [self._answer(process) for process in self.started]
+        return found[0]
+
+    def _answer(self, process: Any) -> Result:
+        for line in process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line[len(MARK):])
+        self.log.seek(0)
+        raise RuntimeError("no result of {}:\n{}".format(process.args, self.log.read()[-3000:]))
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+
+
+def answer(questions: Mapping[str, Callable[[], Result]]) -> None:
+    """In the process that measures: what :class:`Workers` ask, until they ask no more."""
+    for line in sys.stdin:
+        print(MARK + json.dumps(questions[line.strip()]()), flush=True)
+
+
 def first_result(commands: Sequence[Sequence[str]], variables: Sequence[Mapping[str, str]]) -> Result:
     """Runs commands side by side, each with environment variables of its own, and returns what the first prints after MARK.
 
@@ -100,10 +150,12 @@ def rounds(script: str, specs: Sequence[Spec], count: int) -> List[Result]:
     return [{key: statistics.median(result[key] for result in found) for key in found[0]} for found in answers]
 
 
-def main(script: str, worker: Callable[[Spec], Result], report: Callable[[Console], None]) -> None:
-    """What the last line of every benchmark calls."""
+def main(script: str, worker: Callable[[Spec], Optional[Result]], report: Callable[[Console], None]) -> None:
+    """What the last line of every benchmark calls; a worker without a result has answered questions (:func:`answer`)."""
     if sys.argv[1:2] == ["--worker"]:
-        print(MARK + json.dumps(worker(json.loads(sys.argv[2]))), flush=True)
+        found = worker(json.loads(sys.argv[2]))
+        if found is not None:
+            print(MARK + json.dumps(found), flush=True)
         return
     console = Console(width=120)
     console.print("{}: {}".format(os.path.basename(script), machine()), highlight=False)

@@ -1,7 +1,8 @@
 """Measures this machine for the simulator (``whale calibrate``).
 
-Every figure is the least of many repetitions: what else the machine does only ever adds.  Ops are measured in chains inside
-one ``Session.run``, and the run's own cost is subtracted, so that no tracing slows down what is measured.
+Every figure is the median of many repetitions.  The least would be steadier, but two cores that lower each other's clock do so
+most of the time and not always: the least of what they do together is what they seldom do.  Ops are measured in chains inside one
+``Session.run``, and the run's own cost is subtracted, so that no tracing slows down what is measured.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -26,7 +28,7 @@ from whale_tf.communicators.processes import ProcessCommunicator
 from whale_tf.errors import ClusterError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.simulator.calibration import ARITHMETIC, MEMORY, Calibration, Communicator
+from whale_tf.simulator.calibration import ARITHMETIC, COMMUNICATION, MEMORY, Calibration, Communicator
 
 MATRIX_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 TENSOR_SIZES = tuple(4 << shift for shift in range(6, 23, 2))  # elements x 4: 1 KiB to 16 MiB
@@ -49,7 +51,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
 
     Args:
         device: a type of the hardware table.
-        repeat: runs of each chain, of which the fastest counts.
+        repeat: runs of each chain, of which the median counts.
         processes: also start two processes, and measure collectives between them.
 
     Raises:
@@ -64,14 +66,17 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     empty_s, launch_s = machine.launches()
     arithmetic, memory = machine.op_times(launch_s)
     links: Dict[str, Communicator] = {}
+    slow_down = machine.slow_down()
     if count > 1:
         links["local"] = machine.copies(launch_s)
     if processes:
-        links["processes"] = collectives(threads, repeat)
+        beside_each_other = threads._replace(inter_op=max(1, threads.inter_op // 2))
+        links["processes"], beside = collectives(beside_each_other, repeat)
+        slow_down.update(beside)
     return Calibration(
         device=row.name, source="{}, TensorFlow {}, {} x {} threads".format(_processor(), tf.__version__, *threads),
         cores=min(threads.inter_op, os.cpu_count() or 1) if row.kind == "CPU" else None, intra_op=threads.intra_op,
-        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, slow_down=machine.slow_down(),
+        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, slow_down=slow_down,
         communicators=links)  # fmt: skip
 
 
@@ -84,16 +89,16 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def least(step: Callable[[], Any], repeat: int) -> float:
-    """Seconds of the fastest of ``repeat`` calls, after two that do not count."""
+def median(step: Callable[[], Any], repeat: int) -> float:
+    """Seconds of a call: the median of ``repeat``, after two that do not count."""
     step()
     step()
-    best = float("inf")
+    took = []
     for _ in range(repeat):
         start = time.perf_counter()
         step()
-        best = min(best, time.perf_counter() - start)
-    return best
+        took.append(time.perf_counter() - start)
+    return statistics.median(took)
 
 
 Link = Callable[[Any], Any]  # the next op of a chain
@@ -130,6 +135,14 @@ def other(x: Any, value: Callable[[], np.ndarray], number: int = 0) -> Any:
     return variable
 
 
+def busy() -> Dict[str, Tuple[np.ndarray, Link]]:
+    """What keeps a core busy, by what limits it."""
+    return {
+        ARITHMETIC: (np.ones([256, 256], "float32"), multiply(256)),
+        MEMORY: (np.ones([1 << 19], "float32"), add(1 << 19)),
+    }
+
+
 class _Machine:
     """Chains of ops on the devices of one process."""
 
@@ -149,7 +162,7 @@ class _Machine:
             return sum(device.device_type == self.kind for device in session.list_devices())
 
     def timed(self, *chains: Sequence[Tuple[np.ndarray, str, Link]]) -> float:
-        """Least seconds of one run of all chains at once; a chain is (start, device, op) repeated for every link."""
+        """Seconds of one run of all chains at once; a chain is (start, device, op) repeated for every link."""
         with tf.Graph().as_default():
             ends = []
             for chain in chains:
@@ -162,7 +175,7 @@ class _Machine:
                 ends.append(x.op)
             with v1.Session(config=self.config) as session:
                 session.run(v1.global_variables_initializer())
-                return least(lambda: session.run(ends), self.repeat)  # ops: their results are not copied out
+                return median(lambda: session.run(ends), self.repeat)  # ops: their results are not copied out
 
     def chain(self, value: np.ndarray, link: Link, length: int, place: int = 0) -> List[Tuple[np.ndarray, str, Link]]:
         return [(value, self.places[place], link)] * length
@@ -203,10 +216,7 @@ class _Machine:
 
     def slow_down(self) -> Dict[str, float]:
         """By how much two chains of about equal length are slower when both devices run."""
-        cases = {
-            ARITHMETIC: (np.ones([256, 256], "float32"), multiply(256)),
-            MEMORY: (np.ones([1 << 19], "float32"), add(1 << 19)),
-        }
+        cases = busy()
         lengths = {kind: 2 * self.length(*case) for kind, case in cases.items()}
         alone = {kind: self.timed(self.chain(*cases[kind], length=lengths[kind])) for kind in cases}
         found = {}
@@ -237,8 +247,16 @@ def _line(small: int, small_s: float, large: int, large_s: float) -> Communicato
 # -- between processes ---------------------------------------------------------------------------------------------------
 
 
-def collectives(threads: Threads, repeat: int) -> Communicator:
-    """Sums over two processes of this machine, as whale_tf's plans make them.
+class _Exchanged(NamedTuple):
+    """Seconds of sums over two processes by size, and what they and a process' ops add to each other's time."""
+
+    points: List[Tuple[int, float]]
+    slow_down: Dict[str, float]
+
+
+def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, float]]:
+    """Sums over two processes of this machine, as whale_tf's plans make them; and :attr:`Calibration.slow_down` of ops beside
+    them, which compete with the threads that send and receive.
 
     Raises:
         ClusterError: a process failed; with the end of its output.
@@ -258,38 +276,63 @@ def collectives(threads: Threads, repeat: int) -> Communicator:
                 process.kill()
     for line in outputs[0].splitlines():
         if line.startswith(MARK):
-            points = json.loads(line[len(MARK):])
+            found = _Exchanged(*json.loads(line[len(MARK):]))
             # a ring of two takes two steps, in which every process sends half of the bytes each
-            (small, small_s), (large, large_s) = points[0], points[-1]
-            return _line(small, small_s / 2, large, small_s / 2 + large_s - small_s)
-    raise ClusterError("collectives between two processes could not be measured: {}".format(outputs[0][-2000:]))
+            (small, small_s), (large, large_s) = found.points[0], found.points[-1]
+            return _line(small, small_s / 2, large, small_s / 2 + large_s - small_s), found.slow_down
+    raise ClusterError("collectives between two processes could not be measured: {}".format(outputs[0][-20000:]))
 
 
-def _member(addresses: Sequence[str], rank: int, threads: Threads, repeat: int) -> List[Tuple[int, float]]:
-    """Seconds of a sum over two processes, by size; every process runs this."""
-    processes = Processes(tuple(addresses), rank)
-    config = v1.ConfigProto(inter_op_parallelism_threads=threads.inter_op, intra_op_parallelism_threads=threads.intra_op)
-    config.experimental.collective_group_leader = processes.prefix(0)
-    server = v1.train.Server(v1.train.ClusterSpec({JOB: list(addresses)}), JOB, rank, config=config)
-    config.device_filters.append(processes.prefix(rank))
-    keys, points = Keys(), []
-    for size in MESSAGE_SIZES:
-        graph = tf.Graph()
-        with graph.as_default(), tf.device(processes.host_device):
-            value = v1.Variable(np.ones([size // 4], "float32"), use_resource=False, name="sent_{}".format(size))
+class _Member:
+    """One of the two processes; both do the same."""
+
+    def __init__(self, addresses: Sequence[str], rank: int, threads: Threads, repeat: int) -> None:
+        self.processes = Processes(tuple(addresses), rank)
+        self.threads = threads
+        self.repeat = repeat
+        self.keys = Keys()
+        self.graphs = 0
+        self.config = v1.ConfigProto(
+            inter_op_parallelism_threads=threads.inter_op, intra_op_parallelism_threads=threads.intra_op)
+        self.config.experimental.collective_group_leader = self.processes.prefix(0)
+        self.config.graph_options.rewrite_options.disable_meta_optimizer = True  # chains stay as they are
+        self.server = v1.train.Server(v1.train.ClusterSpec({JOB: list(addresses)}), JOB, rank, config=self.config)
+        self.config.device_filters.append(self.processes.prefix(rank))
+
+    def measured(self) -> _Exchanged:
+        points = []
+        for size in MESSAGE_SIZES:
+            idle_s, sum_s, _, _ = self.timed(size)
+            points.append((size, max(0.0, sum_s - idle_s)))
+        size, slow_down = MESSAGE_SIZES[-1], {}
+        for kind, (value, link) in busy().items():
+            one_s = self.timed(MESSAGE_SIZES[0], (value, link, 20))[2] / 20
+            _, sum_s, chain_s, both_s = self.timed(size, (value, link, max(2, int(points[-1][1] / one_s))))
+            slow_down["-".join(sorted((kind, COMMUNICATION)))] = max(1.0, both_s / max(sum_s, chain_s))
+        return _Exchanged(points, slow_down)
+
+    def timed(self, size: int, chain: Tuple[np.ndarray, Link, int] = (np.zeros([]), tf.identity, 1)) -> List[float]:
+        """Seconds of a run without work, of a sum of ``size`` bytes, of a chain of ops, and of both at once."""
+        here, (start, link, length) = self.processes.host_device, chain
+        self.graphs += 1  # a server keeps variables by their names
+        with tf.Graph().as_default() as graph, graph.container(str(self.graphs)), tf.device(here):
+            value = v1.Variable(np.ones([size // 4], "float32"), use_resource=False)
+            x = v1.Variable(start, use_resource=False, dtype=tf.float32).value()
+            for _ in range(length):
+                x = link(x)
             edit = StagedEdit(graph)
-            member = Member(value.value().op.name, processes.host_device)
-            total = ProcessCommunicator(Nodes(edit), 2, rank, keys).across(member, "sum", "total", tf.float32)
+            member = Member(value.value().op.name, here)
+            total = ProcessCommunicator(Nodes(edit), 2, self.processes.rank, self.keys).across(member, "sum", "total", tf.float32)
             edit.commit()
-            with v1.Session(server.target, config=config) as session:
+            summed = graph.get_operation_by_name(total)
+            both = tf.group(summed, x)
+            with v1.Session(self.server.target, config=self.config) as session:
                 session.run(v1.global_variables_initializer())
-                run = session.make_callable(graph.get_operation_by_name(total))
-                idle = session.make_callable(value.value().op)
-                points.append((size, max(0.0, least(run, repeat) - least(idle, repeat))))
-    return points
+                runs = [session.make_callable(ops) for ops in (value.value().op, summed, x.op, both)]
+                return [median(run, self.repeat) for run in runs]
 
 
 if __name__ == "__main__":
     _addresses, _rank, _threads, _repeat = json.loads(sys.argv[1])
     v1.disable_eager_execution()
-    print(MARK + json.dumps(_member(_addresses, _rank, Threads(*_threads), _repeat)), flush=True)
+    print(MARK + json.dumps(_Member(_addresses, _rank, Threads(*_threads), _repeat).measured()), flush=True)

@@ -69,6 +69,19 @@ def test_graphs_do_not_grow_with_the_number_of_processes(monkeypatch: Any) -> No
     assert sizes[0] == sizes[1]
 
 
+def test_gradients_of_constants_are_not_exchanged(monkeypatch: Any) -> None:
+    """The backward pass computes them, and nobody reads them."""
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 0}}))
+    wh.init(cluster="2xcpu:1")
+    with tf.Graph().as_default() as graph:
+        weights = tf.get_variable("w", initializer=np.ones([2]), use_resource=True)
+        with wh.replicate():
+            loss = tf.reduce_sum(tf.square(tf.placeholder(tf.float64, [4, 2]) * weights) * tf.constant(3.0, tf.float64))
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        wh.parallelize()
+    assert sum(op.type == "CollectiveReduce" for op in graph.get_operations()) == 2, "the loss and the weights' gradient"
+
+
 def test_with_an_open_batch_size_a_loss_alone_waits_for_nobody(monkeypatch: Any) -> None:
     """Neither for the loss of the others, nor for how many examples they have."""
     graph = build(monkeypatch, 0, batch=None)

@@ -47,6 +47,8 @@ def test_seconds(work: float, kind: str, seconds: float) -> None:
 def test_overlap_is_symmetric_and_1_where_it_was_not_measured() -> None:
     assert CALIBRATION.slowed("memory", "arithmetic") == CALIBRATION.slowed("arithmetic", "memory") == 1.25
     assert CALIBRATION.slowed("memory", "memory") == 1.0 and CALIBRATION.gamma == pytest.approx(0.25)
+    measured = Calibration.parse(dict(GIVEN, slow_down={"arithmetic-memory": 1.25, "arithmetic-communication": 1.8}))
+    assert measured.gamma == pytest.approx(0.8), "what was measured beside an exchange comes first"
 
 
 @pytest.mark.parametrize(

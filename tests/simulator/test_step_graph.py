@@ -102,6 +102,23 @@ def test_an_op_that_was_fused_costs_nothing_and_passes_on_what_it_waits_for() ->
     assert played(plan([0], names=ONE), graph._replace(seconds=fused), cores=1).step_time_s == pytest.approx(6.0)
 
 
+def test_an_op_overwrites_what_it_reads_and_not_what_was_fused_into_it() -> None:
+    """forward_b may take forward_a's buffer; where forward_a was fused into it, not the buffer of what forward_a read."""
+    graph = step()
+
+    def peak(ops: Sequence[StepOp], **seconds: Any) -> float:
+        return played(plan([0], names=ONE), graph._replace(ops=tuple(ops), seconds=seconds), cores=1).peak_memory_bytes[0]
+
+    before = op("before", [], EXAMPLES, follows="forward_a")
+    fused, alias = op("forward_a", [0], EXAMPLES), op("forward_b", [1], EXAMPLES)._replace(alias=True)
+    last = op("last", [2, 0], StepTensor(0.0), follows="forward_a")
+    timed = {one.name: ((BATCH, 1.0),) for one in (before, fused, alias, last)}
+    alone = {name: points for name, points in timed.items() if name != "forward_a"}
+    kept, overwritten = ([before, fused, one, last] for one in (alias._replace(alias=False), alias))
+    assert peak(kept, **timed) - peak(overwritten, **timed) == 8 * KB
+    assert peak(overwritten, **alone) == peak(kept, **alone) == peak(overwritten, **timed)
+
+
 def test_memory_counts_variables_kept_tensors_and_sums() -> None:
     whole = played(plan([0], names=ONE), step(), cores=1)
     static = 16 * KB
@@ -114,6 +131,18 @@ def test_a_trace_has_every_clone() -> None:
     events = trace_of(played(plan([0], [1], micro_batches=4), step())).events
     assert sum(event.name == "weight_b" for event in events) == 4
     assert {event.device for event in events if event.name == "weight_a"} == {0}
+
+
+def test_an_exchange_and_the_ops_beside_it_slow_each_other_down() -> None:
+    """Each of the two exchanges has an op beside it: both take twice their time, a quarter of a second more."""
+    links = {"processes": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 4 * KB / 0.25}}
+
+    def seconds(**slow_down: float) -> float:
+        return played(plan([0, 1], names=ONE), step(), cores=1, cluster="8xcpu:1", communicators=links,
+                      slow_down={name.replace("_", "-"): value for name, value in slow_down.items()}).step_time_s  # fmt: skip
+
+    assert seconds(communication_memory=2.0) == pytest.approx(seconds())
+    assert seconds(arithmetic_communication=2.0) == pytest.approx(seconds() + 2 * 0.25)
 
 
 def test_processes_have_cores_of_their_own() -> None:

@@ -14,7 +14,7 @@ from whale_tf.communicators import Communicator, Member, ProcessCommunicator
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.rewrite.attributes import is_seeded
 from whale_tf.rewrite.context import ORIGINAL, Context
 from whale_tf.rewrite.merge import Merge
@@ -48,14 +48,17 @@ def shared_scalars(
     context: Context, captured: Captured, merge: Merge, communicator: Communicator
 ) -> List[Shared]:
     """The losses, each with the update made from its gradients; where there is one gradient call only, also all other
-    scalars that leave the region (for summaries and metrics)."""
+    scalars that leave the region (for summaries and metrics).  Of the backward pass only the gradients that were asked for:
+    it also computes those of constants, which nobody reads."""
     graph, region = context.graph, context.region
     riders: Dict[int, Set[int]] = {}
     for call in captured.gradient_calls:
-        writes = _writes_from(graph, _tensors(graph, [name for grad in call.grads for name in _names(grad)]))
+        gradients = set(_tensors(graph, [name for grad in call.grads for name in _names(grad)]))
+        writes = _writes_from(graph, gradients)
         scalars = _tensors(graph, call.ys)
         if len(captured.gradient_calls) == 1:
-            scalars += list(region.leaving())
+            scalars += [tensor for tensor in region.leaving()
+                        if tensor in gradients or graph.producer(tensor).phase is not Phase.BACKWARD]
         for tensor in scalars:
             if writes and _is_scalar_sum(context, tensor):
                 riders.setdefault(tensor, set()).update(writes)

@@ -16,8 +16,8 @@ from whale_tf.documents import json_object, problems
 from whale_tf.errors import PlanError, did_you_mean
 
 VERSION = 1
-ARITHMETIC, MEMORY = "arithmetic", "memory"
-OVERLAPS = ("arithmetic-arithmetic", "arithmetic-memory", "memory-memory")
+ARITHMETIC, MEMORY, COMMUNICATION = "arithmetic", "memory", "communication"
+OVERLAPS = ("arithmetic-arithmetic", "arithmetic-memory", "memory-memory", "arithmetic-communication", "communication-memory")
 
 Points = Tuple[Tuple[float, float], ...]
 
@@ -48,7 +48,7 @@ class Calibration(_Value):
         launch_s: seconds an op costs beside its kernel.
         step_s: seconds a ``Session.run`` costs beside its ops.
         slow_down: by how much two ops that run at once slow each other down (1: not at all), by what limits them
-            (:data:`OVERLAPS`).
+            (:data:`OVERLAPS`); an exchange between processes slows down the ops of these, and is slowed down by them.
         communicators: ``local`` (devices of one process), ``processes`` (processes of one machine).
     """
 
@@ -93,7 +93,7 @@ class Calibration(_Value):
     @property
     def gamma(self) -> float:
         """The overlap factor of Proteus section VI-C: a computation beside a communication, which adds and copies."""
-        return self.slow_down.get("arithmetic-memory", 1.0) - 1.0
+        return self.slow_down.get("arithmetic-communication", self.slow_down.get("arithmetic-memory", 1.0)) - 1.0
 
     def slowed(self, one: str, other: str) -> float:
         """The factor by which an op limited by ``one`` is slower beside one limited by ``other``."""

@@ -8,14 +8,16 @@ pool's (Eigen's NonBlockingThreadPool):
   and the others go to the front of the thread's queue;
 * a thread without work takes from the front of its own queue, then from the back of another's;
 * a tensor for another device of the process is handed over by a send on the thread that made it;
-* ops that run at once slow each other down, by what limits each (:attr:`Calibration.slow_down`).
+* ops that run at once slow each other down, by what limits each (:attr:`Calibration.slow_down`), and so do an exchange between
+  processes and the ops of these: it has threads of its own, which take the cores from the ops.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, List, NamedTuple, Sequence, Tuple
 
+from whale_tf.simulator.calibration import COMMUNICATION
 from whale_tf.simulator.engine import Times, _Engine
 from whale_tf.simulator.execution_graph import ExecutionGraph
 
@@ -64,6 +66,7 @@ class _OnCores(_Engine):
         self.overlap = overlap
         self.cores: List[List[_Core]] = [[_Core() for _ in range(hosts.cores)] for _ in range(max(hosts.of_slot) + 1)]
         self.core_of: Dict[int, _Core] = {}  # running and finished computations
+        self.exchanges: List[Dict[int, None]] = [{} for _ in self.cores]  # running communications of each process with others
         self.pending: List[Tuple[_Core, int]] = []  # ready computations, with the thread that made them ready
         self.made_by: Dict[int, _Core] = {}
         self.turn = 0
@@ -83,7 +86,7 @@ class _OnCores(_Engine):
         self.pending = []
         for core, tasks in by_core.values():
             self._schedule(core, tasks)
-        for host in self.cores:
+        for host in range(len(self.cores)):
             self._work(host)
         return at_once
 
@@ -97,21 +100,29 @@ class _OnCores(_Engine):
 
     def _start_communications(self, ready: List[int]) -> None:
         """Between devices of one process they are short ops of the sender's thread; the others take links."""
-        inside = [task for task in ready if self._host_of(task) is not None]
+        inside = [task for task in ready if len(self._hosts_of(task)) == 1]
         for task in inside:
             self._start_computation(task, self.graph.seconds[task])
-        super()._start_communications([task for task in ready if self._host_of(task) is None])
+        super()._start_communications([task for task in ready if len(self._hosts_of(task)) > 1])
 
-    def _host_of(self, task: int) -> Optional[int]:
-        """The process all of a task's devices are in."""
-        hosts = {self.hosts.of_slot[slot] for slot in self.graph.slots[task]}
-        return hosts.pop() if len(hosts) == 1 else None
+    def _start_communication(self, task: int) -> None:
+        super()._start_communication(task)
+        for host in self._hosts_of(task):
+            self.exchanges[host][task] = None
+            self._running_changed(host)
+
+    def _hosts_of(self, task: int) -> List[int]:
+        """The processes that a task's devices are in."""
+        return sorted({self.hosts.of_slot[slot] for slot in self.graph.slots[task]})
 
     def _release(self, task: int) -> None:
         if task in self.core_of:
             self._end_computation(task)
-        else:
-            super()._release(task)
+            return
+        super()._release(task)
+        for host in self._hosts_of(task):
+            del self.exchanges[host][task]
+            self._running_changed(host)
 
     def _schedule(self, core: _Core, tasks: Sequence[int]) -> None:
         seconds = self.graph.seconds
@@ -121,17 +132,17 @@ class _OnCores(_Engine):
             core.next.append(long.pop())
         core.queue.extendleft(long)
 
-    def _work(self, host: List[_Core]) -> None:
+    def _work(self, host: int) -> None:
         """Threads without work take some."""
-        changed = False
-        for core in host:
+        changed, cores = False, self.cores[host]
+        for core in cores:
             if core.task >= 0:
                 continue
             if not core.next:
                 if core.queue:
                     core.next.append(core.queue.popleft())
                 else:
-                    other = max(host, key=lambda one: len(one.queue))
+                    other = max(cores, key=lambda one: len(one.queue))
                     if other.queue:
                         core.next.append(other.queue.pop())
             if core.next:
@@ -143,20 +154,27 @@ class _OnCores(_Engine):
         if changed:
             self._running_changed(host)
 
-    def _running_changed(self, host: List[_Core]) -> None:
-        self.dirty.update(core.task for core in host if core.task >= 0)
+    def _running_changed(self, host: int) -> None:
+        self.dirty.update(core.task for core in self.cores[host] if core.task >= 0)
+        self.dirty.update(self.exchanges[host])
 
     def _end_computation(self, task: int) -> None:
         self.left.pop(task, None)
         self.core_of[task].task = -1
-        self._running_changed(self.cores[self.hosts.of_slot[self.graph.slots[task][0]]])
+        self._running_changed(self.hosts.of_slot[self.graph.slots[task][0]])
 
     def _speed(self, task: int) -> float:
         if task not in self.core_of:
-            return super()._speed(task)
+            alone = super()._speed(task)
+            beside = [self._slowed(task, COMMUNICATION, host) for host in self._hosts_of(task)] if self.overlap else [0.0]
+            return alone / (1.0 + max(beside))  # the slowest one holds up the others
         if not self.overlap or self.graph.lane[task]:
             return 1.0
-        mine, core = self.hosts.limit_of(task), self.core_of[task]
-        host = self.cores[self.hosts.of_slot[self.graph.slots[task][0]]]
-        others = [one.task for one in host if one is not core and one.task >= 0 and not self.graph.lane[one.task]]
-        return 1.0 / (1.0 + sum(self.hosts.slowed(mine, self.hosts.limit_of(other)) - 1.0 for other in others))
+        host, mine = self.hosts.of_slot[self.graph.slots[task][0]], self.hosts.limit_of(task)
+        exchanging = self.hosts.slowed(mine, COMMUNICATION) - 1.0 if self.exchanges[host] else 0.0
+        return 1.0 / (1.0 + self._slowed(task, mine, host) + exchanging)
+
+    def _slowed(self, task: int, limit: str, host: int) -> float:
+        """What the other ops that a process runs add to the time of a task that ``limit`` limits, as a part of it."""
+        others = [core.task for core in self.cores[host] if core.task not in (-1, task) and not self.graph.lane[core.task]]
+        return sum(self.hosts.slowed(limit, self.hosts.limit_of(other)) - 1.0 for other in others)

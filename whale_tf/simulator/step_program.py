@@ -56,6 +56,7 @@ class StepCompiler(StepState):
         for op in step.ops:
             flops, size = self.totals.get(op.origin, (0.0, 0.0))
             self.totals[op.origin] = flops + op.flops, size + op.size_bytes
+        self.held: Dict[Tuple[int, int], int] = {}  # value -> the buffer it is in, -1: none of its own
         self.moved: Dict[Tuple[int, Tuple[int, ...], bool], Source] = {}
         self.sums = GradientSums(self, buckets)
 
@@ -72,9 +73,11 @@ class StepCompiler(StepState):
         op, config = self.step.ops[number], self.strategy.op_configs[number]
         seconds = self._seconds(op, config)
         before = [source for key in op.inputs for source in self.values.get(key, ())]
+        overwritten = self.held.get(op.inputs[0], -1) if op.alias else -1
         if seconds is None:  # folded, or fused into an op that reads its results: those wait for what this one reads
             for place in range(len(op.outputs)):
                 self.values[number, place] = before
+            self.held[number, 0] = overwritten
             return
         phase = UPDATE if op.runs != PER_MICRO_BATCH else BACKWARD if op.late else FORWARD
         instruction = self.instruction(op.name, (self.stage_of[number], phase), COMPUTATION, self._label(op))
@@ -89,9 +92,10 @@ class StepCompiler(StepState):
         self.place(instruction, ARITHMETIC if op.contraction else MEMORY)
         self._scratch(instruction, op, config)
         for place, tensor in enumerate(op.outputs):
-            taken = [s for s in before if s.buffer >= 0] if op.alias and place == 0 else []
-            kept = op.runs == PER_MICRO_BATCH and tensor.bytes > 0
-            buffer = taken[0].buffer if taken else self._buffer(instruction, op, tensor, config) if kept else -1
+            buffer = overwritten if place == 0 else -1
+            if buffer < 0 and op.runs == PER_MICRO_BATCH and tensor.bytes > 0:
+                buffer = self._buffer(instruction, op, tensor, config)
+            self.held[number, place] = buffer
             self.values[number, place] = [Source(instruction.id, buffer, tensor, _config_of(tensor, config))]
 
     @staticmethod
