@@ -23,7 +23,7 @@ from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.explain import explain_plan
-from whale_tf.processes.datasets import share, take_all
+from whale_tf.processes.datasets import explained, share, take_all
 from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
 from whale_tf.simulator import StepGraph
@@ -57,6 +57,7 @@ class _Active:
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
+        self.shares_input = False  # tf.data pipelines with the other processes
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, where this process drives them."""
@@ -256,8 +257,10 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
         raise PlanError(
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
-    devices = device_names(state.cluster, state.processes)
-    return explain_plan(done.plan, done.region, devices, done.assignment)
+    text = explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment)
+    if state.runtime is None or state.runtime.is_driver or not state.shares_input:
+        return text
+    return text + explained(state.processes, _sharing(state))
 
 
 def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:
@@ -351,6 +354,11 @@ def _check_gradients(graph: tf.Graph) -> None:
                 )
 
 
+def _sharing(state: _Active) -> Optional[Cluster]:
+    """What says in which parts processes share input pipelines; None: in equal ones."""
+    return None if state.config.balance.algorithm == "even" else state.cluster
+
+
 def _callbacks(state: _Active) -> hooks.Callbacks:
     """What the hooks of capture/ call."""
 
@@ -398,7 +406,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     def dataset(given: Any) -> Any:
         if state.runtime is None or not state.config.io.slicing:
             return given
-        return share(given, state.processes, None if state.config.balance.algorithm == "even" else state.cluster)
+        state.shares_input = True
+        return share(given, state.processes, _sharing(state))
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)

@@ -71,6 +71,7 @@ def test_graphs_do_not_grow_with_the_number_of_processes(monkeypatch: Any) -> No
 
 def test_gradients_of_constants_are_not_exchanged(monkeypatch: Any) -> None:
     """The backward pass computes them, and nobody reads them."""
+    monkeypatch.setattr(runtime, "_runtime", None)
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 0}}))
     wh.init(cluster="2xcpu:1")
     with tf.Graph().as_default() as graph:
@@ -162,6 +163,20 @@ def test_unequal_processes_take_unequal_parts(graph: tf.Graph, speeds: Any, part
     assert [np.concatenate([row[step][0] for row in found]).tolist() for step in range(2)] == [
         list(range(3 * count)), list(range(3 * count, 2 * 3 * count - 1))]
     assert all((value["twice"][:, 0] == 2 * number).all() for row in found for number, value in row)
+
+
+@pytest.mark.parametrize("cluster,said", [(UNEQUAL.to_dict(), "of the examples of 2 mini-batches the processes take 3 : 1"),
+                                          ("2xcpu:1", "each of 2 processes takes one of 2 mini-batches")])
+def test_explain_says_how_processes_share_their_input(monkeypatch: Any, graph: tf.Graph, cluster: Any, said: str) -> None:
+    monkeypatch.setattr(runtime, "_runtime", None)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 1}}))
+    wh.init(cluster=cluster)
+    x = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(np.ones([4, 2])).repeat()).get_next()
+    with wh.replicate():
+        loss = tf.reduce_mean(tf.square(dense(x, 3, "one")))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    wh.parallelize()
+    assert said in wh.explain()
 
 
 @pytest.mark.slow

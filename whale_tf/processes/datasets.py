@@ -58,6 +58,15 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None)
     return dataset.window(count, shift=count, drop_remainder=True).flat_map(part)
 
 
+def explained(processes: Processes, cluster: Optional[Cluster] = None) -> str:
+    """How :func:`share` divides, in a sentence."""
+    speeds = () if cluster is None else process_speeds(cluster, processes)
+    if len(set(speeds)) < 2:
+        return "Input pipelines: each of {} processes takes one of {} mini-batches.\n".format(processes.count, processes.count)
+    return "Input pipelines: of the examples of {} mini-batches the processes take {}.\n".format(
+        processes.count, " : ".join(map(str, speeds)))
+
+
 def _check_batched(dataset: Any) -> None:
     shapes = tf.nest.flatten(v1.data.get_output_shapes(dataset))
     if any(shape.rank == 0 for shape in shapes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import errno
 import os
 import socket
@@ -67,7 +68,7 @@ class Runtime:
             )
         devices = config.device_count.get("CPU", 1)
         if self._server is None:
-            self._server, self._devices = self._start(config), devices
+            self._server, self._devices = self._start(config, self.is_driver), devices
         elif devices > self._devices:
             raise ClusterError(
                 "this process' server was started with {} CPU device(s) by its first Session, and a new one needs {}; call "
@@ -75,9 +76,14 @@ class Runtime:
             )
         return self._server.target
 
-    def _start(self, config: v1.ConfigProto) -> Any:
+    def _start(self, config: v1.ConfigProto, spans: bool) -> Any:
+        """The server; where model replicas span processes it has at least two threads: a stage's results are sent by ops of their
+        own, and a single thread runs through the next stages first (of 260 ms of a pipeline's step 60 are waiting for that)."""
         addresses, rank = self.processes.addresses, self.processes.rank
         _check_port(addresses[rank])
+        if spans and _threads(config) == 1:
+            config = copy.deepcopy(config)
+            config.inter_op_parallelism_threads = 2
         server = v1.train.Server(v1.train.ClusterSpec({JOB: list(addresses)}), JOB, rank, config=config)
         others = {other: address for other, address in enumerate(addresses) if other != rank}
         self._watch = Watch(others, asked_to_end=lambda: self.asked_to_end())
@@ -149,7 +155,7 @@ class Runtime:
     def serve(self, config: v1.ConfigProto) -> None:
         """Let process 0 drive this one's devices until it ends; does not return."""
         if self._server is None:
-            self._server = self._start(config)
+            self._server = self._start(config, True)
         config = self.session_config(config)
         self.is_free = True
         say("process {} serves process 0 from here on".format(self.processes.rank))
@@ -244,6 +250,12 @@ def _queue(prefix: str, name: str) -> Any:
     """A queue in a process' server, which gets one element."""
     with tf.device(prefix + "/device:CPU:0"):
         return v1.FIFOQueue(1, [tf.bool], [[]], shared_name=name, name=name)
+
+
+def _threads(config: v1.ConfigProto) -> int:
+    """Ops that run at once under ``config``: as many as it says, or as there are cores for this process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return config.inter_op_parallelism_threads or cores or 1
 
 
 def _check_port(address: str) -> None:
