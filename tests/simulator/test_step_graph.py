@@ -109,7 +109,7 @@ def test_an_op_overwrites_what_it_reads_and_not_what_was_fused_into_it() -> None
     def peak(ops: Sequence[StepOp], **seconds: Any) -> float:
         return played(plan([0], names=ONE), graph._replace(ops=tuple(ops), seconds=seconds), cores=1).peak_memory_bytes[0]
 
-    before = op("before", [], EXAMPLES, follows="forward_a")
+    before = op("before", [], EXAMPLES, follows="forward_a")._replace(alias=True)  # of an input that is no op of the step
     fused, alias = op("forward_a", [0], EXAMPLES), op("forward_b", [1], EXAMPLES)._replace(alias=True)
     last = op("last", [2, 0], StepTensor(0.0), follows="forward_a")
     timed = {one.name: ((BATCH, 1.0),) for one in (before, fused, alias, last)}

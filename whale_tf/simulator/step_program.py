@@ -73,7 +73,7 @@ class StepCompiler(StepState):
         op, config = self.step.ops[number], self.strategy.op_configs[number]
         seconds = self._seconds(op, config)
         before = [source for key in op.inputs for source in self.values.get(key, ())]
-        overwritten = self.held.get(op.inputs[0], -1) if op.alias else -1
+        overwritten = self.held.get(op.inputs[0], -1) if op.alias and op.inputs else -1  # what it reads may be no op of the step
         if seconds is None:  # folded, or fused into an op that reads its results: those wait for what this one reads
             for place in range(len(op.outputs)):
                 self.values[number, place] = before
