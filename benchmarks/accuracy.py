@@ -328,9 +328,18 @@ def row_of(case: Case, result: Measured, calibration: Any, profiles: Dict[int, R
 
 
 def report(console: Console) -> None:
+    with contextlib.ExitStack() as stack:
+        folder = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(tempfile.TemporaryDirectory())
+        os.makedirs(folder, exist_ok=True)
+        rows = measured_rows(folder)
+    show(console, rows)
+    scatter(rows, PICTURE)
+
+
+def measured_rows(folder: str) -> List[Row]:
+    """Everything measured into ``folder``, and predicted."""
     from whale_tf.simulator import Calibration
 
-    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
     path = os.path.join(folder, "calibration.json")
     subprocess.run([sys.executable, "-m", "whale_tf.cli", "calibrate", "-o", path, "--inter-op", str(THREADS)], cwd=ROOT,
                    check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
@@ -341,8 +350,7 @@ def report(console: Console) -> None:
             json.dump([profiles, results], handle)
         cases = [case for case in CASES if case.model == model]
         rows += [row_of(case, result, calibration, profiles) for case, result in zip(cases, results)]
-    show(console, rows)
-    scatter(rows, PICTURE)
+    return rows
 
 
 def show(console: Console, rows: Sequence[Row]) -> None:

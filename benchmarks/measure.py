@@ -67,8 +67,15 @@ def ask(script: str, spec: Spec, processes: int = 1) -> Result:
     Raises:
         RuntimeError: it failed; with the end of its output.
     """
-    command = [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)]
-    return first_result([command] * processes, tf_configs(free_ports(processes)))
+    return first_result([_command(script, spec)] * processes, tf_configs(free_ports(processes)))
+
+
+def _command(script: str, spec: Spec) -> List[str]:
+    return [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)]
+
+
+def _environment(more: Mapping[str, str]) -> Dict[str, str]:
+    return dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT, **more)
 
 
 class Workers:
@@ -79,11 +86,9 @@ class Workers:
     """
 
     def __init__(self, script: str, spec: Spec, processes: int = 1) -> None:
-        command = [sys.executable, os.path.abspath(script), "--worker", json.dumps(spec)]
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT)
         self.log = tempfile.TemporaryFile("w+")
         self.started = [
-            subprocess.Popen(command, env=dict(environment, **more), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            subprocess.Popen(_command(script, spec), env=_environment(more), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                              stderr=self.log, universal_newlines=True)
             for more in tf_configs(free_ports(processes))]  # fmt: skip
 
@@ -112,6 +117,7 @@ class Workers:
         for process in self.started:
             process.kill()
             process.wait()
+        self.log.close()
 
 
 def answer(questions: Mapping[str, Callable[[], Result]]) -> None:
@@ -127,8 +133,7 @@ def first_result(commands: Sequence[Sequence[str]], variables: Sequence[Mapping[
         RuntimeError: it failed; with the end of its output.
         subprocess.TimeoutExpired: one has not ended after ``LIMIT_S``; all are killed.
     """
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONPATH=ROOT)
-    started = [subprocess.Popen(command, env=dict(environment, **more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    started = [subprocess.Popen(command, env=_environment(more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 universal_newlines=True) for command, more in zip(commands, variables)]
     try:
         outputs = [process.communicate(timeout=LIMIT_S)[0] for process in started]

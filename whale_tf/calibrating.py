@@ -280,7 +280,7 @@ def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, 
             # a ring of two takes two steps, in which every process sends half of the bytes each
             (small, small_s), (large, large_s) = found.points[0], found.points[-1]
             return _line(small, small_s / 2, large, small_s / 2 + large_s - small_s), found.slow_down
-    raise ClusterError("collectives between two processes could not be measured: {}".format(outputs[0][-20000:]))
+    raise ClusterError("collectives between two processes could not be measured: {}".format(outputs[0][-2000:]))
 
 
 class _Member:

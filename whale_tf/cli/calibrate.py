@@ -18,7 +18,7 @@ def calibrate(
     device: str = typer.Option("CPU", help="device type of this machine to measure, a name of the hardware table"),
     inter_op: int = typer.Option(os.cpu_count() or 1, min=1, help="ops that run at once, as the training session is configured"),
     intra_op: int = typer.Option(1, min=1, help="threads of one op, as the training session is configured"),
-    repeat: int = typer.Option(50, min=1, help="runs of each measurement, of which the fastest counts"),
+    repeat: int = typer.Option(50, min=1, help="runs of each measurement, of which the median counts"),
     processes: bool = typer.Option(True, help="also measure collectives between two processes"),
     as_json: bool = typer.Option(False, "--json", help="print the calibration as JSON"),
 ) -> None:
