@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import weakref
 from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping, Optional, Union
 
@@ -13,6 +14,7 @@ from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
+from whale_tf.capture.unseen import is_update
 from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
@@ -290,9 +292,10 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
     if state.looked_at.get(graph) == graph.version:
         return
     if not calls:
-        _check_gradients(graph)
-        state.looked_at[graph] = graph.version
-        return
+        _check_gradients(state, graph)
+        if state.plan is None:
+            state.looked_at[graph] = graph.version
+            return
     if _observer is not None:
         _observer.graph(graph)
         state.looked_at[graph] = graph.version
@@ -343,15 +346,19 @@ def _may_span(state: _Active, graph: tf.Graph) -> bool:
     return spans(specs, devices_of_processes(state.cluster, state.processes), state.config)
 
 
-def _check_gradients(graph: tf.Graph) -> None:
-    """Refuse an annotated graph with an optimizer's update whose gradients we did not see (a GradientTape in graph mode)."""
-    if capture_annotations.annotations_of(graph).items:
-        for op in graph.get_operations():
-            if "Apply" in op.type:
-                raise PlanError(
-                    "op {!r} updates a variable with gradients that whale_tf did not see. Compute them with tf.gradients or a "
-                    "tf.compat.v1.train optimizer, after wh.init(); tf.GradientTape is not supported in a graph".format(op.name)
-                )
+def _check_gradients(state: _Active, graph: tf.Graph) -> None:
+    """A graph with an optimizer's update whose gradients we did not see (a GradientTape in a graph, an imported MetaGraph) runs
+    as it is; where it is asked to run otherwise, it is refused."""
+    update = next((op for op in graph.get_operations() if is_update(op.type)), None)
+    if update is None:
+        return
+    text = ("op {!r} updates a variable with gradients that whale_tf did not see. Compute them with tf.gradients or a "
+            "tf.compat.v1.train optimizer, after wh.init(); a tf.GradientTape in a graph and training steps imported from a "
+            "MetaGraph cannot be parallelized".format(update.name))
+    if state.plan is not None or state.config.auto.auto_parallel or capture_annotations.annotations_of(graph).items:
+        raise PlanError(text)
+    if len(state.cluster.devices) > 1:
+        warnings.warn(text + ": this graph trains on one device")
 
 
 def _sharing(state: _Active) -> Optional[Cluster]:

@@ -78,7 +78,7 @@ def parallelize(
         keys: numbers of this process' collectives, where there are several processes.
 
     Returns:
-        None when the graph has no optimizer's update yet.
+        None when the graph has no optimizer's update yet, and is no model without one that ``plan`` was made for.
 
     Raises:
         WhaleError: the graph cannot be parallelized as asked; the graph is then as it was.
@@ -115,7 +115,7 @@ def _parallelize(
 ) -> Optional[Parallelized]:
     is_pipeline = (plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1) > 1
     local = capture(graph, is_pipeline, plan)
-    if not local.updates:
+    if not local.has_step:
         return None
     verify(local.graph)
     parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
@@ -184,7 +184,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
         WhaleError: see :func:`parallelize`.
     """
     captured = capture(graph)
-    if not captured.updates:
+    if not captured.has_step:
         return None
     verify(captured.graph)
     if captured.is_annotated:

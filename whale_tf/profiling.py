@@ -12,9 +12,10 @@ from whale_tf import api
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import capture
 from whale_tf.capture.chain import captured_chain
-from whale_tf.capture.model_file import file_chain, read_model_file, training_step
+from whale_tf.capture.model_file import file_chain, read_model_file
 from whale_tf.capture.sizes import sized
 from whale_tf.capture.step import step_graph
+from whale_tf.capture.unseen import training_phases
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
@@ -64,7 +65,8 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
             raise PlanError("{!r} has no input pipeline to run it with; measure a script".format(path))
         model = read_model_file(path)
         named = {model.ops.tensor_name(tensor): dim for tensor, dim in model.sources.items()}
-        return Profiled(graph_profile(file_chain(model, static_batch(model.ops, named) or batch), Source(name)))
+        chain = file_chain(model, static_batch(model.ops, named) or batch)
+        return Profiled(graph_profile(chain, Source(name, model.ops.fingerprint())))
     if not path.endswith(".py") or not os.path.isfile(path):
         raise PlanError("{!r} is no script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one".format(path))
     observer = _Profiler(batch, name, measure)
@@ -122,7 +124,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     _check_batch(path, static_batch(model.ops, named) or batch, batch)
     chain = file_chain(model, batch)
     source = Source(name, model.ops.fingerprint())
-    training_step(model.ops)
+    training_phases(model.ops)
     question = Question(model.ops, sized(model.graph, model.ops, model.sources, batch), batch, named)
     try:
         divided: Union[Automatic, str] = automatic(question, cluster)
@@ -163,7 +165,7 @@ class _Profiler(api.Observer):
 
     def graph(self, graph: tf.Graph) -> None:
         captured = capture(graph)
-        if not captured.updates or self._graph is not None:
+        if not captured.has_step or self._graph is not None:
             return
         ops = captured.graph
         named = {ops.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}

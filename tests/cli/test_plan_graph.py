@@ -13,6 +13,7 @@ import whale_tf as wh
 from tests.cli.scripts import SCRIPT
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cli import app
+from whale_tf.errors import PlanError
 from whale_tf.plan import Plan
 
 FAST_LINKS, SLOW_LINKS = 1.0, 1e-5
@@ -113,11 +114,7 @@ def model(train: bool) -> Dict[str, Any]:
 @pytest.mark.parametrize("search", ["rhino", "auto"])
 def test_model_files(tmp_path: Any, search: str) -> None:
     machines = cluster(tmp_path / "cluster.json", FAST_LINKS)
-    with tf.Graph().as_default() as graph, v1.Session() as session:
-        model(train=False)
-        session.run(v1.global_variables_initializer())
-        frozen = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), ["second"])
-        (tmp_path / "frozen.pb").write_bytes(frozen.SerializeToString())
+    frozen(tmp_path / "frozen.pb")
     with tf.Graph().as_default():
         model(train=True)
         v1.train.export_meta_graph(str(tmp_path / "train.meta"))
@@ -130,6 +127,67 @@ def test_model_files(tmp_path: Any, search: str) -> None:
         made = Plan.parse(output)
         if value["search"] == "rhino" and made.shards:
             assert "first" in made.shards and any("gradients" in op for op in made.shards) == (name == "train.meta")
+
+
+def frozen(path: Any) -> str:
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        model(train=False)
+        session.run(v1.global_variables_initializer())
+        made = v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), ["second"])
+    path.write_bytes(made.SerializeToString())
+    return str(path)
+
+
+def fetched(path: str) -> Any:
+    """What a script computes that imports the frozen model."""
+    made = v1.GraphDef()
+    with open(path, "rb") as handle:
+        made.ParseFromString(handle.read())
+    with tf.Graph().as_default(), v1.Session() as session:
+        tf.import_graph_def(made, name="")
+        return session.run("second:0", {"x:0": np.arange(48, dtype=np.float32).reshape(8, 6) / 48})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search,link,shape", [("rhino", FAST_LINKS, (1, 1)), ("rhino", SLOW_LINKS, (2, 8)),
+                                               ("dapple", SLOW_LINKS, (2, 8))])
+def test_the_plan_of_a_frozen_model_runs(tmp_path: Any, search: str, link: float, shape: Any) -> None:
+    path, output = frozen(tmp_path / "frozen.pb"), str(tmp_path / "plan.json")
+    result = plan(path, cluster(tmp_path / "cluster.json", link), search, "-o", output)
+    assert result.exit_code == 0, result.output
+    expected = fetched(path)
+    wh.init(plan=output, cluster="cpu:2")
+    np.testing.assert_allclose(fetched(path), expected, rtol=1e-5, atol=1e-7)
+    used = wh.current_plan()
+    assert used is not None and (len(used.task_graphs), used.num_micro_batch) == shape
+
+
+@pytest.mark.slow
+def test_imported_training_steps_are_not_run_as_planned(tmp_path: Any) -> None:
+    with tf.Graph().as_default():
+        model(train=True)
+        v1.train.export_meta_graph(str(tmp_path / "train.meta"))
+    machines, output = cluster(tmp_path / "cluster.json", FAST_LINKS), str(tmp_path / "plan.json")
+    assert plan(str(tmp_path / "train.meta"), machines, "rhino", "-o", output).exit_code == 0
+    for arguments, refusal in ({"plan": output}, pytest.raises(PlanError, match="training steps imported from a MetaGraph")), (
+            {}, pytest.warns(UserWarning, match="did not see.*trains on one device")):
+        wh.init(cluster="cpu:2", **arguments)
+        with tf.Graph().as_default(), refusal, v1.Session() as session:
+            v1.train.import_meta_graph(str(tmp_path / "train.meta"))
+            session.run("x:0", {"x:0": np.zeros([8, 6])})
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_model_with_variables_that_does_not_train(tmp_path: Any) -> None:
+    with tf.Graph().as_default():
+        model(train=False)
+        v1.train.export_meta_graph(str(tmp_path / "model.meta"))
+    machines, output = cluster(tmp_path / "cluster.json", FAST_LINKS), str(tmp_path / "plan.json")
+    assert plan(str(tmp_path / "model.meta"), machines, "rhino", "-o", output).exit_code == 0
+    wh.init(plan=output, cluster="cpu:2")
+    with tf.Graph().as_default(), v1.Session() as session, pytest.raises(PlanError, match="has variables; freeze it"):
+        model(train=False)
+        session.run("x:0", {"x:0": np.zeros([8, 6])})
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from whale_tf.capture.annotations import Annotations, GradientCall, annotations_
 from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record
 from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex, complete
+from whale_tf.capture.unseen import model_phases
 from whale_tf.capture.variables import Variables
 from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse, find_batch_axis
@@ -34,7 +35,7 @@ class Captured(NamedTuple):
     gradient_home: gradient tensor -> TaskGraph of the variable it updates.
     gradients: (gradient tensor, variable op) in the order the gradients become ready.
     sources: batch inputs and their batch dimension.
-    updates: whether the graph has an optimizer's update.
+    has_step: whether there is something to run on devices: an optimizer's update, or a model that a plan was made for.
     is_annotated: whether the TaskGraphs are the user's annotations.
     axis: how the batch goes through the graph; None: not known yet (see :meth:`batch_axis`).
     export: the graph as it was recorded, so that the rewrite need not export it again.
@@ -50,7 +51,7 @@ class Captured(NamedTuple):
     gradients: Tuple[Tuple[int, int], ...]
     sources: Dict[int, int]
     gradient_calls: Tuple[GradientCall, ...]
-    updates: bool
+    has_step: bool
     is_annotated: bool = False
     axis: Optional[BatchAxis] = None
     export: Optional[GraphDef] = None
@@ -80,9 +81,11 @@ def capture(
     export = graph.as_graph_def()
     ops = record(graph, export)
     phases = find_phases(ops, annotations)
+    has_step = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
+    if not has_step and not annotations.gradient_calls and (plan is not None or before is not None):
+        has_step = _is_planned_model(ops, phases, plan)
     scope = frozenset(op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD))
-    updates = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
-    if not updates:
+    if not has_step:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
     if before is None:
         task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
@@ -102,6 +105,24 @@ def capture(
     is_annotated = bool(annotations.items) and plan is None
     found = Captured(ops, phases, scope, [], (), {}, {}, ready, sources, calls, True, is_annotated, axis, export)
     return _with_task_graphs(found, task_graphs, specs)
+
+
+def _is_planned_model(ops: OpGraph, phases: Phases, plan: Optional[Plan]) -> bool:
+    """Whether this is a model that does not train and ``plan`` was made for (None: known already), whose ops get their phases.
+
+    Raises:
+        PlanError: it has variables, so that nobody can tell initialisers and savers from the model.
+    """
+    known = [op.phase for op in ops.ops]
+    model_phases(ops)
+    if plan is None or plan.graph == ops.fingerprint():
+        if len(phases.variables):
+            raise PlanError("the plan is for a model that does not train and has variables; freeze it "
+                            "(tf.compat.v1.graph_util.convert_variables_to_constants) and plan the frozen model")
+        return True
+    for op, phase in zip(ops.ops, known):
+        op.phase = phase
+    return False
 
 
 def divided(captured: Captured, members: Sequence[Sequence[str]], specs: Sequence[Spec]) -> Captured:

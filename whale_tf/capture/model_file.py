@@ -1,14 +1,10 @@
-"""Op graphs of frozen models and MetaGraphs, for profiles: what of them is the forward pass, without running anything.
-
-A file has no record of gradient calls.  In a MetaGraph of a training script the forward pass is what the ops of the
-``gradients`` scopes read, and all it needs; in a frozen model it is everything, and large constants are its parameters.
-"""
+"""Op graphs of frozen models and MetaGraphs, for profiles, without running anything.  Large constants of a frozen model are
+its parameters."""
 
 from __future__ import annotations
 
 import os
-import re
-from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Set
+from typing import Any, Dict, Mapping, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -16,16 +12,13 @@ from google.protobuf.message import DecodeError
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.record import record
 from whale_tf.capture.sizes import sized
+from whale_tf.capture.unseen import model_phases
 from whale_tf.errors import GraphError, PlanError
 from whale_tf.ir.batch_axis import find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase, Shape
 from whale_tf.ir.region import Region, find_region
-from whale_tf.profiler.chain import SAME_BUFFER, VARIABLES, Chain, chain_of, needed_by_updates
+from whale_tf.profiler.chain import SAME_BUFFER, VARIABLES, Chain, chain_of
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes
-
-_GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
-_UPDATE = re.compile(r"^(Resource)?(Sparse)?Apply[A-Za-z0-9]+$")
-_INPUT = re.compile(r"^Placeholder|^Iterator|OneShotIterator|Dataset|Queue|HashTable|Reader")
 
 
 class ModelFile(NamedTuple):
@@ -48,9 +41,7 @@ def read_model_file(path: str) -> ModelFile:
     with graph.as_default():
         tf.import_graph_def(_graph_def(path), name="")
     ops = record(graph)
-    scope = _forward(ops)
-    for op in ops.ops:
-        op.phase = Phase.FORWARD if op.id in scope else Phase.INPUT if _INPUT.match(op.type) else Phase.OTHER
+    scope = model_phases(ops)
     inputs = {t: None for i in sorted(scope) for t in ops.ops[i].inputs if ops.producer(t).phase is Phase.INPUT}
     if not inputs:
         raise GraphError("no op of {!r} reads an input (a placeholder or an iterator), so it is no model".format(path))
@@ -66,32 +57,6 @@ def file_chain(model: ModelFile, batch: int) -> Chain:
     kept = [sum(tensor_bytes(ops, t) for op in segment if op.type not in SAME_BUFFER for t in op.outputs) for segment in made]
     return chain._replace(activation_bytes=np.array(kept, dtype=float), backward_flops=2 * chain.forward_flops,
                           traffic_bytes=3 * chain.traffic_bytes, launches=3 * chain.launches)
-
-
-def training_step(ops: OpGraph) -> None:
-    """Give the ops of a model file the phases of a training step, if it holds one: updates, and what else these need."""
-    for op in ops.ops:
-        if op.phase is Phase.OTHER and _UPDATE.match(op.type):
-            op.phase = Phase.APPLY
-    needed = needed_by_updates(ops)
-    for op in ops.ops:
-        if op.phase is Phase.OTHER and op.id in needed and op.type not in VARIABLES:
-            op.phase = Phase.BACKWARD
-
-
-def _forward(ops: OpGraph) -> FrozenSet[int]:
-    """Ops of the forward pass."""
-    gradients = {op.id for op in ops.ops if _GRADIENTS.search(op.name)}
-    if not gradients:
-        return frozenset(op.id for op in ops.ops if not _INPUT.match(op.type))
-    stack = [source for index in gradients for source in ops.predecessors(ops.ops[index])]
-    found: Set[int] = set()
-    while stack:
-        index = stack.pop()
-        if index not in found and index not in gradients and not _INPUT.match(ops.ops[index].type):
-            found.add(index)
-            stack.extend(ops.predecessors(ops.ops[index]))
-    return frozenset(found)
 
 
 def _parameters(ops: OpGraph, region: Region) -> Dict[int, int]:

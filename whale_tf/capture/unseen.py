@@ -1,0 +1,60 @@
+"""Phases of graphs that have no record of gradient calls: frozen models and MetaGraphs.
+
+In a MetaGraph of a training script the forward pass is what the ops of the ``gradients`` scopes read, and all it needs; in a
+frozen model it is everything.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import FrozenSet, Set
+
+from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.profiler.chain import VARIABLES, needed_by_updates
+
+_GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
+_UPDATE = re.compile(r"^(Resource)?(Sparse)?Apply[A-Za-z0-9]+$")
+_INPUT = re.compile(r"^Placeholder|^Iterator|OneShotIterator|Dataset|Queue|HashTable|Reader")
+
+
+def is_update(kind: str) -> bool:
+    """Whether ops of this type are an optimizer's updates of variables."""
+    return bool(_UPDATE.match(kind))
+
+
+def model_phases(ops: OpGraph) -> FrozenSet[int]:
+    """Give every op of a model its phase: FORWARD, INPUT or OTHER.
+
+    Returns:
+        the ops of the forward pass.
+    """
+    scope = _forward(ops)
+    for op in ops.ops:
+        op.phase = Phase.FORWARD if op.id in scope else Phase.INPUT if _INPUT.match(op.type) else Phase.OTHER
+    return scope
+
+
+def training_phases(ops: OpGraph) -> None:
+    """After :func:`model_phases`: the phases of a training step, if there is one: updates, and what else these need."""
+    for op in ops.ops:
+        if op.phase is Phase.OTHER and is_update(op.type):
+            op.phase = Phase.APPLY
+    needed = needed_by_updates(ops)
+    for op in ops.ops:
+        if op.phase is Phase.OTHER and op.id in needed and op.type not in VARIABLES:
+            op.phase = Phase.BACKWARD
+
+
+def _forward(ops: OpGraph) -> FrozenSet[int]:
+    """Ops of the forward pass."""
+    gradients = {op.id for op in ops.ops if _GRADIENTS.search(op.name)}
+    if not gradients:
+        return frozenset(op.id for op in ops.ops if not _INPUT.match(op.type))
+    stack = [source for index in gradients for source in ops.predecessors(ops.ops[index])]
+    found: Set[int] = set()
+    while stack:
+        index = stack.pop()
+        if index not in found and index not in gradients and not _INPUT.match(ops.ops[index].type):
+            found.add(index)
+            stack.extend(ops.predecessors(ops.ops[index]))
+    return frozenset(found)
