@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Iterator
+from typing import Any, Iterator, Optional, Sequence
 
 try:
     import tensorflow as tf
+    from tensorflow.python.framework import ops as framework_ops
 except ImportError as error:
     raise ImportError(
         "whale_tf rewrites TensorFlow graphs, and no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
 __all__ = ["AttrValue", "FunctionDef", "GraphDef", "NodeDef", "OpDef", "collectives_carry_float16",
-           "imported_as_written", "op_def", "tf", "v1"]
+           "imported_as_written", "op_def", "static_dims", "tf", "v1"]
 
 # Names of protos for annotations: type checkers see all of TensorFlow as Any.
 AttrValue = Any
@@ -45,6 +46,19 @@ def op_def(graph: tf.Graph, op_type: str) -> OpDef:
         return lookup(op_type)
     except (tf.errors.OpError, RuntimeError) as error:  # 1.x and 2.x, in this order
         raise LookupError("no op type {!r} in TensorFlow {}".format(op_type, tf.__version__)) from error
+
+
+def static_dims(tensor: tf.Tensor) -> Optional[Sequence[Optional[int]]]:
+    """The static shape; None: of unknown rank.  Where TensorFlow has the sizes without a TensorShape around them (2.x), they are
+    taken from there: large graphs have many tensors."""
+    if isinstance(tensor, _PLAIN_TENSORS):
+        dims, is_unknown = tensor._shape
+        return None if is_unknown else dims
+    shape = tensor.shape
+    return None if shape.rank is None else shape.as_list()
+
+
+_PLAIN_TENSORS: Any = getattr(framework_ops, "SymbolicTensor", ())
 
 
 @contextlib.contextmanager

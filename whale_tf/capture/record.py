@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from whale_tf._tf_compat import GraphDef, op_def, tf
+from whale_tf._tf_compat import GraphDef, op_def, static_dims, tf
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, REPLACED_ATTR, TASK_GRAPH_ATTR
 from whale_tf.errors import GraphError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -89,7 +89,7 @@ class _Recorder:
 
     # -- nodes ----------------------------------------------------------------------------------------------------
     def _described(self, operation: tf.Operation) -> _Outputs:
-        return [(self._shape(output.shape), output.dtype.name) for output in operation.outputs]
+        return [(self._shape(output), output.dtype.name) for output in operation.outputs]
 
     def _function_nodes(self, function: Any) -> List[_Node]:
         signature, definitions = function.signature, function.node_def
@@ -123,7 +123,7 @@ class _Recorder:
 
     def _argument_shape(self, function: Any, python_graph: Optional[tf.Graph], index: int) -> Shape:
         if python_graph is not None and index < len(getattr(python_graph, "inputs", ())):
-            return self._shape(python_graph.inputs[index].shape)
+            return self._shape(python_graph.inputs[index])
         shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else ()
         return _proto_shape(shapes[index]) if index < len(shapes) else None
 
@@ -134,7 +134,7 @@ class _Recorder:
             except KeyError:
                 outputs = []
             if len(outputs) == count:
-                return [self._shape(output.shape) for output in outputs]
+                return [self._shape(output) for output in outputs]
         if "_output_shapes" in definition.attr:
             return [_proto_shape(shape) for shape in definition.attr["_output_shapes"].list.shape]
         return [None] * count
@@ -180,11 +180,11 @@ class _Recorder:
             self._values[key] = _compound(kind, value)
         return self._values[key]
 
-    def _shape(self, shape: tf.TensorShape) -> Shape:
-        """``shape`` as a tuple; equal shapes are the same tuple, which keeps large graphs small."""
-        rank = shape.rank
-        dims = None if rank is None else tuple(shape.as_list()) if rank else ()
-        return self._shapes.setdefault(dims, dims)
+    def _shape(self, tensor: tf.Tensor) -> Shape:
+        """The shape as a tuple; equal shapes are the same tuple, which keeps large graphs small."""
+        dims = static_dims(tensor)
+        shape = None if dims is None else tuple(dims)
+        return self._shapes.setdefault(shape, shape)
 
     def _bodies_of(self, definition: Any) -> Optional[Dict[str, OpGraph]]:
         """The functions an op calls: by attribute name, ``name[i]`` in a list, its own type if that is a function."""

@@ -92,12 +92,12 @@ class OpGraph:
     def add(self, name: str, type: str, inputs: Sequence[int] = (),  # noqa: A002
             outputs: Sequence[Tuple[Shape, str]] = (), control_inputs: Sequence[int] = (), **fields: Any) -> Op:
         """Append an op; ``outputs`` gives (shape, dtype) of each; ``fields`` are the other attributes of :class:`Op`."""
-        first = len(self.tensors)
-        op = Op(len(self.ops), name, type, tuple(inputs), tuple(control_inputs),
-                tuple(range(first, first + len(outputs))), **fields)
-        self.tensors.extend(Tensor(op.id, i, shape, dtype) for i, (shape, dtype) in enumerate(outputs))
+        number, first = len(self.ops), len(self.tensors)
+        for index, (shape, dtype) in enumerate(outputs):
+            self.tensors.append(Tensor(number, index, shape, dtype))
+        op = Op(number, name, type, tuple(inputs), tuple(control_inputs), tuple(range(first, len(self.tensors))), **fields)
         self.ops.append(op)
-        self._by_name[name] = op.id
+        self._by_name[name] = number
         self._consumers = None
         return op
 

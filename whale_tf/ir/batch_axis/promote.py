@@ -62,11 +62,7 @@ class _Demands:
         state = self.state
         demand = self.on.get(op.outputs[0]) if len(op.outputs) == 1 else None
         is_wanted = isinstance(demand, tuple)
-        slices = dict(self.sliced.get(op.id, ()))
-        if not is_wanted and not slices and not any(t in self.on or t in state.layouts for t in op.inputs + op.outputs):
-            # an ordinary use of replicated tensors
-            self._need_whole(op)
-            return
+        slices = dict(self.sliced[op.id]) if op.id in self.sliced else {}
         if is_wanted and op.outputs[0] not in state.layouts and state.visited[op.id]:
             if op.type in GENERATORS and self._can_promote(op, demand):  # type: ignore[arg-type]
                 self.generators.append((op.outputs[0],) + demand)  # type: ignore[operator,arg-type]

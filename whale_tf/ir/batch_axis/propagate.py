@@ -116,8 +116,10 @@ class Propagation(State):
             self._push_consumers(op)
 
     def _visit_slowly(self, op: Op, flag: int, first: bool) -> None:
-        before = None if first else self._state(op)
-        self._forget(op)
+        before = None
+        if not first:
+            before = self._state(op)
+            self._forget(op)
         self.visited[op.id] = 1
         carried = flag & (VARIABLE | LOOP) if op.type not in SHAPE_ONLY else flag & LOOP
         if op.type in VARIABLES:

@@ -94,6 +94,7 @@ class Problem:
         self._strategies: Dict[int, Strategies] = {}
         self._alike: Dict[Hashable, Strategies] = {}
         self._bytes: Dict[int, float] = {}
+        self._sources: Dict[int, int] = {}
         self._trained = self._find_trained()
         self._check_control_flow()
 
@@ -107,11 +108,14 @@ class Problem:
 
     def source(self, tensor: int) -> int:
         """The tensor whose elements an op that only moves them passes on."""
-        op = self.graph.producer(tensor)
-        while op.type in MOVES and tensor not in self.roots and self.task_graph[op.id] in self.splits:
-            tensor = op.inputs[0]
-            op = self.graph.producer(tensor)
-        return self.root(tensor)
+        found = self._sources.get(tensor)
+        if found is None:
+            op, found = self.graph.producer(tensor), tensor
+            while op.type in MOVES and found not in self.roots and self.task_graph[op.id] in self.splits:
+                found = op.inputs[0]
+                op = self.graph.producer(found)
+            found = self._sources[tensor] = self.root(found)
+        return found
 
     def is_read(self, op: Op) -> bool:
         """A plain read: its result is the variable's value, spread like the variable."""
@@ -244,15 +248,15 @@ class State:
         graph = self.problem.graph
         for position, (tensor, need) in enumerate(zip(op.inputs, strategy.needs)):
             root = self.problem.root(tensor)
+            have, is_free = self.spreads.get(root, once), self.is_free(tensor)
+            if not is_free and (have == need or have.kind == EACH):
+                continue
             reference = graph.producer(tensor).type in VARIABLES
-            if self.is_free(tensor):
+            if is_free:
                 if need.is_partial or (reference and not need.is_shard and strategy.how != ONCE):
                     return float("inf")
                 if not need.is_shard and need != once:
                     total += self.problem.price(tensor, once, need, self.count)
-                continue
-            have = self.spread(tensor)
-            if have == need or have.kind == EACH:
                 continue
             if reference and (graph.tensors[tensor].dtype == "resource" or position in _written(strategy, op)):
                 return float("inf")
@@ -261,6 +265,21 @@ class State:
                 paid.add(made)
                 total += self.problem.price(tensor, have, need, self.count)
         return total + 4.0 * strategy.exchanged
+
+    def price_of_becoming(self, other: State) -> float:
+        """Bytes that make everything look as it does in ``other``; infinite where a variable is stored otherwise."""
+        total = 0.0
+        for root in self.spreads.keys() | other.spreads.keys():
+            have, need = self.spreads.get(root), other.spreads.get(root)
+            if have == need or (root, need or once) in self.made:
+                continue
+            if self.problem.is_variable(root) or EACH in ((have or once).kind, (need or once).kind):
+                return float("inf")
+            total += self.problem.price(root, have or once, need or once, self.count)
+        for root, need in other.made - self.made:
+            if self.spreads.get(root, once) != need:
+                total += self.problem.price(root, self.spreads.get(root, once), need, self.count)
+        return total
 
     def _conversion(self, root: int, need: Spread) -> Tuple[int, Spread]:
         """What is paid for once: a tensor that is moved about is sent to every device as it was before."""

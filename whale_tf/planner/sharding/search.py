@@ -2,9 +2,10 @@
 
 Ops are visited in topological order.  A state is what the ops to come can see of a choice of strategies so far: the spreads of
 the tensors they read and of the variables, and which conversions are paid for.  Of states that look the same from here on the
-cheapest is kept: dynamic programming over the frontier, exact as long as no more than ``WIDTH`` states look different.  So a
-column-sharded layer is followed by a row-sharded one because nothing is exchanged between the two, not because a rule says
-so; prices count forward and backward bytes (:mod:`whale_tf.planner.sharding.price`).
+cheapest is kept, and none that a cheaper one could become for less than it costs more: dynamic programming over the frontier,
+exact as long as no more than ``WIDTH`` states are left.  So a column-sharded layer is followed by a row-sharded one because
+nothing is exchanged between the two, not because a rule says so; prices count forward and backward bytes
+(:mod:`whale_tf.planner.sharding.price`).
 
 Ops worth dividing (contractions, convolutions, look-ups) are divided if they can be: computing everything once would
 exchange nothing.  Those without weights may also take the pattern ``batch``, which divides their work as well.  All others
@@ -14,7 +15,7 @@ follow: they take what costs least then and there.
 from __future__ import annotations
 
 import heapq
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, Iterable, List, Mapping, Tuple
 
 from whale_tf.ir.graph import Op
 from whale_tf.patterns.spread import Spread, once
@@ -22,6 +23,7 @@ from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.problem import BATCH, Problem, State
 
 WIDTH = 32
+RIVALS = 4  # the cheapest states, which others are compared with
 
 
 def cheapest(
@@ -103,7 +105,17 @@ def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[St
         key = (frozenset(state.spreads.items()), frozenset(state.made))
         if key not in best or state.cost < best[key].cost:
             best[key] = state
-    return heapq.nsmallest(WIDTH, best.values(), key=lambda state: state.cost + _owed(problem, state))
+    return heapq.nsmallest(WIDTH, _undominated(best.values()), key=lambda state: state.cost + _owed(problem, state))
+
+
+def _undominated(states: Iterable[State]) -> List[State]:
+    """The states that none of the cheapest can become for less than they cost more: prices obey the triangle inequality, so
+    whatever follows such a state would follow the cheaper one at no higher cost."""
+    kept: List[State] = []
+    for state in sorted(states, key=lambda state: state.cost):
+        if not any(other.cost + other.price_of_becoming(state) < state.cost for other in kept[:RIVALS]):
+            kept.append(state)
+    return kept
 
 
 def _owed(problem: Problem, state: State) -> float:
