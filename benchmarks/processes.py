@@ -4,12 +4,14 @@
 
 Weak scaling: every process has the same batch, and all systems start from the same parameters.  Efficiency is the time of a step
 of one such process alone, over that of the system.  ``apart`` are two processes that do not talk: what the machine itself takes.
-Horovod joins where it is installed (docs/processes.md).  The pipeline divides one process' batch into micro-batches over two
-stages, one in each process; its bound is ``(M + 1) / 2M`` of the time of one process.
+Horovod joins where it is installed (docs/processes.md).  The pipelines divide one process' batch into M micro-batches over two
+stages, one in each process, with warm-up PB; their efficiency is against the bubble's bound, ``(M + 1) / 2M`` of the time of one
+process.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -26,7 +28,7 @@ from whale_tf.cluster.processes import free_ports, tf_configs
 PROCESSES = 2
 STEPS = {"mlp": 30, "encoder": 8}
 ROUNDS = 3
-MICRO_BATCHES = 8
+MICRO_BATCHES = (2, 4, 8)
 
 
 # -- the systems: each returns a function that takes one step and returns the loss -------------------------------------
@@ -52,13 +54,14 @@ def whale(workload: Workload, rank: int, **config: Any) -> Callable[[], Any]:
     return _run(value, tf.train.GradientDescentOptimizer(LEARNING_RATE).minimize(value))
 
 
-def pipeline(workload: Workload, rank: int) -> Callable[[], Any]:
+def pipeline(workload: Workload, rank: int, micro_batches: int) -> Callable[[], Any]:
     import tensorflow.compat.v1 as tf
 
     import whale_tf as wh
 
     tf.disable_eager_execution()
-    wh.init({"io.slicing": False, "num_micro_batch": MICRO_BATCHES}, cluster="{}xcpu:1".format(PROCESSES))
+    wh.init({"io.slicing": False, "num_micro_batch": micro_batches, "pipeline.warmup": "PB"},
+            cluster="{}xcpu:1".format(PROCESSES))
     x, labels = _next_batch(workload, 0)
     parameters = variables(workload)
     for first in (0, 2):
@@ -110,6 +113,7 @@ def multi_worker_mirrored(workload: Workload, rank: int) -> Callable[[], Any]:
     return lambda: step().numpy()
 
 
+PIPELINES = {"pipeline, {} micro-batches".format(count): count for count in MICRO_BATCHES}
 SYSTEMS: Dict[str, Callable[..., Callable[[], Any]]] = {
     "one process": local,
     "apart": local,
@@ -117,7 +121,7 @@ SYSTEMS: Dict[str, Callable[..., Callable[[], Any]]] = {
     "whale_tf, float16": lambda workload, rank: whale(workload, rank, **{"communication.fp16": True}),
     "MultiWorkerMirroredStrategy": multi_worker_mirrored,
     "Horovod": horovod,
-    "pipeline": pipeline,
+    **{name: functools.partial(pipeline, micro_batches=count) for name, count in PIPELINES.items()},
 }
 
 
@@ -188,13 +192,14 @@ def report(console: Console) -> None:
         alone = {key: statistics.median(result[key] for result in found["one process"]) for key in ("wall_s", "cpu_s")}
         for name, results in found.items():
             wall, cpu = (statistics.median(result[key] for result in results) for key in ("wall_s", "cpu_s"))
-            bound = (MICRO_BATCHES + 1) / (2 * MICRO_BATCHES) if name == "pipeline" else 1.0
+            count = PIPELINES.get(name)
+            bound = (count + 1) / (2 * count) if count else 1.0
             rows.append([name, "{:.2f}".format(1 / wall), "{:.0f}".format(1e3 * cpu),
                          "{:.2f}".format(alone["wall_s"] * bound / wall),
-                         "-" if name == "pipeline" else "{:.2f}".format(alone["cpu_s"] / cpu),
+                         "-" if count else "{:.2f}".format(alone["cpu_s"] / cpu),
                          "{:.4f}".format(results[0]["loss"])])
-        console.print(table("{}, batch {} in each of {} processes (pipeline: of both, {} micro-batches)".format(
-            model, WORKLOADS[model]().batch, PROCESSES, MICRO_BATCHES), [
+        console.print(table("{}, batch {} in each of {} processes (pipelines: of both)".format(
+            model, WORKLOADS[model]().batch, PROCESSES), [
                 "system", "steps/s", "CPU ms per step", "efficiency", "of CPU time", "loss"], rows))
 
 
