@@ -262,7 +262,7 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
     text = explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment)
     if state.runtime is None or state.runtime.is_driver or not state.shares_input:
         return text
-    return text + explained(state.processes, _sharing(state))
+    return text + explained(state.processes, _sharing(state), state.config.io.slicing == "file")
 
 
 def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:
@@ -414,7 +414,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         if state.runtime is None or not state.config.io.slicing:
             return given
         state.shares_input = True
-        return share(given, state.processes, _sharing(state))
+        return share(given, state.processes, _sharing(state), state.config.io.slicing == "file")
 
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)

@@ -73,9 +73,10 @@ class Io(_Section):
         default="own",
         description="Under nested data parallelism each model replica takes a mini-batch of its own, or the "
         "mini-batch is divided over them.")
-    slicing: bool = Field(
+    slicing: Union[bool, Literal["file"]] = Field(
         default=True, description="Each of several processes takes its own mini-batches of a tf.data pipeline: of every n "
-        "the i-th, what is left over at the end is dropped. false: each takes all of them.")
+        "the i-th, what is left over at the end is dropped. file: it reads only its own files, of every n the i-th, where "
+        "the pipeline reads files. false: each takes all of them.")
 
 
 class Placement(_Section):

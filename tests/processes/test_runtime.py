@@ -151,6 +151,49 @@ def test_shares_are_disjoint_and_equally_long(graph: tf.Graph) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reader", [
+    tf.data.TextLineDataset, lambda names: tf.data.Dataset.from_tensor_slices(names).interleave(tf.data.TextLineDataset, 2),
+    lambda names: tf.data.Dataset.from_tensor_slices(names).shuffle(4).flat_map(lambda name: tf.data.TextLineDataset(name))],
+    ids=["list", "interleave", "shuffled"])
+def test_processes_read_files_of_their_own(tmp_path: Any, graph: tf.Graph, reader: Any) -> None:
+    names = [str(tmp_path / str(number)) for number in range(4)]
+    for name in names:
+        with open(name, "w", encoding="utf8") as handle:
+            handle.write("".join("{} {}\n".format(name, line) for line in range(3)))
+    read = []
+    for rank in range(2):
+        with tf.Graph().as_default():
+            batches = elements(datasets.share(reader(names).batch(2), Processes(("a", "b"), rank), by_file=True))
+        read.append({text.decode().split()[0] for batch in batches for text in batch})
+        assert sum(map(len, batches)) == 6
+    assert len(read[0]) == 2 and read[0] ^ read[1] == set(names)
+
+
+def test_without_files_mini_batches_are_shared(graph: tf.Graph) -> None:
+    whole = tf.data.Dataset.range(7).map(lambda i: 2 * i)
+    assert elements(datasets.share(whole, Processes(("a", "b"), 1), by_file=True)) == [2, 6, 10]
+
+
+def test_whole_files_are_not_shared_by_speed(graph: tf.Graph) -> None:
+    with pytest.raises(wh.UnsupportedOpError, match="whole files cannot be shared in proportion"):
+        datasets.share(tf.data.TextLineDataset(["a", "b"]).batch(2), Processes(("a", "b"), 0), UNEQUAL, by_file=True)
+
+
+def test_a_driver_reads_all_files(tmp_path: Any, graph: tf.Graph) -> None:
+    names = [str(tmp_path / str(number)) for number in range(4)]
+    for name in names:
+        with open(name, "w", encoding="utf8") as handle:
+            handle.write("1\n")
+    iterator = tf.data.make_initializable_iterator(
+        datasets.share(tf.data.TextLineDataset(names).batch(4), Processes(("a", "b"), 1), by_file=True))
+    value = iterator.get_next()
+    datasets.take_all(graph)
+    with tf.Session() as session:
+        session.run(iterator.initializer)
+        assert len(session.run(value)) == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("speeds,parts", [((2, 1), [[0, 1, 2, 3], [4, 5]]), ((5, 3), [[0, 1, 2], [3, 4, 5]]),
                                           ((1, 98, 1), [[0], [1, 2, 3, 4, 5, 6, 7], [8]])])
 def test_unequal_processes_take_unequal_parts(graph: tf.Graph, speeds: Any, parts: Any) -> None:

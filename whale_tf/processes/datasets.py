@@ -8,31 +8,36 @@ would see in one of ``n`` times the size.
 Processes of unequal speed take unequal parts of these examples instead, in the same order (Whale section 3.3.1)::
 
     speeds 2:1       mini-batches   a b c d e f | g h i j k l       process 0   a b c d e f g h      process 1   i j k l
+
+``io.slicing: "file"``: process ``i`` reads number ``i`` of every ``n`` files, and nothing of the others.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import zlib
 from typing import Any, List, Optional, Sequence, Set
 
 import numpy as np
 
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import sharded_by_file, tf, v1
 from whale_tf.cluster import Cluster, Processes, process_speeds
 from whale_tf.errors import UnsupportedOpError
 
 SCOPE = "whale_share"
+_READER = re.compile(r"^(TextLine|TFRecord|FixedLengthRecord|(Experimental)?CSV)Dataset(V\d)?$")
 
 
-def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None) -> Any:
+def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None, by_file: bool = False) -> Any:
     """What of a tf.data pipeline this process takes (see the module's docstring).
 
     Args:
         cluster: says how fast the processes are; None: as if they were equal.
+        by_file: whole files, where the pipeline reads any.
 
     Raises:
-        UnsupportedOpError: unequal speeds, and elements that are no mini-batches.
+        UnsupportedOpError: unequal speeds, and elements that are no mini-batches, or whole files.
     """
     speeds = () if cluster is None else process_speeds(cluster, processes)
     is_even = len(set(speeds)) < 2
@@ -43,6 +48,12 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None)
         count = tf.constant(processes.count, tf.int64, name="count")
         rank = tf.constant(processes.rank, tf.int64, name="rank")
         own = tf.constant(1, tf.int64, name="own")
+        if by_file and reads_files(dataset):
+            if not is_even:
+                raise UnsupportedOpError(
+                    "the cluster's processes differ in speed, and whole files cannot be shared in proportion to it; set "
+                    "balance.algorithm to 'even', or io.slicing to true")
+            return sharded_by_file(dataset, count, rank)
 
     def part(*parts: Any) -> Any:
         window = parts[0] if len(parts) == 1 else parts
@@ -58,13 +69,29 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None)
     return dataset.window(count, shift=count, drop_remainder=True).flat_map(part)
 
 
-def explained(processes: Processes, cluster: Optional[Cluster] = None) -> str:
+def explained(processes: Processes, cluster: Optional[Cluster] = None, by_file: bool = False) -> str:
     """How :func:`share` divides, in a sentence."""
     speeds = () if cluster is None else process_speeds(cluster, processes)
     if len(set(speeds)) < 2:
-        return "Input pipelines: each of {} processes takes one of {} mini-batches.\n".format(processes.count, processes.count)
+        what = "files, or mini-batches where none are read" if by_file else "mini-batches"
+        return "Input pipelines: each of {} processes takes one of {} {}.\n".format(processes.count, processes.count, what)
     return "Input pipelines: of the examples of {} mini-batches the processes take {}.\n".format(
         processes.count, " : ".join(map(str, speeds)))
+
+
+def reads_files(dataset: Any) -> bool:
+    """Whether a tf.data pipeline, or a function that it maps or interleaves, reads files of records."""
+    ops = _ops_of(dataset._variant_tensor.op)
+    library = {function.signature.name: function for function in ops[0].graph.as_graph_def().library.function}
+    nodes, known = [op.node_def for op in ops], set()  # type: List[Any], Set[str]
+    while nodes:
+        node = nodes.pop()
+        if _READER.match(node.op):
+            return True
+        called = {value.func.name for value in node.attr.values()} & library.keys() - known
+        known |= called
+        nodes.extend(inner for name in called for inner in library[name].node_def)
+    return False
 
 
 def _check_batched(dataset: Any) -> None:
