@@ -1,6 +1,6 @@
 """Rhino's strategy search on captured TensorFlow graphs: its time by layers, O2 beside O3, the optimum's proof, what it finds.
 
-    python -m benchmarks.rhino [--only layers,proof,batches,memory,experts,choice]
+    python -m benchmarks.rhino [--only layers,devices,proof,batches,memory,experts,choice]
 
 Rhino section 7.5: GPT with hidden size 512, 24 to 72 layers; O2 is 1.5 to 3 times faster than O3 and its plans are 10% worse
 (Fig. 10), 378 critical nodes for 72 layers (Table 5).  Graphs are built, not run.  Search times are CPU seconds.
@@ -92,6 +92,18 @@ def layers(console: Console) -> None:
     console.print(table("GPT, hidden 512, batch 8 x 1,024 tokens, one mesh dimension", [
         "layers x cluster", "ops", "nodes", "O3 s", "O2 s", "solver", "optimal", "O3 step ms", "O2 worse by",
         "critical / segments"], rows))
+
+
+def devices(console: Console) -> None:
+    rows: List[Sequence[str]] = []
+    for count in (8, 32, 128, 512, 1024):
+        graph, cluster = gpt(24, count), Cluster.parse("rhino-m8:{}".format(count))
+        start = time.process_time()
+        answer = search(graph, cluster, memory_bytes=float("inf"))
+        rows.append([str(count), str(1 + len(answer.runners_up)), "{:.1f}".format(time.process_time() - start),
+                     " x ".join(map(str, answer.mesh)), "{:.0f}".format(1e3 * answer.seconds)])
+    console.print(table("GPT, 24 layers, a sequence of 1,024 tokens for each device, all meshes of one and two dimensions", [
+        "devices", "meshes", "search s", "mesh taken", "step ms"], rows))
 
 
 def proof(console: Console) -> None:
@@ -203,7 +215,7 @@ def choice(console: Console) -> None:
 
 
 SECTIONS: Dict[str, Callable[[Console], None]] = {
-    "layers": layers, "proof": proof, "batches": batches, "memory": memory,
+    "layers": layers, "devices": devices, "proof": proof, "batches": batches, "memory": memory,
     "experts": experts, "choice": choice}
 
 

@@ -21,7 +21,7 @@ otherwise (``x``).
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, imported_as_written, op_def, tf, v1
 from whale_tf.errors import GraphEditError
@@ -30,6 +30,7 @@ from whale_tf.graph_editor.control_flow import ENTER_TYPES, Frame, check_whole_l
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
+from whale_tf.graph_editor.names import names_taken
 
 Rename = Union[str, Callable[[str], str]]
 Device = Union[None, str, Callable[[tf.Operation], Optional[str]]]
@@ -63,7 +64,7 @@ class StagedEdit:
         self._graph_def.versions.CopyFrom(graph.graph_def_versions)
         self._staged: Dict[str, NodeDef] = {}
         self._signatures: Dict[str, OpSignature] = {}
-        self._taken: Optional[Set[str]] = None
+        self._taken = names_taken(graph)
         self._loops: Optional[Dict[str, Frame]] = None
         self._frame_names: Set[str] = set()  # of loops staged here
         self._functions: Set[str] = set()
@@ -200,7 +201,8 @@ class StagedEdit:
           GraphEditError: the name is taken, the op belongs to another graph, or it enters a v1 while loop.
         """
         self._check_open()
-        self._clone_names([op], lambda _: name)
+        self._check_own([op])
+        self._check_free([name])
         original = self._original_nodes([op])[op.name]
         if original.op in ENTER_TYPES:
             raise GraphEditError("op {!r} ({}) enters a while loop, which is cloned as a whole; use clone()".format(
@@ -246,21 +248,25 @@ class StagedEdit:
             seen: Set[str] = set()
             twice = [op.name for op in ops if op.name in seen or seen.add(op.name)]  # type: ignore[func-returns-value]
             raise GraphEditError("ops to clone are listed more than once: {}".format(_some(twice)))
+        self._check_own(ops)
+        self._check_free(names.values())
+        return names
+
+    def _check_own(self, ops: Iterable[tf.Operation]) -> None:
         foreign = [op.name for op in ops if op.graph is not self.graph]
         if foreign:
             raise GraphEditError("ops to clone belong to another graph: {}; clone them from an edit of that graph"
                                  .format(_some(foreign)))
-        taken = self._names_taken()
-        clash = [new for new in names.values() if new in taken or new in self._staged]
-        if clash or len(set(names.values())) < len(names):
-            raise GraphEditError("names of clones are taken: {}; choose another prefix".format(
-                _some(clash or sorted(names.values()))))
-        return names
+
+    def _check_free(self, names: Collection[str]) -> None:
+        clash = [new for new in names if new in self._taken or new in self._staged]
+        if clash or len(set(names)) < len(names):
+            raise GraphEditError("names of clones are taken: {}; choose another prefix".format(_some(clash or sorted(names))))
 
     def _original_nodes(self, ops: Sequence[tf.Operation]) -> Mapping[str, NodeDef]:
         """NodeDefs of the originals: one export of the whole graph is cheaper than many single ones."""
         missing = [op for op in ops if op.name not in self._originals]
-        if missing and (len(self._originals) + len(missing)) * 8 >= len(self._names_taken()):
+        if missing and (len(self._originals) + len(missing)) * 8 >= len(self._taken):
             self._originals = {node.name: node for node in self.graph.as_graph_def().node}
         else:
             self._originals.update((op.name, op.node_def) for op in missing)
@@ -390,20 +396,8 @@ class StagedEdit:
         self._staged[name] = node
         return node
 
-    def _names_taken(self) -> Set[str]:
-        """Names of the graph's ops and of the scopes they are in: TensorFlow renames an import that uses either."""
-        if self._taken is None:
-            taken = {op.name for op in self.graph.get_operations()}
-            for name in list(taken):
-                scope = name.rpartition("/")[0]
-                while scope and scope not in taken:
-                    taken.add(scope)
-                    scope = scope.rpartition("/")[0]
-            self._taken = taken
-        return self._taken
-
     def _unique(self, name: str) -> str:
-        taken = self._names_taken()
+        taken = self._taken
         candidate, count = name, 0
         while candidate in taken or candidate in self._staged:
             count += 1

@@ -1,0 +1,23 @@
+"""Names that new ops of a graph cannot have."""
+from __future__ import annotations
+
+import weakref
+from typing import MutableMapping, Set, Tuple
+
+from whale_tf._tf_compat import tf
+
+_KNOWN: MutableMapping[tf.Graph, Tuple[int, Set[str]]] = weakref.WeakKeyDictionary()
+
+
+def names_taken(graph: tf.Graph) -> Set[str]:
+    """Names of the graph's ops and of the scopes they are in: TensorFlow renames an import that uses either.  What is known of a
+    graph is kept, because ops are never removed; the set grows with the next call."""
+    count, taken = _KNOWN.get(graph, (0, set()))
+    operations = graph.get_operations()
+    for op in operations[count:]:
+        name = op.name
+        while name and name not in taken:
+            taken.add(name)
+            name = name.rpartition("/")[0]
+    _KNOWN[graph] = len(operations), taken
+    return taken
