@@ -214,7 +214,7 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
     if graph not in state.done:
         raise PlanError(
             "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "
-            "wh.parallelize()"
+            "wh.parallelize(); or, for the plan of a frozen model, import that with name=''"
         )
     return state.done[graph].plan
 

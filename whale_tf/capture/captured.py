@@ -83,7 +83,7 @@ def capture(
     phases = find_phases(ops, annotations)
     has_step = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
     if not has_step and not annotations.gradient_calls and (plan is not None or before is not None):
-        has_step = _is_planned_model(ops, phases, plan)
+        has_step = _is_planned_model(ops, phases, plan, before)
     scope = frozenset(op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD))
     if not has_step:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
@@ -107,15 +107,24 @@ def capture(
     return _with_task_graphs(found, task_graphs, specs)
 
 
-def _is_planned_model(ops: OpGraph, phases: Phases, plan: Optional[Plan]) -> bool:
-    """Whether this is a model that does not train and ``plan`` was made for (None: known already), whose ops get their phases.
+def _is_planned_model(ops: OpGraph, phases: Phases, plan: Optional[Plan], before: Optional[Captured]) -> bool:
+    """Whether this is a model that does not train and ``plan`` was made for, or was ``before``.  Its ops get their phases; ops that
+    a script has added run once, on its results.
 
     Raises:
         PlanError: it has variables, so that nobody can tell initialisers and savers from the model.
     """
     known = [op.phase for op in ops.ops]
     model_phases(ops)
-    if plan is None or plan.graph == ops.fingerprint():
+    if before is not None:
+        added = {op.name for op in before.graph.ops if op.phase is Phase.OTHER}
+    else:
+        assert plan is not None
+        added = {op.name for op in ops.ops}.difference(name for task in plan.task_graphs for name in task.ops)
+    for op in ops.ops:
+        if op.phase is Phase.FORWARD and op.name in added:
+            op.phase = Phase.OTHER
+    if before is not None or (plan is not None and plan.graph == ops.fingerprint()):
         if len(phases.variables):
             raise PlanError("the plan is for a model that does not train and has variables; freeze it "
                             "(tf.compat.v1.graph_util.convert_variables_to_constants) and plan the frozen model")
