@@ -108,8 +108,8 @@ def capture(
 
 
 def _is_planned_model(ops: OpGraph, phases: Phases, plan: Optional[Plan], before: Optional[Captured]) -> bool:
-    """Whether this is a model that does not train and ``plan`` was made for, or was ``before``.  Its ops get their phases; ops that
-    a script has added run once, on its results.
+    """Whether this is a model that does not train and ``plan`` was made for, or was ``before``.  Its ops get their phases; what a
+    script has added runs once, on its results.
 
     Raises:
         PlanError: it has variables, so that nobody can tell initialisers and savers from the model.
