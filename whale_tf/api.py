@@ -14,7 +14,7 @@ from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
-from whale_tf.capture.unseen import is_update
+from whale_tf.capture.variables import is_update
 from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError

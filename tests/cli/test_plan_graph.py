@@ -115,9 +115,7 @@ def model(train: bool) -> Dict[str, Any]:
 def test_model_files(tmp_path: Any, search: str) -> None:
     machines = cluster(tmp_path / "cluster.json", FAST_LINKS)
     frozen(tmp_path / "frozen.pb")
-    with tf.Graph().as_default():
-        model(train=True)
-        v1.train.export_meta_graph(str(tmp_path / "train.meta"))
+    exported(tmp_path / "train.meta", train=True)
     for name in ("frozen.pb", "train.meta"):
         output = str(tmp_path / (name + ".json"))
         result = plan(str(tmp_path / name), machines, search, "--json", "-o", output)
@@ -127,6 +125,13 @@ def test_model_files(tmp_path: Any, search: str) -> None:
         made = Plan.parse(output)
         if value["search"] == "rhino" and made.shards:
             assert "first" in made.shards and any("gradients" in op for op in made.shards) == (name == "train.meta")
+
+
+def exported(path: Any, train: bool) -> str:
+    with tf.Graph().as_default():
+        model(train)
+        v1.train.export_meta_graph(str(path))
+    return str(path)
 
 
 def frozen(path: Any) -> str:
@@ -166,26 +171,20 @@ def test_the_plan_of_a_frozen_model_runs(tmp_path: Any, search: str, link: float
 
 @pytest.mark.slow
 def test_imported_training_steps_are_not_run_as_planned(tmp_path: Any) -> None:
-    with tf.Graph().as_default():
-        model(train=True)
-        v1.train.export_meta_graph(str(tmp_path / "train.meta"))
-    machines, output = cluster(tmp_path / "cluster.json", FAST_LINKS), str(tmp_path / "plan.json")
-    assert plan(str(tmp_path / "train.meta"), machines, "rhino", "-o", output).exit_code == 0
+    path, output = exported(tmp_path / "train.meta", train=True), str(tmp_path / "plan.json")
+    assert plan(path, cluster(tmp_path / "cluster.json", FAST_LINKS), "rhino", "-o", output).exit_code == 0
     for arguments, refusal in ({"plan": output}, pytest.raises(PlanError, match="training steps imported from a MetaGraph")), (
             {}, pytest.warns(UserWarning, match="did not see.*trains on one device")):
         wh.init(cluster="cpu:2", **arguments)
         with tf.Graph().as_default(), refusal, v1.Session() as session:
-            v1.train.import_meta_graph(str(tmp_path / "train.meta"))
+            v1.train.import_meta_graph(path)
             session.run("x:0", {"x:0": np.zeros([8, 6])})
 
 
 @pytest.mark.slow
 def test_a_plan_for_a_model_with_variables_that_does_not_train(tmp_path: Any) -> None:
-    with tf.Graph().as_default():
-        model(train=False)
-        v1.train.export_meta_graph(str(tmp_path / "model.meta"))
-    machines, output = cluster(tmp_path / "cluster.json", FAST_LINKS), str(tmp_path / "plan.json")
-    assert plan(str(tmp_path / "model.meta"), machines, "rhino", "-o", output).exit_code == 0
+    path, output = exported(tmp_path / "model.meta", train=False), str(tmp_path / "plan.json")
+    assert plan(path, cluster(tmp_path / "cluster.json", FAST_LINKS), "rhino", "-o", output).exit_code == 0
     wh.init(plan=output, cluster="cpu:2")
     with tf.Graph().as_default(), v1.Session() as session, pytest.raises(PlanError, match="has variables; freeze it"):
         model(train=False)

@@ -9,17 +9,12 @@ from __future__ import annotations
 import re
 from typing import FrozenSet, Set
 
+from whale_tf.capture.variables import is_update
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.profiler.chain import VARIABLES, needed_by_updates
 
 _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
-_UPDATE = re.compile(r"^(Resource)?(Sparse)?Apply[A-Za-z0-9]+$")
 _INPUT = re.compile(r"^Placeholder|^Iterator|OneShotIterator|Dataset|Queue|HashTable|Reader")
-
-
-def is_update(kind: str) -> bool:
-    """Whether ops of this type are an optimizer's updates of variables."""
-    return bool(_UPDATE.match(kind))
 
 
 def model_phases(ops: OpGraph) -> FrozenSet[int]:

@@ -90,6 +90,11 @@ class _Uses(NamedTuple):
     writes: Set[int]
 
 
+def is_update(kind: str) -> bool:
+    """Whether ops of this type are an optimizer's updates of variables."""
+    return bool(_UPDATE.match(kind))
+
+
 def find_variables(graph: OpGraph) -> Variables:
     """All variables of ``graph`` (those created inside function bodies are local to them and not listed)."""
     follow = _Follower()
@@ -97,7 +102,7 @@ def find_variables(graph: OpGraph) -> Variables:
     updated_by: Dict[int, List[int]] = {}  # Apply* op -> its variables
     for variable, found in uses.items():
         for writer in found.writes:
-            if _UPDATE.match(graph.ops[writer].type):
+            if is_update(graph.ops[writer].type):
                 updated_by.setdefault(writer, []).append(variable)
     items = {}
     for variable, found in uses.items():
@@ -114,7 +119,7 @@ def find_variables(graph: OpGraph) -> Variables:
 def _first_input_variables(graph: OpGraph, found: _Uses, variable: Op) -> bool:
     """Whether ``variable`` is what some ``Apply*`` op trains (its first input), not a slot itself."""
     aliases = set(found.aliases)
-    return any(_UPDATE.match(graph.ops[writer].type) and graph.ops[writer].inputs[0] in aliases
+    return any(is_update(graph.ops[writer].type) and graph.ops[writer].inputs[0] in aliases
                for writer in found.writes)
 
 

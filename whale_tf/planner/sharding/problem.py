@@ -267,19 +267,20 @@ class State:
         return total + 4.0 * strategy.exchanged
 
     def price_of_becoming(self, other: State) -> float:
-        """Bytes that make everything look as it does in ``other``; infinite where a variable is stored otherwise."""
-        total = 0.0
+        """Bytes after which nothing that follows costs more than after ``other``.
+
+        A whole tensor and shards are brought into any third spread for the same bytes, so one is as good as the other once the
+        way between them is paid; not so the terms of a sum.  Infinite there, and where a variable is stored otherwise.
+        """
+        wanted = set(other.made)
         for root in self.spreads.keys() | other.spreads.keys():
             have, need = self.spreads.get(root), other.spreads.get(root)
-            if have == need or (root, need or once) in self.made:
-                continue
-            if self.problem.is_variable(root) or EACH in ((have or once).kind, (need or once).kind):
-                return float("inf")
-            total += self.problem.price(root, have or once, need or once, self.count)
-        for root, need in other.made - self.made:
-            if self.spreads.get(root, once) != need:
-                total += self.problem.price(root, self.spreads.get(root, once), need, self.count)
-        return total
+            if have != need:
+                if self.problem.is_variable(root) or not _is_moved(have or once) or not _is_moved(need or once):
+                    return float("inf")
+                wanted.add((root, need or once))
+        return sum((self.problem.price(root, self.spreads.get(root, once), need, self.count)
+                    for root, need in wanted - self.made), 0.0)
 
     def _conversion(self, root: int, need: Spread) -> Tuple[int, Spread]:
         """What is paid for once: a tensor that is moved about is sent to every device as it was before."""
@@ -310,6 +311,11 @@ class State:
             return [Strategy("sizes", SIZES, tuple(self.spread(t) for t in op.inputs), whole.gives)]
         found = self.problem.strategies(op, self.split).found
         return [whole] + found
+
+
+def _is_moved(spread: Spread) -> bool:
+    """Whether a tensor lies there in whole elements, which any device may be sent."""
+    return spread == once or spread.is_shard
 
 
 def _written(strategy: Strategy, op: Op) -> List[int]:

@@ -109,8 +109,8 @@ def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[St
 
 
 def _undominated(states: Iterable[State]) -> List[State]:
-    """The states that none of the cheapest can become for less than they cost more: prices obey the triangle inequality, so
-    whatever follows such a state would follow the cheaper one at no higher cost."""
+    """The states that none of the cheapest can become for less than they cost more (:meth:`State.price_of_becoming`): whatever
+    follows those would follow the cheaper one at no higher cost."""
     kept: List[State] = []
     for state in sorted(states, key=lambda state: state.cost):
         if not any(other.cost + other.price_of_becoming(state) < state.cost for other in kept[:RIVALS]):

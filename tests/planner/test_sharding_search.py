@@ -1,0 +1,55 @@
+"""The search for the patterns of a ``split`` TaskGraph follows no state that another makes needless, and loses nothing by it."""
+from __future__ import annotations
+
+import itertools
+from typing import Any, List
+
+import pytest
+
+import whale_tf as wh
+from models import bert
+from whale_tf._tf_compat import tf, v1
+from whale_tf.patterns.spread import everywhere, once, partial, shard
+from whale_tf.planner.sharding import assignment, search
+from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
+
+SHARDS = [shard(0, (2, 2)), shard(1, (2, 2)), shard(1, (3, 1))]
+
+
+@pytest.mark.parametrize("price", [moved_bytes, gradient_bytes])
+def test_whole_tensors_and_shards_are_brought_elsewhere_for_the_same_bytes(price: Any) -> None:
+    """What :meth:`State.price_of_becoming` rests on; nothing is dearer for the state that is kept."""
+    for have, other in itertools.permutations([once] + SHARDS, 2):
+        for need in [once, everywhere, partial] + SHARDS:
+            if need != have and need != other:
+                assert price(have, need, 96.0, 2) == price(other, need, 96.0, 2), (have, other, need)
+
+
+@pytest.mark.parametrize("layers,devices", [(1, 2), (1, 4), (2, 4)])
+def test_the_cheapest_costs_what_it_costs_when_every_state_is_followed(monkeypatch: Any, layers: int, devices: int) -> None:
+    costs: List[float] = []
+    original = search.cheapest
+
+    def both(*arguments: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(search, "WIDTH", 1 << 20)
+            patch.setattr(search, "_undominated", list)
+            costs.append(sum(original(*arguments)[2].values()))
+        found = original(*arguments)
+        costs.append(sum(found[2].values()))
+        return found
+
+    monkeypatch.setattr(assignment, "cheapest", both)
+    with tf.Graph().as_default():
+        wh.init(cluster="cpu:{}".format(devices))
+        config = bert.BertConfig(layers=layers, hidden=8, heads=4, ffn=16, seq=4)
+        inputs = bert.inputs(config, 2)
+        with wh.split(devices):
+            x, table = bert.embed(inputs.tokens, config, inputs.segments)
+            for number in range(layers):
+                x = bert.encoder_layer(x, config, name="layer_{}".format(number))
+            loss = bert.mlm_loss(bert.mlm_head(x, inputs.positions, table, config), inputs)
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        wh.parallelize()
+    wh.shutdown()
+    assert len(costs) == 2 and costs[0] == pytest.approx(costs[1], rel=1e-12) and costs[0] > 0
