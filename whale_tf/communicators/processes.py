@@ -34,6 +34,7 @@ CARRIERS = {
     tf.bfloat16: tf.float32,
     tf.float16: tf.float32,
 }
+RINGS = 2  # each sums a part of the tensor; while one waits for the other process, the other one adds and copies
 AGREEMENT_KEYS = 1 << 24  # more collectives than a graph has
 COMPRESSED = (tf.float32, tf.float64)
 CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
@@ -184,7 +185,7 @@ class ProcessCommunicator(Communicator):
     def _reduce(self, member: Member, kind: str, name: str, dtype: Any) -> str:
         return self._collective(
             "CollectiveReduce", name, [member.value], member.device, T=dtype, merge_op=MERGE_OPS[kind], final_op="Id",
-            subdiv_offsets=[0])  # fmt: skip
+            subdiv_offsets=[0] * RINGS)  # fmt: skip
 
     def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
         if dim != 0:
