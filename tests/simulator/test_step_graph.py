@@ -11,6 +11,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
+from whale_tf.simulator.program import COMPUTATION
 from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepOp, StepTensor, StepVariable, interpolated_from_zero
 
 BATCH = 8
@@ -89,6 +90,30 @@ def test_a_pipeline_overlaps_its_stages(schedule: str) -> None:
     found = played(plan([0], [1], micro_batches=4, schedule=schedule), step())
     assert 5.0 / 2 < found.step_time_s < 7.0
     assert played(plan([0], [1], micro_batches=4, schedule=schedule), step(), cores=1).step_time_s == pytest.approx(7.0)
+
+
+def test_steps_of_a_stage_take_place_one_after_the_other() -> None:
+    """The first stage warms up with two micro-batches; only a send waits for the results of its forward step."""
+    found = played(plan([0], [1], micro_batches=4), step(), cores=4)
+    graph, times = found.graph, found.times
+    ran = []
+    for task, number in enumerate(graph.instruction):
+        name = found.program.instructions[number].name if number >= 0 else ""
+        if name in ("forward_a", "weight_a") and graph.lane[task] == COMPUTATION:
+            ran.append((times.start[task], times.end[task], name[0] + str(graph.micro_batch[task])))
+    ran.sort()
+    assert [what for _, _, what in ran] == ["f0", "f1", "w0", "f2", "w1", "f3", "w2", "w3"]
+    assert all(end <= start for (_, end, _), (start, _, _) in zip(ran, ran[1:]))
+
+
+def test_what_several_devices_send_is_put_together_by_an_op() -> None:
+    """Two halves of 8 kB are read and written: 16 kB at 0.1 ms a byte."""
+    found = played(plan([0, 1], [2]), step(), memory=[[1.0, 1e-4], [1e9, 1e5]])
+    concat = next(one for one in found.program.instructions if one.name == "forward_a (concat)")
+    assert concat.parts.devices == (2,) and concat.seconds == pytest.approx((1.6,))
+    assert [one.bytes for one in found.program.buffers if one.producer == concat.id] == [(8 * KB,)]
+    handed_over = played(plan([0], [1]), step()).program.instructions
+    assert not any("concat" in one.name for one in handed_over)
 
 
 def test_ops_that_run_at_once_slow_each_other_down() -> None:

@@ -71,10 +71,11 @@ class _OnCores(_Engine):
         self.made_by: Dict[int, _Core] = {}
         self.turn = 0
 
-    def _finish(self, task: int, ready: List[int]) -> None:
+    def _make_ready(self, task: int, ready: List[int]) -> None:
         known = len(ready)
-        super()._finish(task, ready)
-        core = self.core_of.get(task)
+        super()._make_ready(task, ready)
+        maker = self.made_by.pop(task, None)
+        core = self.core_of.get(task, None if self.graph.lane[task] > 0 else maker)  # what takes no time is on its maker's thread
         if core is not None:
             self.made_by.update(dict.fromkeys(ready[known:], core))
 

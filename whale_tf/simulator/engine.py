@@ -109,12 +109,15 @@ class _Engine:
     def _finish(self, task: int, ready: List[int]) -> None:
         """A running task ends; tasks that waited only for it become ready."""
         self.done[task] = True
-        graph = self.graph
-        if graph.lane[task]:
+        if self.graph.lane[task]:
             self._release(task)
         else:
             self._end_computation(task)
-        waits_for = self.waits_for
+        self._make_ready(task, ready)
+
+    def _make_ready(self, task: int, ready: List[int]) -> None:
+        """What waited for nothing but this task, which has ended."""
+        graph, waits_for = self.graph, self.waits_for
         for successor in graph.successors[graph.first_successor[task] : graph.first_successor[task + 1]]:
             waits_for[successor] -= 1
             if not waits_for[successor]:
@@ -137,8 +140,8 @@ class _Engine:
 
     def _begin(self, ready: List[int]) -> int:
         """Start everything that can start now; returns how many tasks of no duration have ended at once."""
-        graph, now, at_once = self.graph, self.now, 0
-        lanes, seconds = graph.lane, graph.seconds
+        now, at_once = self.now, 0
+        lanes, seconds = self.graph.lane, self.graph.seconds
         communications: List[int] = []
         while ready:
             task = ready.pop()
@@ -152,10 +155,7 @@ class _Engine:
                 self.end[task] = now
                 self.done[task] = True
                 at_once += 1
-                for successor in graph.successors[graph.first_successor[task] : graph.first_successor[task + 1]]:
-                    self.waits_for[successor] -= 1
-                    if not self.waits_for[successor]:
-                        ready.append(successor)
+                self._make_ready(task, ready)
                 continue
             self._start_computation(task, duration)
         if communications or self.freed:

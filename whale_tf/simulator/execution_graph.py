@@ -96,7 +96,7 @@ class _Template:
 
     def close(self) -> None:
         """Where ops of one device run side by side: one ``end`` task of no duration for each device, behind all of them."""
-        followed = {task for task, _ in self.edges}
+        followed = {task for task, after in self.edges if self.lane[after] == COMPUTATION}  # not by a send alone
         exits: Dict[int, List[int]] = {slot: [] for slot in self.slots}
         for task, lane in enumerate(self.lane):
             if lane == COMPUTATION and task not in followed:

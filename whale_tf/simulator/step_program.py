@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
-from whale_tf.simulator.configs import REPLICATED, OpConfig, TensorAxis, TensorConfig, op_fractions
+from whale_tf.simulator.configs import REPLICATED, OpAxis, OpConfig, TensorAxis, TensorConfig, fractions, op_fractions
 from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.program import (
     BACKWARD,
@@ -22,6 +22,7 @@ from whale_tf.simulator.program import (
     FEATURE,
     FORWARD,
     UPDATE,
+    BlockKey,
     Buffer,
     Instruction,
     Program,
@@ -82,7 +83,7 @@ class StepCompiler(StepState):
         phase = UPDATE if op.runs != PER_MICRO_BATCH else BACKWARD if op.late else FORWARD
         instruction = self.instruction(op.name, (self.stage_of[number], phase), COMPUTATION, self._label(op))
         for source in before:
-            found = self._at(source, config, phase)
+            found = self._at(source, config, instruction.block)
             if found is not None:
                 instruction.dependencies.append(found.instruction)
                 if found.buffer >= 0:
@@ -130,9 +131,9 @@ class StepCompiler(StepState):
 
     # ---- tensors where they are needed -------------------------------------------------------------------------------
 
-    def _at(self, source: Source, config: OpConfig, phase: str) -> Optional[Source]:
-        """The source on the devices of ``config``; sums and gathers what has to be whole for an update."""
-        made = self.instructions[source.instruction].block[1]
+    def _at(self, source: Source, config: OpConfig, block: BlockKey) -> Optional[Source]:
+        """The source on the devices of ``config``, for an op of ``block``; what an update needs is summed and whole."""
+        made, phase = self.instructions[source.instruction].block[1], block[1]
         if made == UPDATE and phase != UPDATE:
             return None  # values of variables: at hand from the start
         if made != UPDATE and phase == UPDATE:
@@ -142,12 +143,12 @@ class StepCompiler(StepState):
         wanted = _config_of(source.tensor, config) if phase != UPDATE else everywhere(config.devices)
         key = (source.instruction, config.devices, phase == UPDATE)
         if key not in self.moved:
-            self.moved[key] = self._send(source, wanted)
+            self.moved[key] = self._send(source, wanted, block)
         return self.moved[key]
 
-    def _send(self, source: Source, wanted: TensorConfig) -> Source:
-        found = source
-        for step in transformation(source.config.summed(), wanted):
+    def _send(self, source: Source, wanted: TensorConfig, block: BlockKey) -> Source:
+        found = source._replace(config=source.config.summed())
+        for step in transformation(found.config, wanted):
             if not step.groups:
                 continue
             producer = self.instructions[found.instruction]
@@ -159,8 +160,29 @@ class StepCompiler(StepState):
             instruction.size_bytes = self._scaled(source.tensor) * step.fraction if step.kind != "send_recv" else self._scaled(
                 source.tensor)  # fmt: skip
             self.place(instruction, MEMORY)
-            found = Source(instruction.id, found.buffer if self._shared_memory(step.groups) else -1, source.tensor, step.result)
+            is_shared = self._shared_memory(step.groups)
+            arrived = found._replace(instruction=instruction.id, buffer=found.buffer if is_shared else -1, config=step.result)
+            is_gathered = max(fractions(step.result)) > max(fractions(found.config))
+            found = self._gathered(arrived, found.buffer, block) if is_shared and is_gathered else arrived
         return found
+
+    def _gathered(self, source: Source, before: int, block: BlockKey) -> Source:
+        """Devices that share memory hand parts over; to put them together is an op of each that wants them together."""
+        axes = (OpAxis(axis.degree, None if axis.what == REPLICATED else "batch", axis.slices) for axis in source.config.axes)
+        config = OpConfig(source.config.devices, tuple(axes))
+        instruction = self.instruction(self.instructions[source.instruction].name + " (concat)", block, COMPUTATION, "forward")
+        instruction.dependencies.append(source.instruction)
+        if before >= 0:
+            instruction.reads.append(before)
+        instruction.parts = self.parts_of(config)
+        sizes = [self._scaled(source.tensor) * share for share in fractions(source.config)]
+        firsts = instruction.parts.first
+        instruction.seconds = tuple(self.memory_s(config.devices[first], 2.0 * sizes[first]) for first in firsts)
+        self.place(instruction, MEMORY)
+        self.buffers.append(Buffer(instruction.name, "activations", instruction.id, instruction.parts, tuple(
+            sizes[first] for first in firsts)))  # fmt: skip
+        instruction.writes.append(len(self.buffers) - 1)
+        return source._replace(instruction=instruction.id, buffer=len(self.buffers) - 1)
 
     def _shared_memory(self, groups: Sequence[Group]) -> bool:
         """CPU devices of one process hand tensors over without copying them."""
