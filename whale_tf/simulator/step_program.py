@@ -170,7 +170,7 @@ class StepCompiler(StepState):
         """Devices that share memory hand parts over; to put them together is an op of each that wants them together."""
         axes = (OpAxis(axis.degree, None if axis.what == REPLICATED else "batch", axis.slices) for axis in source.config.axes)
         config = OpConfig(source.config.devices, tuple(axes))
-        instruction = self.instruction(self.instructions[source.instruction].name + " (concat)", block, COMPUTATION, "forward")
+        instruction = self.instruction(self.instructions[source.instruction].name + " (concat)", block, COMPUTATION, block[1])
         instruction.dependencies.append(source.instruction)
         if before >= 0:
             instruction.reads.append(before)
