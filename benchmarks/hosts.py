@@ -27,7 +27,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 23456
 CABLE = "whale-cable"
 RATES_MBIT = (1000, 200)
-SYSTEMS = ("whale_tf", "whale_tf, float16", "pipeline")
+SYSTEMS = ("whale_tf", "whale_tf, float16") + tuple(processes.PIPELINES)[1:2]
 MODEL = "mlp"
 STEPS = 8
 

@@ -368,7 +368,6 @@ class Compiler:
     def buffer(self, instruction: Instruction, name: str, category: str, parts: Parts, sizes: Tuple[float, ...]) -> int:
         """A buffer an instruction writes; ``sizes`` per class of ``parts``."""
         self.buffers.append(Buffer(name, category, instruction.id, parts, sizes))
-        instruction.writes.append(len(self.buffers) - 1)
         return len(self.buffers) - 1
 
     @staticmethod

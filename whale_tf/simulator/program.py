@@ -60,7 +60,7 @@ class Instruction:
         parts, seconds: of a computation: its devices, and the time per class of them.
         groups, size_bytes: of a communication.
         dependencies: instructions whose results it needs (on the same devices).
-        reads, writes: buffers.
+        reads: buffers.
     """
 
     __slots__ = (
@@ -75,7 +75,6 @@ class Instruction:
         "size_bytes",
         "dependencies",
         "reads",
-        "writes",
     )
 
     def __init__(self, id: int, name: str, block: BlockKey, lane: int, label: str) -> None:  # noqa: A002
@@ -90,7 +89,6 @@ class Instruction:
         self.size_bytes = 0.0
         self.dependencies: List[int] = []
         self.reads: List[int] = []
-        self.writes: List[int] = []
 
 
 class Buffer(NamedTuple):

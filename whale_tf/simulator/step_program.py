@@ -170,19 +170,11 @@ class StepCompiler(StepState):
         """Devices that share memory hand parts over; to put them together is an op of each that wants them together."""
         axes = (OpAxis(axis.degree, None if axis.what == REPLICATED else "batch", axis.slices) for axis in source.config.axes)
         config = OpConfig(source.config.devices, tuple(axes))
-        instruction = self.instruction(self.instructions[source.instruction].name + " (concat)", block, COMPUTATION, block[1])
-        instruction.dependencies.append(source.instruction)
-        if before >= 0:
-            instruction.reads.append(before)
-        instruction.parts = self.parts_of(config)
+        name = self.instructions[source.instruction].name + " (concat)"
         sizes = [self._scaled(source.tensor) * share for share in fractions(source.config)]
-        firsts = instruction.parts.first
-        instruction.seconds = tuple(self.memory_s(config.devices[first], 2.0 * sizes[first]) for first in firsts)
-        self.place(instruction, MEMORY)
-        self.buffers.append(Buffer(instruction.name, "activations", instruction.id, instruction.parts, tuple(
-            sizes[first] for first in firsts)))  # fmt: skip
-        instruction.writes.append(len(self.buffers) - 1)
-        return source._replace(instruction=instruction.id, buffer=len(self.buffers) - 1)
+        reads = [before] if before >= 0 else []
+        gathered, buffer = self.copied(name, block, config, [source.instruction], reads, sizes, "activations")
+        return source._replace(instruction=gathered, buffer=buffer)
 
     def _shared_memory(self, groups: Sequence[Group]) -> bool:
         """CPU devices of one process hand tensors over without copying them."""
@@ -208,7 +200,6 @@ class StepCompiler(StepState):
         sizes = tuple(size * shares[first] if tensor.divided else size for first in parts.first)
         category = "gradients of activations" if op.late else "activations"
         self.buffers.append(Buffer(op.name, category, instruction.id, parts, sizes))
-        instruction.writes.append(len(self.buffers) - 1)
         return len(self.buffers) - 1
 
     def _variables(self) -> None:

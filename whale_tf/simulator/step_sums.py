@@ -67,6 +67,18 @@ class StepState:
         self.limits.append(limit)
         self.blocks.setdefault(instruction.block, []).append(instruction.id)
 
+    def copied(self, name: str, block: BlockKey, config: OpConfig, before: Sequence[int], reads: Sequence[int],
+               sizes: Sequence[float], category: str) -> Tuple[int, int]:
+        """An op that reads ``sizes`` bytes on the config's devices and writes them to one tensor: (instruction, buffer)."""
+        instruction = self.instruction(name, block, COMPUTATION, block[1])
+        instruction.dependencies += before
+        instruction.reads += reads
+        instruction.parts = parts = self.parts_of(config)
+        instruction.seconds = tuple(self.memory_s(config.devices[first], 2.0 * sizes[first]) for first in parts.first)
+        self.place(instruction, MEMORY)
+        self.buffers.append(Buffer(name, category, instruction.id, parts, tuple(sizes[first] for first in parts.first)))
+        return instruction.id, len(self.buffers) - 1
+
     def parts_of(self, config: OpConfig) -> Parts:
         if config not in self._parts:
             self._parts[config] = equal_parts(config, [self.cluster.devices[device].type for device in config.devices])
@@ -183,7 +195,7 @@ class GradientSums:
         before = list(totals)
         reads = [source.buffer for source in together if source.buffer >= 0]
         if len(together) > 1:
-            before, reads = [self._copied("into bucket", block, config, before, reads, size)], []
+            before, reads = [self._copied("into bucket", config, before, reads, size)], []
         reduce = self.compiler.instruction("all-reduce", block, GRADIENT, ALL_REDUCE)
         reduce.dependencies += before
         reduce.reads += reads
@@ -195,24 +207,14 @@ class GradientSums:
         buffer = len(self.compiler.buffers) - 1
         if len(together) == 1:
             return reduce.id, buffer
-        return self._copied("out of bucket", block, config, [reduce.id], [buffer], size), buffer
+        return self._copied("out of bucket", config, [reduce.id], [buffer], size), buffer
+
+    def _copied(self, name: str, config: OpConfig, before: Sequence[int], reads: Sequence[int], size: float) -> int:
+        sizes = (size,) * len(config.devices)
+        return self.compiler.copied(name, self._update_of(config.devices), config, before, reads, sizes, "gradient buckets")[0]
 
     def _update_of(self, places: Sequence[int]) -> BlockKey:
         return self.compiler.stage_of_device[places[0]], UPDATE
-
-    def _copied(
-        self, name: str, block: BlockKey, config: OpConfig, before: Sequence[int], reads: Sequence[int], size: float
-    ) -> int:
-        instruction = self.compiler.instruction(name, block, COMPUTATION, "update")
-        instruction.dependencies += before
-        instruction.reads += reads
-        instruction.parts = self.compiler.parts_of(config)
-        seconds = (self.compiler.memory_s(config.devices[first], 2.0 * size) for first in instruction.parts.first)
-        instruction.seconds = tuple(seconds)
-        self.compiler.place(instruction, MEMORY)
-        self.compiler.buffers.append(Buffer(name, "gradient buckets", instruction.id, instruction.parts, (size,) * len(
-            instruction.parts.first)))  # fmt: skip
-        return instruction.id
 
     def _send_back(
         self, source: Source, total: int, buffer: int, places: Sequence[int], nodes: Sequence[Sequence[int]]
