@@ -15,6 +15,7 @@ from tests.numeric.unequal import described
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.processes import datasets, runtime
 from whale_tf.processes.runtime import Runtime
+from whale_tf.rewrite import processes
 
 TWO = ["127.0.0.1:1", "127.0.0.1:2"]
 UNEQUAL = Cluster.parse(described([(300, 1024), (100, 1024)]))
@@ -106,6 +107,23 @@ def test_a_run_that_would_wait_in_vain_is_refused(monkeypatch: Any) -> None:
     assert not alone.waits and len(alone.alone) == 1
     together = fetches.kind([graph.get_tensor_by_name("twice:0"), graph.get_operation_by_name("train")])
     assert together.waits and not together.alone
+
+
+def test_a_training_loop_follows_its_graph_once(monkeypatch: Any) -> None:
+    graph = build(monkeypatch, 0)
+    fetches = wh.api._active.fetches[graph]
+    loss, train = graph.get_tensor_by_name("loss:0"), graph.get_operation_by_name("train")
+    first = fetches.substitutes([loss, train], [])
+    fetches.kind(first)
+
+    def walk(ops: Any) -> Any:
+        raise AssertionError("a second step walks the graph again")
+
+    monkeypatch.setattr(processes, "ancestors", walk)
+    assert fetches.substitutes([loss, train], []) == first
+    assert fetches.kind(first).waits
+    with pytest.raises(AssertionError, match="walks"):
+        fetches.substitutes([graph.get_tensor_by_name("twice:0"), train], [])
 
 
 def test_a_port_already_taken() -> None:

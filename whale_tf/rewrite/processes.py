@@ -133,10 +133,15 @@ class Runs:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._known: Dict[Tuple[str, ...], Kind] = {}
+        self._writes: Dict[Tuple[str, ...], Set[str]] = {}
 
     def writes(self, ops: Iterable[tf.Operation]) -> Set[str]:
-        """Names of the writes of variables that running ``ops`` runs."""
-        return {op.name for op in ancestors(ops) if is_write(op.type)}
+        """Names of the writes of variables that running ``ops`` runs; found once, because a training loop asks at every step."""
+        ops = list(ops)
+        key = tuple(op.name for op in ops)
+        if key not in self._writes:
+            self._writes[key] = {op.name for op in ancestors(ops) if is_write(op.type)}
+        return self._writes[key]
 
     def check(self, ops: Sequence[tf.Operation]) -> Kind:
         """What running ``ops`` means to the other processes.
