@@ -34,6 +34,7 @@ MATRIX_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 TENSOR_SIZES = tuple(4 << shift for shift in range(6, 23, 2))  # elements x 4: 1 KiB to 16 MiB
 MESSAGE_SIZES = (4, 1 << 16, 1 << 20, 1 << 24)  # bytes
 OPERANDS = 8  # tensors that sums take in turn
+WAIT_S, BRANCH_S = 5e-4, 5e-5  # how long a thread waits for work, and how long the work takes that it gets
 RUN_S = 2e-3  # how long a chain runs about, so that many fit between two interruptions
 MARK = "WHALE CALIBRATION "
 
@@ -67,6 +68,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     arithmetic, memory = machine.op_times(launch_s)
     links: Dict[str, Communicator] = {}
     slow_down = machine.slow_down()
+    wake_s = machine.wake() if row.kind == "CPU" and threads.inter_op > 1 else 0.0
     if count > 1:
         links["local"] = machine.copies(launch_s)
     if processes:
@@ -76,8 +78,8 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     return Calibration(
         device=row.name, source="{}, TensorFlow {}, {} x {} threads".format(_processor(), tf.__version__, *threads),
         cores=min(threads.inter_op, os.cpu_count() or 1) if row.kind == "CPU" else None, intra_op=threads.intra_op,
-        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, slow_down=slow_down,
-        communicators=links)  # fmt: skip
+        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, wake_s=wake_s,
+        slow_down=slow_down, communicators=links)  # fmt: skip
 
 
 def _processor() -> str:
@@ -135,6 +137,12 @@ def other(x: Any, value: Callable[[], np.ndarray], number: int = 0) -> Any:
     return variable
 
 
+def _chain(x: Any, link: Link, length: int) -> Any:
+    for _ in range(length):
+        x = link(x)
+    return x
+
+
 def busy() -> Dict[str, Tuple[np.ndarray, Link]]:
     """What keeps a core busy, by what limits it."""
     return {
@@ -163,7 +171,8 @@ class _Machine:
 
     def timed(self, *chains: Sequence[Tuple[np.ndarray, str, Link]]) -> float:
         """Seconds of one run of all chains at once; a chain is (start, device, op) repeated for every link."""
-        with tf.Graph().as_default():
+
+        def build() -> List[Any]:
             ends = []
             for chain in chains:
                 value, where, _ = chain[0]
@@ -173,9 +182,17 @@ class _Machine:
                     with tf.device(where):
                         x = link(x)
                 ends.append(x.op)
+            return ends
+
+        return self.run_s(build)
+
+    def run_s(self, build: Callable[[], List[Any]]) -> float:
+        """Seconds of one run of the ops that ``build`` returns; as ops their results are not copied out."""
+        with tf.Graph().as_default():
+            ends = build()
             with v1.Session(config=self.config) as session:
                 session.run(v1.global_variables_initializer())
-                return median(lambda: session.run(ends), self.repeat)  # ops: their results are not copied out
+                return median(lambda: session.run(ends), self.repeat)
 
     def chain(self, value: np.ndarray, link: Link, length: int, place: int = 0) -> List[Tuple[np.ndarray, str, Link]]:
         return [(value, self.places[place], link)] * length
@@ -225,6 +242,25 @@ class _Machine:
                                 for place, kind in enumerate((one, two))])  # fmt: skip
             found["{}-{}".format(one, two)] = max(1.0, both / max(alone[one], alone[two]))
         return found
+
+    def wake(self, forks: int = 8, rounds: int = 3) -> float:
+        """What a branch beside another one adds to a run, where only a thread that has waited for work can take it."""
+        value, link = np.ones([64, 64], "float32"), multiply(64)
+        length = self.length(value, link)
+        waiting, branch = (max(1, int(length * seconds / RUN_S)) for seconds in (WAIT_S, BRANCH_S))
+
+        def forked(branches: int) -> List[Any]:
+            with tf.device(self.places[0]):
+                x = v1.Variable(value, use_resource=False, dtype=tf.float32).value()
+                for _ in range(forks):
+                    fork = _chain(x, link, waiting)
+                    ends = [_chain(fork, link, branch) for _ in range(branches)]
+                    with tf.control_dependencies(ends):
+                        x = tf.identity(ends[0])
+            return [x.op]
+
+        added = [self.run_s(lambda: forked(2)) - self.run_s(lambda: forked(1)) for _ in range(rounds)]
+        return max(0.0, statistics.median(added) / forks)
 
     def copies(self, launch_s: float) -> Communicator:
         """Hand-overs between two devices, there and back."""
@@ -318,8 +354,7 @@ class _Member:
         with tf.Graph().as_default() as graph, graph.container(str(self.graphs)), tf.device(here):
             value = v1.Variable(np.ones([size // 4], "float32"), use_resource=False)
             x = v1.Variable(start, use_resource=False, dtype=tf.float32).value()
-            for _ in range(length):
-                x = link(x)
+            x = _chain(x, link, length)
             edit = StagedEdit(graph)
             member = Member(value.value().op.name, here)
             total = ProcessCommunicator(Nodes(edit), 2, self.processes.rank, self.keys).across(member, "sum", "total", tf.float32)

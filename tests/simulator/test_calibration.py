@@ -18,6 +18,7 @@ GIVEN: Dict[str, Any] = {
     "memory": [[1e4, 1e-6], [1e6, 5e-5], [1e7, 1e-3]],
     "launch_s": 1e-6,
     "step_s": 1e-4,
+    "wake_s": 1e-5,
     "slow_down": {"arithmetic-memory": 1.25},
     "communicators": {
         "local": {"alpha_s": 3e-6, "bandwidth_bytes_per_s": 1e12},

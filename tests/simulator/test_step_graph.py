@@ -22,6 +22,7 @@ FREE: Dict[str, Any] = dict(
     memory=[[1.0, 1e-15], [1e9, 1e-6]],
     launch_s=0.0,
     step_s=0.0,
+    wake_s=0.0,
     slow_down={},
     communicators={"local": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 1e15}},
 )
@@ -119,6 +120,12 @@ def test_what_several_devices_send_is_put_together_by_an_op() -> None:
 def test_ops_that_run_at_once_slow_each_other_down() -> None:
     slower = played(plan([0], names=ONE), step(), slow_down={"arithmetic-arithmetic": 1.5})
     assert slower.step_time_s == pytest.approx(2 + 1.5 + 1.5 + 1)
+
+
+def test_a_thread_that_has_waited_wakes_up_first() -> None:
+    """f_a f_b; then b_b, and w_b on the thread that has waited; w_a and u_b; u_a."""
+    assert played(plan([0], names=ONE), step(), wake_s=0.25).step_time_s == pytest.approx(5.25)
+    assert played(plan([0], names=ONE), step(), cores=1, wake_s=0.25).step_time_s == pytest.approx(7.0)
 
 
 def test_an_op_that_was_fused_costs_nothing_and_passes_on_what_it_waits_for() -> None:

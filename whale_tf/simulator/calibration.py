@@ -47,6 +47,7 @@ class Calibration(_Value):
         memory: (bytes read and written, seconds) of streaming ops, by size.
         launch_s: seconds an op costs beside its kernel.
         step_s: seconds a ``Session.run`` costs beside its ops.
+        wake_s: seconds until a thread that waits for work has begun with an op that another thread has made ready.
         slow_down: by how much two ops that run at once slow each other down (1: not at all), by what limits them
             (:data:`OVERLAPS`); an exchange between processes slows down the ops of these, and is slowed down by them.
         communicators: ``local`` (devices of one process), ``processes`` (processes of one machine).
@@ -61,6 +62,7 @@ class Calibration(_Value):
     memory: Points
     launch_s: float = Field(ge=0, allow_inf_nan=False)
     step_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    wake_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     slow_down: Dict[str, float]
     communicators: Dict[str, Communicator] = Field(default_factory=dict)
 

@@ -6,7 +6,8 @@ pool's (Eigen's NonBlockingThreadPool):
 
 * of what becomes ready when an op ends, short ops run next on the same thread, one long op, too, if there are no short ones,
   and the others go to the front of the thread's queue;
-* a thread without work takes from the front of its own queue, then from the back of another's;
+* a thread without work takes from the front of its own queue, then from the back of another's; one that has waited for work has
+  to wake up first (:attr:`Calibration.wake_s`);
 * a tensor for another device of the process is handed over by a send on the thread that made it;
 * ops that run at once slow each other down, by what limits each (:attr:`Calibration.slow_down`), and so do an exchange between
   processes and the ops of these: it has threads of its own, which take the cores from the ops.
@@ -31,12 +32,14 @@ class Hosts(NamedTuple):
     cores: threads of each process.
     limit_of: what limits the speed of a computation task.
     slowed: (limit, other limit) -> factor.
+    wake_s: seconds that the first op takes longer on a thread that has waited for it.
     """
 
     of_slot: Sequence[int]
     cores: int
     limit_of: Callable[[int], str]
     slowed: Callable[[str, str], float]
+    wake_s: float
 
 
 def run_on_cores(graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Hosts, sharing: bool, overlap: bool) -> Times:
@@ -49,10 +52,11 @@ def run_on_cores(graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Host
 
 
 class _Core:
-    """One thread: what it runs, what it runs next, and its queue."""
+    """One thread: what it runs and since when it has run nothing, what it runs next, and its queue."""
 
     def __init__(self) -> None:
         self.task = -1
+        self.idle_since = 0.0
         self.next: Deque[int] = deque()
         self.queue: Deque[int] = deque()
 
@@ -150,7 +154,8 @@ class _OnCores(_Engine):
                 task = core.task = core.next.popleft()
                 self.core_of[task] = core
                 self.start[task] = self.now
-                self.left[task] = (self.graph.seconds[task], self.now, 0.0)
+                waking_s = self.hosts.wake_s if self.now > core.idle_since else 0.0
+                self.left[task] = (self.graph.seconds[task] + waking_s, self.now, 0.0)
                 changed = True
         if changed:
             self._running_changed(host)
@@ -161,7 +166,8 @@ class _OnCores(_Engine):
 
     def _end_computation(self, task: int) -> None:
         self.left.pop(task, None)
-        self.core_of[task].task = -1
+        core = self.core_of[task]
+        core.task, core.idle_since = -1, self.now
         self._running_changed(self.hosts.of_slot[self.graph.slots[task][0]])
 
     def _speed(self, task: int) -> float:

@@ -172,6 +172,7 @@ class Simulator:
                 known.cores,
                 lambda task: program.limits[graph.instruction[task]],
                 known.slowed,
+                known.wake_s,
             )
             return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
         gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
