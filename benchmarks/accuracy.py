@@ -2,21 +2,22 @@
 
     python -m benchmarks.accuracy [DIRECTORY]
 
-First the machine is calibrated.  Then, for each model, the local script (its ops timed by themselves, at batch sizes that no plan
-has) and all plans, as whale_tf's own main path makes them, take turns: a slow minute of the machine hits all alike, and medians
-count.  A plan is predicted from the Plan, the op times and the calibration alone.  ``DIRECTORY`` keeps what was measured.
+First the machine is calibrated.  Then, for each model, the local script (its ops timed by themselves, at batch sizes that no
+plan has, in runs of several steps) and all plans, as whale_tf's own main path makes them, take turns: a slow minute of the
+machine hits all alike, and medians count.  A plan is predicted from the Plan, the op times and the calibration alone.
+``DIRECTORY`` keeps what was measured.
 """
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -29,7 +30,9 @@ from benchmarks.workloads import LEARNING_RATE, Workload, convnet, encoder, head
 THREADS = 2  # ops that run at once; one thread each
 PROFILED = (3, 12, 48, 192)  # examples of the traced local steps; no plan has clones of these sizes
 ROUNDS = 15  # turns of every script
-STEPS, PROFILED_STEPS, TRACES = 12, 8, 3  # of each turn
+STEPS, PROFILED_RUNS, TRACES = 12, 8, 3  # of each turn
+CHAIN = 8  # steps at most in a run of the local script
+STEP_SCOPE = re.compile("chain[0-9]+/step[0-9]+/")
 MODELS: Dict[str, Callable[[], Workload]] = {
     "mlp": lambda: mlp(width=512),
     "encoder": lambda: encoder(layers=4, hidden=64, seq=32, vocab=200),
@@ -96,70 +99,116 @@ class Script(NamedTuple):
 
 def build(model: str, batch: int, scopes: Sequence[Callable[[], Any]]) -> Script:
     """The workload's four parts, dealt to ``scopes`` in equal numbers."""
+    workload = MODELS[model]()
+    x, labels, feed = inputs(workload, batch)
+    loss = loss_of(workload, variables(workload), x, labels, scopes)
+    return Script(loss, optimizer().minimize(loss), feed)
+
+
+def inputs(workload: Workload, batch: int) -> Tuple[Any, Any, Dict[Any, np.ndarray]]:
+    """Placeholders for a mini-batch and its labels, and what to feed."""
     import tensorflow.compat.v1 as tf
 
-    workload = MODELS[model]()
     values = workload.data(batch, 0)
     x, labels = [tf.placeholder(value.dtype, value.shape, name) for value, name in zip(values, ("x", "labels"))]
-    parameters, hidden = variables(workload), x
+    return x, labels, dict(zip((x, labels), values))
+
+
+def loss_of(workload: Workload, parameters: Any, x: Any, labels: Any, scopes: Sequence[Callable[[], Any]]) -> Any:
     parts = len(workload.stages) // len(scopes)
     for number, scope in enumerate(scopes):
         with scope():
             for apply in workload.stages[number * parts:(number + 1) * parts]:
-                hidden = apply(hidden, parameters)
+                x = apply(x, parameters)
             if number == len(scopes) - 1:
-                loss = head_loss(hidden, labels)
-    update = tf.train.MomentumOptimizer(LEARNING_RATE, 0.9).minimize(loss)
-    return Script(loss, update, dict(zip((x, labels), values)))
+                return head_loss(x, labels)
 
 
-def traced(session: Any, script: Script) -> Any:
+def optimizer() -> Any:
+    import tensorflow.compat.v1 as tf
+
+    return tf.train.MomentumOptimizer(LEARNING_RATE, 0.9)
+
+
+def traced(session: Any, fetches: Any, feed: Dict[Any, np.ndarray]) -> Any:
     import tensorflow.compat.v1 as tf
 
     metadata = tf.RunMetadata()
-    session.run([script.loss, script.update], script.feed, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+    session.run(fetches, feed, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
     return metadata
 
 
-def profile(model: str, batch: int) -> None:
-    """Answers with seconds of every op of the local script; ops run one at a time."""
-    import tensorflow.compat.v1 as tf
+class Chains:
+    """Chains of steps of the local script, each chain with variables and a thread of its own: ``count`` beside each other in one
+    run, as clones on so many devices are, and in each ``steps`` after each other, as micro-batches are.  Runs of one small
+    step would be faster than that: all that it touches stays in the cache until the next run."""
 
+    def __init__(self, model: str, batch: int, steps: int, count: int) -> None:
+        import tensorflow.compat.v1 as tf
+
+        self.fetches: List[Any] = []
+        self.feed: Dict[Any, np.ndarray] = {}
+        with tf.Graph().as_default():
+            for chain in range(count):
+                self._add(MODELS[model](), batch, steps, chain)
+            self.fed = tf.shape(next(iter(self.feed)))
+            config = session_config(1, inter=count, intra=1)
+            config.use_per_session_threads = True
+            self.session = tf.Session(config=config)
+            self.session.run(tf.global_variables_initializer())
+
+    def _add(self, workload: Workload, batch: int, steps: int, chain: int) -> None:
+        """The first chain's first step has the names of the local script."""
+        import tensorflow.compat.v1 as tf
+
+        nowhere = contextlib.nullcontext()
+        x, labels, feed = inputs(workload, batch)
+        with tf.variable_scope("chain{}".format(chain)) if chain else nowhere:
+            parameters = variables(workload)
+        update_with, before = optimizer(), []
+        for step in range(steps):
+            scope = tf.name_scope("chain{}/step{}/".format(chain, step)) if chain or step else nowhere
+            with scope, tf.control_dependencies(before):
+                loss = loss_of(workload, parameters, tf.identity(x) if step else x, labels, [contextlib.nullcontext])
+                update = update_with.minimize(loss)
+            before = [loss, update]
+        self.fetches += before
+        self.feed.update(feed)
+
+    def run_s(self) -> float:
+        return median_s(lambda: self.session.run(self.fetches, self.feed), PROFILED_RUNS)
+
+    def empty_s(self) -> float:
+        """Seconds of a run with the same inputs and without steps."""
+        return median_s(lambda: self.session.run(self.fed, self.feed), PROFILED_RUNS)
+
+
+def profile(model: str, batch: int) -> None:
+    """Answers with seconds of every op of the local script while ops run one at a time, and of runs of one chain and of two."""
     from whale_tf.simulator.trace import op_name
 
-    script = build(model, batch, [contextlib.nullcontext])
-    fed = tf.shape(next(iter(script.feed)))
-    config = session_config(1, inter=1, intra=1)
-    config.use_per_session_threads = True
-    with tf.Session(config=config) as session, tf.Session(config=config) as other:
-        for one in (session, other):
-            one.run(tf.global_variables_initializer())
+    steps = max(1, min(CHAIN, BATCH[model] // batch))
+    one, two = (Chains(model, batch, steps, count) for count in (1, 2))
 
-        def steps(session: Any, fetches: Any = (script.loss, script.update)) -> float:
-            return median_s(lambda: session.run(fetches, script.feed), PROFILED_STEPS)
+    def turn() -> Result:
+        run_s, empty_s, both_s, both_empty_s = one.run_s(), one.empty_s(), two.run_s(), two.empty_s()
+        traces = [traced(one.session, one.fetches, one.feed) for _ in range(TRACES)]
+        nodes = [node for device in traces[0].step_stats.dev_stats for node in device.node_stats]
+        return {"step_s": (run_s - empty_s) / steps, "both_s": (both_s - both_empty_s) / steps, "empty_s": empty_s,
+                "seconds": [{name: value / steps for name, value in op_seconds(trace).items()} for trace in traces],
+                "scratch": {op_name(node.node_name): float(node.memory_stats.temp_memory_size) for node in nodes}}
 
-        def turn() -> Result:
-            """Seconds of a step, also beside another session's, and of a run without ops; and traced ops."""
-            step_s, empty_s = steps(session), steps(session, fed)
-            with ThreadPoolExecutor() as pool:
-                beside_s = statistics.mean(pool.map(steps, (session, other)))
-            traces = [traced(session, script) for _ in range(TRACES)]
-            nodes = [node for device in traces[0].step_stats.dev_stats for node in device.node_stats]
-            return {"step_s": step_s, "empty_s": empty_s, "beside_s": beside_s,
-                    "seconds": [op_seconds(trace) for trace in traces],
-                    "scratch": {op_name(node.node_name): float(node.memory_stats.temp_memory_size) for node in nodes}}
-
-        answer({"turn": turn})
+    answer({"turn": turn})
 
 
 def op_seconds(metadata: Any) -> Dict[str, float]:
-    """Seconds of every op of a traced step."""
+    """Seconds of every op of a traced run, in all steps of it."""
     from whale_tf.simulator import trace_of_run_metadata
     from whale_tf.simulator.trace import op_name
 
     found: Dict[str, float] = {}
     for event in trace_of_run_metadata(metadata).events:
-        name = op_name(event.name)
+        name = STEP_SCOPE.sub("", op_name(event.name))
         found[name] = found.get(name, 0.0) + event.duration_s
     return found
 
@@ -184,7 +233,7 @@ def run(case: Case, folder: str) -> None:
             return {"step_s": median_s(lambda: session.run([script.loss, script.update], script.feed), STEPS)}
 
         def trace() -> Result:
-            traces = [traced(session, script) for _ in range(TRACES)]
+            traces = [traced(session, [script.loss, script.update], script.feed) for _ in range(TRACES)]
             with open(os.path.join(folder, "trace.pb"), "wb") as handle:
                 handle.write(sorted(traces, key=_span)[TRACES // 2].SerializeToString())
             return {"seconds": [op_seconds(one) for one in traces], "memory": [_peaks(one, here) for one in traces]}
@@ -222,7 +271,8 @@ def _peaks(metadata: Any, devices: int) -> List[float]:
 
 
 class Row(NamedTuple):
-    """Seconds of a step and bytes of the fullest device of one case; ``work``: predicted and measured seconds of all ops."""
+    """Seconds of a step and bytes of the fullest device of one case (measured: the most that a traced step held); ``work``:
+    predicted and measured seconds of all ops."""
 
     case: Case
     predicted_s: float
@@ -252,8 +302,8 @@ def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Resul
     from whale_tf.simulator import Options, Simulator, StepGraph
     from whale_tf.simulator.calibration import COMMUNICATION
 
-    # Proteus profiles gamma by machine and model; in short steps two threads wait for each other in Python, too
-    factor = max(1.0, profiles[max(profiles)]["slow_down"])
+    # Proteus profiles gamma by machine and model; of small batches it would mostly be that of the updates
+    factor = max(1.0, statistics.mean(profiles[batch]["slow_down"] for batch in sorted(profiles)[-2:]))
     step = StepGraph.parse(os.path.join(folder, "step.json"))
     for batch, found in profiles.items():
         beside = factor if case.processes > 1 else 1.0  # the other process' ops, which are of a node of their own
@@ -298,13 +348,13 @@ def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]
 
 
 def profiled(turns: Sequence[Result]) -> Result:
-    """What a step takes beside its kernels (the executor's work for each op, tensors being freed) is in no op's traced time: it
-    is the time of steps without a trace, less that of a run without ops, and every op gets an equal share."""
+    """What a step takes beside its kernels (the executor's work for each op, tensors being freed) is in no op's traced time, and
+    what tracing costs is in all of them: every op gets an equal share of what a step without a trace takes more or less."""
     seconds = medians([trace for turn in turns for trace in turn["seconds"]])
-    step_s, beside_s, empty_s = (statistics.median(turn[key] for turn in turns) for key in ("step_s", "beside_s", "empty_s"))
-    share = max(0.0, step_s - empty_s - sum(seconds.values())) / len(seconds)
-    return {"seconds": {name: value + share for name, value in seconds.items()}, "scratch": turns[0]["scratch"],
-            "run_s": empty_s, "slow_down": beside_s / step_s}
+    step_s, both_s, empty_s = (statistics.median(turn[key] for turn in turns) for key in ("step_s", "both_s", "empty_s"))
+    share = (step_s - sum(seconds.values())) / len(seconds)
+    return {"seconds": {name: max(0.0, value + share) for name, value in seconds.items()}, "scratch": turns[0]["scratch"],
+            "run_s": empty_s, "slow_down": both_s / step_s}
 
 
 def medians(tables: Sequence[Dict[str, float]]) -> Dict[str, float]:
@@ -324,7 +374,7 @@ def row_of(case: Case, result: Measured, calibration: Any, profiles: Dict[int, R
     fullest = [max(peak + size for peak, size in zip(peaks, held)) for peaks in result.memory]
     seconds = sum(value for value, lane in zip(found.graph.seconds, found.graph.lane) if lane == COMPUTATION)
     return Row(case, found.step_time_s, result.step_s, max(curve.peak_bytes for curve in found.memory),
-               statistics.median(fullest), (seconds, result.work_s))  # fmt: skip
+               max(fullest), (seconds, result.work_s))  # fmt: skip
 
 
 def report(console: Console) -> None:

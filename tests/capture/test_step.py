@@ -66,6 +66,9 @@ def test_every_product_of_the_simulation_runs_in_the_plan(name: str) -> None:
             plan = wh.parallelize()
             step = StepGraph.parse(wh.step_graph(name).to_json()).measured(BATCH, local)
             measured = traced(loss, update, feed, devices)
+            together = [op.name for op in step.ops if op.type == "NoOp" and op.waits]
+            waiting = [op for op in step.ops if any(step.ops[before].name in together for before in op.waits)]
+            assert all("control_dependency" in op.name for op in waiting) and len(waiting) >= 2 and devices == 2
         finally:
             wh.shutdown()
     found = Simulator(Cluster.parse("cpu:{}".format(devices))).run_step(plan, step)

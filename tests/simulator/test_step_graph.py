@@ -11,6 +11,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
+from whale_tf.simulator.memory import lifetimes
 from whale_tf.simulator.program import COMPUTATION
 from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepOp, StepTensor, StepVariable, interpolated_from_zero
 
@@ -151,6 +152,36 @@ def test_an_op_overwrites_what_it_reads_and_not_what_was_fused_into_it() -> None
     assert peak(overwritten, **alone) == peak(kept, **alone) == peak(overwritten, **timed)
 
 
+def waiting() -> StepGraph:
+    """As TensorFlow makes gradients: all of an op are handed on together, here what backward_b and weight_b make.  These ops,
+    ``together``, ``on`` and ``weight``, do not run by themselves."""
+    forward_a, forward_b, backward_b, weight_b, weight_a, update_b, update_a = step().ops
+    together = op("together", [], StepTensor(0.0), late=True, follows="forward_b")._replace(waits=(2, 3))
+    on, weight = (op(name, [number], tensor, late=True, follows="forward_b")._replace(waits=(4,))
+                  for name, number, tensor in (("on", 2, EXAMPLES), ("weight", 3, GRADIENT)))  # fmt: skip
+    ops = (forward_a, forward_b, backward_b, weight_b, together, on, weight, weight_a._replace(inputs=((5, 0),)),
+           update_b._replace(inputs=((6, 0),)), update_a._replace(inputs=((7, 0),)))  # fmt: skip
+    return step()._replace(ops=ops, gradients=(("b", 6, 0), ("a", 7, 0)))
+
+
+def test_what_waits_by_a_control_edge_waits_through_ops_that_do_not_run() -> None:
+    found = played(plan([0], names=ONE), waiting())
+    start, end = ({found.program.instructions[number].name: moment for number, moment in zip(found.graph.instruction, moments)}
+                  for moments in (found.times.start, found.times.end))  # fmt: skip
+    assert start["weight_a"] >= end["weight_b"] and start["update_b"] >= end["backward_b"]
+    late = step(weight_b=3.0)
+    assert played(plan([0], names=ONE), late).step_time_s == pytest.approx(6.0)  # beside it, backward_b and weight_a
+    assert played(plan([0], names=ONE), waiting()._replace(seconds=late.seconds)).step_time_s == pytest.approx(7.0)
+
+
+def test_a_sum_over_micro_batches_waits_for_what_its_gradient_waits_for() -> None:
+    found = played(plan([0], names=ONE, micro_batches=2), waiting(), cores=1)
+    ran = {(found.program.instructions[number].name, batch): moment for number, batch, moment in zip(
+        found.graph.instruction, found.graph.micro_batch, found.times.start)}  # fmt: skip
+    for batch in range(2):
+        assert ran["weight_b (sum)", batch] > ran["backward_b", batch]
+
+
 def test_memory_counts_variables_kept_tensors_and_sums() -> None:
     whole = played(plan([0], names=ONE), step(), cores=1)
     static = 16 * KB
@@ -198,6 +229,10 @@ def test_gradients_go_between_processes_in_the_plan_s_buckets(buckets: Any, mess
     # a ring of two: two steps, half of the bytes in each; 8 KB in all, two messages share the link one after the other
     assert sum(event.duration_s for event in reduced) == pytest.approx(2.0 * messages + 1.0)
     assert found.samples == 2 * BATCH
+    sums = [found.program.buffers[kind].name == "summed gradients" for kind in found.graph.buffers.kind]
+    made = sorted(set(lifetimes(found.graph, found.times)[0][sums]))
+    started = sorted(event.start_s for event in reduced)
+    assert made[0] == started[0] and all(a < b for a, b in zip(made[1:], started[1:])), "there while it waits for the link"
 
 
 @pytest.mark.parametrize("batch, seconds", [(4, 2.0), (8, 3.0), (6, 2.5), (16, 5.0), (2, 1.5), (1, 1.25)])
@@ -207,7 +242,7 @@ def test_times_between_and_beyond_measured_batches(batch: float, seconds: float)
 
 def test_json_round_trip_and_merged_times() -> None:
     graph = step()
-    assert StepGraph.parse(graph.to_json()) == graph
+    assert StepGraph.parse(graph.to_json()) == graph and StepGraph.parse(waiting().to_json()) == waiting()
     other = graph._replace(seconds={"forward_a": ((16.0, 3.0),)})
     assert graph.and_times_of(other).seconds["forward_a"] == ((4.0, 0.5), (8.0, 1.0), (16.0, 3.0))
     assert graph._replace(fingerprint="g").and_times_of(other) is other
@@ -224,3 +259,6 @@ def test_refusals(tmp_path: Any) -> None:
         StepGraph.parse(str(tmp_path / "none.json"))
     with pytest.raises(PlanError, match="which is not before it"):
         StepGraph.parse(step()._replace(ops=step().ops[1:]).to_json())
+    first, *others = step().ops
+    with pytest.raises(PlanError, match=r"'forward_a' waits for ops \[3\], which are not all before it"):
+        StepGraph.parse(step()._replace(ops=(first._replace(waits=(3,)), *others)).to_json())

@@ -41,12 +41,13 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
         )
         numbers[op.id] = len(rows)
         runs = UPDATES if op.id in update else PER_MICRO_BATCH if op.id in region.batch_level else PER_STEP
+        waits = (numbers[before] for before in op.control_inputs if before in numbers and before in region.batch_level)
         cost = costs[op.id]
         rows.append(StepOp(
             op.name, op.type, runs, op.id in region.late, home[op.id], _shard(op), _PART.sub("", op.name),
             _PART.sub("", graph.ops[op.forward].name) if op.forward >= 0 else "", inputs,
             tuple(_tensor(region, graph, t, runs) for t in op.outputs), cost.flops, cost.bytes, cost.is_contraction,
-            _takes_over(op, graph)))  # fmt: skip
+            _takes_over(op, graph), tuple(waits) if runs == PER_MICRO_BATCH else ()))  # fmt: skip
     pulls = any(graph.producer(t).type.startswith("Iterator") for t in captured.sources)
     gradients = tuple((graph.ops[variable].name, numbers[graph.tensors[tensor].op], graph.tensors[tensor].index)
                       for tensor, variable in captured.gradients if graph.tensors[tensor].op in numbers)  # fmt: skip

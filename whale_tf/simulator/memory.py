@@ -1,5 +1,9 @@
 """Memory by reference counts (Proteus section VI-B): a buffer lives from the start of the task that writes it to the
-end of the last task that reads it."""
+end of the last task that reads it.
+
+The result of a gradient communication lives from the time at which that is ready: executors allocate it when they hand it to the
+communicator, however long the ones before it take there.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
-from whale_tf.simulator.program import Program
+from whale_tf.simulator.program import GRADIENT, Program
 
 
 class MemoryCurve(NamedTuple):
@@ -35,7 +39,10 @@ def lifetimes(graph: ExecutionGraph, times: Times) -> Tuple[np.ndarray, np.ndarr
     """(from, to) of every buffer in seconds; ``to`` is when its reference count falls to zero."""
     start, end = np.array(times.start), np.array(times.end)
     table = graph.buffers
-    born = start[table.producer]
+    ready = np.zeros(len(start))
+    np.maximum.at(ready, graph.successors, end[np.repeat(np.arange(len(start)), np.diff(graph.first_successor))])
+    is_sum = np.array(graph.lane)[table.producer] == GRADIENT
+    born = np.where(is_sum, ready[table.producer], start[table.producer])
     dies = end[table.producer].copy()
     np.maximum.at(dies, table.reader_buffer, end[table.reader_task])
     return born, dies

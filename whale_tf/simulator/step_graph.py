@@ -39,6 +39,7 @@ class StepOp(NamedTuple):
         inputs: (op number, which of its outputs).
         flops, size_bytes, contraction: what it costs (:mod:`whale_tf.profiler.op_cost`), at the graph's batch.
         alias: the first output is the first input's buffer, or may overwrite it.
+        waits: op numbers that it waits for by control edge, both run once per micro-batch.
     """
 
     name: str
@@ -55,6 +56,7 @@ class StepOp(NamedTuple):
     size_bytes: float
     contraction: bool
     alias: bool = False
+    waits: Tuple[int, ...] = ()
 
 
 class StepVariable(NamedTuple):
@@ -160,13 +162,16 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
     if data["version"] != VERSION:
         raise ValueError("version is {}, this whale_tf reads version {}".format(data["version"], VERSION))
     ops = tuple(
-        StepOp(*row)._replace(inputs=tuple((int(a), int(b)) for a, b in row[8]), outputs=tuple(StepTensor(*t) for t in row[9]))
+        StepOp(*row)._replace(inputs=tuple((int(a), int(b)) for a, b in row[8]), outputs=tuple(StepTensor(*t) for t in row[9]),
+                              waits=tuple(int(a) for a in row[14]) if len(row) > 14 else ())
         for row in data["ops"]
-    )
+    )  # fmt: skip
     for number, op in enumerate(ops):
         for source, output in op.inputs:
             if not 0 <= source < number or not 0 <= output < len(ops[source].outputs):
                 raise ValueError("op {!r} reads output {} of op {}, which is not before it".format(op.name, output, source))
+        if any(not 0 <= before < number for before in op.waits):
+            raise ValueError("op {!r} waits for ops {}, which are not all before it".format(op.name, list(op.waits)))
     seconds, scratch = (
         {name: tuple((float(batch), float(value)) for batch, value in points) for name, points in data[key].items()}
         for key in ("seconds", "scratch")

@@ -10,7 +10,7 @@ One instruction per op of the step graph; every clone of it is a task.  What the
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
@@ -59,6 +59,7 @@ class StepCompiler(StepState):
             self.totals[op.origin] = flops + op.flops, size + op.size_bytes
         self.held: Dict[Tuple[int, int], int] = {}  # value -> the buffer it is in, -1: none of its own
         self.moved: Dict[Tuple[int, Tuple[int, ...], bool], Source] = {}
+        self.folded: Set[int] = set()  # ops that do not run by themselves
         self.sums = GradientSums(self, buckets)
 
     def run(self) -> Program:
@@ -74,11 +75,16 @@ class StepCompiler(StepState):
         op, config = self.step.ops[number], self.strategy.op_configs[number]
         seconds = self._seconds(op, config)
         before = [source for key in op.inputs for source in self.values.get(key, ())]
+        folded = [source for source, _ in op.inputs if source in self.folded]
+        waits = {made: devices for source in folded + list(op.waits) for made, devices in self.ended[source].items()}
         overwritten = self.held.get(op.inputs[0], -1) if op.alias and op.inputs else -1  # what it reads may be no op of the step
         if seconds is None:  # folded, or fused into an op that reads its results: those wait for what this one reads
             for place in range(len(op.outputs)):
                 self.values[number, place] = before
             self.held[number, 0] = overwritten
+            waits.update((source.instruction, source.config.devices) for source in before)
+            self.ended.append(waits)
+            self.folded.add(number)
             return
         phase = UPDATE if op.runs != PER_MICRO_BATCH else BACKWARD if op.late else FORWARD
         instruction = self.instruction(op.name, (self.stage_of[number], phase), COMPUTATION, self._label(op))
@@ -88,6 +94,7 @@ class StepCompiler(StepState):
                 instruction.dependencies.append(found.instruction)
                 if found.buffer >= 0:
                     instruction.reads.append(found.buffer)
+        self.wait(instruction, config, waits)
         instruction.parts = self.parts_of(config)
         instruction.seconds = seconds
         self.place(instruction, ARITHMETIC if op.contraction else MEMORY)
@@ -98,6 +105,7 @@ class StepCompiler(StepState):
                 buffer = self._buffer(instruction, op, tensor, config)
             self.held[number, place] = buffer
             self.values[number, place] = [Source(instruction.id, buffer, tensor, _config_of(tensor, config))]
+        self.ended.append({instruction.id: config.devices})
 
     @staticmethod
     def _label(op: StepOp) -> str:

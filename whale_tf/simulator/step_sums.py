@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.simulator.calibration import MEMORY
@@ -38,6 +38,7 @@ class StepState:
 
     Attributes:
         values: (op number, which of its outputs) -> where it is; several for what an op that does not run by itself reads.
+        ended: of every op so far, the instructions that those wait for which wait for it, with their devices.
         limits: per instruction, what limits its speed.
         static_bytes: per device and category, what is held for the whole step.
     """
@@ -49,6 +50,7 @@ class StepState:
         self.blocks: Dict[BlockKey, List[int]] = {}
         self.limits: List[str] = []
         self.values: Dict[Tuple[int, int], List[Source]] = {}
+        self.ended: List[Dict[int, Tuple[int, ...]]] = []
         self.static_bytes: Dict[int, Dict[str, float]] = {d: {} for stage in strategy.stages for d in stage.devices}
         self.stage_of = {op: number for number, stage in enumerate(strategy.stages) for op in stage.ops}
         self.stage_of_device = {d: number for number, stage in enumerate(strategy.stages) for d in stage.devices}
@@ -78,6 +80,12 @@ class StepState:
         self.place(instruction, MEMORY)
         self.buffers.append(Buffer(name, category, instruction.id, parts, tuple(sizes[first] for first in parts.first)))
         return instruction.id, len(self.buffers) - 1
+
+    def wait(self, instruction: Instruction, config: OpConfig, waits: Mapping[int, Tuple[int, ...]]) -> None:
+        """For instructions on the same devices; what an update makes is at hand from the start."""
+        instruction.dependencies += [
+            made for made, devices in waits.items()
+            if devices == config.devices and made not in instruction.dependencies and self.instructions[made].block[1] != UPDATE]
 
     def parts_of(self, config: OpConfig) -> Parts:
         if config not in self._parts:
@@ -126,6 +134,7 @@ class GradientSums:
         if source.buffer >= 0:
             instruction.reads.append(source.buffer)
         config = OpConfig(source.config.devices, ())
+        self.compiler.wait(instruction, config, self._waits(source))
         instruction.parts = self.compiler.parts_of(config)
         share = (count - 1.0) / count  # the first micro-batch's gradient is the sum so far
         size = 3.0 * source.tensor.bytes * share
@@ -135,6 +144,13 @@ class GradientSums:
             held = self.compiler.static_bytes[device]
             held["gradients"] = held.get("gradients", 0.0) + source.tensor.bytes
         return Source(instruction.id, -1, source.tensor, everywhere(config.devices))
+
+    def _waits(self, source: Source) -> Mapping[int, Tuple[int, ...]]:
+        """What a gradient waits for before it leaves its clone: TensorFlow hands on all gradients of an op together."""
+        for _, number, output in self.compiler.step.gradients:
+            if any(one.instruction == source.instruction for one in self.compiler.values.get((number, output), ())):
+                return self.compiler.ended[number]
+        return {}
 
     def _over_copies(self, together: Sequence[Source], wanted: Tuple[int, ...]) -> List[Source]:
         """Where one device of each node wants the sum (shared variables) it is made there; else a device that takes turns makes
