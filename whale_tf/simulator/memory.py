@@ -1,8 +1,8 @@
 """Memory by reference counts (Proteus section VI-B): a buffer lives from the start of the task that writes it to the
 end of the last task that reads it.
 
-The result of a gradient communication lives from the time at which that is ready: executors allocate it when they hand it to the
-communicator, however long the ones before it take there.
+The result of a gradient communication lives from the moment at which the communication may start: executors allocate it when they
+hand it to the communicator, however long that is busy with the ones before it.
 """
 
 from __future__ import annotations
