@@ -4,8 +4,8 @@
 
 First the machine is calibrated.  Then, for each model, the local script (its ops timed by themselves, at batch sizes that no
 plan has, in runs of several steps) and all plans, as whale_tf's own main path makes them, take turns: a slow minute of the
-machine hits all alike, and medians count.  A plan is predicted from the Plan, the op times and the calibration alone.
-``DIRECTORY`` keeps what was measured.
+machine hits all alike, and medians count, of the steps in which both cores shared a cache.  A plan is predicted from the Plan,
+the op times and the calibration alone.  ``DIRECTORY`` keeps what was measured.
 """
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ import numpy as np
 from rich.console import Console
 from scipy.stats import spearmanr
 
-from benchmarks.measure import ROOT, Result, Spec, Workers, answer, main, session_config, table
+from benchmarks.measure import ROOT, Result, Spec, Workers, answer, main, session_config, step_seconds, table
 from benchmarks.workloads import LEARNING_RATE, Workload, convnet, encoder, head_loss, mlp, variables
 
 THREADS = 2  # ops that run at once; one thread each
 PROFILED = (3, 12, 48, 192)  # examples of the traced local steps; no plan has clones of these sizes
 ROUNDS = 15  # turns of every script
-STEPS, PROFILED_RUNS, TRACES = 12, 8, 3  # of each turn
+BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
+ENOUGH = 12  # steps that count
 CHAIN = 8  # steps at most in a run of the local script
 STEP_SCOPE = re.compile("chain[0-9]+/step[0-9]+/")
 MODELS: Dict[str, Callable[[], Workload]] = {
@@ -230,7 +231,8 @@ def run(case: Case, folder: str) -> None:
         session.run(tf.global_variables_initializer())
 
         def turn() -> Result:
-            return {"step_s": median_s(lambda: session.run([script.loss, script.update], script.feed), STEPS)}
+            fetches = [script.loss, script.update]
+            return {"step_s": step_seconds(lambda: session.run(fetches, script.feed), BURSTS, case.processes == 1)}
 
         def trace() -> Result:
             traces = [traced(session, [script.loss, script.update], script.feed) for _ in range(TRACES)]
@@ -325,7 +327,11 @@ class Measured(NamedTuple):
 
 
 def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]:
-    """The model's op times by batch size, and its cases: all take turns, so that slow seconds of the machine hit all alike."""
+    """The model's op times by batch size, and its cases: all take turns, so that slow seconds of the machine hit all alike.
+
+    Raises:
+        RuntimeError: see :func:`median_of`.
+    """
     cases = [case for case in CASES if case.model == model]
     folders = [tempfile.mkdtemp(dir=folder) for _ in cases]
     with contextlib.ExitStack() as stack:
@@ -337,14 +343,18 @@ def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]
             spec = {"what": "run", "model": model, "stages": case.stages, "folder": where, "rest": rest}
             plans.append(stack.enter_context(Workers(__file__, spec, case.processes)))
             plans[-1].ask("turn")  # ready before the next one starts
-        turns = [[one.ask("turn") for one in scripts + plans] for _ in range(ROUNDS)]
+        turns: List[List[Result]] = [[] for _ in scripts]
+        steps: List[List[float]] = [[] for _ in plans]
+        for number in range(3 * ROUNDS):
+            for script, answers in zip(scripts, turns if number < ROUNDS else []):
+                answers.append(script.ask("turn"))
+            for plan, took in zip(plans, steps):
+                if number < ROUNDS or len(took) < ENOUGH:
+                    took += plan.ask("turn")["step_s"]
         traces = [one.ask("trace") for one in plans]
-    profiles = {batch: profiled([turn[number] for turn in turns]) for number, batch in enumerate(PROFILED)}
-    found = []
-    for number, (where, trace) in enumerate(zip(folders, traces)):
-        steps = [turn[len(PROFILED) + number]["step_s"] for turn in turns]
-        found.append(Measured(where, statistics.median(steps), sum(medians(trace["seconds"]).values()), trace["memory"]))
-    return profiles, found
+    found = [Measured(where, median_of(took), sum(medians(trace["seconds"]).values()), trace["memory"])
+             for where, took, trace in zip(folders, steps, traces)]  # fmt: skip
+    return dict(zip(PROFILED, map(profiled, turns))), found
 
 
 def profiled(turns: Sequence[Result]) -> Result:
@@ -355,6 +365,16 @@ def profiled(turns: Sequence[Result]) -> Result:
     share = (step_s - sum(seconds.values())) / len(seconds)
     return {"seconds": {name: max(0.0, value + share) for name, value in seconds.items()}, "scratch": turns[0]["scratch"],
             "run_s": empty_s, "slow_down": both_s / step_s}
+
+
+def median_of(steps: Sequence[float]) -> float:
+    """Raises:
+    RuntimeError: these are too few.
+    """
+    if len(steps) < ENOUGH:
+        raise RuntimeError("in only {} steps the first two cores shared a cache: bind this to cores that do (taskset), or try "
+                           "again when the machine's host is quieter".format(len(steps)))
+    return statistics.median(steps)
 
 
 def medians(tables: Sequence[Dict[str, float]]) -> Dict[str, float]:

@@ -12,9 +12,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +25,8 @@ from whale_tf.cluster.processes import free_ports, tf_configs
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MARK = "RESULT "
 LIMIT_S = 600.0
+SHARED_CACHE = 1.5  # seconds to read what another core wrote, over reading it again; measured: 1.2, or 1.6 and more if not shared
+BURST = 4  # steps between two looks at the caches
 
 Spec = Mapping[str, Any]
 Result = Dict[str, Any]
@@ -53,6 +57,56 @@ def session_config(devices: int = 1, inter: int = 0, intra: int = 0) -> Any:
 
     return tf.ConfigProto(device_count={"CPU": devices}, inter_op_parallelism_threads=inter,
                           intra_op_parallelism_threads=intra)
+
+
+def step_seconds(step: Callable[[], Any], bursts: int, of_one_cache: bool = True) -> List[float]:
+    """Wall seconds of ``BURST`` calls for each burst before and after which the first two cores shared a cache (or, if not
+    ``of_one_cache``, for every burst); in each burst, a call that does not count goes before them.
+
+    The host of a virtual machine moves its cores about, between those of one L3 cache and those that share none, many times a
+    minute.  Then all that one core writes and the other one reads takes longer, and so do steps on two cores: a plan with
+    ``split`` by a third.
+    """
+    found: List[float] = []
+    for _ in range(bursts):
+        shared, took = not of_one_cache or cache_is_shared(), []
+        for _ in range(BURST + 1):
+            start = time.perf_counter()
+            step()
+            took.append(time.perf_counter() - start)
+        if shared and (not of_one_cache or cache_is_shared()):
+            found += took[1:]
+    return found
+
+
+def cache_is_shared() -> bool:
+    """Whether the first two cores share one, going by what reading costs."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    first, again = (statistics.median(column) for column in zip(*(_reads_s(cores[0], cores[-1]) for _ in range(9))))
+    return first < SHARED_CACHE * again
+
+
+def _reads_s(reader: int, writer: int) -> Tuple[float, float]:
+    """Seconds to read 1 MB that the other core has just written, and to read it again."""
+    values = np.zeros(1 << 17)
+    took: List[float] = []
+
+    def write() -> None:
+        os.sched_setaffinity(0, {writer})
+        values[:] = 1.0
+
+    def read() -> None:
+        os.sched_setaffinity(0, {reader})
+        for _ in range(2):
+            start = time.perf_counter()
+            values.sum()
+            took.append(time.perf_counter() - start)
+
+    for part in (write, read):
+        thread = threading.Thread(target=part)  # only this thread is bound to the core
+        thread.start()
+        thread.join()
+    return took[0], took[1]
 
 
 # -- in the process that asks ------------------------------------------------------------------------------------------
