@@ -4,8 +4,9 @@
 
 First the machine is calibrated.  Then, for each model, the local script (its ops timed by themselves, at batch sizes that no
 plan has, in runs of several steps) and all plans, as whale_tf's own main path makes them, take turns: a slow minute of the
-machine hits all alike, and medians count, of the steps in which both cores shared a cache.  A plan is predicted from the Plan,
-the op times and the calibration alone.  ``DIRECTORY`` keeps what was measured.
+machine hits all alike, and medians count, of the steps in which both cores shared a cache where there are enough of them.  A plan
+is predicted from the Plan, the op times and the calibration alone.
+``DIRECTORY`` keeps what was measured.
 """
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ THREADS = 2  # ops that run at once; one thread each
 PROFILED = (3, 12, 48, 192)  # examples of the traced local steps; no plan has clones of these sizes
 ROUNDS = 15  # turns of every script
 BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
-ENOUGH = 12  # steps that count
+ENOUGH = 12  # steps in which both cores shared a cache
 CHAIN = 8  # steps at most in a run of the local script
 STEP_SCOPE = re.compile("chain[0-9]+/step[0-9]+/")
 MODELS: Dict[str, Callable[[], Workload]] = {
@@ -176,8 +177,11 @@ class Chains:
         self.fetches += before
         self.feed.update(feed)
 
+    def run(self) -> None:
+        self.session.run(self.fetches, self.feed)
+
     def run_s(self) -> float:
-        return median_s(lambda: self.session.run(self.fetches, self.feed), PROFILED_RUNS)
+        return median_s(self.run, PROFILED_RUNS)
 
     def empty_s(self) -> float:
         """Seconds of a run with the same inputs and without steps."""
@@ -192,10 +196,11 @@ def profile(model: str, batch: int) -> None:
     one, two = (Chains(model, batch, steps, count) for count in (1, 2))
 
     def turn() -> Result:
-        run_s, empty_s, both_s, both_empty_s = one.run_s(), one.empty_s(), two.run_s(), two.empty_s()
+        run_s, empty_s, both_empty_s = one.run_s(), one.empty_s(), two.empty_s()
+        both_s = [((value - both_empty_s) / steps, shared) for value, shared in step_seconds(two.run, BURSTS)]
         traces = [traced(one.session, one.fetches, one.feed) for _ in range(TRACES)]
         nodes = [node for device in traces[0].step_stats.dev_stats for node in device.node_stats]
-        return {"step_s": (run_s - empty_s) / steps, "both_s": (both_s - both_empty_s) / steps, "empty_s": empty_s,
+        return {"step_s": (run_s - empty_s) / steps, "both_s": both_s, "empty_s": empty_s,
                 "seconds": [{name: value / steps for name, value in op_seconds(trace).items()} for trace in traces],
                 "scratch": {op_name(node.node_name): float(node.memory_stats.temp_memory_size) for node in nodes}}
 
@@ -231,8 +236,7 @@ def run(case: Case, folder: str) -> None:
         session.run(tf.global_variables_initializer())
 
         def turn() -> Result:
-            fetches = [script.loss, script.update]
-            return {"step_s": step_seconds(lambda: session.run(fetches, script.feed), BURSTS, case.processes == 1)}
+            return {"step_s": step_seconds(lambda: session.run([script.loss, script.update], script.feed), BURSTS)}
 
         def trace() -> Result:
             traces = [traced(session, [script.loss, script.update], script.feed) for _ in range(TRACES)]
@@ -274,9 +278,10 @@ def _peaks(metadata: Any, devices: int) -> List[float]:
 
 class Row(NamedTuple):
     """Seconds of a step and bytes of the fullest device of one case (measured: the most that a traced step held); ``work``:
-    predicted and measured seconds of all ops."""
+    predicted and measured seconds of all ops; ``shared``: see :class:`Measured`."""
 
     case: Case
+    shared: bool
     predicted_s: float
     measured_s: float
     predicted_bytes: float
@@ -318,20 +323,18 @@ def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Resul
 
 
 class Measured(NamedTuple):
-    """Of one case: seconds of a step, of all its ops, and bytes of each device's peak in each trace; beside what it left."""
+    """Of one case: seconds of a step (``shared``: of those in which both cores shared a cache), of all its ops, and bytes of each
+    device's peak in each trace; beside what it left."""
 
     folder: str
     step_s: float
+    shared: bool
     work_s: float
     memory: List[List[float]]
 
 
 def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]:
-    """The model's op times by batch size, and its cases: all take turns, so that slow seconds of the machine hit all alike.
-
-    Raises:
-        RuntimeError: see :func:`median_of`.
-    """
+    """The model's op times by batch size, and its cases: all take turns, so that slow seconds of the machine hit all alike."""
     cases = [case for case in CASES if case.model == model]
     folders = [tempfile.mkdtemp(dir=folder) for _ in cases]
     with contextlib.ExitStack() as stack:
@@ -343,38 +346,33 @@ def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]
             spec = {"what": "run", "model": model, "stages": case.stages, "folder": where, "rest": rest}
             plans.append(stack.enter_context(Workers(__file__, spec, case.processes)))
             plans[-1].ask("turn")  # ready before the next one starts
-        turns: List[List[Result]] = [[] for _ in scripts]
-        steps: List[List[float]] = [[] for _ in plans]
-        for number in range(3 * ROUNDS):
-            for script, answers in zip(scripts, turns if number < ROUNDS else []):
-                answers.append(script.ask("turn"))
-            for plan, took in zip(plans, steps):
-                if number < ROUNDS or len(took) < ENOUGH:
-                    took += plan.ask("turn")["step_s"]
+        turns = [[one.ask("turn") for one in scripts + plans] for _ in range(ROUNDS)]
         traces = [one.ask("trace") for one in plans]
-    found = [Measured(where, median_of(took), sum(medians(trace["seconds"]).values()), trace["memory"])
-             for where, took, trace in zip(folders, steps, traces)]  # fmt: skip
-    return dict(zip(PROFILED, map(profiled, turns))), found
+    profiles = {batch: profiled([turn[number] for turn in turns]) for number, batch in enumerate(PROFILED)}
+    found = []
+    for number, (where, trace) in enumerate(zip(folders, traces)):
+        step_s, shared = median_of([turn[len(PROFILED) + number]["step_s"] for turn in turns])
+        found.append(Measured(where, step_s, shared, sum(medians(trace["seconds"]).values()), trace["memory"]))
+    return profiles, found
 
 
 def profiled(turns: Sequence[Result]) -> Result:
     """What a step takes beside its kernels (the executor's work for each op, tensors being freed) is in no op's traced time, and
     what tracing costs is in all of them: every op gets an equal share of what a step without a trace takes more or less."""
     seconds = medians([trace for turn in turns for trace in turn["seconds"]])
-    step_s, both_s, empty_s = (statistics.median(turn[key] for turn in turns) for key in ("step_s", "both_s", "empty_s"))
+    step_s, empty_s = (statistics.median(turn[key] for turn in turns) for key in ("step_s", "empty_s"))
+    both_s = median_of([turn["both_s"] for turn in turns])[0]
     share = (step_s - sum(seconds.values())) / len(seconds)
     return {"seconds": {name: max(0.0, value + share) for name, value in seconds.items()}, "scratch": turns[0]["scratch"],
             "run_s": empty_s, "slow_down": both_s / step_s}
 
 
-def median_of(steps: Sequence[float]) -> float:
-    """Raises:
-    RuntimeError: these are too few.
-    """
-    if len(steps) < ENOUGH:
-        raise RuntimeError("in only {} steps the first two cores shared a cache: bind this to cores that do (taskset), or try "
-                           "again when the machine's host is quieter".format(len(steps)))
-    return statistics.median(steps)
+def median_of(turns: Sequence[Sequence[Tuple[float, bool]]]) -> Tuple[float, bool]:
+    """Seconds of a step in which both cores shared a cache, or of any if these are too few; and which of both."""
+    steps = [step for turn in turns for step in turn]
+    shared = [seconds for seconds, is_shared in steps if is_shared]
+    is_enough = len(shared) >= ENOUGH
+    return statistics.median(shared if is_enough else [seconds for seconds, _ in steps]), is_enough
 
 
 def medians(tables: Sequence[Dict[str, float]]) -> Dict[str, float]:
@@ -393,7 +391,7 @@ def row_of(case: Case, result: Measured, calibration: Any, profiles: Dict[int, R
     held = [found.program.static_bytes[device].get("parameters", 0.0) for device in found.graph.devices]
     fullest = [max(peak + size for peak, size in zip(peaks, held)) for peaks in result.memory]
     seconds = sum(value for value, lane in zip(found.graph.seconds, found.graph.lane) if lane == COMPUTATION)
-    return Row(case, found.step_time_s, result.step_s, max(curve.peak_bytes for curve in found.memory),
+    return Row(case, result.shared, found.step_time_s, result.step_s, max(curve.peak_bytes for curve in found.memory),
                max(fullest), (seconds, result.work_s))  # fmt: skip
 
 
@@ -435,6 +433,9 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     errors = [abs(row.error) for row in rows]
     rank = spearmanr([row.predicted_s for row in rows], [row.measured_s for row in rows])[0]
     console.print("step time: mean error {:.1%}, largest {:.1%}, Spearman {:.3f}".format(np.mean(errors), max(errors), rank))
+    apart = sum(not row.shared for row in rows)
+    if apart:
+        console.print("of {} plans all steps count: in too few of them both cores shared a cache".format(apart))
     memory = [abs(row.memory_error) for row in rows]
     console.print("memory: mean error {:.1%}, largest {:.1%}".format(np.mean(memory), max(memory)))
 

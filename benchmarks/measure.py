@@ -59,23 +59,23 @@ def session_config(devices: int = 1, inter: int = 0, intra: int = 0) -> Any:
                           intra_op_parallelism_threads=intra)
 
 
-def step_seconds(step: Callable[[], Any], bursts: int, of_one_cache: bool = True) -> List[float]:
-    """Wall seconds of ``BURST`` calls for each burst before and after which the first two cores shared a cache (or, if not
-    ``of_one_cache``, for every burst); in each burst, a call that does not count goes before them.
+def step_seconds(step: Callable[[], Any], bursts: int) -> List[Tuple[float, bool]]:
+    """Wall seconds of ``BURST`` calls for each burst, and whether the first two cores shared a cache before and after it; in each
+    burst, a call that does not count goes before them.
 
     The host of a virtual machine moves its cores about, between those of one L3 cache and those that share none, many times a
     minute.  Then all that one core writes and the other one reads takes longer, and so do steps on two cores: a plan with
     ``split`` by a third.
     """
-    found: List[float] = []
+    found: List[Tuple[float, bool]] = []
     for _ in range(bursts):
-        shared, took = not of_one_cache or cache_is_shared(), []
+        shared, took = cache_is_shared(), []
         for _ in range(BURST + 1):
             start = time.perf_counter()
             step()
             took.append(time.perf_counter() - start)
-        if shared and (not of_one_cache or cache_is_shared()):
-            found += took[1:]
+        shared = cache_is_shared() and shared
+        found += [(one, shared) for one in took[1:]]
     return found
 
 
