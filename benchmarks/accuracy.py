@@ -5,8 +5,7 @@
 First the machine is calibrated.  Then, for each model, the local script (its ops timed by themselves, at batch sizes that no
 plan has, in runs of several steps) and all plans, as whale_tf's own main path makes them, take turns: a slow minute of the
 machine hits all alike, and medians count, of the steps in which both cores shared a cache where there are enough of them.  A plan
-is predicted from the Plan, the op times and the calibration alone.
-``DIRECTORY`` keeps what was measured.
+is predicted from the Plan, the op times and the calibration alone.  ``DIRECTORY`` keeps what was measured.
 """
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -181,11 +179,16 @@ class Chains:
         self.session.run(self.fetches, self.feed)
 
     def run_s(self) -> float:
-        return median_s(self.run, PROFILED_RUNS)
+        return self._median_s(self.fetches)
 
     def empty_s(self) -> float:
         """Seconds of a run with the same inputs and without steps."""
-        return median_s(lambda: self.session.run(self.fed, self.feed), PROFILED_RUNS)
+        return self._median_s(self.fed)
+
+    def _median_s(self, fetches: Any) -> float:
+        from whale_tf.calibrating import median
+
+        return median(lambda: self.session.run(fetches, self.feed), PROFILED_RUNS)
 
 
 def profile(model: str, batch: int) -> None:
@@ -247,16 +250,6 @@ def run(case: Case, folder: str) -> None:
         answer({"turn": turn, "trace": trace})
 
 
-def median_s(step: Callable[[], Any], count: int) -> float:
-    """Seconds of a call, of ``count`` after two that do not count."""
-    took = []
-    for _ in range(count + 2):
-        start = time.perf_counter()
-        step()
-        took.append(time.perf_counter() - start)
-    return statistics.median(took[2:])
-
-
 def _span(metadata: Any) -> float:
     nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
     return max(n.all_start_micros + n.all_end_rel_micros for n in nodes) * 1e-6 - min(n.all_start_micros for n in nodes) * 1e-6
@@ -278,7 +271,8 @@ def _peaks(metadata: Any, devices: int) -> List[float]:
 
 class Row(NamedTuple):
     """Seconds of a step and bytes of the fullest device of one case (measured: the most that a traced step held); ``work``:
-    predicted and measured seconds of all ops; ``shared``: see :class:`Measured`."""
+    predicted and measured seconds of all ops; ``shared``: whether all steps that count, its own and those of the local script on
+    two threads, are of cores that shared a cache."""
 
     case: Case
     shared: bool
@@ -361,10 +355,10 @@ def profiled(turns: Sequence[Result]) -> Result:
     what tracing costs is in all of them: every op gets an equal share of what a step without a trace takes more or less."""
     seconds = medians([trace for turn in turns for trace in turn["seconds"]])
     step_s, empty_s = (statistics.median(turn[key] for turn in turns) for key in ("step_s", "empty_s"))
-    both_s = median_of([turn["both_s"] for turn in turns])[0]
+    both_s, shared = median_of([turn["both_s"] for turn in turns])
     share = (step_s - sum(seconds.values())) / len(seconds)
     return {"seconds": {name: max(0.0, value + share) for name, value in seconds.items()}, "scratch": turns[0]["scratch"],
-            "run_s": empty_s, "slow_down": both_s / step_s}
+            "run_s": empty_s, "slow_down": both_s / step_s, "shared": shared}
 
 
 def median_of(turns: Sequence[Sequence[Tuple[float, bool]]]) -> Tuple[float, bool]:
@@ -391,7 +385,8 @@ def row_of(case: Case, result: Measured, calibration: Any, profiles: Dict[int, R
     held = [found.program.static_bytes[device].get("parameters", 0.0) for device in found.graph.devices]
     fullest = [max(peak + size for peak, size in zip(peaks, held)) for peaks in result.memory]
     seconds = sum(value for value, lane in zip(found.graph.seconds, found.graph.lane) if lane == COMPUTATION)
-    return Row(case, result.shared, found.step_time_s, result.step_s, max(curve.peak_bytes for curve in found.memory),
+    shared = result.shared and all(profile["shared"] for profile in profiles.values())
+    return Row(case, shared, found.step_time_s, result.step_s, max(curve.peak_bytes for curve in found.memory),
                max(fullest), (seconds, result.work_s))  # fmt: skip
 
 
@@ -435,7 +430,8 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     console.print("step time: mean error {:.1%}, largest {:.1%}, Spearman {:.3f}".format(np.mean(errors), max(errors), rank))
     apart = sum(not row.shared for row in rows)
     if apart:
-        console.print("of {} plans all steps count: in too few of them both cores shared a cache".format(apart))
+        console.print("of {} plans, or of the local script, too few steps are of cores that shared a cache: there all steps "
+                      "count".format(apart))
     memory = [abs(row.memory_error) for row in rows]
     console.print("memory: mean error {:.1%}, largest {:.1%}".format(np.mean(memory), max(memory)))
 
