@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from scipy.stats import spearmanr
 
-from benchmarks.measure import ROOT, Result, Spec, Workers, answer, main, session_config, step_seconds, table
+from benchmarks.measure import ROOT, Result, Spec, Workers, answer, main, session_config, step_seconds, table, wall_seconds
 from benchmarks.workloads import LEARNING_RATE, Workload, convnet, encoder, head_loss, mlp, variables
 
 THREADS = 2  # ops that run at once; one thread each
@@ -186,9 +186,7 @@ class Chains:
         return self._median_s(self.fed)
 
     def _median_s(self, fetches: Any) -> float:
-        from whale_tf.calibrating import median
-
-        return median(lambda: self.session.run(fetches, self.feed), PROFILED_RUNS)
+        return statistics.median(wall_seconds(lambda: self.session.run(fetches, self.feed), PROFILED_RUNS, warmup=2))
 
 
 def profile(model: str, batch: int) -> None:

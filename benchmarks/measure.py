@@ -69,14 +69,21 @@ def step_seconds(step: Callable[[], Any], bursts: int) -> List[Tuple[float, bool
     """
     found: List[Tuple[float, bool]] = []
     for _ in range(bursts):
-        shared, took = cache_is_shared(), []
-        for _ in range(BURST + 1):
-            start = time.perf_counter()
-            step()
-            took.append(time.perf_counter() - start)
+        shared = cache_is_shared()
+        took = wall_seconds(step, BURST, warmup=1)
         shared = cache_is_shared() and shared
-        found += [(one, shared) for one in took[1:]]
+        found += [(one, shared) for one in took]
     return found
+
+
+def wall_seconds(step: Callable[[], Any], count: int, warmup: int) -> List[float]:
+    """Of each of ``count`` calls, after ``warmup`` that do not count."""
+    took = []
+    for _ in range(warmup + count):
+        start = time.perf_counter()
+        step()
+        took.append(time.perf_counter() - start)
+    return took[warmup:]
 
 
 def cache_is_shared() -> bool:
