@@ -6,6 +6,10 @@ first ops of a step wait for a barrier, which waits for the last ops of the step
     F0 ──> barrier ──> F1 ──> barrier ──> B0 ──> barrier ──> F2 ...        (backward first, two forwards ahead)
 
 Between the forward and the backward step of one micro-batch the data edges order enough.
+
+An op that waits, or is waited for, TensorFlow's graph optimizer fuses with no other: a Conv2D would run apart from its bias and
+its activation, and take a third longer.  So an Identity in front of it waits in its place, and one behind it is waited for.
+The optimizer takes these away again once it has fused, and gives their edges to the fused ops.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import networkx as nx
 
+from whale_tf._tf_compat import tf
 from whale_tf.errors import PlanError
-from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.ir.graph import Op
 from whale_tf.ir.region import frame_of_outputs, frames
 from whale_tf.rewrite.context import Clone, Context, Copy
@@ -27,7 +32,10 @@ class Order:
 
     def __init__(self, context: Context, nodes: Nodes) -> None:
         self._context = context
+        self._nodes = nodes
+        self._frames = frames(context.graph)
         self._barriers: Dict[Tuple[int, Clone], Dict[str, List[str]]] = {}
+        self._gated: Dict[Tuple[int, Clone], Dict[Tuple[Op, int], List[str]]] = {}
         self._after_backward: Dict[Tuple[int, Clone], str] = {}
         self._orders: List[List[Step]] = []
         if context.plan.num_micro_batch == 1:
@@ -37,11 +45,22 @@ class Order:
         _check_acyclic(context, orders, steps)
         for index, order in enumerate(orders):
             for copy in context.replicas(index):
-                self._stage(nodes, index, copy, order, steps[index])
+                self._stage(index, copy, order, steps[index])
 
     def barriers(self, task_graph: int, place: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:
         """Control inputs to add to a clone's ops, by original op name."""
         return self._barriers.get((task_graph, place)) if isinstance(place, Clone) else None
+
+    def gate(self, task_graph: int, place: Union[Clone, Copy]) -> None:
+        """Lets the other ops of a clone that its schedule holds back wait for an input; once their inputs are set."""
+        context = self._context
+        gated = self._gated.get((task_graph, place), {}) if isinstance(place, Clone) else {}
+        for (op, position), barriers in gated.items():
+            name = "{}/{}".format(context.scope(place), op.name)
+            node, dtype = context.edit.node(name), context.dtype(op.inputs[position])
+            scope = context.name("order", "into", context.scope(place).rpartition("/")[2], op.name)
+            gate = self._nodes.identity(node.input[position], scope, dtype, node.device, barriers)
+            set_input(context.edit, name, position, gate)
 
     def finish_with(self, task_graph: int, clone: Clone, op: str) -> None:
         """Let the step after a clone's backward step wait for ``op`` too (the addition of its gradients, which frees them).
@@ -74,27 +93,46 @@ class Order:
                 steps["backward" if op.id in self._context.region.late else "forward"].append(op)
         return steps
 
-    def _stage(self, nodes: Nodes, task_graph: int, copy: Copy, order: List[Step], steps: Dict[str, List[Op]]) -> None:
+    def _stage(self, task_graph: int, copy: Copy, order: List[Step], steps: Dict[str, List[Op]]) -> None:
         context = self._context
-        ends = {kind: _ends(context, ops) for kind, ops in steps.items()}
+        ends = {kind: _ends(context, ops, self._frames) for kind, ops in steps.items()}
         device = context.device(task_graph, copy)
         for before, after in _pairs([step for step in order if steps[step.kind]]):
             place = Clone(copy.g, before.micro_batch, copy.r)
-            waits = ["{}/{}".format(context.scope(place), op.name) for op in ends[before.kind][1]]
-            barrier = nodes.no_op(
-                context.name(
-                    "order",
-                    "t{}_g{}_r{}".format(task_graph, *copy),
-                    "before_{}{}".format(after.kind, after.micro_batch),
-                ),
-                device,
-                waits,
+            scope = context.name(
+                "order", "t{}_g{}_r{}".format(task_graph, *copy), "before_{}{}".format(after.kind, after.micro_batch)
             )
+            barrier = self._nodes.no_op(scope, device, [self._end(op, place, scope) for op in ends[before.kind][1]])
             if before.kind == BACKWARD:
                 self._after_backward.setdefault((task_graph, place), barrier)
-            table = self._barriers.setdefault((task_graph, Clone(copy.g, after.micro_batch, copy.r)), {})
+            key = (task_graph, Clone(copy.g, after.micro_batch, copy.r))
             for op in ends[after.kind][0]:
-                table.setdefault(op.name, []).append(barrier)
+                position = self._first_floating(op.inputs)
+                if position is None or self._first_floating(op.outputs) is None or op.id in self._frames:
+                    self._barriers.setdefault(key, {}).setdefault(op.name, []).append(barrier)
+                else:
+                    self._gated.setdefault(key, {}).setdefault((op, position), []).append(barrier)
+
+    def _end(self, op: Op, place: Clone, scope: str) -> str:
+        """What is waited for in place of a clone of ``op``."""
+        position = self._first_floating(op.outputs)
+        name = "{}/{}".format(self._context.scope(place), op.name)
+        if position is None:
+            return name
+        tensor, shard = op.outputs[position], self._context.shard(op)
+        device = self._context.device(self._context.home(op), place, shard)
+        return self._nodes.identity(
+            self._context.tensor_in(tensor, place), scope + "/after/" + op.name, self._context.dtype(tensor), device
+        )
+
+    def _first_floating(self, tensors: Sequence[int]) -> Optional[int]:
+        """Position of the first one of floating point numbers that is no reference to a variable: what the optimizer fuses
+        computes these."""
+        for position, tensor in enumerate(tensors):
+            dtype = tf.as_dtype(self._context.graph.tensors[tensor].dtype)
+            if dtype.is_floating and dtype == dtype.base_dtype:
+                return position
+        return None
 
 
 def _order(context: Context, task_graph: int) -> List[Step]:
@@ -117,9 +155,8 @@ def _pairs(order: List[Step]) -> List[Tuple[Step, Step]]:
     return pairs
 
 
-def _ends(context: Context, ops: List[Op]) -> Tuple[List[Op], List[Op]]:
+def _ends(context: Context, ops: List[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[List[Op], List[Op]]:
     """(entries, exits) of a step: ops that no op of the step comes before, and ops outside of loops that none follows."""
-    frames_of = frames(context.graph)
     members = {op.id for op in ops}
     entries: List[Op] = []
     followed: Set[int] = set()
