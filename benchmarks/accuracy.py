@@ -32,6 +32,8 @@ ROUNDS = 15  # turns of every script
 BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
 ENOUGH = 12  # steps in which both cores shared a cache
 CHAIN = 8  # steps at most in a run of the local script
+# glibc's malloc keeps what is freed: some pipelines' steps would give memory back and take it again, up to 900 pages a step
+KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 STEP_SCOPE = re.compile("chain[0-9]+/step[0-9]+/")
 MODELS: Dict[str, Callable[[], Workload]] = {
     "mlp": lambda: mlp(width=512),
@@ -330,13 +332,13 @@ def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]
     cases = [case for case in CASES if case.model == model]
     folders = [tempfile.mkdtemp(dir=folder) for _ in cases]
     with contextlib.ExitStack() as stack:
-        scripts = [stack.enter_context(Workers(__file__, {"what": "profile", "model": model, "batch": batch}))
+        scripts = [stack.enter_context(Workers(__file__, {"what": "profile", "model": model, "batch": batch}, 1, KEPT))
                    for batch in PROFILED]  # fmt: skip
         plans = []
         for case, where in zip(cases, folders):
             rest = [case.devices, case.micro_batches, case.schedule, case.processes]
             spec = {"what": "run", "model": model, "stages": case.stages, "folder": where, "rest": rest}
-            plans.append(stack.enter_context(Workers(__file__, spec, case.processes)))
+            plans.append(stack.enter_context(Workers(__file__, spec, case.processes, KEPT)))
             plans[-1].ask("turn")  # ready before the next one starts
         turns = [[one.ask("turn") for one in scripts + plans] for _ in range(ROUNDS)]
         traces = [one.ask("trace") for one in plans]

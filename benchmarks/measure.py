@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -147,13 +148,16 @@ class Workers:
 
     Args:
         processes: so many that train together (``TF_CONFIG`` says so); all do what is asked, and the first one's result counts.
+        environment: variables beside those that they have anyhow.
     """
 
-    def __init__(self, script: str, spec: Spec, processes: int = 1) -> None:
+    def __init__(
+        self, script: str, spec: Spec, processes: int = 1, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.log = tempfile.TemporaryFile("w+")
         self.started = [
-            subprocess.Popen(_command(script, spec), env=_environment(more), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             stderr=self.log, universal_newlines=True)
+            subprocess.Popen(_command(script, spec), env=_environment(dict(environment, **more)), stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, stderr=self.log, universal_newlines=True)
             for more in tf_configs(free_ports(processes))]  # fmt: skip
 
     def ask(self, what: str) -> Result:

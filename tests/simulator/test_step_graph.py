@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
@@ -127,6 +127,21 @@ def test_a_thread_that_has_waited_wakes_up_first() -> None:
     """f_a f_b; then b_b, and w_b on the thread that has waited; w_a and u_b; u_a."""
     assert played(plan([0], names=ONE), step(), wake_s=0.25).step_time_s == pytest.approx(5.25)
     assert played(plan([0], names=ONE), step(), cores=1, wake_s=0.25).step_time_s == pytest.approx(7.0)
+
+
+def test_what_a_tensor_from_another_device_makes_ready_any_thread_takes() -> None:
+    """Two short ops read what forward_a sends; short ops stay on the thread of an op that made them ready."""
+    graph = step(**dict.fromkeys(("forward_a", "forward_b", "weight_b"), 1e-6))
+    ops = tuple(one._replace(inputs=((0, 0),)) if one.name == "weight_b" else one for one in graph.ops)
+
+    def begin(chosen: Plan) -> List[float]:
+        found = played(chosen, graph._replace(ops=ops))
+        names = [found.program.instructions[number].name if number >= 0 else "" for number in found.graph.instruction]
+        return sorted(start for name, lane, start in zip(names, found.graph.lane, found.times.start)
+                      if name in ("forward_b", "weight_b") and lane == COMPUTATION)  # fmt: skip
+
+    assert begin(plan([0], [1])) == pytest.approx([1e-6, 1e-6], rel=1e-3)
+    assert begin(plan([0], names=ONE)) == pytest.approx([1e-6, 2e-6], rel=1e-3)
 
 
 def test_an_op_that_was_fused_costs_nothing_and_passes_on_what_it_waits_for() -> None:

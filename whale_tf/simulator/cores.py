@@ -5,7 +5,7 @@ logical devices run on them.  The rules are the executor's (tensorflow/core/comm
 pool's (Eigen's NonBlockingThreadPool):
 
 * of what becomes ready when an op ends, short ops run next on the same thread, one long op, too, if there are no short ones,
-  and the others go to the front of the thread's queue;
+  and the others go to the front of the thread's queue, as all that a received tensor makes ready;
 * a thread without work takes from the front of its own queue, then from the back of another's; one that has waited for work has
   to wake up first (:attr:`Calibration.wake_s`);
 * a tensor for another device of the process is handed over by a send on the thread that made it;
@@ -16,7 +16,7 @@ pool's (Eigen's NonBlockingThreadPool):
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Deque, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.simulator.calibration import COMMUNICATION
 from whale_tf.simulator.engine import Times, _Engine
@@ -73,6 +73,7 @@ class _OnCores(_Engine):
         self.exchanges: List[Dict[int, None]] = [{} for _ in self.cores]  # running communications of each process with others
         self.pending: List[Tuple[_Core, int]] = []  # ready computations, with the thread that made them ready
         self.made_by: Dict[int, _Core] = {}
+        self.received: Set[int] = set()  # what tensors from other devices made ready
         self.turn = 0
 
     def _make_ready(self, task: int, ready: List[int]) -> None:
@@ -82,6 +83,8 @@ class _OnCores(_Engine):
         core = self.core_of.get(task, None if self.graph.lane[task] > 0 else maker)  # what takes no time is on its maker's thread
         if core is not None:
             self.made_by.update(dict.fromkeys(ready[known:], core))
+        if self.graph.lane[task] > 0 or (self.graph.lane[task] < 0 and task in self.received):
+            self.received.update(ready[known:])
 
     def _begin(self, ready: List[int]) -> int:
         at_once = super()._begin(ready)
@@ -131,11 +134,13 @@ class _OnCores(_Engine):
 
     def _schedule(self, core: _Core, tasks: Sequence[int]) -> None:
         seconds = self.graph.seconds
-        core.next.extend(task for task in tasks if seconds[task] < SHORT_S)
-        long = [task for task in tasks if seconds[task] >= SHORT_S]
+        received = [task for task in tasks if task in self.received]
+        made_here = [task for task in tasks if task not in self.received]
+        core.next.extend(task for task in made_here if seconds[task] < SHORT_S)
+        long = [task for task in made_here if seconds[task] >= SHORT_S]
         if long and not core.next and core.task < 0:
             core.next.append(long.pop())
-        core.queue.extendleft(long)
+        core.queue.extendleft(received + long)
 
     def _work(self, host: int) -> None:
         """Threads without work take some."""
