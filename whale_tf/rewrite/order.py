@@ -48,11 +48,11 @@ class Order:
                 self._stage(index, copy, order, steps[index])
 
     def barriers(self, task_graph: int, place: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:
-        """Control inputs to add to a clone's ops, by original op name."""
+        """Control inputs to add to those of a clone's ops that :meth:`gate` does not hold back, by original op name."""
         return self._barriers.get((task_graph, place)) if isinstance(place, Clone) else None
 
     def gate(self, task_graph: int, place: Union[Clone, Copy]) -> None:
-        """Lets the other ops of a clone that its schedule holds back wait for an input; once their inputs are set."""
+        """Lets the other first ops of a clone's steps wait: through an Identity of their input, so once the inputs are set."""
         context = self._context
         gated = self._gated.get((task_graph, place), {}) if isinstance(place, Clone) else {}
         for (op, position), barriers in gated.items():
