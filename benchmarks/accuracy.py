@@ -32,7 +32,7 @@ ROUNDS = 15  # turns of every script
 BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
 ENOUGH = 12  # steps in which both cores shared a cache
 CHAIN = 8  # steps at most in a run of the local script
-# glibc's malloc keeps what is freed: some pipelines' steps would give memory back and take it again, up to 900 pages a step
+# glibc's malloc keeps what is freed: some pipelines' steps would give memory back and take it again, up to 960 pages a step
 KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 STEP_SCOPE = re.compile("chain[0-9]+/step[0-9]+/")
 MODELS: Dict[str, Callable[[], Workload]] = {

@@ -95,8 +95,8 @@ def _clone(
     for op, position in part.boundary:
         name = operands.of(op, position, place)
         set_input(context.edit, "{}/{}".format(scope, op.name), position, name)
-    order.gate(task_graph, place)
     if isinstance(place, Clone):
+        order.gate(task_graph, place)
         for op in part.random:
             reseed(context.edit.node("{}/{}".format(scope, op.name)), context.seed(place))
         for op in part.shaped:

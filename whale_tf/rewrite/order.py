@@ -8,8 +8,8 @@ first ops of a step wait for a barrier, which waits for the last ops of the step
 Between the forward and the backward step of one micro-batch the data edges order enough.
 
 An op that waits, or is waited for, TensorFlow's graph optimizer fuses with no other: a Conv2D would run apart from its bias and
-its activation, and take a third longer.  So an Identity in front of it waits in its place, and one behind it is waited for.
-The optimizer takes these away again once it has fused, and gives their edges to the fused ops.
+its activation (on CPU 6% to 38% longer in all).  So an Identity in front of it waits in its place, and one behind it is waited
+for.  The optimizer takes these away again once it has fused, and gives their edges to the fused ops.
 """
 
 from __future__ import annotations
@@ -51,11 +51,10 @@ class Order:
         """Control inputs to add to those of a clone's ops that :meth:`gate` does not hold back, by original op name."""
         return self._barriers.get((task_graph, place)) if isinstance(place, Clone) else None
 
-    def gate(self, task_graph: int, place: Union[Clone, Copy]) -> None:
+    def gate(self, task_graph: int, place: Clone) -> None:
         """Lets the other first ops of a clone's steps wait: through an Identity of their input, so once the inputs are set."""
         context = self._context
-        gated = self._gated.get((task_graph, place), {}) if isinstance(place, Clone) else {}
-        for (op, position), barriers in gated.items():
+        for (op, position), barriers in self._gated.get((task_graph, place), {}).items():
             name = "{}/{}".format(context.scope(place), op.name)
             node, dtype = context.edit.node(name), context.dtype(op.inputs[position])
             scope = context.name("order", "into", context.scope(place).rpartition("/")[2], op.name)
