@@ -405,7 +405,7 @@ def measured_rows(folder: str) -> List[Row]:
 
     path = os.path.join(folder, "calibration.json")
     subprocess.run([sys.executable, "-m", "whale_tf.cli", "calibrate", "-o", path, "--inter-op", str(THREADS)], cwd=ROOT,
-                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+                   env=dict(os.environ, **KEPT), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     calibration, rows = Calibration.parse(path), []
     for model in MODELS:
         profiles, results = measure(model, folder)

@@ -7,11 +7,11 @@ most of the time and not always: the least of what they do together is what they
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -32,10 +32,12 @@ from whale_tf.simulator.calibration import ARITHMETIC, COMMUNICATION, MEMORY, Ca
 
 MATRIX_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 TENSOR_SIZES = tuple(4 << shift for shift in range(6, 23, 2))  # elements x 4: 1 KiB to 16 MiB
-MESSAGE_SIZES = (4, 1 << 16, 1 << 20, 1 << 24)  # bytes
+MESSAGE_SIZES = (4, 1 << 24)  # bytes
+SUM_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)  # bytes: gradients, one by one to whole buckets
 OPERANDS = 8  # tensors that sums take in turn
 WAIT_S, BRANCH_S = 5e-4, 5e-5  # how long a thread waits for work, and how long the work takes that it gets
 RUN_S = 2e-3  # how long a chain runs about, so that many fit between two interruptions
+STEP_S = 1e-2  # how long the work before a sum takes about
 MARK = "WHALE CALIBRATION "
 
 
@@ -91,19 +93,20 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def median(step: Callable[[], Any], repeat: int) -> float:
-    """Seconds of a call: the median of ``repeat``, after two that do not count."""
-    step()
-    step()
-    took = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        step()
-        took.append(time.perf_counter() - start)
-    return statistics.median(took)
+def in_turns(steps: Sequence[Callable[[], Any]], repeat: int) -> np.ndarray:
+    """Seconds of calls [turn, step], after two turns that do not count: a slow second of the machine hits all alike, so that the
+    median of the differences is steadier than the difference of the medians."""
+    took = np.empty([2 + repeat, len(steps)])
+    for turn in range(2 + repeat):
+        for number, step in enumerate(steps):
+            start = time.perf_counter()
+            step()
+            took[turn, number] = time.perf_counter() - start
+    return took[2:]
 
 
 Link = Callable[[Any], Any]  # the next op of a chain
+Chain = Sequence[Tuple[np.ndarray, str, Link]]  # every op: (start of the chain, device, link)
 
 
 def multiply(size: int) -> Link:
@@ -169,40 +172,42 @@ class _Machine:
         with v1.Session(graph=tf.Graph(), config=self.config) as session:
             return sum(device.device_type == self.kind for device in session.list_devices())
 
-    def timed(self, *chains: Sequence[Tuple[np.ndarray, str, Link]]) -> float:
-        """Seconds of one run of all chains at once; a chain is (start, device, op) repeated for every link."""
+    def timed(self, *chains: Chain) -> np.ndarray:
+        """Seconds of runs of every chain [turn, chain]."""
+        return self.runs_s(lambda: [[self.end(chain)] for chain in chains])
 
-        def build() -> List[Any]:
-            ends = []
-            for chain in chains:
-                value, where, _ = chain[0]
-                with tf.device(where):
-                    x = v1.Variable(value, use_resource=False, dtype=tf.float32).value()
-                for _, where, link in chain:
-                    with tf.device(where):
-                        x = link(x)
-                ends.append(x.op)
-            return ends
+    def end(self, chain: Chain) -> Any:
+        """The last op of a chain, in the default graph."""
+        value, where, _ = chain[0]
+        with tf.device(where):
+            x = v1.Variable(value, use_resource=False, dtype=tf.float32).value()
+        for _, where, link in chain:
+            with tf.device(where):
+                x = link(x)
+        return x.op
 
-        return self.run_s(build)
-
-    def run_s(self, build: Callable[[], List[Any]]) -> float:
-        """Seconds of one run of the ops that ``build`` returns; as ops their results are not copied out."""
+    def runs_s(self, build: Callable[[], List[List[Any]]]) -> np.ndarray:
+        """Seconds of runs of each of the lists of ops that ``build`` returns; as ops their results are not copied out."""
         with tf.Graph().as_default():
             ends = build()
             with v1.Session(config=self.config) as session:
                 session.run(v1.global_variables_initializer())
-                return median(lambda: session.run(ends), self.repeat)
+                return in_turns([functools.partial(session.run, ops) for ops in ends], self.repeat)
 
-    def chain(self, value: np.ndarray, link: Link, length: int, place: int = 0) -> List[Tuple[np.ndarray, str, Link]]:
+    def added_s(self, few: Chain, many: Chain) -> float:
+        """What one of the ops that the second chain has beyond the first one takes."""
+        took = self.timed(few, many)
+        return float(np.median(took[:, 1] - took[:, 0])) / (len(many) - len(few))
+
+    def chain(self, value: np.ndarray, link: Link, length: int, place: int = 0) -> Chain:
         return [(value, self.places[place], link)] * length
 
     def launches(self) -> Tuple[float, float]:
         """(seconds of a run without work, seconds of one op without work)."""
         scalar = np.zeros([], "float32")
-        few, many = (self.timed(self.chain(scalar, tf.identity, length)) for length in (100, 1100))
-        launch_s = max(0.0, many - few) / 1000
-        return max(0.0, few - 100 * launch_s), launch_s
+        few, many = (self.chain(scalar, tf.identity, length) for length in (100, 1100))
+        launch_s = max(0.0, self.added_s(few, many))
+        return max(0.0, float(np.median(self.timed(few))) - 100 * launch_s), launch_s
 
     def op_times(self, launch_s: float) -> Tuple[Tuple[Tuple[float, float], ...], Tuple[Tuple[float, float], ...]]:
         """(FLOPs, seconds) of matrix products and (bytes, seconds) of additions, ``launch_s`` not counted."""
@@ -219,14 +224,13 @@ class _Machine:
     def per_op(self, value: np.ndarray, link: Link) -> float:
         """Seconds of one op of a chain."""
         length = self.length(value, link)
-        few, many = (self.timed(self.chain(value, link, count)) for count in (length, 3 * length))
-        return (many - few) / (2 * length)
+        return self.added_s(self.chain(value, link, length), self.chain(value, link, 3 * length))
 
     def length(self, value: np.ndarray, link: Link) -> int:
         """Ops of a chain that runs for about :data:`RUN_S`."""
         before, self.repeat = self.repeat, min(20, self.repeat)
         try:
-            one = self.timed(self.chain(value, link, 10)) / 10
+            one = float(np.median(self.timed(self.chain(value, link, 10)))) / 10
         finally:
             self.repeat = before
         return max(2, int(RUN_S / one))
@@ -235,15 +239,19 @@ class _Machine:
         """By how much two chains of about equal length are slower when both devices run."""
         cases = busy()
         lengths = {kind: 2 * self.length(*case) for kind, case in cases.items()}
-        alone = {kind: self.timed(self.chain(*cases[kind], length=lengths[kind])) for kind in cases}
         found = {}
-        for one, two in ((ARITHMETIC, ARITHMETIC), (ARITHMETIC, MEMORY), (MEMORY, MEMORY)):
-            both = self.timed(*[self.chain(*cases[kind], length=lengths[kind], place=place)
-                                for place, kind in enumerate((one, two))])  # fmt: skip
-            found["{}-{}".format(one, two)] = max(1.0, both / max(alone[one], alone[two]))
+        for kinds in ((ARITHMETIC, ARITHMETIC), (ARITHMETIC, MEMORY), (MEMORY, MEMORY)):
+            chains = [self.chain(*cases[kind], length=lengths[kind], place=place) for place, kind in enumerate(kinds)]
+
+            def one_two_both(chains: Sequence[Chain] = chains) -> List[List[Any]]:
+                ends = [self.end(chain) for chain in chains]
+                return [[end] for end in ends] + [ends]
+
+            one_s, two_s, both_s = self.runs_s(one_two_both).T
+            found["{}-{}".format(*kinds)] = max(1.0, float(np.median(both_s / np.maximum(one_s, two_s))))
         return found
 
-    def wake(self, forks: int = 8, rounds: int = 3) -> float:
+    def wake(self, forks: int = 8) -> float:
         """What a branch beside another one adds to a run, where only a thread that has waited for work can take it."""
         value, link = np.ones([64, 64], "float32"), multiply(64)
         length = self.length(value, link)
@@ -259,8 +267,8 @@ class _Machine:
                         x = tf.identity(ends[0])
             return [x.op]
 
-        added = [self.run_s(lambda: forked(2)) - self.run_s(lambda: forked(1)) for _ in range(rounds)]
-        return max(0.0, statistics.median(added) / forks)
+        one_s, two_s = self.runs_s(lambda: [forked(1), forked(2)]).T
+        return max(0.0, float(np.median(two_s - one_s)) / forks)
 
     def copies(self, launch_s: float) -> Communicator:
         """Hand-overs between two devices, there and back."""
@@ -268,8 +276,7 @@ class _Machine:
         for size in (MESSAGE_SIZES[0], MESSAGE_SIZES[-1]):
             value = np.ones([size // 4], "float32")
             hops = [[(value, self.places[number % 2], tf.identity) for number in range(length)] for length in (20, 120)]
-            few, many = (self.timed(chain) for chain in hops)
-            seconds.append(max(0.0, (many - few) / 100 - launch_s))
+            seconds.append(max(0.0, self.added_s(*hops) - launch_s))
         return _line(MESSAGE_SIZES[0], seconds[0], MESSAGE_SIZES[-1], seconds[1])
 
 
@@ -283,8 +290,18 @@ def _line(small: int, small_s: float, large: int, large_s: float) -> Communicato
 # -- between processes ---------------------------------------------------------------------------------------------------
 
 
+class _Times(NamedTuple):
+    """Seconds of runs of a chain of ops, of a sum, of both at once, and what the sum adds once the chain has ended."""
+
+    chain: float
+    sum: float
+    both: float
+    sum_after: float
+
+
 class _Exchanged(NamedTuple):
-    """Seconds of sums over two processes by size, and what they and a process' ops add to each other's time."""
+    """Seconds of sums over two processes by size, and what they and a process' ops add to each other's time.  The sums come
+    after computing, as a step's do: those that follow each other are faster, as threads that exchange are still awake."""
 
     points: List[Tuple[int, float]]
     slow_down: Dict[str, float]
@@ -313,10 +330,16 @@ def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, 
     for line in outputs[0].splitlines():
         if line.startswith(MARK):
             found = _Exchanged(*json.loads(line[len(MARK):]))
-            # a ring of two takes two steps, in which every process sends half of the bytes each
-            (small, small_s), (large, large_s) = found.points[0], found.points[-1]
-            return _line(small, small_s / 2, large, small_s / 2 + large_s - small_s), found.slow_down
+            return _ring_of_two(found.points), found.slow_down
     raise ClusterError("collectives between two processes could not be measured: {}".format(outputs[0][-2000:]))
+
+
+def _ring_of_two(points: Sequence[Tuple[int, float]]) -> Communicator:
+    """The line through seconds by size with the least relative errors: alpha of one of a ring's two steps, in each of which
+    every process sends half of the bytes, and 1 / beta."""
+    sizes, seconds = np.array(points, float).T
+    per_byte, alpha_s = np.polyfit(sizes, seconds, 1, w=1.0 / seconds)
+    return Communicator(alpha_s=max(0.0, alpha_s / 2), bandwidth_bytes_per_s=1.0 / max(per_byte, 1e-12))
 
 
 class _Member:
@@ -336,35 +359,43 @@ class _Member:
         self.config.device_filters.append(self.processes.prefix(rank))
 
     def measured(self) -> _Exchanged:
+        one_s = {kind: self.timed(MESSAGE_SIZES[0], (value, link, 20)).chain / 20 for kind, (value, link) in busy().items()}
         points = []
-        for size in MESSAGE_SIZES:
-            idle_s, sum_s, _, _ = self.timed(size)
-            points.append((size, max(0.0, sum_s - idle_s)))
-        size, slow_down = MESSAGE_SIZES[-1], {}
-        for kind, (value, link) in busy().items():
-            one_s = self.timed(MESSAGE_SIZES[0], (value, link, 20))[2] / 20
-            _, sum_s, chain_s, both_s = self.timed(size, (value, link, max(2, int(points[-1][1] / one_s))))
-            slow_down["-".join(sorted((kind, COMMUNICATION)))] = max(1.0, both_s / max(sum_s, chain_s))
+        for size in SUM_SIZES:
+            found = self.timed(size, busy()[ARITHMETIC] + (int(STEP_S / one_s[ARITHMETIC]),))
+            points.append((size, max(1e-9, found.sum_after)))
+        sum_s, slow_down = found.sum, {}
+        for kind, chain in busy().items():
+            found = self.timed(size, chain + (max(2, int(sum_s / one_s[kind])),))
+            slow_down["-".join(sorted((kind, COMMUNICATION)))] = max(1.0, found.both / max(found.sum, found.chain))
         return _Exchanged(points, slow_down)
 
-    def timed(self, size: int, chain: Tuple[np.ndarray, Link, int] = (np.zeros([]), tf.identity, 1)) -> List[float]:
-        """Seconds of a run without work, of a sum of ``size`` bytes, of a chain of ops, and of both at once."""
+    def timed(self, size: int, chain: Tuple[np.ndarray, Link, int]) -> _Times:
+        """Of a sum of ``size`` bytes and a chain of so many ops."""
         here, (start, link, length) = self.processes.host_device, chain
         self.graphs += 1  # a server keeps variables by their names
         with tf.Graph().as_default() as graph, graph.container(str(self.graphs)), tf.device(here):
-            value = v1.Variable(np.ones([size // 4], "float32"), use_resource=False)
+            value = v1.Variable(np.ones([size // 4], "float32"), use_resource=False).value()
             x = v1.Variable(start, use_resource=False, dtype=tf.float32).value()
             x = _chain(x, link, length)
-            edit = StagedEdit(graph)
-            member = Member(value.value().op.name, here)
-            total = ProcessCommunicator(Nodes(edit), 2, self.processes.rank, self.keys).across(member, "sum", "total", tf.float32)
-            edit.commit()
-            summed = graph.get_operation_by_name(total)
-            both = tf.group(summed, x)
+            with tf.control_dependencies([x]):
+                late = tf.identity(value)
+            at_once, behind = self._sum(graph, value), self._sum(graph, late)
             with v1.Session(self.server.target, config=self.config) as session:
                 session.run(v1.global_variables_initializer())
-                runs = [session.make_callable(ops) for ops in (value.value().op, summed, x.op, both)]
-                return [median(run, self.repeat) for run in runs]
+                # a sum behind the chain brings both members together again, and does not count
+                runs = [session.make_callable(ops) for ops in (x.op, at_once, at_once, tf.group(at_once, x), behind)]
+                chain_s, _, sum_s, both_s, behind_s = in_turns(runs, self.repeat).T
+                return _Times(*[float(np.median(took)) for took in (chain_s, sum_s, both_s, behind_s - chain_s)])
+
+    def _sum(self, graph: Any, value: Any) -> Any:
+        """The op that sums ``value`` over both processes."""
+        edit = StagedEdit(graph)
+        member = Member(value.op.name, self.processes.host_device)
+        communicator = ProcessCommunicator(Nodes(edit), 2, self.processes.rank, self.keys)
+        total = communicator.across(member, "sum", value.op.name + "/total", tf.float32)
+        edit.commit()
+        return graph.get_operation_by_name(total)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
 from whale_tf.simulator.memory import lifetimes
 from whale_tf.simulator.program import COMPUTATION
-from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepOp, StepTensor, StepVariable, interpolated_from_zero
+from whale_tf.simulator.step_graph import PER_MICRO_BATCH, PER_STEP, UPDATES, StepOp, StepTensor, StepVariable, interpolated_from_zero
 
 BATCH = 8
 KB = 1000.0
@@ -127,6 +127,30 @@ def test_a_thread_that_has_waited_wakes_up_first() -> None:
     """f_a f_b; then b_b, and w_b on the thread that has waited; w_a and u_b; u_a."""
     assert played(plan([0], names=ONE), step(), wake_s=0.25).step_time_s == pytest.approx(5.25)
     assert played(plan([0], names=ONE), step(), cores=1, wake_s=0.25).step_time_s == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_replicas_wait_for_the_variables_that_the_first_one_sends(micro_batches: int) -> None:
+    """1 us to read, and 1 us for each of the three that it is sent to, one after the other on the thread that has read."""
+    ops = (
+        op("read", [], StepTensor(8 * KB), PER_STEP),
+        op("forward", [0], EXAMPLES),
+        op("weight", [1], GRADIENT, late=True, follows="forward"),
+        op("update", [2], StepTensor(0.0), UPDATES),
+    )
+    times = {one.name: ((BATCH, 1e-6),) for one in ops}
+    graph = StepGraph("hand", "f", BATCH, "fp32", False, ops, (StepVariable("a", 0, 0, 8 * KB),), (("a", 2, 0),), times)
+    local = {"local": {"alpha_s": 1e-6, "bandwidth_bytes_per_s": 1e15}}
+    mirrored = plan([0, 1, 2, 3], micro_batches=micro_batches, names=(["read", "forward"],))
+    shared = mirrored.model_copy(update={
+        "task_graphs": tuple(task.model_copy(update={"variables": "shared"}) for task in mirrored.task_graphs)})
+    found = played(shared, graph, 4, communicators=local)
+    first: Dict[int, float] = {}
+    for task, number in enumerate(found.graph.instruction):
+        if number >= 0 and found.program.instructions[number].name == "forward":
+            slot, = found.graph.slots[task]
+            first[slot] = min(found.times.start[task], first.get(slot, 1.0))
+    assert sorted(first[slot] for slot in (1, 2, 3)) == pytest.approx([2e-6, 3e-6, 4e-6], rel=1e-3)
 
 
 def test_what_a_tensor_from_another_device_makes_ready_any_thread_takes() -> None:

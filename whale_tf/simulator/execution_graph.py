@@ -326,6 +326,8 @@ class Unfolder:
                 there = offsets[block]
                 if key[1] == UPDATE and block[1] != UPDATE:
                     there = there[last_backward[block[0]] :][:1]
+                elif key[1] != UPDATE and block[1] == UPDATE:
+                    there = np.repeat(there, len(here))  # once a step, for all micro-batches
                 sources.append((there[:, None] + pairs[:, 0]).ravel())
                 targets.append((here[:, None] + pairs[:, 1]).ravel())
         for chain in chains:

@@ -30,7 +30,7 @@ from whale_tf.simulator.program import (
 from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepGraph, StepOp, StepTensor
 from whale_tf.simulator.step_sums import GradientSums, Source, StepState, everywhere
 from whale_tf.simulator.strategy_tree import Strategy
-from whale_tf.simulator.transformation import Group, transformation
+from whale_tf.simulator.transformation import SEND_RECV, Group, by_receiver, transformation
 
 NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
 
@@ -142,7 +142,7 @@ class StepCompiler(StepState):
     def _at(self, source: Source, config: OpConfig, block: BlockKey) -> Optional[Source]:
         """The source on the devices of ``config``, for an op of ``block``; what an update needs is summed and whole."""
         made, phase = self.instructions[source.instruction].block[1], block[1]
-        if made == UPDATE and phase != UPDATE:
+        if made == UPDATE and phase != UPDATE and (source.config.devices == config.devices or not source.tensor.bytes):
             return None  # values of variables: at hand from the start
         if made != UPDATE and phase == UPDATE:
             source = self.sums.whole(source, config.devices)
@@ -164,11 +164,10 @@ class StepCompiler(StepState):
             instruction.dependencies.append(found.instruction)
             if found.buffer >= 0:
                 instruction.reads.append(found.buffer)
-            instruction.groups = step.groups
-            instruction.size_bytes = self._scaled(source.tensor) * step.fraction if step.kind != "send_recv" else self._scaled(
-                source.tensor)  # fmt: skip
-            self.place(instruction, MEMORY)
             is_shared = self._shared_memory(step.groups)
+            instruction.groups = by_receiver(step.groups) if is_shared and step.kind == SEND_RECV else step.groups
+            instruction.size_bytes = self._scaled(source.tensor) * (1.0 if step.kind == SEND_RECV else step.fraction)
+            self.place(instruction, MEMORY)
             arrived = found._replace(instruction=instruction.id, buffer=found.buffer if is_shared else -1, config=step.result)
             is_gathered = max(fractions(step.result)) > max(fractions(found.config))
             found = self._gathered(arrived, found.buffer, block) if is_shared and is_gathered else arrived

@@ -185,16 +185,20 @@ class GradientSums:
         producer = self.compiler.instructions[source.instruction]
         if max(map(len, nodes)) == 1:
             return source.instruction
-        arrive = self.compiler.instruction("to sum", producer.block, FEATURE, "send_recv")
-        arrive.dependencies.append(source.instruction)
-        arrive.groups = tuple(_star(members, place, True) for members, place in zip(nodes, places) if len(members) > 1)
-        arrive.size_bytes = source.tensor.bytes
         total = self.compiler.instruction(producer.name + " (copies)", self._update_of(places), COMPUTATION, "update")
-        for instruction in (arrive, total):
+        total.dependencies.append(source.instruction)
+        for number in range(max(map(len, nodes)) - 1):
+            arrive = self.compiler.instruction("to sum", producer.block, FEATURE, "send_recv")
+            arrive.dependencies.append(source.instruction)
+            others = [_others(members, place) for members, place in zip(nodes, places)]
+            arrive.groups = tuple(_pair(there[number], place) for there, place in zip(others, places) if len(there) > number)
+            arrive.size_bytes = source.tensor.bytes
             if source.buffer >= 0:
-                instruction.reads.append(source.buffer)
-        self.compiler.place(arrive, MEMORY)
-        total.dependencies += [source.instruction, arrive.id]
+                arrive.reads.append(source.buffer)
+            self.compiler.place(arrive, MEMORY)
+            total.dependencies.append(arrive.id)
+        if source.buffer >= 0:
+            total.reads.append(source.buffer)
         config = OpConfig(tuple(places), (OpAxis(len(places), None),) if len(places) > 1 else ())
         total.parts = self.compiler.parts_of(config)
         size = (max(map(len, nodes)) + 1.0) * source.tensor.bytes
@@ -238,17 +242,20 @@ class GradientSums:
         if max(map(len, nodes)) > 1:
             leave = self.compiler.instruction("from sum", self._update_of(places), FEATURE, "send_recv")
             leave.dependencies.append(total)
-            leave.groups = tuple(_star(members, place, False) for members, place in zip(nodes, places) if len(members) > 1)
+            leave.groups = tuple(
+                _pair(place, other) for members, place in zip(nodes, places) for other in _others(members, place))
             leave.size_bytes = source.tensor.bytes
             self.compiler.place(leave, MEMORY)
             total = leave.id
         return Source(total, buffer, source.tensor, everywhere(source.config.devices))
 
 
-def _star(members: Sequence[int], place: int, inward: bool) -> Group:
-    """Every member sends to one of them, or gets from it."""
-    others = [device for device in members if device != place]
-    return Group(tuple(sorted(members)), tuple((other, place, 1.0) if inward else (place, other, 1.0) for other in others))
+def _others(members: Sequence[int], place: int) -> List[int]:
+    return [device for device in members if device != place]
+
+
+def _pair(sender: int, receiver: int) -> Group:
+    return Group(tuple(sorted((sender, receiver))), ((sender, receiver, 1.0),))
 
 
 def everywhere(devices: Tuple[int, ...]) -> TensorConfig:

@@ -224,3 +224,14 @@ def _connected(pairs: Sequence[Pair]) -> Tuple[Group, ...]:
     return tuple(
         Group(tuple(sorted({device for pair in group for device in pair[:2]})), tuple(group)) for group in members.values()
     )
+
+
+def by_receiver(groups: Sequence[Group]) -> Tuple[Group, ...]:
+    """The same pairs, each receiver's in a group of its own."""
+    pairs: Dict[int, List[Pair]] = {}
+    for group in groups:
+        for pair in group.pairs:
+            pairs.setdefault(pair[1], []).append(pair)
+    return tuple(
+        Group(tuple(sorted({device for pair in mine for device in pair[:2]})), tuple(mine)) for mine in pairs.values()
+    )
