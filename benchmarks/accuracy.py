@@ -30,6 +30,7 @@ THREADS = 2  # ops that run at once; one thread each
 PROFILED = (3, 12, 48, 192)  # examples of the traced local steps; no plan has clones of these sizes
 ROUNDS = 15  # turns of every script
 BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
+PLAN_TRACES, FIRST_TRACES = 9, 3  # of a plan, at the end; the first ones take new pages, and do not count
 ENOUGH = 12  # steps in which both cores shared a cache
 CHAIN = 8  # steps at most in a run of the local script
 # glibc's malloc keeps what is freed: some pipelines' steps would give memory back and take it again, up to 960 pages a step
@@ -242,9 +243,10 @@ def run(case: Case, folder: str) -> None:
             return {"step_s": step_seconds(lambda: session.run([script.loss, script.update], script.feed), BURSTS)}
 
         def trace() -> Result:
-            traces = [traced(session, [script.loss, script.update], script.feed) for _ in range(TRACES)]
+            traces = [traced(session, [script.loss, script.update], script.feed) for _ in range(FIRST_TRACES + PLAN_TRACES)]
+            traces = traces[FIRST_TRACES:]
             with open(os.path.join(folder, "trace.pb"), "wb") as handle:
-                handle.write(sorted(traces, key=_span)[TRACES // 2].SerializeToString())
+                handle.write(sorted(traces, key=_span)[PLAN_TRACES // 2].SerializeToString())
             return {"seconds": [op_seconds(one) for one in traces], "memory": [_peaks(one, here) for one in traces]}
 
         answer({"turn": turn, "trace": trace})
@@ -270,9 +272,9 @@ def _peaks(metadata: Any, devices: int) -> List[float]:
 
 
 class Row(NamedTuple):
-    """Seconds of a step and bytes of the fullest device of one case (measured: the most that a traced step held); ``work``:
-    predicted and measured seconds of all ops; ``shared``: whether all steps that count, its own and those of the local script on
-    two threads, are of cores that shared a cache."""
+    """Seconds of a step and bytes of the fullest device of one case (measured: medians of steps; ``most_bytes``: of the fullest
+    traced one); ``work``: predicted and measured seconds of all ops; ``shared``: whether all steps that count, its own and those
+    of the local script on two threads, are of cores that shared a cache."""
 
     case: Case
     shared: bool
@@ -280,6 +282,7 @@ class Row(NamedTuple):
     measured_s: float
     predicted_bytes: float
     measured_bytes: float
+    most_bytes: float
     work: Tuple[float, float]
 
     @property
@@ -383,11 +386,11 @@ def row_of(case: Case, result: Measured, calibration: Any, profiles: Dict[int, R
 
     found = predict(case, result.folder, calibration, profiles)
     held = [found.program.static_bytes[device].get("parameters", 0.0) for device in found.graph.devices]
-    fullest = [max(peak + size for peak, size in zip(peaks, held)) for peaks in result.memory]
+    fullest = sorted(max(peak + size for peak, size in zip(peaks, held)) for peaks in result.memory)
     seconds = sum(value for value, lane in zip(found.graph.seconds, found.graph.lane) if lane == COMPUTATION)
     shared = result.shared and all(profile["shared"] for profile in profiles.values())
     return Row(case, shared, found.step_time_s, result.step_s, max(curve.peak_bytes for curve in found.memory),
-               max(fullest), (seconds, result.work_s))  # fmt: skip
+               statistics.median(fullest), fullest[-1], (seconds, result.work_s))  # fmt: skip
 
 
 def report(console: Console) -> None:
@@ -434,6 +437,9 @@ def show(console: Console, rows: Sequence[Row]) -> None:
                       "count".format(apart))
     memory = [abs(row.memory_error) for row in rows]
     console.print("memory: mean error {:.1%}, largest {:.1%}".format(np.mean(memory), max(memory)))
+    beyond = sorted(((row.most_bytes / row.measured_bytes - 1.0, row.case) for row in rows), reverse=True)
+    console.print("a plan's fullest traced step holds up to {:.0%} more than its median one ({} {})".format(
+        beyond[0][0], beyond[0][1].model, beyond[0][1].title))
 
 
 def scatter(rows: Sequence[Row], path: str) -> None:

@@ -13,7 +13,15 @@ from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
 from whale_tf.simulator.memory import lifetimes
 from whale_tf.simulator.program import COMPUTATION
-from whale_tf.simulator.step_graph import PER_MICRO_BATCH, PER_STEP, UPDATES, StepOp, StepTensor, StepVariable, interpolated_from_zero
+from whale_tf.simulator.step_graph import (
+    PER_MICRO_BATCH,
+    PER_STEP,
+    UPDATES,
+    StepOp,
+    StepTensor,
+    StepVariable,
+    interpolated_from_zero,
+)
 
 BATCH = 8
 KB = 1000.0
@@ -240,11 +248,19 @@ def test_an_exchange_and_the_ops_beside_it_slow_each_other_down() -> None:
     links = {"processes": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 4 * KB / 0.25}}
 
     def seconds(**slow_down: float) -> float:
-        return played(plan([0, 1], names=ONE), step(), cores=1, cluster="8xcpu:1", communicators=links,
+        return played(plan([0, 1], names=ONE), step(), cores=2, cluster="8xcpu:1", communicators=links,
                       slow_down={name.replace("_", "-"): value for name, value in slow_down.items()}).step_time_s  # fmt: skip
 
     assert seconds(communication_memory=2.0) == pytest.approx(seconds())
     assert seconds(arithmetic_communication=2.0) == pytest.approx(seconds() + 2 * 0.25)
+
+
+@pytest.mark.parametrize("cores, begins", [(1, 2.5), (2, 1.5)])
+def test_an_exchange_waits_for_a_thread_that_has_nothing_to_compute(cores: int, begins: float) -> None:
+    """f_a f_b w_b b_b w_a on one thread; on two, w_b ends beside b_b, and its thread takes the exchange."""
+    links = {"processes": {"alpha_s": 0.25, "bandwidth_bytes_per_s": 1e15}}
+    found = played(plan([0, 1], names=ONE), step(), cores=cores, cluster="8xcpu:1", communicators=links)
+    assert min(event.start_s for event in trace_of(found).events if event.kind == "all_reduce") == pytest.approx(begins)
 
 
 def test_processes_have_cores_of_their_own() -> None:
@@ -271,7 +287,8 @@ def test_gradients_go_between_processes_in_the_plan_s_buckets(buckets: Any, mess
     sums = [found.program.buffers[kind].name == "summed gradients" for kind in found.graph.buffers.kind]
     made = sorted(set(lifetimes(found.graph, found.times)[0][sums]))
     started = sorted(event.start_s for event in reduced)
-    assert made[0] == started[0] and all(a < b for a, b in zip(made[1:], started[1:])), "there while it waits for the link"
+    waits = [a < b for a, b in zip(made, started)]  # there while it waits for a thread, and for the link
+    assert waits == ([False] if messages == 1 else [True, True])
 
 
 @pytest.mark.parametrize("batch, seconds", [(4, 2.0), (8, 3.0), (6, 2.5), (16, 5.0), (2, 1.5), (1, 1.25)])

@@ -9,6 +9,8 @@ pool's (Eigen's NonBlockingThreadPool):
 * a thread without work takes from the front of its own queue, then from the back of another's; one that has waited for work has
   to wake up first (:attr:`Calibration.wake_s`);
 * a tensor for another device of the process is handed over by a send on the thread that made it;
+* an exchange between processes begins on a thread of each one's pool, and waits in a queue behind all that is ready: threads that
+  have enough to compute begin with it late.  From then on it runs beside the ops, one exchange after the other;
 * ops that run at once slow each other down, by what limits each (:attr:`Calibration.slow_down`), and so do an exchange between
   processes and the ops of these: it has threads of its own, which take the cores from the ops.
 """
@@ -16,11 +18,12 @@ pool's (Eigen's NonBlockingThreadPool):
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.simulator.calibration import COMMUNICATION
 from whale_tf.simulator.engine import Times, _Engine
 from whale_tf.simulator.execution_graph import ExecutionGraph
+from whale_tf.simulator.program import GRADIENT
 
 # Ops below TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
 SHORT_S = 8000 / 3e9
@@ -74,6 +77,7 @@ class _OnCores(_Engine):
         self.pending: List[Tuple[_Core, int]] = []  # ready computations, with the thread that made them ready
         self.made_by: Dict[int, _Core] = {}
         self.received: Set[int] = set()  # what tensors from other devices made ready
+        self.not_taken: Dict[int, int] = {}  # collective that waits -> processes none of whose threads has taken it
         self.turn = 0
 
     def _make_ready(self, task: int, ready: List[int]) -> None:
@@ -99,19 +103,30 @@ class _OnCores(_Engine):
         return at_once
 
     def _start_computation(self, task: int, duration: float) -> None:
-        host = self.cores[self.hosts.of_slot[self.graph.slots[task][0]]]
-        core = self.made_by.pop(task, None)
-        if core is None or core not in host:  # the start of the step, or a tensor from elsewhere
+        self._enqueue(task, self.hosts.of_slot[self.graph.slots[task][0]], self.made_by.pop(task, None))
+
+    def _enqueue(self, task: int, host: int, maker: Optional[_Core]) -> None:
+        cores = self.cores[host]
+        if maker is None or maker not in cores:  # the start of the step, or a tensor from elsewhere
             self.turn += 1
-            core = host[self.turn % len(host)]
-        self.pending.append((core, task))
+            maker = cores[self.turn % len(cores)]
+        self.pending.append((maker, task))
 
     def _start_communications(self, ready: List[int]) -> None:
         """Between devices of one process they are short ops of the sender's thread; the others take links."""
-        inside = [task for task in ready if len(self._hosts_of(task)) == 1]
-        for task in inside:
-            self._start_computation(task, self.graph.seconds[task])
-        super()._start_communications([task for task in ready if len(self._hosts_of(task)) > 1])
+        on_links = []
+        for task in ready:
+            hosts = self._hosts_of(task)
+            if len(hosts) == 1:
+                self._start_computation(task, self.graph.seconds[task])
+            elif self.graph.lane[task] == GRADIENT:
+                maker = self.made_by.pop(task, None)
+                self.not_taken[task] = len(hosts)
+                for host in hosts:
+                    self._enqueue(task, host, maker)
+            else:
+                on_links.append(task)
+        super()._start_communications(on_links)
 
     def _start_communication(self, task: int) -> None:
         super()._start_communication(task)
@@ -134,8 +149,9 @@ class _OnCores(_Engine):
 
     def _schedule(self, core: _Core, tasks: Sequence[int]) -> None:
         seconds = self.graph.seconds
-        received = [task for task in tasks if task in self.received]
-        made_here = [task for task in tasks if task not in self.received]
+        core.queue.extend(task for task in tasks if task in self.not_taken)
+        received = [task for task in tasks if task in self.received and task not in self.not_taken]
+        made_here = [task for task in tasks if task not in self.received and task not in self.not_taken]
         core.next.extend(task for task in made_here if seconds[task] < SHORT_S)
         long = [task for task in made_here if seconds[task] >= SHORT_S]
         if long and not core.next and core.task < 0:
@@ -144,19 +160,14 @@ class _OnCores(_Engine):
 
     def _work(self, host: int) -> None:
         """Threads without work take some."""
-        changed, cores = False, self.cores[host]
-        for core in cores:
-            if core.task >= 0:
-                continue
-            if not core.next:
-                if core.queue:
-                    core.next.append(core.queue.popleft())
-                else:
-                    other = max(cores, key=lambda one: len(one.queue))
-                    if other.queue:
-                        core.next.append(other.queue.pop())
-            if core.next:
-                task = core.task = core.next.popleft()
+        changed = False
+        for core in self.cores[host]:
+            while core.task < 0 and self._has_work(core, host):
+                task = core.next.popleft()
+                if task in self.not_taken:
+                    self._taken(task)
+                    continue
+                core.task = task
                 self.core_of[task] = core
                 self.start[task] = self.now
                 waking_s = self.hosts.wake_s if self.now > core.idle_since else 0.0
@@ -164,6 +175,23 @@ class _OnCores(_Engine):
                 changed = True
         if changed:
             self._running_changed(host)
+
+    def _has_work(self, core: _Core, host: int) -> bool:
+        """What the thread runs next is its own, or taken from another one."""
+        if not core.next:
+            other = max(self.cores[host], key=lambda one: len(one.queue))
+            if core.queue:
+                core.next.append(core.queue.popleft())
+            elif other.queue:
+                core.next.append(other.queue.pop())
+        return bool(core.next)
+
+    def _taken(self, task: int) -> None:
+        """A thread of one more process has begun with the collective."""
+        self.not_taken[task] -= 1
+        if not self.not_taken[task]:
+            del self.not_taken[task]
+            super()._start_communications([task])
 
     def _running_changed(self, host: int) -> None:
         self.dirty.update(core.task for core in self.cores[host] if core.task >= 0)
