@@ -74,7 +74,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     if count > 1:
         links["local"] = machine.copies(launch_s)
     if processes:
-        beside_each_other = threads._replace(inter_op=max(1, threads.inter_op // 2))
+        beside_each_other = threads._replace(inter_op=max(2, threads.inter_op // 2))  # else an exchange waits for the ops' thread
         links["processes"], beside = collectives(beside_each_other, repeat)
         slow_down.update(beside)
     return Calibration(
