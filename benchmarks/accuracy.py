@@ -437,9 +437,9 @@ def show(console: Console, rows: Sequence[Row]) -> None:
                       "count".format(apart))
     memory = [abs(row.memory_error) for row in rows]
     console.print("memory: mean error {:.1%}, largest {:.1%}".format(np.mean(memory), max(memory)))
-    beyond = sorted(((row.most_bytes / row.measured_bytes - 1.0, row.case) for row in rows), reverse=True)
+    fullest = max(rows, key=lambda row: row.most_bytes / row.measured_bytes)
     console.print("a plan's fullest traced step holds up to {:.0%} more than its median one ({} {})".format(
-        beyond[0][0], beyond[0][1].model, beyond[0][1].title))
+        fullest.most_bytes / fullest.measured_bytes - 1.0, fullest.case.model, fullest.case.title))
 
 
 def scatter(rows: Sequence[Row], path: str) -> None:

@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -32,6 +33,7 @@ from whale_tf.simulator.calibration import ARITHMETIC, COMMUNICATION, MEMORY, Ca
 
 MATRIX_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 TENSOR_SIZES = tuple(4 << shift for shift in range(6, 23, 2))  # elements x 4: 1 KiB to 16 MiB
+OPERAND_SIZES = tuple(1 << shift for shift in range(12, 23, 2))  # bytes: 4 KiB to 4 MiB
 MESSAGE_SIZES = (4, 1 << 24)  # bytes
 SUM_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)  # bytes: gradients, one by one to whole buckets
 OPERANDS = 8  # tensors that sums take in turn
@@ -71,6 +73,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     links: Dict[str, Communicator] = {}
     slow_down = machine.slow_down()
     wake_s = machine.wake() if row.kind == "CPU" and threads.inter_op > 1 else 0.0
+    far_points = far(OPERAND_SIZES, repeat) if row.kind == "CPU" and threads.inter_op > 1 else ()
     if count > 1:
         links["local"] = machine.copies(launch_s)
     if processes:
@@ -80,7 +83,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     return Calibration(
         device=row.name, source="{}, TensorFlow {}, {} x {} threads".format(_processor(), tf.__version__, *threads),
         cores=min(threads.inter_op, os.cpu_count() or 1) if row.kind == "CPU" else None, intra_op=threads.intra_op,
-        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, wake_s=wake_s,
+        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, wake_s=wake_s, far=far_points,
         slow_down=slow_down, communicators=links)  # fmt: skip
 
 
@@ -96,13 +99,49 @@ def _processor() -> str:
 def in_turns(steps: Sequence[Callable[[], Any]], repeat: int) -> np.ndarray:
     """Seconds of calls [turn, step], after two turns that do not count: a slow second of the machine hits all alike, so that the
     median of the differences is steadier than the difference of the medians."""
-    took = np.empty([2 + repeat, len(steps)])
-    for turn in range(2 + repeat):
-        for number, step in enumerate(steps):
+
+    def timed(step: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+
+    return np.array([[timed(step) for step in steps] for _ in range(2 + repeat)])[2:]
+
+
+def far(sizes: Sequence[int], repeat: int) -> Tuple[Tuple[float, float], ...]:
+    """:attr:`Calibration.far`: two threads add to what the other one has just written, on one core and on two, in turn; empty
+    where threads cannot be bound to cores, or there is only one core."""
+    cores = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < 2:
+        return ()
+    points = []
+    for size in sizes:
+        more = [_handed_over(size, cores) - _handed_over(size, cores[:1] * 2) for _ in range(repeat)]
+        points.append((float(size), max(1e-9, float(np.median(more)))))
+    return tuple(points)
+
+
+def _handed_over(size: int, cores: Sequence[int], turns: int = 20) -> float:
+    """Seconds of a sum of ``size`` bytes that a thread on another of the cores has just written."""
+    values = [np.ones(size // 4, "float32") for _ in cores]
+    took: List[float] = []
+    may_run = [threading.Semaphore(1), threading.Semaphore(0)]
+
+    def run(me: int) -> None:
+        os.sched_setaffinity(0, {cores[me]})  # of this thread
+        for _ in range(turns):
+            may_run[me].acquire()
             start = time.perf_counter()
-            step()
-            took[turn, number] = time.perf_counter() - start
-    return took[2:]
+            np.add(values[me], np.float32(1.0), out=values[1 - me])
+            took.append(time.perf_counter() - start)
+            may_run[1 - me].release()
+
+    both = [threading.Thread(target=run, args=(me,)) for me in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    return float(np.median(took[turns // 2:]))
 
 
 Link = Callable[[Any], Any]  # the next op of a chain

@@ -45,6 +45,12 @@ def test_seconds(work: float, kind: str, seconds: float) -> None:
     assert CALIBRATION.seconds(work, kind) == pytest.approx(seconds)
 
 
+def test_operands_from_another_core() -> None:
+    assert CALIBRATION.far_s(1e6) == 0.0, "where it was not measured"
+    measured = Calibration.parse(dict(GIVEN, far=[[1e4, 2e-6], [1e6, 3e-5]]))
+    assert [measured.far_s(size) for size in (5e3, 5.05e5)] == pytest.approx([1e-6, 1.6e-5])
+
+
 def test_overlap_is_symmetric_and_1_where_it_was_not_measured() -> None:
     assert CALIBRATION.slowed("memory", "arithmetic") == CALIBRATION.slowed("arithmetic", "memory") == 1.25
     assert CALIBRATION.slowed("memory", "memory") == 1.0 and CALIBRATION.gamma == pytest.approx(0.25)
@@ -58,6 +64,7 @@ def test_overlap_is_symmetric_and_1_where_it_was_not_measured() -> None:
         ({"launch_s": -1.0}, "launch_s.*greater than or equal to 0"),
         ({"arithmetic": [[1e6, 1e-3], [1e5, 1e-4]]}, "in order of their work"),
         ({"memory": []}, "at least one"),
+        ({"far": [[1e6, 1e-5], [1e4, 1e-6]]}, "far.*in order of their work"),
         ({"slow_down": {"memory-arithmetic": 1.1}}, "slow_down has 'memory-arithmetic'"),
         ({"slow_down": {"memory-memory": 0.9}}, "at least 1"),
         ({"communicators": {"locale": {"alpha_s": 0, "bandwidth_bytes_per_s": 1}}}, "did you mean 'local'"),

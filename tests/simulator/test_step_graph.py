@@ -137,6 +137,15 @@ def test_a_thread_that_has_waited_wakes_up_first() -> None:
     assert played(plan([0], names=ONE), step(), cores=1, wake_s=0.25).step_time_s == pytest.approx(7.0)
 
 
+def test_what_another_thread_has_written_takes_longer_to_read() -> None:
+    """f_a f_b; w_b, and b_b on the other thread; w_a and u_b; u_a.  What the updates read is half as large as all else."""
+    far = [[4 * KB, 1e-9], [8 * KB, 0.25]]
+    assert played(plan([0], names=ONE), step(), far=far).step_time_s == pytest.approx(5.25)
+    assert played(plan([0], names=ONE), step(), cores=1, far=far).step_time_s == pytest.approx(7.0)
+    two_stages = played(plan([0], [1]), step(), far=far).step_time_s  # also what a send has handed over: f_b, then b_b
+    assert two_stages == pytest.approx(5.5)
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_replicas_wait_for_the_variables_that_the_first_one_sends(micro_batches: int) -> None:
     """1 us to read, and 1 us for each of the three that it is sent to, one after the other on the thread that has read."""

@@ -51,6 +51,8 @@ def _show(found: Calibration) -> None:
     table.add_row("an op beside its kernel", "{:.2f} us".format(found.launch_s * 1e6))
     table.add_row("a run beside its ops", "{:.1f} us".format(found.step_s * 1e6))
     table.add_row("a waiting thread's first op", "{:.1f} us".format(found.wake_s * 1e6))
+    for read, seconds in found.far:
+        table.add_row("{:.3g} MB from another core".format(read / 1e6), "{:.1f} us more".format(seconds * 1e6))
     for name, factor in found.slow_down.items():
         table.add_row("slow-down, " + name.replace("-", " beside "), "{:.2f}".format(factor))
     for name, link in found.communicators.items():

@@ -48,6 +48,7 @@ class Calibration(_Value):
         launch_s: seconds an op costs beside its kernel.
         step_s: seconds a ``Session.run`` costs beside its ops.
         wake_s: seconds until a thread that waits for work has begun with an op that another thread has made ready.
+        far: (bytes, seconds): by how much an op takes longer for an operand of that size where another core has written it.
         slow_down: by how much two ops that run at once slow each other down (1: not at all), by what limits them
             (:data:`OVERLAPS`); an exchange between processes slows down the ops of these, and is slowed down by them.
         communicators: ``local`` (devices of one process), ``processes`` (processes of one machine).
@@ -63,14 +64,20 @@ class Calibration(_Value):
     launch_s: float = Field(ge=0, allow_inf_nan=False)
     step_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     wake_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    far: Points = ()
     slow_down: Dict[str, float]
     communicators: Dict[str, Communicator] = Field(default_factory=dict)
 
     @field_validator("arithmetic", "memory")
     @classmethod
-    def _rising(cls, points: Points) -> Points:
+    def _not_empty(cls, points: Points) -> Points:
         if not points:
             raise ValueError("needs at least one (work, seconds) point")
+        return points
+
+    @field_validator("arithmetic", "memory", "far")
+    @classmethod
+    def _rising(cls, points: Points) -> Points:
         if any(min(point) <= 0 for point in points) or any(a[0] >= b[0] for a, b in zip(points, points[1:])):
             raise ValueError("expected (work, seconds) points above 0, in order of their work")
         return points
@@ -107,6 +114,10 @@ class Calibration(_Value):
         Linear between measured sizes, in proportion below the smallest, along the last two above the largest.
         """
         return interpolated(self.arithmetic if kind == ARITHMETIC else self.memory, work)
+
+    def far_s(self, size: float) -> float:
+        """Seconds that an operand of ``size`` bytes costs where another core has written it."""
+        return interpolated(self.far, size) if self.far else 0.0
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"

@@ -11,6 +11,8 @@ pool's (Eigen's NonBlockingThreadPool):
 * a tensor for another device of the process is handed over by a send on the thread that made it;
 * an exchange between processes begins on a thread of each one's pool, and waits in a queue behind all that is ready: threads that
   have enough to compute begin with it late.  From then on it runs beside the ops, one exchange after the other;
+* an operand that another thread has written is in the other core's cache, from where it takes longer to come
+  (:attr:`Calibration.far`);
 * ops that run at once slow each other down, by what limits each (:attr:`Calibration.slow_down`), and so do an exchange between
   processes and the ops of these: it has threads of its own, which take the cores from the ops.
 """
@@ -18,12 +20,12 @@ pool's (Eigen's NonBlockingThreadPool):
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.simulator.calibration import COMMUNICATION
 from whale_tf.simulator.engine import Times, _Engine
 from whale_tf.simulator.execution_graph import ExecutionGraph
-from whale_tf.simulator.program import GRADIENT
+from whale_tf.simulator.program import COMPUTATION, GRADIENT
 
 # Ops below TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
 SHORT_S = 8000 / 3e9
@@ -36,6 +38,8 @@ class Hosts(NamedTuple):
     limit_of: what limits the speed of a computation task.
     slowed: (limit, other limit) -> factor.
     wake_s: seconds that the first op takes longer on a thread that has waited for it.
+    far_s: bytes of an operand that another thread has written -> seconds that an op takes longer for it.
+    operands: task -> (the task that wrote it, bytes) of what it reads.
     """
 
     of_slot: Sequence[int]
@@ -43,6 +47,8 @@ class Hosts(NamedTuple):
     limit_of: Callable[[int], str]
     slowed: Callable[[str, str], float]
     wake_s: float
+    far_s: Callable[[float], float]
+    operands: Mapping[int, Sequence[Tuple[int, float]]]
 
 
 def run_on_cores(graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Hosts, sharing: bool, overlap: bool) -> Times:
@@ -52,6 +58,21 @@ def run_on_cores(graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Host
         PlanError: some tasks wait for each other for ever.
     """
     return _OnCores(graph, bandwidths, hosts, sharing, overlap).run()
+
+
+def operands(graph: ExecutionGraph) -> Dict[int, List[Tuple[int, float]]]:
+    """Of every computation: (the task that wrote it, bytes) of what it reads, also of what a send has handed over."""
+    found: Dict[int, List[Tuple[int, float]]] = {}
+    table = graph.buffers
+    for buffer, reader in zip(table.reader_buffer.tolist(), table.reader_task.tolist()):
+        operand = (int(table.producer[buffer]), float(table.bytes[buffer]))
+        if graph.lane[reader] == COMPUTATION:
+            found.setdefault(reader, []).append(operand)
+        else:
+            for receiver in graph.successors[graph.first_successor[reader]:graph.first_successor[reader + 1]]:
+                if graph.lane[receiver] == COMPUTATION:
+                    found.setdefault(receiver, []).append(operand)
+    return found
 
 
 class _Core:
@@ -171,10 +192,16 @@ class _OnCores(_Engine):
                 self.core_of[task] = core
                 self.start[task] = self.now
                 waking_s = self.hosts.wake_s if self.now > core.idle_since else 0.0
-                self.left[task] = (self.graph.seconds[task] + waking_s, self.now, 0.0)
+                self.left[task] = (self.graph.seconds[task] + waking_s + self._far_s(task, core, host), self.now, 0.0)
                 changed = True
         if changed:
             self._running_changed(host)
+
+    def _far_s(self, task: int, core: _Core, host: int) -> float:
+        """What operands cost that other threads of the process have written."""
+        others = [other for other in self.cores[host] if other is not core]
+        reads = self.hosts.operands.get(task, ())
+        return sum(self.hosts.far_s(size) for maker, size in reads if self.core_of.get(maker) in others)
 
     def _has_work(self, core: _Core, host: int) -> bool:
         """What the thread runs next is its own, or taken from another one."""

@@ -11,7 +11,7 @@ from whale_tf.plan import Plan
 from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.compile import compile_strategy
-from whale_tf.simulator.cores import Hosts, run_on_cores
+from whale_tf.simulator.cores import Hosts, operands, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
@@ -173,6 +173,8 @@ class Simulator:
                 lambda task: program.limits[graph.instruction[task]],
                 known.slowed,
                 known.wake_s,
+                known.far_s,
+                operands(graph) if known.far else {},
             )
             return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
         gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
