@@ -12,7 +12,7 @@ from whale_tf.errors import PlanError
 from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
 from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace_of, under
 from whale_tf.simulator.memory import lifetimes
-from whale_tf.simulator.program import COMPUTATION
+from whale_tf.simulator.program import COMPUTATION, FEATURE
 from whale_tf.simulator.step_graph import (
     PER_MICRO_BATCH,
     PER_STEP,
@@ -168,6 +168,12 @@ def test_replicas_wait_for_the_variables_that_the_first_one_sends(micro_batches:
             slot, = found.graph.slots[task]
             first[slot] = min(found.times.start[task], first.get(slot, 1.0))
     assert sorted(first[slot] for slot in (1, 2, 3)) == pytest.approx([2e-6, 3e-6, 4e-6], rel=1e-3)
+    tasks, received = found.graph, set()
+    for task, lane in enumerate(tasks.lane):
+        if lane == FEATURE and found.program.instructions[tasks.instruction[task]].name == "read":
+            received.update(tasks.slots[later][0] for later in tasks.successors[
+                tasks.first_successor[task]:tasks.first_successor[task + 1]])  # fmt: skip
+    assert received == {1, 2, 3}, "the one that sends does not wait for that"
 
 
 def test_what_a_tensor_from_another_device_makes_ready_any_thread_takes() -> None:

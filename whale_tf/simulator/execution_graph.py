@@ -149,13 +149,18 @@ class Unfolder:
             if not concurrent:
                 template.edges.append((template.last[slot], local))
                 template.last[slot] = local
-            before = [(source, self._covering(source, device)) for source in waits]
+            before = [(source, self._covering(source, device)) for source in waits if self._brings(source, device)]
             for source, task in before:
                 if task is not None:
                     self._edge(template, source, task, local)
             if concurrent and not any(t is not None and instructions[i].block == template.key for i, t in before):
                 template.edges.append((template.slots.index(slot), local))
             local += 1
+
+    def _brings(self, source: int, device: int) -> bool:
+        """Where ops run as their operands allow, a device that only sends does not wait for that."""
+        pairs = [pair for group in self.program.instructions[source].groups for pair in group.pairs]
+        return not (self.program.concurrent and pairs) or any(receiver == device for _, receiver, _ in pairs)
 
     def _communication(self, template: _Template, instruction: Instruction) -> None:
         classes = self.collapse.groups(instruction.label, instruction.groups)

@@ -91,7 +91,7 @@ class StepCompiler(StepState):
         for source in before:
             found = self._at(source, config, instruction.block)
             if found is not None:
-                instruction.dependencies.append(found.instruction)
+                instruction.dependencies += self.and_senders(found.instruction)
                 if found.buffer >= 0:
                     instruction.reads.append(found.buffer)
         self.wait(instruction, config, waits)
@@ -168,6 +168,7 @@ class StepCompiler(StepState):
             instruction.groups = by_receiver(step.groups) if is_shared and step.kind == SEND_RECV else step.groups
             instruction.size_bytes = self._scaled(source.tensor) * (1.0 if step.kind == SEND_RECV else step.fraction)
             self.place(instruction, MEMORY)
+            self.sent[instruction.id] = found.instruction
             arrived = found._replace(instruction=instruction.id, buffer=found.buffer if is_shared else -1, config=step.result)
             is_gathered = max(fractions(step.result)) > max(fractions(found.config))
             found = self._gathered(arrived, found.buffer, block) if is_shared and is_gathered else arrived
@@ -180,7 +181,7 @@ class StepCompiler(StepState):
         name = self.instructions[source.instruction].name + " (concat)"
         sizes = [self._scaled(source.tensor) * share for share in fractions(source.config)]
         reads = [before] if before >= 0 else []
-        gathered, buffer = self.copied(name, block, config, [source.instruction], reads, sizes, "activations")
+        gathered, buffer = self.copied(name, block, config, self.and_senders(source.instruction), reads, sizes, "activations")
         return source._replace(instruction=gathered, buffer=buffer)
 
     def _shared_memory(self, groups: Sequence[Group]) -> bool:

@@ -39,6 +39,7 @@ class StepState:
     Attributes:
         values: (op number, which of its outputs) -> where it is; several for what an op that does not run by itself reads.
         ended: of every op so far, the instructions that those wait for which wait for it, with their devices.
+        sent: communication -> the instruction whose result it sends.
         limits: per instruction, what limits its speed.
         static_bytes: per device and category, what is held for the whole step.
     """
@@ -51,6 +52,7 @@ class StepState:
         self.limits: List[str] = []
         self.values: Dict[Tuple[int, int], List[Source]] = {}
         self.ended: List[Dict[int, Tuple[int, ...]]] = []
+        self.sent: Dict[int, int] = {}
         self.static_bytes: Dict[int, Dict[str, float]] = {d: {} for stage in strategy.stages for d in stage.devices}
         self.stage_of = {op: number for number, stage in enumerate(strategy.stages) for op in stage.ops}
         self.stage_of_device = {d: number for number, stage in enumerate(strategy.stages) for d in stage.devices}
@@ -86,6 +88,13 @@ class StepState:
         instruction.dependencies += [
             made for made, devices in waits.items()
             if devices == config.devices and made not in instruction.dependencies and self.instructions[made].block[1] != UPDATE]
+
+    def and_senders(self, instruction: int) -> List[int]:
+        """With what a communication sends: a device that only sends waits for that alone."""
+        found = [instruction]
+        while found[-1] in self.sent:
+            found.append(self.sent[found[-1]])
+        return found
 
     def parts_of(self, config: OpConfig) -> Parts:
         if config not in self._parts:
@@ -246,6 +255,7 @@ class GradientSums:
                 _pair(place, other) for members, place in zip(nodes, places) for other in _others(members, place))
             leave.size_bytes = source.tensor.bytes
             self.compiler.place(leave, MEMORY)
+            self.compiler.sent[leave.id] = total
             total = leave.id
         return Source(total, buffer, source.tensor, everywhere(source.config.devices))
 
