@@ -33,8 +33,9 @@ BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
 PLAN_TRACES, FIRST_TRACES = 9, 3  # of a plan, at the end; the first ones take new pages, and do not count
 ENOUGH = 12  # steps in which both cores shared a cache
 CHAIN = 8  # steps at most in a run of the local script
-# glibc's malloc keeps what is freed: some pipelines' steps would give memory back and take it again, up to 960 pages a step
-KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+# glibc's malloc keeps what is freed, whole heaps of threads, too: some steps would give memory back and take it again, thousands
+# of pages for the scratch of one convolution
+KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TOP_PAD_": str(1 << 28)}
 STEP_SCOPE = re.compile("chain[0-9]+/step[0-9]+/")
 MODELS: Dict[str, Callable[[], Workload]] = {
     "mlp": lambda: mlp(width=512),
