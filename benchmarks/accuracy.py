@@ -33,8 +33,8 @@ BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
 PLAN_TRACES, FIRST_TRACES = 9, 3  # of a plan, at the end; the first ones take new pages, and do not count
 ENOUGH = 12  # steps in which both cores shared a cache
 CHAIN = 8  # steps at most in a run of the local script
-# glibc's malloc keeps what is freed, whole heaps of threads, too: some steps would give memory back and take it again, thousands
-# of pages for the scratch of one convolution
+# glibc's malloc keeps what is freed, whole heaps of threads, too: some steps would give memory back and take it again, up to
+# 2,134 pages in one
 KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TOP_PAD_": str(1 << 28)}
 STEP_SCOPE = re.compile("chain[0-9]+/step[0-9]+/")
 MODELS: Dict[str, Callable[[], Workload]] = {
@@ -244,8 +244,8 @@ def run(case: Case, folder: str) -> None:
             return {"step_s": step_seconds(lambda: session.run([script.loss, script.update], script.feed), BURSTS)}
 
         def trace() -> Result:
-            traces = [traced(session, [script.loss, script.update], script.feed) for _ in range(FIRST_TRACES + PLAN_TRACES)]
-            traces = traces[FIRST_TRACES:]
+            fetches = [script.loss, script.update]
+            traces = [traced(session, fetches, script.feed) for _ in range(FIRST_TRACES + PLAN_TRACES)][FIRST_TRACES:]
             with open(os.path.join(folder, "trace.pb"), "wb") as handle:
                 handle.write(sorted(traces, key=_span)[PLAN_TRACES // 2].SerializeToString())
             return {"seconds": [op_seconds(one) for one in traces], "memory": [_peaks(one, here) for one in traces]}

@@ -171,8 +171,9 @@ class _OnCores(_Engine):
     def _schedule(self, core: _Core, tasks: Sequence[int]) -> None:
         seconds = self.graph.seconds
         core.queue.extend(task for task in tasks if task in self.not_taken)
-        received = [task for task in tasks if task in self.received and task not in self.not_taken]
-        made_here = [task for task in tasks if task not in self.received and task not in self.not_taken]
+        ops = [task for task in tasks if task not in self.not_taken]
+        received = [task for task in ops if task in self.received]
+        made_here = [task for task in ops if task not in self.received]
         core.next.extend(task for task in made_here if seconds[task] < SHORT_S)
         long = [task for task in made_here if seconds[task] >= SHORT_S]
         if long and not core.next and core.task < 0:

@@ -159,8 +159,10 @@ class Unfolder:
 
     def _brings(self, source: int, device: int) -> bool:
         """Where ops run as their operands allow, a device that only sends does not wait for that."""
+        if not self.program.concurrent:
+            return True
         pairs = [pair for group in self.program.instructions[source].groups for pair in group.pairs]
-        return not (self.program.concurrent and pairs) or any(receiver == device for _, receiver, _ in pairs)
+        return not pairs or any(receiver == device for _, receiver, _ in pairs)
 
     def _communication(self, template: _Template, instruction: Instruction) -> None:
         classes = self.collapse.groups(instruction.label, instruction.groups)
