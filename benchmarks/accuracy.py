@@ -27,7 +27,9 @@ from benchmarks.measure import ROOT, Result, Spec, Workers, answer, main, sessio
 from benchmarks.workloads import LEARNING_RATE, Workload, convnet, encoder, head_loss, mlp, variables
 
 THREADS = 2  # ops that run at once; one thread each
-PROFILED = (3, 12, 48, 192)  # examples of the traced local steps; no plan has clones of these sizes
+# Examples of the traced local steps; no plan has clones of these sizes.  Kernels change with the size (the product with a
+# transposed matrix takes 73 us for 12 rows and 191 for 16), so that neighbours are at most four times as large
+PROFILED = (3, 12, 24, 48, 96, 192)
 ROUNDS = 15  # turns of every script
 BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
 PLAN_TRACES, FIRST_TRACES = 9, 3  # of a plan, at the end; the first ones take new pages, and do not count
@@ -308,7 +310,7 @@ def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Resul
     from whale_tf.simulator.calibration import COMMUNICATION
 
     # Proteus profiles gamma by machine and model; of small batches it would mostly be that of the updates
-    factor = max(1.0, statistics.mean(profiles[batch]["slow_down"] for batch in sorted(profiles)[-2:]))
+    factor = max(1.0, statistics.mean(profiles[batch]["slow_down"] for batch in sorted(profiles)[-3:]))
     step = StepGraph.parse(os.path.join(folder, "step.json"))
     for batch, found in profiles.items():
         beside = factor if case.processes > 1 else 1.0  # the other process' ops, which are of a node of their own

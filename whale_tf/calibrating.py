@@ -38,7 +38,8 @@ OPERAND_SIZES = tuple(1 << shift for shift in range(12, 23, 2))  # bytes: 4 KiB 
 MESSAGE_SIZES = (4, 1 << 24)  # bytes
 SUM_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)  # bytes: gradients, one by one to whole buckets
 OPERANDS = 8  # tensors that sums take in turn
-WAIT_S, BRANCH_S = 5e-4, 5e-5  # how long a thread waits for work, and how long the work takes that it gets
+WAITS = (2, 4, 8, 16, 32, 64)  # ops for which a thread waits for work
+BRANCH_S = 5e-5  # how long the work takes that it gets
 RUN_S = 2e-3  # how long a chain runs about, so that many fit between two interruptions
 STEP_S = 1e-2  # how long the work before a sum takes about
 MARK = "WHALE CALIBRATION "
@@ -73,8 +74,9 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     arithmetic, memory = machine.op_times(launch_s)
     links: Dict[str, Communicator] = {}
     slow_down = machine.slow_down()
-    wake_s = machine.wake() if row.kind == "CPU" and threads.inter_op > 1 else 0.0
-    far_points = far(OPERAND_SIZES, repeat) if row.kind == "CPU" and threads.inter_op > 1 else ()
+    has_threads = row.kind == "CPU" and threads.inter_op > 1
+    wake = machine.wake() if has_threads else ()
+    far_points = far(OPERAND_SIZES, repeat) if has_threads else ()
     if count > 1:
         links["local"] = machine.copies(launch_s)
     if processes:
@@ -84,7 +86,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     return Calibration(
         device=row.name, source="{}, TensorFlow {}, {} x {} threads".format(_processor(), tf.__version__, *threads),
         cores=min(threads.inter_op, os.cpu_count() or 1) if row.kind == "CPU" else None, intra_op=threads.intra_op,
-        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, wake_s=wake_s, far=far_points,
+        arithmetic=arithmetic, memory=memory, launch_s=launch_s, step_s=empty_s, wake=wake, far=far_points,
         slow_down=slow_down, communicators=links)  # fmt: skip
 
 
@@ -289,13 +291,14 @@ class _Machine:
             found["{}-{}".format(*kinds)] = max(1.0, float(np.median(both_s / np.maximum(one_s, two_s))))
         return found
 
-    def wake(self, forks: int = 8) -> float:
-        """What a branch beside another one adds to a run, where only a thread that has waited for work can take it."""
+    def wake(self, forks: int = 8) -> Tuple[Tuple[float, float], ...]:
+        """:attr:`Calibration.wake`: what a branch beside another one adds to a run, where only a thread that has waited for work
+        can take it."""
         value, link = np.ones([64, 64], "float32"), multiply(64)
-        length = self.length(value, link)
-        waiting, branch = (max(1, int(length * seconds / RUN_S)) for seconds in (WAIT_S, BRANCH_S))
+        one_s = self.per_op(value, link)
+        branch = max(1, int(BRANCH_S / one_s))
 
-        def forked(branches: int) -> List[Any]:
+        def forked(waiting: int, branches: int) -> List[Any]:
             with tf.device(self.places[0]):
                 x = v1.Variable(value, use_resource=False, dtype=tf.float32).value()
                 for _ in range(forks):
@@ -305,8 +308,9 @@ class _Machine:
                         x = tf.identity(ends[0])
             return [x.op]
 
-        one_s, two_s = self.runs_s(lambda: [forked(1), forked(2)]).T
-        return max(0.0, float(np.median(two_s - one_s)) / forks)
+        took = self.runs_s(lambda: [forked(waiting, branches) for waiting in WAITS for branches in (1, 2)])
+        more = np.median(took[:, 1::2] - took[:, ::2], axis=0) / forks
+        return tuple((waiting * one_s, max(1e-9, float(seconds))) for waiting, seconds in zip(WAITS, more))
 
     def copies(self, launch_s: float) -> Communicator:
         """Hand-overs between two devices, there and back."""

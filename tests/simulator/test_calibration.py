@@ -18,7 +18,7 @@ GIVEN: Dict[str, Any] = {
     "memory": [[1e4, 1e-6], [1e6, 5e-5], [1e7, 1e-3]],
     "launch_s": 1e-6,
     "step_s": 1e-4,
-    "wake_s": 1e-5,
+    "wake": [[5e-5, 2e-6], [1e-4, 2e-5]],
     "slow_down": {"arithmetic-memory": 1.25},
     "communicators": {
         "local": {"alpha_s": 3e-6, "bandwidth_bytes_per_s": 1e12},
@@ -45,6 +45,11 @@ def test_seconds(work: float, kind: str, seconds: float) -> None:
     assert CALIBRATION.seconds(work, kind) == pytest.approx(seconds)
 
 
+def test_a_thread_that_sleeps_wakes_up() -> None:
+    assert [CALIBRATION.wake_s(waited) for waited in (1e-6, 7.5e-5, 1.0)] == pytest.approx([2e-6, 1.1e-5, 2e-5])
+    assert Calibration.parse(dict(GIVEN, wake=[])).wake_s(1.0) == 0.0, "where it was not measured"
+
+
 def test_operands_from_another_core() -> None:
     assert CALIBRATION.far_s(1e6) == 0.0, "where it was not measured"
     measured = Calibration.parse(dict(GIVEN, far=[[1e4, 2e-6], [1e6, 3e-5]]))
@@ -68,7 +73,7 @@ def test_overlap_is_symmetric_and_1_where_it_was_not_measured() -> None:
         ({"slow_down": {"memory-arithmetic": 1.1}}, "slow_down has 'memory-arithmetic'"),
         ({"slow_down": {"memory-memory": 0.9}}, "at least 1"),
         ({"communicators": {"locale": {"alpha_s": 0, "bandwidth_bytes_per_s": 1}}}, "did you mean 'local'"),
-        ({"version": 7}, "version is 7"),
+        ({"version": 1, "wake_s": 1e-5}, "version is 1, .*measure the machine again with `whale calibrate`"),
         ({"gamma": 3}, "gamma: Extra inputs"),
     ],
 )

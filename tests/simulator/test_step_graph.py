@@ -31,7 +31,7 @@ FREE: Dict[str, Any] = dict(
     memory=[[1.0, 1e-15], [1e9, 1e-6]],
     launch_s=0.0,
     step_s=0.0,
-    wake_s=0.0,
+    wake=(),
     slow_down={},
     communicators={"local": {"alpha_s": 0.0, "bandwidth_bytes_per_s": 1e15}},
 )
@@ -132,9 +132,10 @@ def test_ops_that_run_at_once_slow_each_other_down() -> None:
 
 
 def test_a_thread_that_has_waited_wakes_up_first() -> None:
-    """f_a f_b; then b_b, and w_b on the thread that has waited; w_a and u_b; u_a."""
-    assert played(plan([0], names=ONE), step(), wake_s=0.25).step_time_s == pytest.approx(5.25)
-    assert played(plan([0], names=ONE), step(), cores=1, wake_s=0.25).step_time_s == pytest.approx(7.0)
+    """f_a f_b; then b_b, and w_b on the thread that has waited for two seconds; w_a and u_b; u_a."""
+    assert played(plan([0], names=ONE), step(), wake=[[1.0, 0.125], [3.0, 0.375]]).step_time_s == pytest.approx(5.25)
+    assert played(plan([0], names=ONE), step(), wake=[[3.0, 0.25]]).step_time_s == pytest.approx(5.25)
+    assert played(plan([0], names=ONE), step(), cores=1, wake=[[1.0, 0.25]]).step_time_s == pytest.approx(7.0)
 
 
 def test_what_another_thread_has_written_takes_longer_to_read() -> None:

@@ -50,7 +50,8 @@ def _show(found: Calibration) -> None:
             table.add_row("{} of {}".format(what, size), "{:.2f} us, {:.1f} {}".format(seconds * 1e6, work / seconds / 1e9, unit))
     table.add_row("an op beside its kernel", "{:.2f} us".format(found.launch_s * 1e6))
     table.add_row("a run beside its ops", "{:.1f} us".format(found.step_s * 1e6))
-    table.add_row("a waiting thread's first op", "{:.1f} us".format(found.wake_s * 1e6))
+    for waited, seconds in found.wake:
+        table.add_row("first op after waiting for {:.0f} us".format(waited * 1e6), "{:.1f} us more".format(seconds * 1e6))
     for read, seconds in found.far:
         table.add_row("{:.3g} MB from another core".format(read / 1e6), "{:.1f} us more".format(seconds * 1e6))
     for name, factor in found.slow_down.items():

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Mapping, Tuple, Union
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from whale_tf.cluster import Cluster
 from whale_tf.documents import json_object, problems
 from whale_tf.errors import PlanError, did_you_mean
 
-VERSION = 1
+VERSION = 2
 ARITHMETIC, MEMORY, COMMUNICATION = "arithmetic", "memory", "communication"
 OVERLAPS = ("arithmetic-arithmetic", "arithmetic-memory", "memory-memory", "arithmetic-communication", "communication-memory")
 
@@ -47,7 +48,8 @@ class Calibration(_Value):
         memory: (bytes read and written, seconds) of streaming ops, by size.
         launch_s: seconds an op costs beside its kernel.
         step_s: seconds a ``Session.run`` costs beside its ops.
-        wake_s: seconds until a thread that waits for work has begun with an op that another thread has made ready.
+        wake: (seconds waited, seconds): until a thread that has waited so long for work has begun with an op that another thread
+            has made ready; at first threads look for work, later they sleep.
         far: (bytes, seconds): by how much an op takes longer for an operand of that size where another core has written it.
         slow_down: by how much two ops that run at once slow each other down (1: not at all), by what limits them
             (:data:`OVERLAPS`); an exchange between processes slows down the ops of these, and is slowed down by them.
@@ -63,7 +65,7 @@ class Calibration(_Value):
     memory: Points
     launch_s: float = Field(ge=0, allow_inf_nan=False)
     step_s: float = Field(0.0, ge=0, allow_inf_nan=False)
-    wake_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    wake: Points = ()
     far: Points = ()
     slow_down: Dict[str, float]
     communicators: Dict[str, Communicator] = Field(default_factory=dict)
@@ -75,17 +77,27 @@ class Calibration(_Value):
             raise ValueError("needs at least one (work, seconds) point")
         return points
 
-    @field_validator("arithmetic", "memory", "far")
+    @field_validator("arithmetic", "memory", "wake", "far")
     @classmethod
     def _rising(cls, points: Points) -> Points:
         if any(min(point) <= 0 for point in points) or any(a[0] >= b[0] for a, b in zip(points, points[1:])):
             raise ValueError("expected (work, seconds) points above 0, in order of their work")
         return points
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_version(cls, value: Any) -> Any:
+        found = value.get("version", VERSION)
+        if found != VERSION:  # first of all, because its keys may be others
+            raise ValueError(
+                "version is {!r}, this whale_tf reads version {}; measure the machine again with `whale calibrate`".format(
+                    found, VERSION
+                )
+            )
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> Calibration:
-        if self.version != VERSION:
-            raise ValueError("calibration version is {}, this whale_tf reads version {}".format(self.version, VERSION))
         for known, given, what in (
             (OVERLAPS, self.slow_down, "slow_down"),
             (("local", "processes"), self.communicators, "communicators"),
@@ -114,6 +126,10 @@ class Calibration(_Value):
         Linear between measured sizes, in proportion below the smallest, along the last two above the largest.
         """
         return interpolated(self.arithmetic if kind == ARITHMETIC else self.memory, work)
+
+    def wake_s(self, waited_s: float) -> float:
+        """Seconds until a thread that has waited for ``waited_s`` has begun with an op."""
+        return float(np.interp(waited_s, *zip(*self.wake))) if self.wake else 0.0
 
     def far_s(self, size: float) -> float:
         """Seconds that an operand of ``size`` bytes costs where another core has written it."""

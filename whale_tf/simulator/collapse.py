@@ -78,8 +78,9 @@ class Collapse:
             if colour not in place:
                 place[colour] = len(kept)
                 kept.append(number)
+            receivers = {receiver for _, receiver, _ in group.pairs} or set(group.devices)
             for device in group.devices:
-                if self.representative[device] == device:
+                if self.representative[device] == device and (device in receivers or device not in of_device):
                     of_device[device] = place[colour]
         counts: List[Dict[Tuple[int, int, float], int]] = [{} for _ in kept]
         for number, group in enumerate(groups):

@@ -6,8 +6,8 @@ pool's (Eigen's NonBlockingThreadPool):
 
 * of what becomes ready when an op ends, short ops run next on the same thread, one long op, too, if there are no short ones,
   and the others go to the front of the thread's queue, as all that a received tensor makes ready;
-* a thread without work takes from the front of its own queue, then from the back of another's; one that has waited for work has
-  to wake up first (:attr:`Calibration.wake_s`);
+* a thread without work takes from the front of its own queue, then from the back of another's; one that has waited for work so
+  long that it sleeps has to wake up first (:attr:`Calibration.wake`);
 * a tensor for another device of the process is handed over by a send on the thread that made it;
 * an exchange between processes begins on a thread of each one's pool, and waits in a queue behind all that is ready: threads that
   have enough to compute begin with it late.  From then on it runs beside the ops, one exchange after the other;
@@ -27,8 +27,9 @@ from whale_tf.simulator.engine import Times, _Engine
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.program import COMPUTATION, GRADIENT
 
-# Ops below TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
-SHORT_S = 8000 / 3e9
+# Ops whose kernels take less than TensorFlow's kOpIsExpensiveThresholdCycles (8,000, at 2.6 GHz here) run on the thread that made
+# them ready.  Op times hold what the executor does beside the kernel, too: one to three microseconds.
+SHORT_S = 8000 / 2.6e9 + 2e-6
 
 
 class Hosts(NamedTuple):
@@ -37,7 +38,7 @@ class Hosts(NamedTuple):
     cores: threads of each process.
     limit_of: what limits the speed of a computation task.
     slowed: (limit, other limit) -> factor.
-    wake_s: seconds that the first op takes longer on a thread that has waited for it.
+    wake_s: seconds that a thread has waited for an op -> seconds that it takes longer.
     far_s: bytes of an operand that another thread has written -> seconds that an op takes longer for it.
     operands: task -> (the task that wrote it, bytes) of what it reads.
     """
@@ -46,7 +47,7 @@ class Hosts(NamedTuple):
     cores: int
     limit_of: Callable[[int], str]
     slowed: Callable[[str, str], float]
-    wake_s: float
+    wake_s: Callable[[float], float]
     far_s: Callable[[float], float]
     operands: Mapping[int, Sequence[Tuple[int, float]]]
 
@@ -192,7 +193,7 @@ class _OnCores(_Engine):
                 core.task = task
                 self.core_of[task] = core
                 self.start[task] = self.now
-                waking_s = self.hosts.wake_s if self.now > core.idle_since else 0.0
+                waking_s = self.hosts.wake_s(self.now - core.idle_since) if self.now > core.idle_since else 0.0
                 self.left[task] = (self.graph.seconds[task] + waking_s + self._far_s(task, core, host), self.now, 0.0)
                 changed = True
         if changed:

@@ -186,10 +186,12 @@ class Unfolder:
                 template.links[local] = tuple(
                     (link, load * per_second, count) for link, load, count in classes.entries[place][best]
                 )
+            is_handed_over = self.program.concurrent and group.pairs  # as soon as the senders have it
+            senders = sorted({representative[sender] for sender, _, _ in group.pairs}) if is_handed_over else devices
             tasks = {
                 (source, task)
                 for source in instruction.dependencies
-                for device in devices
+                for device in senders
                 for task in [self._covering(source, device)]
                 if task is not None
             }

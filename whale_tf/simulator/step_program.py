@@ -10,7 +10,7 @@ One instruction per op of the step graph; every clone of it is a task.  What the
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
@@ -30,7 +30,7 @@ from whale_tf.simulator.program import (
 from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepGraph, StepOp, StepTensor
 from whale_tf.simulator.step_sums import GradientSums, Source, StepState, everywhere
 from whale_tf.simulator.strategy_tree import Strategy
-from whale_tf.simulator.transformation import SEND_RECV, Group, by_receiver, transformation
+from whale_tf.simulator.transformation import SEND_RECV, Group, one_by_one, transformation
 
 NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
 
@@ -58,7 +58,7 @@ class StepCompiler(StepState):
             flops, size = self.totals.get(op.origin, (0.0, 0.0))
             self.totals[op.origin] = flops + op.flops, size + op.size_bytes
         self.held: Dict[Tuple[int, int], int] = {}  # value -> the buffer it is in, -1: none of its own
-        self.moved: Dict[Tuple[int, Tuple[int, ...], bool], Source] = {}
+        self.moved: Dict[Tuple[int, Tuple[int, ...], bool, FrozenSet[int]], Source] = {}
         self.folded: Set[int] = set()  # ops that do not run by themselves
         self.sums = GradientSums(self, buckets)
 
@@ -88,13 +88,15 @@ class StepCompiler(StepState):
             return
         phase = UPDATE if op.runs != PER_MICRO_BATCH else BACKWARD if op.late else FORWARD
         instruction = self.instruction(op.name, (self.stage_of[number], phase), COMPUTATION, self._label(op))
-        for source in before:
-            found = self._at(source, config, instruction.block)
-            if found is not None:
-                instruction.dependencies += self.and_senders(found.instruction)
-                if found.buffer >= 0:
-                    instruction.reads.append(found.buffer)
-        self.wait(instruction, config, waits)
+        for key in op.inputs:
+            late = self.ended[key[0]] if key[0] in self.folded else {}
+            for source in self.values.get(key, ()):
+                found = self._at(source, config, instruction.block, late)
+                if found is not None:
+                    instruction.dependencies += self.and_senders(found.instruction)
+                    if found.buffer >= 0:
+                        instruction.reads.append(found.buffer)
+        self.wait(instruction, config.devices, waits)
         instruction.parts = self.parts_of(config)
         instruction.seconds = seconds
         self.place(instruction, ARITHMETIC if op.contraction else MEMORY)
@@ -139,8 +141,9 @@ class StepCompiler(StepState):
 
     # ---- tensors where they are needed -------------------------------------------------------------------------------
 
-    def _at(self, source: Source, config: OpConfig, block: BlockKey) -> Optional[Source]:
-        """The source on the devices of ``config``, for an op of ``block``; what an update needs is summed and whole."""
+    def _at(self, source: Source, config: OpConfig, block: BlockKey, waits: Mapping[int, Tuple[int, ...]]) -> Optional[Source]:
+        """The source on the devices of ``config``, for an op of ``block``; what an update needs is summed and whole.  ``waits``: as
+        :attr:`ended`, of the op that hands the source on without running by itself."""
         made, phase = self.instructions[source.instruction].block[1], block[1]
         if made == UPDATE and phase != UPDATE and (source.config.devices == config.devices or not source.tensor.bytes):
             return None  # values of variables: at hand from the start
@@ -149,27 +152,32 @@ class StepCompiler(StepState):
         if source.config.devices == config.devices:
             return source
         wanted = _config_of(source.tensor, config) if phase != UPDATE else everywhere(config.devices)
-        key = (source.instruction, config.devices, phase == UPDATE)
+        others = frozenset(waits) - {source.instruction}
+        key = (source.instruction, config.devices, phase == UPDATE, others)
         if key not in self.moved:
-            self.moved[key] = self._send(source, wanted, block)
+            self.moved[key] = self._send(source, wanted, block, {made: waits[made] for made in sorted(others)})
         return self.moved[key]
 
-    def _send(self, source: Source, wanted: TensorConfig, block: BlockKey) -> Source:
+    def _send(self, source: Source, wanted: TensorConfig, block: BlockKey, waits: Mapping[int, Tuple[int, ...]]) -> Source:
         found = source._replace(config=source.config.summed())
         for step in transformation(found.config, wanted):
             if not step.groups:
                 continue
             producer = self.instructions[found.instruction]
-            instruction = self.instruction(producer.name, producer.block, FEATURE, step.kind)
-            instruction.dependencies.append(found.instruction)
-            if found.buffer >= 0:
-                instruction.reads.append(found.buffer)
             is_shared = self._shared_memory(step.groups)
-            instruction.groups = by_receiver(step.groups) if is_shared and step.kind == SEND_RECV else step.groups
-            instruction.size_bytes = self._scaled(source.tensor) * (1.0 if step.kind == SEND_RECV else step.fraction)
-            self.place(instruction, MEMORY)
-            self.sent[instruction.id] = found.instruction
-            arrived = found._replace(instruction=instruction.id, buffer=found.buffer if is_shared else -1, config=step.result)
+            sends = found.instruction
+            for groups in one_by_one(step.groups) if is_shared and step.kind == SEND_RECV else [step.groups]:
+                instruction = self.instruction(producer.name, producer.block, FEATURE, step.kind)
+                instruction.dependencies.append(found.instruction)
+                self.wait(instruction, source.config.devices, waits)
+                if found.buffer >= 0:
+                    instruction.reads.append(found.buffer)
+                instruction.groups = groups
+                instruction.size_bytes = self._scaled(source.tensor) * (1.0 if step.kind == SEND_RECV else step.fraction)
+                self.place(instruction, MEMORY)
+                self.sent[instruction.id] = sends
+                sends = instruction.id
+            arrived = found._replace(instruction=sends, buffer=found.buffer if is_shared else -1, config=step.result)
             is_gathered = max(fractions(step.result)) > max(fractions(found.config))
             found = self._gathered(arrived, found.buffer, block) if is_shared and is_gathered else arrived
         return found

@@ -39,7 +39,7 @@ class StepState:
     Attributes:
         values: (op number, which of its outputs) -> where it is; several for what an op that does not run by itself reads.
         ended: of every op so far, the instructions that those wait for which wait for it, with their devices.
-        sent: communication -> the instruction whose result it sends.
+        sent: communication -> the instruction whose result it sends, or the one before it that sends the same to the same devices.
         limits: per instruction, what limits its speed.
         static_bytes: per device and category, what is held for the whole step.
     """
@@ -83,14 +83,14 @@ class StepState:
         self.buffers.append(Buffer(name, category, instruction.id, parts, tuple(sizes[first] for first in parts.first)))
         return instruction.id, len(self.buffers) - 1
 
-    def wait(self, instruction: Instruction, config: OpConfig, waits: Mapping[int, Tuple[int, ...]]) -> None:
-        """For instructions on the same devices; what an update makes is at hand from the start."""
+    def wait(self, instruction: Instruction, where: Tuple[int, ...], waits: Mapping[int, Tuple[int, ...]]) -> None:
+        """For instructions on the same devices, ``where``; what an update makes is at hand from the start."""
         instruction.dependencies += [
             made for made, devices in waits.items()
-            if devices == config.devices and made not in instruction.dependencies and self.instructions[made].block[1] != UPDATE]
+            if devices == where and made not in instruction.dependencies and self.instructions[made].block[1] != UPDATE]
 
     def and_senders(self, instruction: int) -> List[int]:
-        """With what a communication sends: a device that only sends waits for that alone."""
+        """With what a communication sends, and others of it: a device that only sends waits for that alone."""
         found = [instruction]
         while found[-1] in self.sent:
             found.append(self.sent[found[-1]])
@@ -143,7 +143,7 @@ class GradientSums:
         if source.buffer >= 0:
             instruction.reads.append(source.buffer)
         config = OpConfig(source.config.devices, ())
-        self.compiler.wait(instruction, config, self._waits(source))
+        self.compiler.wait(instruction, config.devices, self._waits(source))
         instruction.parts = self.compiler.parts_of(config)
         share = (count - 1.0) / count  # the first micro-batch's gradient is the sum so far
         size = 3.0 * source.tensor.bytes * share

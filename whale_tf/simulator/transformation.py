@@ -226,12 +226,12 @@ def _connected(pairs: Sequence[Pair]) -> Tuple[Group, ...]:
     )
 
 
-def by_receiver(groups: Sequence[Group]) -> Tuple[Group, ...]:
-    """The same pairs, each receiver's in a group of its own."""
-    pairs: Dict[int, List[Pair]] = {}
-    for group in groups:
-        for pair in group.pairs:
-            pairs.setdefault(pair[1], []).append(pair)
-    return tuple(
-        Group(tuple(sorted({device for pair in mine for device in pair[:2]})), tuple(mine)) for mine in pairs.values()
-    )
+def one_by_one(groups: Sequence[Group]) -> List[Tuple[Group, ...]]:
+    """The same pairs, each in a group of its own; in each of the lists a device receives once."""
+    rounds: List[List[Group]] = []
+    received: Dict[int, int] = {}
+    for pair in (pair for group in groups for pair in group.pairs):
+        number = received[pair[1]] = received.get(pair[1], -1) + 1
+        rounds += [[]] * (number == len(rounds))
+        rounds[number] = rounds[number] + [Group(tuple(sorted(set(pair[:2]))), (pair,))]
+    return [tuple(one) for one in rounds]
