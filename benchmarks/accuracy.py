@@ -4,8 +4,9 @@
 
 First the machine is calibrated.  Then, for each model, the local script (its ops timed by themselves, at batch sizes that no
 plan has, in runs of several steps) and all plans, as whale_tf's own main path makes them, take turns: a slow minute of the
-machine hits all alike, and medians count, of the steps in which both cores shared a cache where there are enough of them.  A plan
-is predicted from the Plan, the op times and the calibration alone.  ``DIRECTORY`` keeps what was measured.
+machine hits all alike, and medians count, of the steps in which both cores shared a cache where there are enough of them.  All
+are started several times, and the median of the starts counts.  A plan is predicted from the Plan, the op times and the
+calibration alone.  ``DIRECTORY`` keeps what was measured.
 """
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ THREADS = 2  # ops that run at once; one thread each
 # Examples of the traced local steps; no plan has clones of these sizes.  Kernels change with the size (the product with a
 # transposed matrix takes 73 us for 12 rows and 191 for 16), so that neighbours are at most four times as large
 PROFILED = (3, 12, 24, 48, 96, 192)
-ROUNDS = 15  # turns of every script
+STARTS = 3  # of every script: a process may be slower than another one of the same script, as long as it runs
+ROUNDS = 4  # turns of every script, each time
 BURSTS, PROFILED_RUNS, TRACES = 3, 8, 3  # of each turn
 PLAN_TRACES, FIRST_TRACES = 9, 3  # of a plan, at the end; the first ones take new pages, and do not count
 ENOUGH = 12  # steps in which both cores shared a cache
@@ -334,8 +336,23 @@ class Measured(NamedTuple):
 
 
 def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]:
-    """The model's op times by batch size, and its cases: all take turns, so that slow seconds of the machine hit all alike."""
+    """The model's op times by batch size, and its cases."""
     cases = [case for case in CASES if case.model == model]
+    starts = [_started(model, cases, folder) for _ in range(STARTS)]
+    profiles = {}
+    for batch in PROFILED:
+        found = [start[0][batch] for start in starts]
+        middle = {key: statistics.median(one[key] for one in found) for key in ("run_s", "slow_down")}
+        profiles[batch] = dict(middle, seconds=medians([one["seconds"] for one in found]), scratch=found[0]["scratch"],
+                               shared=all(one["shared"] for one in found))  # fmt: skip
+    return profiles, [
+        Measured(same[-1].folder, statistics.median(one.step_s for one in same), all(one.shared for one in same),
+                 statistics.median(one.work_s for one in same), [peaks for one in same for peaks in one.memory])
+        for same in zip(*(start[1] for start in starts))]  # fmt: skip
+
+
+def _started(model: str, cases: Sequence[Case], folder: str) -> Tuple[Dict[int, Result], List[Measured]]:
+    """All take turns, so that slow seconds of the machine hit all alike."""
     folders = [tempfile.mkdtemp(dir=folder) for _ in cases]
     with contextlib.ExitStack() as stack:
         scripts = [stack.enter_context(Workers(__file__, {"what": "profile", "model": model, "batch": batch}, 1, KEPT))
@@ -346,10 +363,10 @@ def measure(model: str, folder: str) -> Tuple[Dict[int, Result], List[Measured]]
             spec = {"what": "run", "model": model, "stages": case.stages, "folder": where, "rest": rest}
             plans.append(stack.enter_context(Workers(__file__, spec, case.processes, KEPT)))
             plans[-1].ask("turn")  # ready before the next one starts
-        turns = [[one.ask("turn") for one in scripts + plans] for _ in range(ROUNDS)]
+        turns = [[one.ask("turn") for one in scripts + plans] for _ in range(1 + ROUNDS)][1:]  # the first one is slower
         traces = [one.ask("trace") for one in plans]
     profiles = {batch: profiled([turn[number] for turn in turns]) for number, batch in enumerate(PROFILED)}
-    found = []
+    found: List[Measured] = []
     for number, (where, trace) in enumerate(zip(folders, traces)):
         step_s, shared = median_of([turn[len(PROFILED) + number]["step_s"] for turn in turns])
         found.append(Measured(where, step_s, shared, sum(medians(trace["seconds"]).values()), trace["memory"]))

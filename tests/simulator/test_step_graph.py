@@ -138,6 +138,12 @@ def test_a_thread_that_has_waited_wakes_up_first() -> None:
     assert played(plan([0], names=ONE), step(), cores=1, wake=[[1.0, 0.25]]).step_time_s == pytest.approx(7.0)
 
 
+def test_a_thread_that_wakes_up_takes_what_is_left_by_then() -> None:
+    """w_b and b_b are there from 2 s on; the other thread runs w_b and u_b, and b_b from 4 s on if this one is not yet awake."""
+    assert played(plan([0], names=ONE), step(), wake=[[1.0, 9.0]]).step_time_s == pytest.approx(7.0)
+    assert played(plan([0], names=ONE), step(), wake=[[1.0, 1.5]]).step_time_s == pytest.approx(6.5)  # b_b from 3.5 s on
+
+
 def test_what_another_thread_has_written_takes_longer_to_read() -> None:
     """f_a f_b; w_b, and b_b on the other thread; w_a and u_b; u_a.  What the updates read is half as large as all else."""
     far = [[4 * KB, 1e-9], [8 * KB, 0.25]]
@@ -235,6 +241,27 @@ def test_what_waits_by_a_control_edge_waits_through_ops_that_do_not_run() -> Non
     late = step(weight_b=3.0)
     assert played(plan([0], names=ONE), late).step_time_s == pytest.approx(6.0)  # beside it, backward_b and weight_a
     assert played(plan([0], names=ONE), waiting()._replace(seconds=late.seconds)).step_time_s == pytest.approx(7.0)
+
+
+def test_what_an_op_that_does_not_run_waits_for_its_send_waits_for() -> None:
+    """f_a f_b; weight_b takes 3 s beside backward_b, and what that makes is handed on with it; then weight_a and its update."""
+    late = waiting()._replace(seconds=step(weight_b=3.0).seconds)
+    assert played(plan([0], [1]), late).step_time_s == pytest.approx(7.0)
+
+
+def test_each_device_sends_as_soon_as_it_has_something_to_send() -> None:
+    """The first of two replicas has a third of the examples of the second."""
+    unequal = plan([0, 1], [2])
+    replicas, last = unequal.task_graphs
+    tasks = (replicas.model_copy(update={"slices": (1, 3)}), last)
+    found = played(unequal.model_copy(update={"task_graphs": tasks}), step(), cores=3)
+    graph, times = found.graph, found.times
+    names = [found.program.instructions[number].name if number >= 0 else "" for number in graph.instruction]
+    sends = {slots[0]: times.start[task] for task, (name, slots) in enumerate(zip(names, graph.slots))
+             if name == "forward_a" and graph.lane[task] == FEATURE}  # fmt: skip
+    ends = {slots[0]: times.end[task] for task, (name, slots) in enumerate(zip(names, graph.slots))
+            if name == "forward_a" and graph.lane[task] == COMPUTATION}  # fmt: skip
+    assert sends == pytest.approx(ends) and sends[0] < sends[1]
 
 
 def test_a_sum_over_micro_batches_waits_for_what_its_gradient_waits_for() -> None:

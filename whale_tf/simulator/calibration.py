@@ -129,7 +129,10 @@ class Calibration(_Value):
 
     def wake_s(self, waited_s: float) -> float:
         """Seconds until a thread that has waited for ``waited_s`` has begun with an op."""
-        return float(np.interp(waited_s, *zip(*self.wake))) if self.wake else 0.0
+        if not self.wake:
+            return 0.0
+        waits, seconds = zip(*self.wake)
+        return float(np.interp(waited_s, waits, seconds))
 
     def far_s(self, size: float) -> float:
         """Seconds that an operand of ``size`` bytes costs where another core has written it."""

@@ -7,7 +7,7 @@ pool's (Eigen's NonBlockingThreadPool):
 * of what becomes ready when an op ends, short ops run next on the same thread, one long op, too, if there are no short ones,
   and the others go to the front of the thread's queue, as all that a received tensor makes ready;
 * a thread without work takes from the front of its own queue, then from the back of another's; one that has waited for work so
-  long that it sleeps has to wake up first (:attr:`Calibration.wake`);
+  long that it sleeps has to wake up first (:attr:`Calibration.wake`), and takes what the others have left by then;
 * a tensor for another device of the process is handed over by a send on the thread that made it;
 * an exchange between processes begins on a thread of each one's pool, and waits in a queue behind all that is ready: threads that
   have enough to compute begin with it late.  From then on it runs beside the ops, one exchange after the other;
@@ -20,10 +20,11 @@ pool's (Eigen's NonBlockingThreadPool):
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappush
 from typing import Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.simulator.calibration import COMMUNICATION
-from whale_tf.simulator.engine import Times, _Engine
+from whale_tf.simulator.engine import LOOK, Times, _Engine
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.program import COMPUTATION, GRADIENT
 
@@ -38,7 +39,7 @@ class Hosts(NamedTuple):
     cores: threads of each process.
     limit_of: what limits the speed of a computation task.
     slowed: (limit, other limit) -> factor.
-    wake_s: seconds that a thread has waited for an op -> seconds that it takes longer.
+    wake_s: seconds that a thread has waited for work -> seconds until it has woken up.
     far_s: bytes of an operand that another thread has written -> seconds that an op takes longer for it.
     operands: task -> (the task that wrote it, bytes) of what it reads.
     """
@@ -77,11 +78,13 @@ def operands(graph: ExecutionGraph) -> Dict[int, List[Tuple[int, float]]]:
 
 
 class _Core:
-    """One thread: what it runs and since when it has run nothing, what it runs next, and its queue."""
+    """One thread: what it runs, since when it has run nothing, when it will have woken up (-1: it is not about to), what it runs
+    next, and its queue."""
 
     def __init__(self) -> None:
         self.task = -1
         self.idle_since = 0.0
+        self.wakes_at = -1.0
         self.next: Deque[int] = deque()
         self.queue: Deque[int] = deque()
 
@@ -185,7 +188,7 @@ class _OnCores(_Engine):
         """Threads without work take some."""
         changed = False
         for core in self.cores[host]:
-            while core.task < 0 and self._has_work(core, host):
+            while core.task < 0 and self._is_awake(core, host) and self._has_work(core, host):
                 task = core.next.popleft()
                 if task in self.not_taken:
                     self._taken(task)
@@ -193,11 +196,21 @@ class _OnCores(_Engine):
                 core.task = task
                 self.core_of[task] = core
                 self.start[task] = self.now
-                waking_s = self.hosts.wake_s(self.now - core.idle_since) if self.now > core.idle_since else 0.0
-                self.left[task] = (self.graph.seconds[task] + waking_s + self._far_s(task, core, host), self.now, 0.0)
+                self.left[task] = (self.graph.seconds[task] + self._far_s(task, core, host), self.now, 0.0)
                 changed = True
         if changed:
             self._running_changed(host)
+
+    def _is_awake(self, core: _Core, host: int) -> bool:
+        """Whether the thread may take work now; if there is some and it sleeps, it begins to wake up."""
+        if core.wakes_at < 0 and self.now > core.idle_since and (core.next or any(one.queue for one in self.cores[host])):
+            core.wakes_at = self.now + self.hosts.wake_s(self.now - core.idle_since)
+            heappush(self.events, (core.wakes_at, LOOK))
+        if core.wakes_at > self.now:
+            return False
+        if core.wakes_at >= 0:
+            core.wakes_at, core.idle_since = -1.0, self.now
+        return True
 
     def _far_s(self, task: int, core: _Core, host: int) -> float:
         """What operands cost that other threads of the process have written."""

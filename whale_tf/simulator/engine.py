@@ -23,6 +23,8 @@ from whale_tf.simulator.execution_graph import QUEUES_PER_DEVICE, ExecutionGraph
 from whale_tf.simulator.network import fair_share
 from whale_tf.simulator.program import GRADIENT
 
+LOOK = -1  # an event at which no task ends, but one may begin
+
 
 class Times(NamedTuple):
     """Seconds from the start of the step, per task."""
@@ -93,7 +95,7 @@ class _Engine:
             self.now = now = self.events[0][0]
             while self.events and self.events[0][0] == now:
                 task = heappop(self.events)[1]
-                if not self.done[task] and self.end[task] == now:
+                if task != LOOK and not self.done[task] and self.end[task] == now:
                     finished += 1
                     self._finish(task, ready)
         if finished < len(self.done):

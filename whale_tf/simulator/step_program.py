@@ -142,8 +142,11 @@ class StepCompiler(StepState):
     # ---- tensors where they are needed -------------------------------------------------------------------------------
 
     def _at(self, source: Source, config: OpConfig, block: BlockKey, waits: Mapping[int, Tuple[int, ...]]) -> Optional[Source]:
-        """The source on the devices of ``config``, for an op of ``block``; what an update needs is summed and whole.  ``waits``: as
-        :attr:`ended`, of the op that hands the source on without running by itself."""
+        """The source on the devices of ``config``, for an op of ``block``; what an update needs is summed and whole.
+
+        Args:
+            waits: what is waited for before the source may leave its devices, as in :attr:`ended`.
+        """
         made, phase = self.instructions[source.instruction].block[1], block[1]
         if made == UPDATE and phase != UPDATE and (source.config.devices == config.devices or not source.tensor.bytes):
             return None  # values of variables: at hand from the start

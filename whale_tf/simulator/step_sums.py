@@ -39,7 +39,7 @@ class StepState:
     Attributes:
         values: (op number, which of its outputs) -> where it is; several for what an op that does not run by itself reads.
         ended: of every op so far, the instructions that those wait for which wait for it, with their devices.
-        sent: communication -> the instruction whose result it sends, or the one before it that sends the same to the same devices.
+        sent: communication -> the instruction whose result it sends, or the communication before it that sends the same.
         limits: per instruction, what limits its speed.
         static_bytes: per device and category, what is held for the whole step.
     """
