@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import threading
@@ -41,6 +42,7 @@ OPERANDS = 8  # tensors that sums take in turn
 WAITS = (2, 4, 8, 16, 32, 64)  # ops for which a thread waits for work
 BRANCH_S = 5e-5  # how long the work takes that it gets
 RUN_S = 2e-3  # how long a chain runs about, so that many fit between two interruptions
+PAIRS = 3  # of processes, one after the other
 STEP_S = 1e-2  # how long the work before a sum takes about
 MARK = "WHALE CALIBRATION "
 
@@ -351,11 +353,19 @@ class _Exchanged(NamedTuple):
 
 def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, float]]:
     """Sums over two processes of this machine, as whale_tf's plans make them; and :attr:`Calibration.slow_down` of ops beside
-    them, which compete with the threads that send and receive.
+    them, which compete with the threads that send and receive.  Processes are started several times: two of them may be slower
+    than another two, as long as they run.
 
     Raises:
         ClusterError: a process failed; with the end of its output.
     """
+    found = [_exchanged(threads, -(-repeat // PAIRS)) for _ in range(PAIRS)]
+    points = [(same[0][0], statistics.median(seconds for _, seconds in same)) for same in zip(*(one.points for one in found))]
+    return _ring_of_two(points), {
+        kinds: statistics.median(one.slow_down[kinds] for one in found) for kinds in found[0].slow_down}
+
+
+def _exchanged(threads: Threads, repeat: int) -> _Exchanged:
     addresses = ["127.0.0.1:{}".format(port) for port in free_ports(2)]
     started = [
         subprocess.Popen(
@@ -371,8 +381,7 @@ def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, 
                 process.kill()
     for line in outputs[0].splitlines():
         if line.startswith(MARK):
-            found = _Exchanged(*json.loads(line[len(MARK):]))
-            return _ring_of_two(found.points), found.slow_down
+            return _Exchanged(*json.loads(line[len(MARK):]))
     raise ClusterError("collectives between two processes could not be measured: {}".format(outputs[0][-2000:]))
 
 
