@@ -22,7 +22,8 @@ Entry = Tuple[int, float, int]  # link, bytes on it per byte of the collective, 
 class GroupClasses(NamedTuple):
     """The groups of one kind of communication that are simulated.
 
-    ``kept``: their numbers; ``of_device``: place in ``kept`` of the group a (kept) device is in, by class;
+    ``kept``: their numbers; ``of_device``: place in ``kept`` of the group a (kept) device is in, by class (of several the one in
+    which it receives);
     ``entries[place][algorithm]``: what the whole class puts on the links that are simulated.
     """
 

@@ -89,9 +89,9 @@ class StepCompiler(StepState):
         phase = UPDATE if op.runs != PER_MICRO_BATCH else BACKWARD if op.late else FORWARD
         instruction = self.instruction(op.name, (self.stage_of[number], phase), COMPUTATION, self._label(op))
         for key in op.inputs:
-            late = self.ended[key[0]] if key[0] in self.folded else {}
+            handed_on_after = self.ended[key[0]] if key[0] in self.folded else {}
             for source in self.values.get(key, ()):
-                found = self._at(source, config, instruction.block, late)
+                found = self._at(source, config, instruction.block, handed_on_after)
                 if found is not None:
                     instruction.dependencies += self.and_senders(found.instruction)
                     if found.buffer >= 0:

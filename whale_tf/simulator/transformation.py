@@ -232,6 +232,7 @@ def one_by_one(groups: Sequence[Group]) -> List[Tuple[Group, ...]]:
     received: Dict[int, int] = {}
     for pair in (pair for group in groups for pair in group.pairs):
         number = received[pair[1]] = received.get(pair[1], -1) + 1
-        rounds += [[]] * (number == len(rounds))
-        rounds[number] = rounds[number] + [Group(tuple(sorted(set(pair[:2]))), (pair,))]
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(Group(tuple(sorted(set(pair[:2]))), (pair,)))
     return [tuple(one) for one in rounds]
