@@ -374,14 +374,15 @@ def _started(model: str, cases: Sequence[Case], folder: str) -> Tuple[Dict[int, 
 
 
 def profiled(turns: Sequence[Result]) -> Result:
-    """What a step takes beside its kernels (the executor's work for each op, tensors being freed) is in no op's traced time, and
-    what tracing costs is in all of them: every op gets an equal share of what a step without a trace takes more or less."""
+    """What a step takes beside its kernels (the executor's work, tensors being freed) is in no op's traced time: every op gets a
+    share of it in proportion.  What tracing costs is in all of them: where that is more, every op loses the same."""
     seconds = medians([trace for turn in turns for trace in turn["seconds"]])
     step_s, empty_s = (statistics.median(turn[key] for turn in turns) for key in ("step_s", "empty_s"))
     both_s, shared = median_of([turn["both_s"] for turn in turns])
-    share = (step_s - sum(seconds.values())) / len(seconds)
-    return {"seconds": {name: max(0.0, value + share) for name, value in seconds.items()}, "scratch": turns[0]["scratch"],
-            "run_s": empty_s, "slow_down": both_s / step_s, "shared": shared}
+    traced_s = sum(seconds.values())
+    factor, less_s = max(1.0, step_s / traced_s), max(0.0, traced_s - step_s) / len(seconds)
+    return {"seconds": {name: max(0.0, factor * value - less_s) for name, value in seconds.items()},
+            "scratch": turns[0]["scratch"], "run_s": empty_s, "slow_down": both_s / step_s, "shared": shared}
 
 
 def median_of(turns: Sequence[Sequence[Tuple[float, bool]]]) -> Tuple[float, bool]:

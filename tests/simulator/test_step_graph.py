@@ -272,6 +272,43 @@ def test_a_sum_over_micro_batches_waits_for_what_its_gradient_waits_for() -> Non
         assert ran["weight_b (sum)", batch] > ran["backward_b", batch]
 
 
+def alive(found: Any, name: str) -> List[Any]:
+    """(device, micro-batch, from, to) of every tensor that an op of that name has written."""
+    graph, table, (born, dies) = found.graph, found.graph.buffers, lifetimes(found.graph, found.times)
+    rows = [row for row, kind in enumerate(table.kind) if found.program.buffers[kind].name == name]
+    return sorted(
+        (graph.devices[table.slot[row]], graph.micro_batch[table.producer[row]], born[row], dies[row]) for row in rows)
+
+
+@pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
+def test_the_first_gradient_is_the_sum_of_all(schedule: str) -> None:
+    """It lives until the update has read it, and nothing is added then; others until they are added."""
+    sums = {"memory": [[1.0, 1e-5], [1e9, 1e4]]}  # 3 x 4 kB: 0.12 s
+    found = played(plan([0], names=ONE, micro_batches=4, schedule=schedule), step(), cores=1, **sums)
+    ran = {(found.program.instructions[number].name, batch): (start, end) for number, batch, start, end in zip(
+        found.graph.instruction, found.graph.micro_batch, found.times.start, found.times.end)}  # fmt: skip
+    first = 3 if schedule == "gpipe" else 0
+    for _, batch, _, dies in alive(found, "weight_b"):
+        start, end = ran["weight_b (sum)", batch]
+        assert end - start == pytest.approx(0.0 if batch == first else 0.12)
+        assert dies == (ran["update_b", -1][1] if batch == first else end)
+
+
+def test_what_a_replica_adds_last_is_added_with_the_other_replica() -> None:
+    """Where their sum is made, TensorFlow's graph optimizer makes one op of both additions, of four operands with the result."""
+    sums = {"memory": [[1.0, 1e-5], [1e9, 1e4]]}  # 3 x 4 kB: 0.12 s
+    found = played(plan([0, 1], names=ONE, micro_batches=2), step(), **sums)
+    names = [found.program.instructions[number].name if number >= 0 else "" for number in found.graph.instruction]
+    took = {(name, slots[0], batch): end - start for name, slots, batch, start, end in zip(
+        names, found.graph.slots, found.graph.micro_batch, found.times.start, found.times.end)}  # fmt: skip
+    there = next(slot for name, slot, _ in took if name == "weight_b (sum) (copies)")
+    assert took["weight_b (sum)", there, 1] == 0.0
+    assert took["weight_b (sum)", 1 - there, 1] == pytest.approx(0.12)
+    assert took["weight_b (sum) (copies)", there, -1] == pytest.approx(0.16)
+    lives = {(device, batch): dies for device, batch, _, dies in alive(found, "weight_b")}
+    assert lives[there, 1] == lives[there, 0] > lives[1 - there, 1]
+
+
 def test_memory_counts_variables_kept_tensors_and_sums() -> None:
     whole = played(plan([0], names=ONE), step(), cores=1)
     static = 16 * KB

@@ -85,6 +85,8 @@ class _Template:
         self.lane: List[int] = [-1] * len(slots)
         self.seconds: List[float] = [0.0] * len(slots)
         self.task_slots: List[Tuple[int, ...]] = [(slot,) for slot in slots]
+        self.without_first: List[int] = []  # tasks with nothing to do for the micro-batch whose block runs first
+        self.without_last: List[int] = []
         self.queues: Dict[int, Tuple[int, ...]] = {}
         self.links: Dict[int, Tuple[LinkUse, ...]] = {}
         self.edges: List[Tuple[int, int]] = []
@@ -141,6 +143,9 @@ class Unfolder:
         self.place[instruction.id] = {device: local + i for i, (device, _, _) in enumerate(rows)}
         template.instruction += [instruction.id] * len(rows)
         template.lane += [COMPUTATION] * len(rows)
+        if instruction.is_running_sum:
+            template.without_first += range(local, local + len(rows))
+            template.without_last += [local + i for i, (device, _, _) in enumerate(rows) if device in instruction.leaves_last]
         template.seconds += [instruction.seconds[kind] for _, _, kind in rows]
         instructions, concurrent = self.program.instructions, self.program.concurrent
         waits = [i for i in instruction.dependencies if concurrent or instructions[i].lane != COMPUTATION]
@@ -257,23 +262,22 @@ class Unfolder:
             key: np.zeros(1 if key[1] == UPDATE else strategy.num_micro_batch, np.int64) for key in self.templates
         }
         order: List[Tuple[BlockKey, int]] = []
-        last_backward: Dict[int, int] = {}
         total = 0
         chains: List[List[Tuple[BlockKey, int]]] = []
         for number, stage in enumerate(strategy.stages):
             chain: List[Tuple[BlockKey, int]] = []
             for step in schedule(strategy.schedule, number, len(strategy.stages), strategy.num_micro_batch, stage.warmup):
                 chain.append(((number, FORWARD if step.kind == "forward" else BACKWARD), step.micro_batch))
-                if step.kind == "backward":
-                    last_backward[number] = step.micro_batch
             chain.append(((number, UPDATE), 0))
             for key, micro_batch in chain:
                 offsets[key][micro_batch] = total
                 total += len(self.templates[key])
             order += chain
             chains.append(chain)
-        sources, targets = self._edges(offsets, chains, last_backward)
-        arrays = self._repeat(order, strategy)
+        backwards = [micro_batch for (_, phase), micro_batch in chains[0] if phase == BACKWARD]  # in all stages
+        ends = backwards[0], backwards[-1]
+        sources, targets = self._edges(offsets, chains, ends[1])
+        arrays = self._repeat(order, strategy, ends)
         by_source = np.argsort(sources, kind="stable")
         first = np.zeros(total + 1, np.int64)
         np.cumsum(np.bincount(sources, minlength=total), out=first[1:])
@@ -291,10 +295,12 @@ class Unfolder:
             np.bincount(targets, minlength=total).tolist(),
             self.collapse.kept,
             {key: (offsets[key], len(template)) for key, template in self.templates.items()},
-            self._buffers(offsets, strategy.num_micro_batch),
+            self._buffers(offsets, strategy.num_micro_batch, ends),
         )
 
-    def _repeat(self, order: Sequence[Tuple[BlockKey, int]], strategy: Strategy) -> Tuple[List, List, List, List, List]:
+    def _repeat(
+        self, order: Sequence[Tuple[BlockKey, int]], strategy: Strategy, ends: Tuple[int, int]
+    ) -> Tuple[List, List, List, List, List]:
         seconds: List[float] = []
         lane: List[int] = []
         instruction: List[int] = []
@@ -307,6 +313,10 @@ class Unfolder:
                 seconds += template.seconds
             else:
                 seconds += [value * factors[micro_batch] for value in template.seconds]
+            if key[1] == BACKWARD:
+                for end, without in zip(ends, (template.without_first, template.without_last)):
+                    for local in without if micro_batch == end else ():
+                        seconds[local - len(template)] = 0.0
             lane += template.lane
             instruction += template.instruction
             micro_batches += [-1 if key[1] == UPDATE else micro_batch] * len(template)
@@ -317,7 +327,7 @@ class Unfolder:
         self,
         offsets: Dict[BlockKey, np.ndarray],
         chains: Sequence[Sequence[Tuple[BlockKey, int]]],
-        last_backward: Dict[int, int],
+        last_backward: int,
     ) -> Tuple[np.ndarray, np.ndarray]:
         sources: List[np.ndarray] = []
         targets: List[np.ndarray] = []
@@ -334,7 +344,7 @@ class Unfolder:
                 pairs = np.array(edges, np.int64)
                 there = offsets[block]
                 if key[1] == UPDATE and block[1] != UPDATE:
-                    there = there[last_backward[block[0]] :][:1]
+                    there = there[last_backward : last_backward + 1]
                 elif key[1] != UPDATE and block[1] == UPDATE:
                     there = np.repeat(there, len(here))  # once a step, for all micro-batches
                 sources.append((there[:, None] + pairs[:, 0]).ravel())
@@ -372,14 +382,15 @@ class Unfolder:
                 links[offset + local] = use
         return queues, links
 
-    def _buffers(self, offsets: Dict[BlockKey, np.ndarray], count: int) -> BufferTable:
+    def _buffers(self, offsets: Dict[BlockKey, np.ndarray], count: int, ends: Tuple[int, int]) -> BufferTable:
         """Every buffer, with the tasks that write and read it."""
         instructions = self.program.instructions
-        readers: List[List[int]] = [[] for _ in self.program.buffers]
+        readers: List[List[Tuple[int, bool]]] = [[] for _ in self.program.buffers]
         for instruction in instructions:
-            for read in instruction.reads:
-                if read >= 0:
-                    readers[read].append(instruction.id)
+            for reads, last in ((instruction.reads, False), (instruction.reads_last, True)):
+                for read in reads:
+                    if read >= 0:
+                        readers[read].append((instruction.id, last))
         per_micro_batch, per_step = BufferRows(), BufferRows()
         for number, buffer in enumerate(self.program.buffers):
             block = instructions[buffer.producer].block
@@ -389,11 +400,11 @@ class Unfolder:
                 if producer is None or buffer.bytes[kind] <= 0.0:
                     continue
                 row = table.add(slot, buffer.bytes[kind], number, block, producer)
-                for reader in readers[number]:
+                for reader, last in readers[number]:
                     task = self._covering(reader, device)
                     if task is not None:
-                        table.read(row, instructions[reader].block, task)
-        return joined(per_micro_batch.unfold(offsets, count), per_step.unfold(offsets, 1))
+                        table.read(row, instructions[reader].block, task, last)
+        return joined(per_micro_batch.unfold(offsets, count, ends), per_step.unfold(offsets, 1))
 
 
 def _micro_batch_factors(strategy: Strategy) -> Optional[List[float]]:

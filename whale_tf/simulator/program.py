@@ -61,6 +61,9 @@ class Instruction:
         groups, size_bytes: of a communication.
         dependencies: instructions whose results it needs (on the same devices).
         reads: buffers.
+        is_running_sum: adds to what the micro-batches before have left; nothing to do for the first one, whose value is the sum.
+        leaves_last: devices on which a running sum leaves the last micro-batch's value to the update,
+        reads_last: which reads these values, buffers, beside the sums.
     """
 
     __slots__ = (
@@ -75,6 +78,9 @@ class Instruction:
         "size_bytes",
         "dependencies",
         "reads",
+        "is_running_sum",
+        "leaves_last",
+        "reads_last",
     )
 
     def __init__(self, id: int, name: str, block: BlockKey, lane: int, label: str) -> None:  # noqa: A002
@@ -89,11 +95,15 @@ class Instruction:
         self.size_bytes = 0.0
         self.dependencies: List[int] = []
         self.reads: List[int] = []
+        self.is_running_sum = False
+        self.leaves_last: Tuple[int, ...] = ()
+        self.reads_last: List[int] = []
 
 
 class Buffer(NamedTuple):
-    """A tensor part that lives from the start of ``producer`` to the end of its last reader, once per micro-batch;
-    ``bytes`` per class of ``parts``."""
+    """A tensor part that lives from the start of ``producer`` to the end of its last reader, once per micro-batch; that of the
+    first micro-batch, to which the others' are added, to the end of the last one in the update. ``bytes`` per class of ``parts``.
+    """
 
     name: str
     category: str

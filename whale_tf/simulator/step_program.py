@@ -60,6 +60,7 @@ class StepCompiler(StepState):
         self.held: Dict[Tuple[int, int], int] = {}  # value -> the buffer it is in, -1: none of its own
         self.moved: Dict[Tuple[int, Tuple[int, ...], bool, FrozenSet[int]], Source] = {}
         self.folded: Set[int] = set()  # ops that do not run by themselves
+        self.gradients = {(op, output) for _, op, output in step.gradients}
         self.sums = GradientSums(self, buckets)
 
     def run(self) -> Program:
@@ -104,7 +105,8 @@ class StepCompiler(StepState):
         for place, tensor in enumerate(op.outputs):
             buffer = overwritten if place == 0 else -1
             if buffer < 0 and op.runs == PER_MICRO_BATCH and tensor.bytes > 0:
-                buffer = self._buffer(instruction, op, tensor, config)
+                category = "gradients" if (number, place) in self.gradients else self._category(op)
+                buffer = self._buffer(instruction, category, tensor, config)
             self.held[number, place] = buffer
             self.values[number, place] = [Source(instruction.id, buffer, tensor, _config_of(tensor, config))]
         self.ended.append({instruction.id: config.devices})
@@ -213,12 +215,15 @@ class StepCompiler(StepState):
         if op.runs == PER_MICRO_BATCH and any(sizes):
             self.buffers.append(Buffer(op.name + " (scratch)", "scratch", instruction.id, parts, sizes))
 
-    def _buffer(self, instruction: Instruction, op: StepOp, tensor: StepTensor, config: OpConfig) -> int:
+    @staticmethod
+    def _category(op: StepOp) -> str:
+        return "gradients of activations" if op.late else "activations"
+
+    def _buffer(self, instruction: Instruction, category: str, tensor: StepTensor, config: OpConfig) -> int:
         parts, shares = self.parts_of(config), op_fractions(config)
         size = self._scaled(tensor)
         sizes = tuple(size * shares[first] if tensor.divided else size for first in parts.first)
-        category = "gradients of activations" if op.late else "activations"
-        self.buffers.append(Buffer(op.name, category, instruction.id, parts, sizes))
+        self.buffers.append(Buffer(instruction.name, category, instruction.id, parts, sizes))
         return len(self.buffers) - 1
 
     def _variables(self) -> None:

@@ -134,8 +134,7 @@ class GradientSums:
         return [source]
 
     def _over_micro_batches(self, source: Source) -> Source:
-        count = self.compiler.strategy.num_micro_batch
-        if count == 1 or not source.tensor.bytes:
+        if self.compiler.strategy.num_micro_batch == 1 or not source.tensor.bytes:
             return source
         producer = self.compiler.instructions[source.instruction]
         instruction = self.compiler.instruction(producer.name + " (sum)", producer.block, COMPUTATION, "backward")
@@ -145,14 +144,11 @@ class GradientSums:
         config = OpConfig(source.config.devices, ())
         self.compiler.wait(instruction, config.devices, self._waits(source))
         instruction.parts = self.compiler.parts_of(config)
-        share = (count - 1.0) / count  # the first micro-batch's gradient is the sum so far
-        size = 3.0 * source.tensor.bytes * share
+        size = 3.0 * source.tensor.bytes
         instruction.seconds = tuple(self.compiler.memory_s(config.devices[first], size) for first in instruction.parts.first)
+        instruction.is_running_sum = True
         self.compiler.place(instruction, MEMORY)
-        for device in config.devices:
-            held = self.compiler.static_bytes[device]
-            held["gradients"] = held.get("gradients", 0.0) + source.tensor.bytes
-        return Source(instruction.id, -1, source.tensor, everywhere(config.devices))
+        return Source(instruction.id, source.buffer, source.tensor, everywhere(config.devices))
 
     def _waits(self, source: Source) -> Mapping[int, Tuple[int, ...]]:
         """What a gradient waits for before it leaves its clone: TensorFlow hands on all gradients of an op together."""
@@ -194,10 +190,11 @@ class GradientSums:
         producer = self.compiler.instructions[source.instruction]
         if max(map(len, nodes)) == 1:
             return source.instruction
+        terms = max(map(len, nodes))
         total = self.compiler.instruction(producer.name + " (copies)", self._update_of(places), COMPUTATION, "update")
         total.dependencies.append(source.instruction)
         for number in range(max(map(len, nodes)) - 1):
-            arrive = self.compiler.instruction("to sum", producer.block, FEATURE, "send_recv")
+            arrive = self.compiler.instruction("to sum", self._update_of(places), FEATURE, "send_recv")
             arrive.dependencies.append(source.instruction)
             others = [_others(members, place) for members, place in zip(nodes, places)]
             arrive.groups = tuple(_pair(there[number], place) for there, place in zip(others, places) if len(there) > number)
@@ -208,9 +205,13 @@ class GradientSums:
             total.dependencies.append(arrive.id)
         if source.buffer >= 0:
             total.reads.append(source.buffer)
+        if producer.is_running_sum:  # TensorFlow's graph optimizer makes one op of this sum and the last addition before it
+            producer.leaves_last = tuple(places)
+            total.reads_last.append(source.buffer)
+            terms += 1
         config = OpConfig(tuple(places), (OpAxis(len(places), None),) if len(places) > 1 else ())
         total.parts = self.compiler.parts_of(config)
-        size = (max(map(len, nodes)) + 1.0) * source.tensor.bytes
+        size = (terms + 1.0) * source.tensor.bytes
         total.seconds = tuple(self.compiler.memory_s(places[first], size) for first in total.parts.first)
         self.compiler.place(total, MEMORY)
         return total.id
