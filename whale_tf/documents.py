@@ -36,12 +36,13 @@ def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Di
 
 
 def problems(error: ValidationError, whole: str) -> str:
-    """Place, reason and value of everything that a validation found.
+    """Place, reason and value of everything that a validation found; of the value as a whole, place and reason.
 
     Args:
         whole: the place of what concerns the whole value.
     """
-    return "; ".join(
-        "{}: {} (got {!r:.80})".format(
-            ".".join(str(part) for part in item["loc"]) or whole, item["msg"], item.get("input"))
-        for item in error.errors())
+    found = []
+    for item in error.errors():
+        place, reason = ".".join(str(part) for part in item["loc"]), item["msg"].replace("Value error, ", "")
+        found.append("{}: {} (got {!r:.80})".format(place, reason, item.get("input")) if place else whole + ": " + reason)
+    return "; ".join(found)

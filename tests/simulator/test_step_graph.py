@@ -292,6 +292,7 @@ def test_the_first_gradient_is_the_sum_of_all(schedule: str) -> None:
         start, end = ran["weight_b (sum)", batch]
         assert end - start == pytest.approx(0.0 if batch == first else 0.12)
         assert dies == (ran["update_b", -1][1] if batch == first else end)
+    assert found.memory[0].at_peak["gradients"] >= 8 * KB  # the sum, and what is added to it
 
 
 def test_what_a_replica_adds_last_is_added_with_the_other_replica() -> None:

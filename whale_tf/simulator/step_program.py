@@ -105,8 +105,7 @@ class StepCompiler(StepState):
         for place, tensor in enumerate(op.outputs):
             buffer = overwritten if place == 0 else -1
             if buffer < 0 and op.runs == PER_MICRO_BATCH and tensor.bytes > 0:
-                category = "gradients" if (number, place) in self.gradients else self._category(op)
-                buffer = self._buffer(instruction, category, tensor, config)
+                buffer = self._buffer(instruction, number, place, config)
             self.held[number, place] = buffer
             self.values[number, place] = [Source(instruction.id, buffer, tensor, _config_of(tensor, config))]
         self.ended.append({instruction.id: config.devices})
@@ -215,15 +214,15 @@ class StepCompiler(StepState):
         if op.runs == PER_MICRO_BATCH and any(sizes):
             self.buffers.append(Buffer(op.name + " (scratch)", "scratch", instruction.id, parts, sizes))
 
-    @staticmethod
-    def _category(op: StepOp) -> str:
-        return "gradients of activations" if op.late else "activations"
-
-    def _buffer(self, instruction: Instruction, category: str, tensor: StepTensor, config: OpConfig) -> int:
+    def _buffer(self, instruction: Instruction, number: int, place: int, config: OpConfig) -> int:
+        op, tensor = self.step.ops[number], self.step.ops[number].outputs[place]
         parts, shares = self.parts_of(config), op_fractions(config)
         size = self._scaled(tensor)
         sizes = tuple(size * shares[first] if tensor.divided else size for first in parts.first)
-        self.buffers.append(Buffer(instruction.name, category, instruction.id, parts, sizes))
+        category = "gradients of activations" if op.late else "activations"
+        if (number, place) in self.gradients:
+            category = "gradients"
+        self.buffers.append(Buffer(op.name, category, instruction.id, parts, sizes))
         return len(self.buffers) - 1
 
     def _variables(self) -> None:
