@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.multiprocess.launch import WHALE_RUN, Starter
+from tests.multiprocess.launch import WHALE_RUN, Process, Starter
 from whale_tf.processes.watch import EXIT_STATUS, TERMINATED_STATUS
 
 SCRIPT = ("-m", "tests.multiprocess.train")
 BOUND_S = 30  # from a process' death to the others' end
-START_S = 60
+START_S = 120  # of imports, on a machine with other work, too
 
 
 @pytest.fixture
@@ -147,14 +147,14 @@ def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_p
         def output(started: str = started) -> str:
             return broken.output.rpartition(started)[2] if started else broken.output
 
-        wait_until(lambda: len(pids(output())) == 2, START_S)
+        wait_until(lambda: len(pids(output())) == 2, START_S, broken)
         if attempt % 3:  # else it is killed while it starts
-            wait_until(lambda: "step " in output(), START_S)
+            wait_until(lambda: "step " in output(), START_S, broken)
         time.sleep(chance.uniform(0, 1.5))
         processes = pids(output())
         victim = chance.choice(processes)
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: not any(map(alive, processes)), BOUND_S)
+        wait_until(lambda: not any(map(alive, processes)), BOUND_S, broken)
     for run in (whole, broken):
         assert run.wait(START_S + 4 * steps * pause_s) == 0, run.output
     assert "({} of {})".format(KILLS, KILLS) in broken.output and "starting all processes again" not in whole.output
@@ -175,8 +175,8 @@ def alive(pid: int) -> bool:
     return os.path.exists("/proc/{}".format(pid))
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
+def wait_until(condition: Callable[[], bool], limit_s: float, process: Process) -> None:
     limit = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < limit, "not within {} s".format(limit_s)
+        assert time.monotonic() < limit, "not within {} s:\n{}".format(limit_s, process.output)
         time.sleep(0.05)
