@@ -36,7 +36,7 @@ def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Di
 
 
 def problems(error: ValidationError, whole: str) -> str:
-    """Place, reason and value of everything that a validation found; of the value as a whole, place and reason.
+    """Place, reason and value of everything that a validation found; what a check of the whole value says, it says alone.
 
     Args:
         whole: the place of what concerns the whole value.
@@ -44,5 +44,6 @@ def problems(error: ValidationError, whole: str) -> str:
     found = []
     for item in error.errors():
         place, reason = ".".join(str(part) for part in item["loc"]), item["msg"].replace("Value error, ", "")
-        found.append("{}: {} (got {!r:.80})".format(place, reason, item.get("input")) if place else whole + ": " + reason)
+        value = " (got {!r:.80})".format(item.get("input")) if place or item["type"] != "value_error" else ""
+        found.append("{}: {}{}".format(place or whole, reason, value))
     return "; ".join(found)

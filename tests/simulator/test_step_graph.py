@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -266,10 +266,16 @@ def test_each_device_sends_as_soon_as_it_has_something_to_send() -> None:
 
 def test_a_sum_over_micro_batches_waits_for_what_its_gradient_waits_for() -> None:
     found = played(plan([0], names=ONE, micro_batches=2), waiting(), cores=1)
-    ran = {(found.program.instructions[number].name, batch): moment for number, batch, moment in zip(
-        found.graph.instruction, found.graph.micro_batch, found.times.start)}  # fmt: skip
+    times = ran(found)
     for batch in range(2):
-        assert ran["weight_b (sum)", batch] > ran["backward_b", batch]
+        assert times["weight_b (sum)", 0, batch][0] > times["backward_b", 0, batch][0]
+
+
+def ran(found: Any) -> Dict[Tuple[str, int, int], Tuple[float, float]]:
+    """(op, its device's place, micro-batch) -> (start, end)."""
+    graph, times, instructions = found.graph, found.times, found.program.instructions
+    return {(instructions[number].name, graph.slots[task][0], graph.micro_batch[task]): (times.start[task], times.end[task])
+            for task, number in enumerate(graph.instruction) if number >= 0 and graph.lane[task] == COMPUTATION}  # fmt: skip
 
 
 def alive(found: Any, name: str) -> List[Any]:
@@ -285,13 +291,12 @@ def test_the_first_gradient_is_the_sum_of_all(schedule: str) -> None:
     """It lives until the update has read it, and nothing is added then; others until they are added."""
     sums = {"memory": [[1.0, 1e-5], [1e9, 1e4]]}  # 3 x 4 kB: 0.12 s
     found = played(plan([0], names=ONE, micro_batches=4, schedule=schedule), step(), cores=1, **sums)
-    ran = {(found.program.instructions[number].name, batch): (start, end) for number, batch, start, end in zip(
-        found.graph.instruction, found.graph.micro_batch, found.times.start, found.times.end)}  # fmt: skip
+    times = ran(found)
     first = 3 if schedule == "gpipe" else 0
     for _, batch, _, dies in alive(found, "weight_b"):
-        start, end = ran["weight_b (sum)", batch]
+        start, end = times["weight_b (sum)", 0, batch]
         assert end - start == pytest.approx(0.0 if batch == first else 0.12)
-        assert dies == (ran["update_b", -1][1] if batch == first else end)
+        assert dies == (times["update_b", 0, -1][1] if batch == first else end)
     assert found.memory[0].at_peak["gradients"] >= 8 * KB  # the sum, and what is added to it
 
 
@@ -299,9 +304,7 @@ def test_what_a_replica_adds_last_is_added_with_the_other_replica() -> None:
     """Where their sum is made, TensorFlow's graph optimizer makes one op of both additions, of four operands with the result."""
     sums = {"memory": [[1.0, 1e-5], [1e9, 1e4]]}  # 3 x 4 kB: 0.12 s
     found = played(plan([0, 1], names=ONE, micro_batches=2), step(), **sums)
-    names = [found.program.instructions[number].name if number >= 0 else "" for number in found.graph.instruction]
-    took = {(name, slots[0], batch): end - start for name, slots, batch, start, end in zip(
-        names, found.graph.slots, found.graph.micro_batch, found.times.start, found.times.end)}  # fmt: skip
+    took = {which: end - start for which, (start, end) in ran(found).items()}
     there = next(slot for name, slot, _ in took if name == "weight_b (sum) (copies)")
     assert took["weight_b (sum)", there, 1] == 0.0
     assert took["weight_b (sum)", 1 - there, 1] == pytest.approx(0.12)

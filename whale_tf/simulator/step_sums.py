@@ -187,13 +187,12 @@ class GradientSums:
 
     def _sum_in_nodes(self, source: Source, places: Sequence[int], nodes: Sequence[Sequence[int]]) -> int:
         """The copies' values added on one device of each node; returns the instruction that adds."""
-        producer = self.compiler.instructions[source.instruction]
-        if max(map(len, nodes)) == 1:
+        producer, terms = self.compiler.instructions[source.instruction], max(map(len, nodes))
+        if terms == 1:
             return source.instruction
-        terms = max(map(len, nodes))
         total = self.compiler.instruction(producer.name + " (copies)", self._update_of(places), COMPUTATION, "update")
         total.dependencies.append(source.instruction)
-        for number in range(max(map(len, nodes)) - 1):
+        for number in range(terms - 1):
             arrive = self.compiler.instruction("to sum", self._update_of(places), FEATURE, "send_recv")
             arrive.dependencies.append(source.instruction)
             others = [_others(members, place) for members, place in zip(nodes, places)]
