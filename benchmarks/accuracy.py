@@ -63,8 +63,8 @@ class Case(NamedTuple):
     @property
     def cluster(self) -> str:
         """Each process is described as a node."""
-        return "cpu:{}".format(self.devices) if self.processes == 1 else "{}xcpu:{}".format(
-            self.processes, self.devices // self.processes)  # fmt: skip
+        per_process = self.devices // self.processes
+        return f"cpu:{self.devices}" if self.processes == 1 else f"{self.processes}xcpu:{per_process}"
 
     @property
     def threads(self) -> int:
@@ -74,9 +74,9 @@ class Case(NamedTuple):
     @property
     def title(self) -> str:
         parts = " + ".join("{} {}".format(kind, count or "all") for kind, count in self.stages)
-        schedule = "" if self.micro_batches == 1 else ", {} x {}".format(self.micro_batches, self.schedule)
-        processes = "" if self.processes == 1 else " of {} processes".format(self.processes)
-        return "{} on {}{}{}".format(parts, self.devices, processes, schedule)
+        schedule = "" if self.micro_batches == 1 else f", {self.micro_batches} x {self.schedule}"
+        processes = "" if self.processes == 1 else f" of {self.processes} processes"
+        return f"{parts} on {self.devices}{processes}{schedule}"
 
 
 R1, R2 = ("replicate", 1), ("replicate", 2)
@@ -171,11 +171,11 @@ class Chains:
 
         nowhere = contextlib.nullcontext()
         x, labels, feed = inputs(workload, batch)
-        with tf.variable_scope("chain{}".format(chain)) if chain else nowhere:
+        with tf.variable_scope(f"chain{chain}") if chain else nowhere:
             parameters = variables(workload)
         update_with, before = optimizer(), []
         for step in range(steps):
-            scope = tf.name_scope("chain{}/step{}/".format(chain, step)) if chain or step else nowhere
+            scope = tf.name_scope(f"chain{chain}/step{step}/") if chain or step else nowhere
             with scope, tf.control_dependencies(before):
                 loss = loss_of(workload, parameters, tf.identity(x) if step else x, labels, [contextlib.nullcontext])
                 update = update_with.minimize(loss)
@@ -301,7 +301,7 @@ class Row(NamedTuple):
     @property
     def work_error(self) -> str:
         """A collective's measured time is mostly waiting, so there is none of several processes."""
-        return "{:+.1%}".format(self.work[0] / self.work[1] - 1.0) if self.case.processes == 1 else "-"
+        return f"{self.work[0] / self.work[1] - 1.0:+.1%}" if self.case.processes == 1 else "-"
 
 
 def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Result]) -> Any:
@@ -443,24 +443,25 @@ def measured_rows(folder: str) -> List[Row]:
 def show(console: Console, rows: Sequence[Row]) -> None:
     cells = []
     for row in rows:
-        times = ["{:.2f}".format(value * 1e3) for value in (row.predicted_s, row.measured_s)]
-        sizes = ["{:.2f}".format(value / 1e6) for value in (row.predicted_bytes, row.measured_bytes)]
-        cells.append([row.case.model, row.case.title] + times + ["{:+.1%}".format(row.error)] + sizes
-                     + ["{:+.1%}".format(row.memory_error), row.work_error])  # fmt: skip
-    console.print(table("steps of {} plans".format(len(rows)), [
+        times = [f"{value * 1e3:.2f}" for value in (row.predicted_s, row.measured_s)]
+        sizes = [f"{value / 1e6:.2f}" for value in (row.predicted_bytes, row.measured_bytes)]
+        cells.append([row.case.model, row.case.title] + times + [f"{row.error:+.1%}"] + sizes
+                     + [f"{row.memory_error:+.1%}", row.work_error])  # fmt: skip
+    console.print(table(f"steps of {len(rows)} plans", [
         "model", "plan", "predicted ms", "measured ms", "error", "predicted MB", "measured MB", "error", "all ops"], cells))
     errors = [abs(row.error) for row in rows]
     rank = spearmanr([row.predicted_s for row in rows], [row.measured_s for row in rows])[0]
-    console.print("step time: mean error {:.1%}, largest {:.1%}, Spearman {:.3f}".format(np.mean(errors), max(errors), rank))
+    console.print(f"step time: mean error {np.mean(errors):.1%}, largest {max(errors):.1%}, Spearman {rank:.3f}")
     apart = sum(not row.shared for row in rows)
     if apart:
-        console.print("of {} plans, or of the local script, too few steps are of cores that shared a cache: there all steps "
-                      "count".format(apart))
+        console.print(f"of {apart} plans, or of the local script, too few steps are of cores that shared a cache: "
+                      f"there all steps "
+                      "count")
     memory = [abs(row.memory_error) for row in rows]
-    console.print("memory: mean error {:.1%}, largest {:.1%}".format(np.mean(memory), max(memory)))
+    console.print(f"memory: mean error {np.mean(memory):.1%}, largest {max(memory):.1%}")
     fullest = max(rows, key=lambda row: row.most_bytes / row.measured_bytes)
-    console.print("a plan's fullest traced step holds up to {:.0%} more than its median one ({} {})".format(
-        fullest.most_bytes / fullest.measured_bytes - 1.0, fullest.case.model, fullest.case.title))
+    console.print(f"a plan's fullest traced step holds up to {fullest.most_bytes / fullest.measured_bytes - 1.0:.0%} "
+                  f"more than its median one ({fullest.case.model} {fullest.case.title})")
 
 
 def scatter(rows: Sequence[Row], path: str) -> None:

@@ -43,7 +43,7 @@ def report_assignments(console: Console, reference: str) -> None:
     """Their inputs, the cost of our assignment against theirs and against the recorded optimum."""
     rows = []
     for setting in SETTINGS:
-        calls = read(reference, "amp_dp_calls_{}.json".format(setting))["calls"]
+        calls = read(reference, f"amp_dp_calls_{setting}.json")["calls"]
         problems = [(numpy.array(call["t"]), numpy.array(call["e"]).reshape(call["L"] - 1, call["k"] - 1), call["gas"], call["k"])
                     for call in calls]
         seconds = []
@@ -60,8 +60,8 @@ def report_assignments(console: Console, reference: str) -> None:
             worse += ours.cost > optimum * (1 + 1e-12)
             better += ours.cost < theirs * (1 - 1e-9)
             largest = max(largest, theirs / ours.cost - 1)
-        rows.append([setting, str(len(calls)), str(worse), str(better), "{:.2f}%".format(100 * largest),
-                     "{:.1f}".format(1e3 * min(seconds)), "{:.1f}".format(sum(call["amp_cpu_s"] for call in calls))])
+        rows.append([setting, str(len(calls)), str(worse), str(better), f"{100 * largest:.2f}%",
+                     f"{1e3 * min(seconds):.1f}", "{:.1f}".format(sum(call["amp_cpu_s"] for call in calls))])
     console.print(table("layer assignment on the authors' inputs", [
         "setting", "calls", "above optimum", "below the authors'", "by up to", "ms in all", "authors' code: s"], rows))
 
@@ -91,17 +91,17 @@ def report_predictions(console: Console, reference: str) -> None:
         "rings not sharing adapters": {"blocking": True, "shared_adapters": False}}
     for setting, name in SETTINGS.items():
         cluster = Cluster.parse(name)
-        published = read(reference, "amp_results_{}.json".format(setting))["strategies"]
+        published = read(reference, f"amp_results_{setting}.json")["strategies"]
         results = [row for row in published if row["status"] != "not_run"]
         ran = [row for row in results if row["status"] == "ok"]
-        line = [setting, str(len(ran)), "{:.3f}".format(PAPER_SPEARMAN[setting])]
+        line = [setting, str(len(ran)), f"{PAPER_SPEARMAN[setting]:.3f}"]
         for options in variants.values():
             costs = Costs(profile, cluster, 32, **options)
             line.append("{:.3f}".format(spearmanr([costs.estimate(strategy_of(row, cluster)).seconds for row in ran],
                                                   [row["measured_s"] for row in ran]).correlation))
         costs = Costs(profile, cluster, 32)
         fits = [(row["status"] == "ok", costs.estimate(strategy_of(row, cluster)).fits) for row in results]
-        line.append("{} of {}".format(sum(a == b for a, b in fits), len(fits)))
+        line.append(f"{sum(a == b for a, b in fits)} of {len(fits)}")
         rows.append(line)
     console.print(table("predicted against measured run times (DeepSpeed sends and receives blocking)", [
         "setting", "strategies", "authors'", *("Spearman: " + name for name in variants), "fits memory or not, as it was"], rows))
@@ -122,7 +122,7 @@ def report_loop(console: Console, profile: ModelProfile) -> None:
             start = time.process_time()
             found: List[Candidate] = method(Costs(model, cluster, batch))  # type: ignore[operator]
             seconds = time.process_time() - start
-            line += ["{:.3f}".format(found[0].estimate.seconds), "{:.3f}".format(seconds)]
+            line += [f"{found[0].estimate.seconds:.3f}", f"{seconds:.3f}"]
             if method is search:
                 degrees = found[0].strategy.degrees
                 line[2:2] = [str(len(found)), "{} x {} x {}, {}".format(*degrees, found[0].strategy.micro_batch)]
@@ -136,10 +136,10 @@ def report_layer_balance(console: Console) -> None:
     """Table 5's question: our degrees with layers balanced by cost, by number, by parameters."""
     costs = Costs(load_builtin("transgan"), Cluster.parse("amp-p3"), 64)
     best = search(costs)[0]
-    rows = [["AMP", "{:.3f}".format(best.estimate.seconds), str(list(best.strategy.cuts))]]
+    rows = [["AMP", f"{best.estimate.seconds:.3f}", str(list(best.strategy.cuts))]]
     for balance in ("layers", "parameters"):
         other = next(c for c in baselines.megatron(costs, balance))
-        rows.append(["Megatron, by " + balance, "{:.3f}".format(other.estimate.seconds), str(list(other.strategy.cuts))])
+        rows.append(["Megatron, by " + balance, f"{other.estimate.seconds:.3f}", str(list(other.strategy.cuts))])
     console.print(table("heterogeneous model: seconds of a step", ["strategy", "s", "cuts"], rows))
 
 
@@ -147,12 +147,12 @@ def report_sweep(console: Console) -> None:
     """Table 2: n nodes of n T4, GPT-2 with a batch of 32; and larger clusters with a batch that grows with them."""
     rows = []
     for size in (2, 4, 8, 16):
-        nodes = [{"devices": "T4:{}".format(size), "links": {"pcie": {"bandwidth_gbits_per_s": 50}}, "count": size,
+        nodes = [{"devices": f"T4:{size}", "links": {"pcie": {"bandwidth_gbits_per_s": 50}}, "count": size,
                   "nic": {"bandwidth_gbits_per_s": 50}}]
-        rows.append(sweep_row(Cluster.parse({"name": "{0} x {0}".format(size), "nodes": nodes}), 32,
-                              "{:.0f}".format(PAPER_SECONDS[size])))
+        rows.append(sweep_row(Cluster.parse({"name": f"{size} x {size}", "nodes": nodes}), 32,
+                              f"{PAPER_SECONDS[size]:.0f}"))
     for devices in (8, 32, 128, 512, 1024):
-        rows.append(sweep_row(Cluster.parse("dapple-a:{}".format(devices)), 2 * devices, "-"))
+        rows.append(sweep_row(Cluster.parse(f"dapple-a:{devices}"), 2 * devices, "-"))
     console.print(table("search cost: GPT-2, 24 layers", ["cluster", "devices", "batch", "strategies", "CPU s", "paper: s",
                                                           "step s", "pp x dp x tmp, micro-batch"], rows))
 
@@ -162,8 +162,8 @@ def sweep_row(cluster: Cluster, batch: int, paper: str) -> List[str]:
     found = search(Costs(load_builtin("gpt2-24"), cluster, batch))
     seconds = time.process_time() - start
     best = found[0]
-    return [cluster.name, str(len(cluster)), str(batch), str(len(found)), "{:.3f}".format(seconds), paper,
-            "{:.3f}".format(best.estimate.seconds), "{} x {} x {}, {}".format(*best.strategy.degrees, best.strategy.micro_batch)]
+    return [cluster.name, str(len(cluster)), str(batch), str(len(found)), f"{seconds:.3f}", paper,
+            f"{best.estimate.seconds:.3f}", "{} x {} x {}, {}".format(*best.strategy.degrees, best.strategy.micro_batch)]
 
 
 def main() -> None:

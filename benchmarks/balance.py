@@ -86,7 +86,7 @@ def timed(call: Callable[[], Any], into: List[float]) -> Any:
 
 
 def percent(part: int, whole: int) -> str:
-    return "{:.1f}%".format(100 * part / whole)
+    return f"{100 * part / whole:.1f}%"
 
 
 def ratios(values: Sequence[float]) -> List[str]:
@@ -94,7 +94,7 @@ def ratios(values: Sequence[float]) -> List[str]:
     if not values:
         return ["-"] * 3
     ordered = sorted(values)
-    return ["{:.3f}".format(value) for value in (
+    return [f"{value:.3f}" for value in (
         statistics.mean(ordered), ordered[int(0.95 * (len(ordered) - 1))], ordered[-1])]
 
 
@@ -117,14 +117,13 @@ def report_intra(console: Console, cases: Sequence[BalanceProblem]) -> None:
                   if is_tight and fits(problem, answer.units)]
         every = [step_time_s(problem, answer.units) / optimum for problem, answer, optimum in zip(cases, found, best)]
         equal = sum(ratio <= 1 + 1e-12 for ratio in slower)
-        rows.append([name, percent(len(over), len(cases)), "{:.0f}%".format(100 * max(used)), str(len(slower))]
+        rows.append([name, percent(len(over), len(cases)), f"{100 * max(used):.0f}%", str(len(slower))]
                     + ratios(slower) + [percent(equal, len(slower)) if slower else "-"]
-                    + ["{:.3f}".format(statistics.mean(every)),
-                       "{:.4f}".format(statistics.mean(waste(p, a.units) for p, a in zip(cases, found))),
-                       "{:.0f}".format(1e6 * statistics.mean(seconds))])
+                    + [f"{statistics.mean(every):.3f}",
+                       f"{statistics.mean(waste(p, a.units) for p, a in zip(cases, found)):.4f}",
+                       f"{1e6 * statistics.mean(seconds):.0f}"])
     console.print(table(
-        "within a TaskGraph: {} cases, {} of them where loads in proportion to speed are over memory".format(
-            len(cases), sum(tight)),
+        f"within a TaskGraph: {len(cases)} cases, {sum(tight)} of them where loads in proportion to speed are over memory",
         ["algorithm", "over memory", "worst memory", "tight cases that fit", "step / exact: mean", "95%", "max",
          "optimal", "all, fit or not: mean", "Formula 1", "us/call"], rows))
 
@@ -140,8 +139,8 @@ def report_stages(console: Console, cases: Sequence[PartitionProblem]) -> None:
                   for problem, answer, optimum, fit in zip(cases, found, best, ok) if fit]
         equal = sum(ratio <= 1 + 1e-9 for ratio in slower)
         rows.append([name, percent(len(cases) - sum(ok), len(cases)), str(len(slower))] + ratios(slower)
-                    + [percent(equal, len(slower)) if slower else "-", "{:.2f}".format(1e3 * statistics.mean(seconds))])
-    console.print(table("between TaskGraphs: {} models and pipelines".format(len(cases)), [
+                    + [percent(equal, len(slower)) if slower else "-", f"{1e3 * statistics.mean(seconds):.2f}"])
+    console.print(table(f"between TaskGraphs: {len(cases)} models and pipelines", [
         "algorithm", "over memory", "fit", "latency / exact: mean", "95%", "max", "optimal", "ms/call"], rows))
 
 
@@ -151,8 +150,8 @@ def report_named(console: Console) -> None:
     rows: List[List[str]] = []
     for name in SOLVERS:
         found: Dict[str, Any] = balance(problem, name)._asdict()
-        rows.append([name, ", ".join("{:.2f}".format(64 * load) for load in found["loads"]),
-                     "{:.1f}%".format(100 * as_printed(problem, Balance(**found))),
+        rows.append([name, ", ".join(f"{64 * load:.2f}" for load in found["loads"]),
+                     f"{100 * as_printed(problem, Balance(**found)):.1f}%",
                      "{:.4f}".format(step_time_s(problem, found["units"]))])
     console.print(table("speeds 4:1:1, memories 10/12/12, need 30, batch 64", [
         "algorithm", "samples", "worst memory", "step time"], rows))

@@ -108,7 +108,7 @@ def as_printed(row: PaperRow, profile: ModelProfile, cluster: Cluster) -> Option
 
 
 def times(candidate: Optional[Candidate]) -> List[str]:
-    return ["-", "-"] if candidate is None else ["{:.3f}".format(candidate.formula_s), "{:.3f}".format(candidate.latency_s)]
+    return ["-", "-"] if candidate is None else [f"{candidate.formula_s:.3f}", f"{candidate.latency_s:.3f}"]
 
 
 def report_table5(console: Console) -> None:
@@ -122,16 +122,16 @@ def report_table5(console: Console) -> None:
         any_kind += agrees(kind(best), row.plan)
         same_kinds += agrees(kind(restricted), row.plan)
         rows.append([row.model, row.config.upper(), row.plan, *times(paper),
-                     "-" if row.ratio is None else "{:.2f}".format(row.ratio), kind(restricted), *times(restricted),
+                     "-" if row.ratio is None else f"{row.ratio:.2f}", kind(restricted), *times(restricted),
                      "yes" if agrees(kind(restricted), row.plan) else "no", kind(best), *times(best),
-                     "{:.2f}".format(best.ratio), "yes" if agrees(kind(best), row.plan) else "no",
-                     "{:.2f}".format(paper.latency_s / best.latency_s) if paper else "-", "{:.1f}".format(seconds)])
+                     f"{best.ratio:.2f}", "yes" if agrees(kind(best), row.plan) else "no",
+                     f"{paper.latency_s / best.latency_s:.2f}" if paper else "-", f"{seconds:.1f}"])
     console.print(table(
         "Table V: the paper's plan (best split and micro-batches under our model), our best plan of its three kinds, our best",
         ["model", "", "paper", "L", "played", "ACR", "of its kinds", "L", "played", "same", "ours", "L", "played", "ACR", "same",
          "gain", "CPU s"], rows))
-    console.print("same kind: {} of {} among the paper's three kinds, {} of {} among all plans".format(
-        same_kinds, len(rows), any_kind, len(rows)))
+    console.print(f"same kind: {same_kinds} of {len(rows)} among the paper's three kinds, {any_kind} of {len(rows)} "
+                  f"among all plans")
 
 
 def printed_stages(costs: Costs, plan: Optional[Sequence[Tuple[int, int]]]) -> Optional[Candidate]:
@@ -149,7 +149,7 @@ def layers_of(candidate: Optional[Candidate]) -> str:
         return "-"
     if len(candidate.stages) > 8:
         return kind(candidate)
-    return " ".join("{}-{}@{}".format(stage.first, stage.end - 1, stage.replicas) for stage in candidate.stages)
+    return " ".join(f"{stage.first}-{stage.end - 1}@{stage.replicas}" for stage in candidate.stages)
 
 
 def report_table7(console: Console) -> None:
@@ -186,8 +186,8 @@ def report_printed(console: Console) -> None:
             stages = dapple.SOLVERS[solver](costs)
             seconds = time.process_time() - start
             latencies.append(costs.latency(stages) if stages else float("nan"))
-            line += ["{:.3f}".format(latencies[-1]), "{:.2f}".format(seconds)]
-        rows.append(line + ["{:+.1f}%".format(100 * (latencies[1] / latencies[0] - 1))])
+            line += [f"{latencies[-1]:.3f}", f"{seconds:.2f}"]
+        rows.append(line + [f"{100 * (latencies[1] / latencies[0] - 1):+.1f}%"])
     console.print(table("L by solver, at the micro-batches of our plan (CPU seconds of each search behind it)",
                         ["model", "", "M", "exact", "s", "printed", "s", "PipeDream", "s", "torchgpipe", "s", "even", "s",
                          "printed - exact"], rows))
@@ -200,8 +200,8 @@ def speedups(profile: ModelProfile, cluster: Cluster, batch: int) -> List[str]:
     plain = min([c.latency_s for c in every if not c.overlapped], default=float("nan"))
     overlapped = min([c.latency_s for c in every], default=float("nan"))
     best = first(found(profile, cluster, batch))
-    return ["-" if best is None else "{:.2f}".format(alone / best.latency_s),
-            "{:.2f}".format(alone / plain), "{:.2f}".format(alone / overlapped), kind(best)]
+    return ["-" if best is None else f"{alone / best.latency_s:.2f}",
+            f"{alone / plain:.2f}", f"{alone / overlapped:.2f}", kind(best)]
 
 
 def report_fig12(console: Console) -> None:
@@ -215,13 +215,13 @@ def report_fig13(console: Console) -> None:
     rows = []
     for model, (batch, _, _) in TABLE_7.items():
         for size in (16, 32):
-            profile, cluster = load_builtin(model), Cluster.parse("dapple-a:{}".format(size))
+            profile, cluster = load_builtin(model), Cluster.parse(f"dapple-a:{size}")
             plain = first([c for c in found(profile, cluster, batch, "data-parallel") if not c.overlapped])
             theirs, ours = first(found(profile, cluster, batch, "pipedream")), found(profile, cluster, batch)[0]
             base = plain.latency_s if plain else float("nan")
-            rows.append([model, "{} x 8".format(size // 8), "{:.2f}".format(base / ours.latency_s),
-                         "-" if theirs is None else "{:.2f}".format(base / theirs.latency_s),
-                         "-" if theirs is None else "{:.2f}".format(theirs.latency_s / ours.latency_s)])
+            rows.append([model, f"{size // 8} x 8", f"{base / ours.latency_s:.2f}",
+                         "-" if theirs is None else f"{base / theirs.latency_s:.2f}",
+                         "-" if theirs is None else f"{theirs.latency_s / ours.latency_s:.2f}"])
     console.print(table("Fig. 13: speed-up over data parallelism without overlap (config A)",
                         ["model", "servers", "ours", "PipeDream", "ours / PipeDream"], rows))
 
@@ -242,7 +242,7 @@ def report_policies(console: Console) -> None:
         elements = best.costs.elements(best.stages)
         seconds = [dapple.rehearse(elements, best.micro_batches, dapple.depths_of(best.costs, best.stages, policy))
                    for policy in ("PA", "PB")]
-        rows.append([model, "{:.2f}".format(best.ratio), "{:.2f}".format(seconds[0] / seconds[1]), "{:.2f}".format(paper)])
+        rows.append([model, f"{best.ratio:.2f}", f"{seconds[0] / seconds[1]:.2f}", f"{paper:.2f}"])
     console.print(table("Table IV: warm-up policy PB over PA, two stages on config A", ["model", "ACR", "ours", "paper"], rows))
 
 
@@ -250,8 +250,8 @@ def report_scale(console: Console) -> None:
     rows = []
     for size in (8, 16, 32, 64, 128, 256, 512, 1024):
         start = time.process_time()
-        best = dapple.search(load_builtin("bert-48"), Cluster.parse("dapple-a:{}".format(size)), 4 * size)[0]
-        rows.append([str(size), "{:.1f}".format(time.process_time() - start), "{:.3f}".format(best.latency_s), best.describe()])
+        best = dapple.search(load_builtin("bert-48"), Cluster.parse(f"dapple-a:{size}"), 4 * size)[0]
+        rows.append([str(size), f"{time.process_time() - start:.1f}", f"{best.latency_s:.3f}", best.describe()])
     console.print(table("search cost: BERT-48, 4 sequences a device, config A", ["devices", "CPU s", "step s", "plan"], rows))
 
 

@@ -38,7 +38,7 @@ def whale(workload: Workload) -> Callable[[], Any]:
     import whale_tf as wh
 
     tf.disable_eager_execution()
-    wh.init(cluster="cpu:{}".format(REPLICAS))
+    wh.init(cluster=f"cpu:{REPLICAS}")
     parts = [workload.data(workload.batch, seed) for seed in range(REPLICAS)]
     batch = tuple(np.concatenate(arrays) for arrays in zip(*parts))
     with wh.replicate():
@@ -55,7 +55,7 @@ def shared_variables(workload: Workload) -> Callable[[], Any]:
         parameters = variables(workload)
     losses, gradients = [], []
     for replica in range(REPLICAS):
-        with tf.device("/device:CPU:{}".format(replica)):
+        with tf.device(f"/device:CPU:{replica}"):
             losses.append(loss(workload, parameters, *_next_batch(workload.data(workload.batch, replica))))
             gradients.append(tf.gradients(losses[-1], list(parameters.values())))
     with tf.device("/device:CPU:0"):
@@ -72,8 +72,8 @@ def mirrored_variables(workload: Workload) -> Callable[[], Any]:
     tf.disable_eager_execution()
     losses, updates = [], []
     for replica in range(REPLICAS):
-        with tf.device("/device:CPU:{}".format(replica)):
-            parameters = variables(workload, "replica_{}_".format(replica))
+        with tf.device(f"/device:CPU:{replica}"):
+            parameters = variables(workload, f"replica_{replica}_")
             losses.append(loss(workload, parameters, *_next_batch(workload.data(workload.batch, replica))))
             gradients = tf.gradients(losses[-1], list(parameters.values()))
             means = [collective_ops.all_reduce(g, REPLICAS, 1, 1 + k, "Add", "Div") for k, g in enumerate(gradients)]
@@ -88,7 +88,7 @@ def mirrored_strategy(workload: Workload) -> Callable[[], Any]:
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS)
-    strategy = tf.distribute.MirroredStrategy(["CPU:{}".format(i) for i in range(REPLICAS)])
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(REPLICAS)])
     with strategy.scope():
         parameters = {n: tf.Variable(initial(n, shape), name=n) for n, shape in workload.shapes.items()}
         optimizer = tf.compat.v1.train.GradientDescentOptimizer(LEARNING_RATE)
@@ -150,8 +150,7 @@ def report(console: Console) -> None:
         rows = [[name, "{:.2f}".format(1 / r["wall_s"]), "{:.0f}".format(1e3 * r["cpu_s"]),
                  "{:.2f}".format(r["wall_s"] / ours["wall_s"]), "{:.2f}".format(r["cpu_s"] / ours["cpu_s"]),
                  "{:.4f}".format(r["loss"])] for name, r in found.items()]
-        console.print(table("{}, batch {} on each of {} devices (local: one)".format(
-            model, WORKLOADS[model]().batch, REPLICAS), [
+        console.print(table(f"{model}, batch {WORKLOADS[model]().batch} on each of {REPLICAS} devices (local: one)", [
                 "system", "steps/s", "CPU ms per step", "whale_tf is faster by (wall)", "(CPU)", "loss"], rows))
 
 

@@ -59,12 +59,12 @@ def hosts() -> Iterator[None]:
 def limit(rate_mbit: int) -> None:
     """Let both hosts send so many megabits a second."""
     for host in HOSTS:
-        run("tc", "-n", host, "qdisc", "replace", "dev", CABLE, "root", "tbf", "rate", "{}mbit".format(rate_mbit),
+        run("tc", "-n", host, "qdisc", "replace", "dev", CABLE, "root", "tbf", "rate", f"{rate_mbit}mbit",
             "burst", "256kb", "latency", "50ms")
 
 
 def sent_bytes() -> int:
-    with open("/sys/class/net/{}/statistics/tx_bytes".format(CABLE), encoding="utf8") as handle:
+    with open(f"/sys/class/net/{CABLE}/statistics/tx_bytes", encoding="utf8") as handle:
         return int(handle.read())
 
 
@@ -84,7 +84,7 @@ def measured(system: str, model: str) -> Result:
     Raises:
         RuntimeError: it failed.
     """
-    addresses = ["{}:{}".format(address, PORT) for address in ADDRESSES]
+    addresses = [f"{address}:{PORT}" for address in ADDRESSES]
     commands, variables = [], []
     for rank, host in enumerate(HOSTS):
         spec = json.dumps({"system": system, "model": model, "rank": rank})
@@ -105,7 +105,7 @@ def row(system: str, rate: Optional[int], found: Result, free: Result) -> List[s
 
 def report(console: Console) -> None:
     if os.geteuid() != 0:
-        sys.exit("benchmarks.hosts makes network namespaces and needs root: sudo {} -m benchmarks.hosts".format(sys.executable))
+        sys.exit(f"benchmarks.hosts makes network namespaces and needs root: sudo {sys.executable} -m benchmarks.hosts")
     rows: List[Any] = []
     with hosts():
         free: Dict[str, Result] = {system: measured(system, MODEL) for system in SYSTEMS}
@@ -113,7 +113,7 @@ def report(console: Console) -> None:
         for rate in [int(each) for each in sys.argv[1:]] or RATES_MBIT:
             limit(rate)
             rows += [row(system, rate, measured(system, MODEL), free[system]) for system in SYSTEMS]
-    console.print(table("{}: a step over a link of so many Mbit/s".format(MODEL), [
+    console.print(table(f"{MODEL}: a step over a link of so many Mbit/s", [
         "system", "Mbit/s", "MB sent", "measured ms", "at least ms", "at most ms"], rows))
 
 

@@ -176,7 +176,7 @@ class Workers:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK):])
         self.log.seek(0)
-        raise RuntimeError("no result of {}:\n{}".format(process.args, self.log.read()[-3000:]))
+        raise RuntimeError(f"no result of {process.args}:\n{self.log.read()[-3000:]}")
 
     def __enter__(self) -> Workers:
         return self
@@ -211,7 +211,7 @@ def first_result(commands: Sequence[Sequence[str]], variables: Sequence[Mapping[
     for line in outputs[0].splitlines():
         if MARK in line:  # a launcher may put something before it
             return json.loads(line[line.index(MARK) + len(MARK):])
-    raise RuntimeError("no result of {}:\n{}".format(commands[0], outputs[0][-3000:]))
+    raise RuntimeError(f"no result of {commands[0]}:\n{outputs[0][-3000:]}")
 
 
 def rounds(script: str, specs: Sequence[Spec], count: int) -> List[Result]:
@@ -231,7 +231,7 @@ def main(script: str, worker: Callable[[Spec], Optional[Result]], report: Callab
             print(MARK + json.dumps(found), flush=True)
         return
     console = Console(width=120)
-    console.print("{}: {}".format(os.path.basename(script), machine()), highlight=False)
+    console.print(f"{os.path.basename(script)}: {machine()}", highlight=False)
     report(console)
 
 
@@ -244,7 +244,7 @@ def machine() -> str:
         with open("/proc/cpuinfo", encoding="utf8") as handle:
             models = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
         name = models[0] if models else name
-    return "TensorFlow {}, Python {}, {} x {}".format(tf.__version__, platform.python_version(), os.cpu_count(), name)
+    return f"TensorFlow {tf.__version__}, Python {platform.python_version()}, {os.cpu_count()} x {name}"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -49,7 +49,7 @@ def measure(name: str, config: Dict[str, Any], devices: int) -> Dict[str, Any]:
     import whale_tf as wh
 
     tf.disable_eager_execution()
-    wh.init(config, cluster="cpu:{}".format(devices))
+    wh.init(config, cluster=f"cpu:{devices}")
     inputs, loss = build(name)
     update = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
     random = np.random.RandomState(0)
@@ -101,8 +101,8 @@ def report(console: Console) -> None:
         found = ask(__file__, {"model": model, "config": config, "devices": devices})
         pairs = list(zip(found["estimated"], found["measured"]))
         worst = max((estimated / measured for estimated, measured in pairs), key=lambda ratio: abs(ratio - 1))
-        columns = [" ".join("{:.2f}".format(size / 1e6) for size in column) for column in zip(*pairs)]
-        rows.append([model, title] + columns + ["{:+.1f}%".format(100 * (worst - 1))])
+        columns = [" ".join(f"{size / 1e6:.2f}" for size in column) for column in zip(*pairs)]
+        rows.append([model, title] + columns + [f"{100 * (worst - 1):+.1f}%"])
     console.print(table("peak memory of each device, MB", ["model", "plan", "estimated", "measured", "worst"], rows))
 
 

@@ -40,8 +40,8 @@ def report(console: Console) -> None:
     rows = []
     for model in WORKLOADS:
         local, ours = rounds(__file__, [{"system": system, "model": model} for system in SYSTEMS], ROUNDS)
-        rows.append([model] + ["{:.2f}".format(1e3 * r[key]) for key in ("cpu_s", "wall_s") for r in (local, ours)]
-                    + ["{:.3f}".format(ours[key] / local[key]) for key in ("cpu_s", "wall_s")])
+        rows.append([model] + [f"{1e3 * r[key]:.2f}" for key in ("cpu_s", "wall_s") for r in (local, ours)]
+                    + [f"{ours[key] / local[key]:.3f}" for key in ("cpu_s", "wall_s")])
     console.print(table("one device, one micro-batch: ms per step", [
         "model", "local CPU", "whale_tf CPU", "local wall", "whale_tf wall", "CPU ratio", "wall ratio"], rows))
 

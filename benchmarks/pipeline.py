@@ -29,7 +29,7 @@ def worker(spec: Spec) -> Result:
 
     tf.disable_eager_execution()
     stages = spec["stages"]
-    wh.init({"num_micro_batch": MICRO_BATCHES, "pipeline.schedule": spec["schedule"]}, cluster="cpu:{}".format(stages))
+    wh.init({"num_micro_batch": MICRO_BATCHES, "pipeline.schedule": spec["schedule"]}, cluster=f"cpu:{stages}")
     workload = WORKLOADS[spec["model"]]()
     x, labels = tf.data.make_one_shot_iterator(
         tf.data.Dataset.from_tensors(workload.data(workload.batch, 0)).repeat()).get_next()
@@ -62,8 +62,8 @@ def report(console: Console) -> None:
         one, ours, gpipe = rounds(__file__, specs, ROUNDS)
         rows.append([model] + ["{:.0f}".format(1e3 * r["wall_s"]) for r in (one, ours, gpipe)]
                     + ["{:.2f}".format(one["wall_s"] / r["wall_s"]) for r in (ours, gpipe)]
-                    + ["{:.2f}".format(bound), "{:.1e}".format(abs(ours["loss"] - one["loss"]) / one["loss"])])
-    console.print(table("{} stages x {} micro-batches, two cores: ms per step".format(STAGES, MICRO_BATCHES), [
+                    + [f"{bound:.2f}", "{:.1e}".format(abs(ours["loss"] - one["loss"]) / one["loss"])])
+    console.print(table(f"{STAGES} stages x {MICRO_BATCHES} micro-batches, two cores: ms per step", [
         "model", "one device", "backward_first", "gpipe", "speed-up", "speed-up (gpipe)", "bound", "loss differs by"],
         rows))
 

@@ -48,7 +48,7 @@ def whale(workload: Workload, rank: int, **config: Any) -> Callable[[], Any]:
     import whale_tf as wh
 
     tf.disable_eager_execution()
-    wh.init(dict({"io.slicing": False}, **config), cluster="{}xcpu:1".format(PROCESSES))
+    wh.init(dict({"io.slicing": False}, **config), cluster=f"{PROCESSES}xcpu:1")
     with wh.replicate():
         value = loss(workload, variables(workload), *_next_batch(workload, rank))
     return _run(value, tf.train.GradientDescentOptimizer(LEARNING_RATE).minimize(value))
@@ -61,7 +61,7 @@ def pipeline(workload: Workload, rank: int, micro_batches: int) -> Callable[[], 
 
     tf.disable_eager_execution()
     wh.init({"io.slicing": False, "num_micro_batch": micro_batches, "pipeline.warmup": "PB"},
-            cluster="{}xcpu:1".format(PROCESSES))
+            cluster=f"{PROCESSES}xcpu:1")
     x, labels = _next_batch(workload, 0)
     parameters = variables(workload)
     for first in (0, 2):
@@ -113,7 +113,7 @@ def multi_worker_mirrored(workload: Workload, rank: int) -> Callable[[], Any]:
     return lambda: step().numpy()
 
 
-PIPELINES = {"pipeline, {} micro-batches".format(count): count for count in MICRO_BATCHES}
+PIPELINES = {f"pipeline, {count} micro-batches": count for count in MICRO_BATCHES}
 SYSTEMS: Dict[str, Callable[..., Callable[[], Any]]] = {
     "one process": local,
     "apart": local,
@@ -168,7 +168,7 @@ def measured(system: str, model: str) -> Result:
     specs = [json.dumps({"system": system, "model": model, "rank": rank}) for rank in range(count)]
     commands: List[Sequence[str]] = [command + [spec] for spec in specs]
     if system == "Horovod":
-        options = ["-np", str(count), "-H", "localhost:{}".format(count), "--gloo"]
+        options = ["-np", str(count), "-H", f"localhost:{count}", "--gloo"]
         commands = [[sys.executable, "-m", "horovod.runner.launch"] + options + list(commands[0])]
     return first_result(commands, variables_of)
 
@@ -194,12 +194,11 @@ def report(console: Console) -> None:
             wall, cpu = (statistics.median(result[key] for result in results) for key in ("wall_s", "cpu_s"))
             count = PIPELINES.get(name)
             bound = (count + 1) / (2 * count) if count else 1.0
-            rows.append([name, "{:.2f}".format(1 / wall), "{:.0f}".format(1e3 * cpu),
+            rows.append([name, f"{1 / wall:.2f}", f"{1e3 * cpu:.0f}",
                          "{:.2f}".format(alone["wall_s"] * bound / wall),
                          "-" if count else "{:.2f}".format(alone["cpu_s"] / cpu),
                          "{:.4f}".format(results[0]["loss"])])
-        console.print(table("{}, batch {} in each of {} processes (pipelines: of both)".format(
-            model, WORKLOADS[model]().batch, PROCESSES), [
+        console.print(table(f"{model}, batch {WORKLOADS[model]().batch} in each of {PROCESSES} processes (pipelines: of both)", [
                 "system", "steps/s", "CPU ms per step", "efficiency", "of CPU time", "loss"], rows))
 
 

@@ -37,7 +37,7 @@ def build(layers: int, counts: Any) -> None:
             if number == 0:
                 x, table_ = bert.embed(inputs.tokens, config, inputs.segments)
             for i in range(layers * number // len(stages), layers * (number + 1) // len(stages)):
-                x = bert.encoder_layer(x, config, name="layer_{}".format(i))
+                x = bert.encoder_layer(x, config, name=f"layer_{i}")
             if number == len(stages) - 1:
                 loss = bert.mlm_loss(bert.mlm_head(x, inputs.positions, table_, config), inputs)
     tf.train.AdamOptimizer(1e-3, epsilon=1e-6).minimize(loss)
@@ -75,8 +75,8 @@ def report(console: Console) -> None:
             imports = rounds(__file__, [{"system": "import", "layers": layers, "ops": ours["ops"]}], ROUNDS)[0]
             ours_us, import_us = (1e6 * r["seconds"] / r["ops"] for r in (ours, imports))
             rows.append([name, str(layers), "{:.0f}".format(ours["local_ops"]), "{:.0f}".format(ours["ops"]),
-                         "{:.2f}".format(ours["seconds"]), "{:.0f}".format(ours_us), "{:.0f}".format(import_us),
-                         "{:.2f}".format(ours_us / import_us)])
+                         "{:.2f}".format(ours["seconds"]), f"{ours_us:.0f}", f"{import_us:.0f}",
+                         f"{ours_us / import_us:.2f}"])
     console.print(table("CPU time of the rewrite", [
         "plan", "layers", "local ops", "added ops", "seconds", "us per added op", "us per imported op", "ratio"], rows))
 

@@ -59,7 +59,7 @@ def gpt(layers: int, batch: int, trained: bool = True) -> OpGraph:
         x, embedding = gpt2.embed(inputs.tokens, config)
         bias = blocks.causal_bias(SEQ, x.dtype)
         for i in range(layers):
-            with tf.variable_scope("layer_{}".format(i)):
+            with tf.variable_scope(f"layer_{i}"):
                 y = blocks.layer_norm(x, "attention_norm")
                 x += blocks.multi_head_attention(y, y, HEADS, "attention", bias)
                 y = blocks.dense(blocks.layer_norm(x, "ffn_norm"), 4 * HIDDEN, "ffn_in", activation=blocks.gelu_tanh)
@@ -84,11 +84,11 @@ def layers(console: Console) -> None:
             problem, solution = exact["answer"].levels[0]
             critical = coarsen(problem)
             rows.append([
-                "{} x {}".format(count, cluster.name), str(critical.ops), str(len(problem.costs.nodes)),
+                f"{count} x {cluster.name}", str(critical.ops), str(len(problem.costs.nodes)),
                 "{:.1f}".format(exact["cpu_s"]), "{:.1f}".format(coarse["cpu_s"]), solution.solver,
                 str(solution.is_optimal), "{:.1f}".format(1e3 * exact["answer"].seconds),
                 "{:+.1%}".format(coarse["answer"].seconds / exact["answer"].seconds - 1),
-                "{} / {}".format(len(critical.critical), critical.segments)])
+                f"{len(critical.critical)} / {critical.segments}"])
     console.print(table("GPT, hidden 512, batch 8 x 1,024 tokens, one mesh dimension", [
         "layers x cluster", "ops", "nodes", "O3 s", "O2 s", "solver", "optimal", "O3 step ms", "O2 worse by",
         "critical / segments"], rows))
@@ -97,11 +97,11 @@ def layers(console: Console) -> None:
 def devices(console: Console) -> None:
     rows: List[Sequence[str]] = []
     for count in (8, 32, 128, 512, 1024):
-        graph, cluster = gpt(24, count), Cluster.parse("rhino-m8:{}".format(count))
+        graph, cluster = gpt(24, count), Cluster.parse(f"rhino-m8:{count}")
         start = time.process_time()
         answer = search(graph, cluster, memory_bytes=float("inf"))
-        rows.append([str(count), str(1 + len(answer.runners_up)), "{:.1f}".format(time.process_time() - start),
-                     " x ".join(map(str, answer.mesh)), "{:.0f}".format(1e3 * answer.seconds)])
+        rows.append([str(count), str(1 + len(answer.runners_up)), f"{time.process_time() - start:.1f}",
+                     " x ".join(map(str, answer.mesh)), f"{1e3 * answer.seconds:.0f}"])
     console.print(table("GPT, 24 layers, a sequence of 1,024 tokens for each device, all meshes of one and two dimensions", [
         "devices", "meshes", "search s", "mesh taken", "step ms"], rows))
 
@@ -115,8 +115,8 @@ def proof(console: Console) -> None:
             problem, solution = answer.levels[0]
             start = time.process_time()
             program = integer_program(problem.costs, seconds=300.0)
-            rows.append(["{} x {}".format(count, name), str(len(problem.costs.nodes)), str(solution.cost), str(program.cost),
-                         str(program.is_optimal), "{:.1f}".format(time.process_time() - start)])
+            rows.append([f"{count} x {name}", str(len(problem.costs.nodes)), str(solution.cost), str(program.cost),
+                         str(program.is_optimal), f"{time.process_time() - start:.1f}"])
     console.print(table("Elimination and integer program (SCIP) on the whole graph, picoseconds", [
         "layers x cluster", "nodes", "elimination", "program", "proven", "program s"], rows))
 
@@ -126,8 +126,8 @@ def batches(console: Console) -> None:
     for batch in (1, 4, 16, 64, 256):
         graph = gpt(2, batch)
         answer = search(graph, Cluster.parse("rhino-s1:4"), shapes=[(4,)], memory_bytes=float("inf"))
-        rows.append([str(batch)] + [answer.patterns("layer_1/{}/MatMul".format(op))[0] for op in (
-            "attention/query", "attention/output", "ffn_in", "ffn_out")] + ["{:.2f}".format(1e3 * answer.seconds)])
+        rows.append([str(batch)] + [answer.patterns(f"layer_1/{op}/MatMul")[0] for op in (
+            "attention/query", "attention/output", "ffn_in", "ffn_out")] + [f"{1e3 * answer.seconds:.2f}"])
     console.print(table("GPT, 2 layers, on 4 single-GPU nodes: how products are divided (rows: data parallelism)", [
         "batch", "query", "output", "ffn_in", "ffn_out", "step ms"], rows))
 
@@ -140,12 +140,12 @@ def memory(console: Console) -> None:
     free = search(graph, cluster, shapes=[(8,)])
     rows = [_memory_row("training, variables whole", whole), _memory_row("training, no limit", free)]
     for share in (0.99, 0.97):
-        rows.append(_limited("training, {:.0%} of it".format(share), graph, cluster, share * free.peak_bytes))
+        rows.append(_limited(f"training, {share:.0%} of it", graph, cluster, share * free.peak_bytes))
     graph = gpt(12, 8, trained=False)
     free = search(graph, cluster, shapes=[(8,)])
     rows.append(_memory_row("inference, no limit", free))
     for share in (0.9, 0.75, 0.6):
-        rows.append(_limited("inference, {:.0%} of it".format(share), graph, cluster, share * free.peak_bytes))
+        rows.append(_limited(f"inference, {share:.0%} of it", graph, cluster, share * free.peak_bytes))
     console.print(table("GPT, 12 layers, batch 8 x 1,024 tokens on 8 V100 (MiB of one device)", [
         "limit", "peak", "variables", "in shards", "forced", "ps a byte", "step ms", "bound ms"], rows))
 
@@ -160,9 +160,9 @@ def _limited(name: str, graph: OpGraph, cluster: Cluster, limit: float) -> Seque
 def _memory_row(name: str, answer: Answer) -> Sequence[str]:
     problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
     parts = sum(problem.storage(v, choice).is_shard for v in problem.scope.variables)
-    return [name, "{:.0f}".format(answer.peak_bytes / MIB), "{:.0f}".format(answer.stored_bytes / MIB),
-            "{} of {}".format(parts, len(problem.scope.variables)), str(answer.forced), "{:.3g}".format(answer.byte_price),
-            "{:.2f}".format(1e3 * answer.seconds), "{:.2f}".format(1e3 * (answer.lower_bound_s or 0.0))]
+    return [name, f"{answer.peak_bytes / MIB:.0f}", f"{answer.stored_bytes / MIB:.0f}",
+            f"{parts} of {len(problem.scope.variables)}", str(answer.forced), f"{answer.byte_price:.3g}",
+            f"{1e3 * answer.seconds:.2f}", f"{1e3 * (answer.lower_bound_s or 0.0):.2f}"]
 
 
 def experts(console: Console) -> None:
@@ -173,12 +173,12 @@ def experts(console: Console) -> None:
     answer: Answer = result["answer"]
     critical = coarsen(answer.levels[0].problem)
     found = collections.Counter(
-        "{} {}".format(op.type, answer.patterns(op.name)[0]) for op in graph.ops
+        f"{op.type} {answer.patterns(op.name)[0]}" for op in graph.ops
         if op.phase.value == "forward" and op.type in ("MatMul", "Einsum", "BatchMatMulV2"))
     console.print("MoE-32E-10B on 8 V100: {} ops, {} critical, O3 {:.1f} s, {:.1f} GiB of variables on a device, {} forced, step "
                   "{:.0f} ms".format(critical.ops, len(critical.critical), result["cpu_s"], answer.stored_bytes / 2 ** 30,
                                      answer.forced, 1e3 * answer.seconds))
-    console.print("forward: " + ", ".join("{} {}".format(count, name) for name, count in found.most_common()))
+    console.print("forward: " + ", ".join(f"{count} {name}" for name, count in found.most_common()))
 
 
 SCRIPT = """
@@ -208,7 +208,7 @@ def choice(console: Console) -> None:
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=dict(os.environ, PYTHONPATH=os.getcwd()))
         found = json.loads(done.stdout.decode().splitlines()[-1])
         rhino = next((text for text in found["runners_up"] if text.startswith("rhino: mesh")), "")
-        rows.append(["{} x {} on {}".format(hidden, batch, cluster), found["description"],
+        rows.append([f"{hidden} x {batch} on {cluster}", found["description"],
                      "{:.2f}".format(1e3 * found["latency_s"]), rhino, "{:.1f}".format(found["search_seconds"])])
     console.print(table("GPT, 4 layers of 256 tokens: hidden x batch on cluster", [
         "case", "taken", "ms", "best of Rhino that was not", "search s"], rows))

@@ -67,7 +67,7 @@ def report(console: Console) -> None:
             rows.append([init, pattern, str(devices)] + ["{:.2f} ({:.2f})".format(found[name]["wall_s"], found[name]["cpu_s"])
                                                          for name in ("initialise", "save", "restore")]
                         + ["{:.2f}".format(found["peak"])])
-    console.print(table("a kernel of {:.0f} MB; wall (CPU) seconds".format(FULL / 1e6), [
+    console.print(table(f"a kernel of {FULL / 1e6:.0f} MB; wall (CPU) seconds", [
         "init", "pattern", "devices", "initialise", "save", "restore", "peak of initialise, copies"], rows))
 
 

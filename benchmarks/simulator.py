@@ -113,11 +113,11 @@ def cost(reference: Optional[str]) -> List[Row]:
                     name,
                     count,
                     tasks[0],
-                    "{:.3f}".format(seconds[0]),
-                    "{:.3f}".format(seconds[1]),
-                    "" if theirs is None else "{:.3f}".format(theirs),
-                    "" if theirs is None else "{:.0f}x".format(theirs / seconds[0]),
-                    "" if theirs is None else "{:.0f}x".format(theirs / seconds[1]),
+                    f"{seconds[0]:.3f}",
+                    f"{seconds[1]:.3f}",
+                    "" if theirs is None else f"{theirs:.3f}",
+                    "" if theirs is None else f"{theirs / seconds[0]:.0f}x",
+                    "" if theirs is None else f"{theirs / seconds[1]:.0f}x",
                 )
             )
     return rows
@@ -135,8 +135,8 @@ def scale() -> List[Row]:
         model = built_in_model("gpt2", 2 * dp)
         result = simulate(uniform_3d(model, dp, tp, pp, count), cluster)
         seconds = cpu_seconds(partial(_three_dimensions, model, (dp, tp, pp, count), cluster))
-        text = "{}x{}x{}({})".format(dp, tp, pp, count)
-        rows.append((text, len(result.graph.devices), result.tasks, "{:.3f}".format(seconds)))
+        text = f"{dp}x{tp}x{pp}({count})"
+        rows.append((text, len(result.graph.devices), result.tasks, f"{seconds:.3f}"))
     return rows
 
 
@@ -152,9 +152,9 @@ def table_v() -> List[Row]:
                 steps.setdefault(label, []).append(simulator.run(uniform_3d(model, dp, tp, pp, count)).step_time_s)
         for number, (shape, rank) in enumerate(ranks.items()):
             predicted = 1 + sum(step < steps["both"][number] for step in steps["both"])
-            times = ["{:.1f}".format(1e3 * steps[label][number]) for label, _ in ABLATION]
+            times = [f"{1e3 * steps[label][number]:.1f}" for label, _ in ABLATION]
             rows.append([cluster, "{}x{}x{}({})".format(*shape), rank, predicted] + times)
-        spearman = ["{:.3f}".format(spearmanr(steps[label], list(ranks.values()))[0]) for label, _ in ABLATION]
+        spearman = [f"{spearmanr(steps[label], list(ranks.values()))[0]:.3f}" for label, _ in ABLATION]
         rows.append([cluster, "Spearman", "", ""] + spearman)
     return rows
 
@@ -213,7 +213,7 @@ def models() -> List[Row]:
                 results = [simulate(strategy, described, options) for _, options in ABLATION]
                 rows.append(
                     [setting.model, cluster, label, count]
-                    + ["{:.1f}".format(result.samples_per_s) for result in results]
+                    + [f"{result.samples_per_s:.1f}" for result in results]
                     + ["{:.1f}{}".format(max(results[0].peak_memory_bytes) / GIB, " oom" if results[0].oom else "")]
                 )
     return rows
@@ -233,7 +233,7 @@ def dapple() -> List[Row]:
                 schedule + (" + recompute" if recompute else ""),
                 count,
                 "oom" if rate is None else rate,
-                "oom" if result.oom else "{:.2f}".format(result.samples_per_s),
+                "oom" if result.oom else f"{result.samples_per_s:.2f}",
                 "oom" if peak is None else peak,
                 "{:.1f}{}".format(sum(result.peak_memory_bytes) / 2e9, " oom" if result.oom else ""),
             )
@@ -249,13 +249,13 @@ def largest_bert() -> List[Row]:
         low, high = stages, 1000
         while low < high:
             middle = (low + high + 1) // 2
-            strategy = uniform_3d(built_in_model("bert-{}".format(middle), 2), 1, 1, stages, stages, recompute="block")
+            strategy = uniform_3d(built_in_model(f"bert-{middle}", 2), 1, 1, stages, stages, recompute="block")
             if simulate(strategy, cluster).oom:
                 high = middle - 1
             else:
                 low = middle
         alone = int(rows[0][2]) if rows else low
-        rows.append((stages, paper, low, "{:.2f}".format(paper / TABLE_VIII[1]), "{:.2f}".format(low / alone)))
+        rows.append((stages, paper, low, f"{paper / TABLE_VIII[1]:.2f}", f"{low / alone:.2f}"))
     return rows
 
 

@@ -64,9 +64,9 @@ def train(directory: str) -> None:
 
 
 def looked_at(pid: int, since: float) -> Look:
-    with open("/proc/{}/statm".format(pid)) as handle:
+    with open(f"/proc/{pid}/statm") as handle:
         pages = int(handle.read().split()[1])
-    return Look(time.monotonic() - since, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/{}/fd".format(pid))))
+    return Look(time.monotonic() - since, pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{pid}/fd")))
 
 
 def slope(looks: List[Look]) -> float:
@@ -92,7 +92,7 @@ def watched(minutes: float) -> Tuple[Dict[int, List[Look]], str]:
                 time.sleep(EVERY_S)
                 output.seek(0)
                 for rank, pid in re.findall(r"\[(\d)\] process (\d+)\n", output.read()):
-                    if os.path.exists("/proc/{}/statm".format(pid)):
+                    if os.path.exists(f"/proc/{pid}/statm"):
                         found.setdefault(int(rank), []).append(looked_at(int(pid), since))
         finally:
             ended = run.poll() is not None
@@ -101,7 +101,7 @@ def watched(minutes: float) -> Tuple[Dict[int, List[Look]], str]:
         output.seek(0)
         printed = output.read()
         if ended:
-            raise RuntimeError("the run has ended:\n{}".format(printed[-9000:]))
+            raise RuntimeError(f"the run has ended:\n{printed[-9000:]}")
         return found, printed
 
 
@@ -111,12 +111,12 @@ def main() -> None:
         return
     minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     console = Console(width=120)
-    console.print("soak.py: {}".format(machine()), highlight=False)
+    console.print(f"soak.py: {machine()}", highlight=False)
     found, output = watched(minutes)
-    rows = [[str(rank), "{:.0f}".format(looks[len(looks) // 2].memory / MEBI), "{:.0f}".format(looks[-2].memory / MEBI),
-             "{:+.2f}".format(slope(looks[:-1]) / MEBI), str(looks[len(looks) // 2].files), str(looks[-2].files)]
+    rows = [[str(rank), f"{looks[len(looks) // 2].memory / MEBI:.0f}", f"{looks[-2].memory / MEBI:.0f}",
+             f"{slope(looks[:-1]) / MEBI:+.2f}", str(looks[len(looks) // 2].files), str(looks[-2].files)]
             for rank, looks in sorted(found.items())]
-    console.print(table("{:g} minutes, a checkpoint every {} s".format(minutes, SAVE_S), [
+    console.print(table(f"{minutes:g} minutes, a checkpoint every {SAVE_S} s", [
         "process", "MiB at half time", "MiB at the end", "MiB a minute (second half)", "files at half time", "at the end"], rows))
     console.print("\n".join(line for line in output.splitlines() if "SIGTERM" in line), highlight=False)
 

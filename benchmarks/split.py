@@ -36,7 +36,7 @@ def worker(spec: Spec) -> Result:
     import whale_tf as wh
 
     tf.disable_eager_execution()
-    wh.init(SYSTEMS[spec["system"]], cluster="cpu:{}".format(DEVICES))
+    wh.init(SYSTEMS[spec["system"]], cluster=f"cpu:{DEVICES}")
     random = np.random.RandomState(0)
     examples = (random.randn(BATCH, PIXELS).astype("float32"), random.randint(0, spec["classes"], BATCH).astype("int32"))
     with tf.device("/device:CPU:0"):
@@ -62,7 +62,7 @@ def _annotated(x: Any, labels: Any, spec: Spec) -> Any:
     with contextlib.ExitStack() as stack:
         stack.enter_context(wh.replicate(DEVICES))
         for number in range(2):
-            x = tf.nn.relu(_dense(x, WIDTH, "features{}".format(number)))
+            x = tf.nn.relu(_dense(x, WIDTH, f"features{number}"))
         if is_hybrid:
             stack.close()
             stack.enter_context(wh.split(DEVICES))
@@ -100,7 +100,7 @@ def report(console: Console) -> None:
         answers = dict(zip(SYSTEMS, rounds(__file__, specs, ROUNDS)))
         best = min(answers[name]["wall_s"] for name in SYSTEMS if name.startswith("data"))
         console.print(table(
-            "{} classes, {} examples on {} devices: ms per step".format(classes, BATCH, DEVICES),
+            f"{classes} classes, {BATCH} examples on {DEVICES} devices: ms per step",
             ["system", "wall", "CPU", "times the faster data parallel", "bridges' share", "loss"],
             [[name, "{:.1f}".format(1e3 * found["wall_s"]), "{:.1f}".format(1e3 * found["cpu_s"]),
               "{:.2f}".format(best / found["wall_s"]), "{:.1%}".format(found["bridges"]), "{:.5f}".format(found["loss"])]

@@ -42,8 +42,8 @@ def report_data_parallel(console: Console) -> None:
         profile = load_builtin(name).scaled(name, 1)
         even, aware = (data_parallel(profile, cluster, local, balance).result for balance in ("even", "exact"))
         slices = with_slices(aware, profile, cluster, "exact").task_graphs[0].slices
-        parts = "{} : {}".format(slices[0], slices[-1]) if slices else "1 : 1"
-        rows.append([name, str(local), parts, _ms(even), _ms(aware), "{:.2f}".format(even.latency_s / aware.latency_s), paper])
+        parts = f"{slices[0]} : {slices[-1]}" if slices else "1 : 1"
+        rows.append([name, str(local), parts, _ms(even), _ms(aware), f"{even.latency_s / aware.latency_s:.2f}", paper])
     console.print(table("Fig. 17: data parallelism on 8 V100 + 8 P100", [
         "model", "local batch", "V100 : P100", "even ms", "aware ms", "speed-up", "paper"], rows))
 
@@ -57,7 +57,7 @@ def report_pipelines(console: Console) -> None:
             simulated(Choice(auto_partition(profile, cluster, batch, 4, micro_batches, algorithm), profile), cluster).result
             for algorithm in ("even", "exact"))
         rows.append([name, _layers(even), _layers(aware), _types(aware, cluster), _ms(even), _ms(aware),
-                     "{:.2f}".format(even.latency_s / aware.latency_s), paper])
+                     f"{even.latency_s / aware.latency_s:.2f}", paper])
     console.print(table("Fig. 18: four stages on 4 V100 + 4 P100, two model replicas", [
         "model", "even layers", "aware layers", "aware devices", "even ms", "aware ms", "speed-up", "paper"], rows))
 

@@ -134,10 +134,10 @@ def _two_stages(batch: Any, first: int) -> Any:
     with wh.replicate(1):
         x, embeddings = bert.embed(batch.tokens, BERT, batch.segments)
         for i in range(first):
-            x = bert.encoder_layer(x, BERT, name="layer_{}".format(i))
+            x = bert.encoder_layer(x, BERT, name=f"layer_{i}")
     with wh.replicate(1):
         for i in range(first, LAYERS):
-            x = bert.encoder_layer(x, BERT, name="layer_{}".format(i))
+            x = bert.encoder_layer(x, BERT, name=f"layer_{i}")
         return bert.mlm_loss(bert.mlm_head(x, batch.positions, embeddings, BERT), batch)
 
 
@@ -165,14 +165,14 @@ def report(console: Console) -> None:
                 results.append(measured(case, how))
         even, aware = (statistics.median(result["wall_s"] for result in results) for results in found.values())
         if case == PIPELINE:
-            cuts = ["{}:{}".format(divided(how).cuts[1] - 1, LAYERS + 1 - divided(how).cuts[1]) for how in found]
+            cuts = [f"{divided(how).cuts[1] - 1}:{LAYERS + 1 - divided(how).cuts[1]}" for how in found]
             latencies = [partition_latency_s(layers_problem(), divided(how)) for how in found]
             ideal = latencies[0] / latencies[1]
         else:
             batch = CASES[case].batch
-            cuts, ideal = ["{0}:{0}".format(batch), "{}:{}".format(4 * batch // 3, 2 * batch // 3)], 1.5
-        rows.append([case, cuts[0], cuts[1], "{:.0f}".format(1e3 * even), "{:.0f}".format(1e3 * aware),
-                     "{:.2f}".format(even / aware), "{:.2f}".format(ideal)])
+            cuts, ideal = [f"{batch}:{batch}", f"{4 * batch // 3}:{2 * batch // 3}"], 1.5
+        rows.append([case, cuts[0], cuts[1], f"{1e3 * even:.0f}", f"{1e3 * aware:.0f}",
+                     f"{even / aware:.2f}", f"{ideal:.2f}"])
     console.print(table("Two processes, the second of half the speed", [
         "model", "even", "aware", "even ms", "aware ms", "speed-up", "ideal"], rows))
 

@@ -20,7 +20,7 @@ def rows() -> List[Row]:
 
 def cluster(count: int) -> Cluster:
     """Nodes of 8 V100 and 50 Gbit/s Ethernet."""
-    return Cluster.parse("whale-v100:{}".format(count))
+    return Cluster.parse(f"whale-v100:{count}")
 
 
 def pipelines() -> List[Row]:
@@ -32,8 +32,8 @@ def pipelines() -> List[Row]:
             simulate(uniform_3d(model, 1, 1, stages, count, schedule, recompute=recompute), cluster(stages))
             for schedule, recompute in (("backward_first", ""), ("gpipe", "block"))
         )
-        what = "{} stages, {} micro-batches of 4: over GPipe".format(stages, count)
-        found.append(("bert-large", stages, what, paper, "{:.2f}".format(ours.samples_per_s / theirs.samples_per_s)))
+        what = f"{stages} stages, {count} micro-batches of 4: over GPipe"
+        found.append(("bert-large", stages, what, paper, f"{ours.samples_per_s / theirs.samples_per_s:.2f}"))
     return found
 
 
@@ -44,7 +44,7 @@ def nested() -> List[Row]:
     for count in (8, 16, 32):
         rates = [pipeline_and_data(stages, count, 32).samples_per_s / alone for stages in (2, 4, 8)]
         found.append(("bert-large", count, "speed-up with 2, 4, 8 TaskGraphs, 32 a GPU", "2 = 4 > 8", " ".join(
-            "{:.1f}".format(rate) for rate in rates)))
+            f"{rate:.1f}" for rate in rates)))
     return found
 
 
@@ -63,10 +63,10 @@ def classifiers() -> List[Row]:
     for name, paper in (("resnet50-100k", {8: "1.13", 16: "1.66", 32: "2.43"}), ("resnet50-1m", {8: "dp oom", 32: "dp oom"})):
         for count, text in paper.items():
             plain, split = data_and_hybrid(name, count)
-            ratio = "dp oom" if plain.oom else "{:.2f}".format(split.samples_per_s / plain.samples_per_s)
+            ratio = "dp oom" if plain.oom else f"{split.samples_per_s / plain.samples_per_s:.2f}"
             found.append((name, count, "hybrid over data parallel", text, ratio))
     rates = [data_and_hybrid("resnet50-1m", count)[1].samples_per_s for count in (8, 32)]
-    found.append(("resnet50-1m", 32, "hybrid, scaling from 8 GPUs", "95%", "{:.0%}".format(rates[1] / rates[0] / 4)))
+    found.append(("resnet50-1m", 32, "hybrid, scaling from 8 GPUs", "95%", f"{rates[1] / rates[0] / 4:.0%}"))
     return found
 
 
@@ -88,7 +88,7 @@ def scaling() -> List[Row]:
         devices = [replica * 8 + stage for stage in range(8) for replica in range(nodes)]
         strategy = uniform_3d(built_in_model("m6-10b", nodes), nodes, 1, 8, 35, recompute="stage", devices=devices)
         rates.append(simulate(strategy, cluster(8 * nodes)).samples_per_s)
-    return [("m6-10b", 256, "scaling from 8 to 32 nodes", "91%", "{:.0%}".format(rates[1] / rates[0] / 4))]
+    return [("m6-10b", 256, "scaling from 8 to 32 nodes", "91%", f"{rates[1] / rates[0] / 4:.0%}")]
 
 
 SAMPLES, DAYS = 100e6, 1.5  # M6-MoE-100B on 128 V100 (section 5.3.2)
@@ -98,7 +98,7 @@ def experts() -> List[Row]:
     """Section 5.3.2: experts divided over all devices, all else data parallel."""
     found: List[Row] = []
     for name, count, offload, paper in (
-        ("m6-moe-100b", 128, "", "fits, {:.0f} samples/s".format(SAMPLES / (DAYS * 86400))),
+        ("m6-moe-100b", 128, "", f"fits, {SAMPLES / (DAYS * 86400):.0f} samples/s"),
         ("m6-moe-1t", 480, "", "fits"),
         ("m6-moe-10t", 512, "", ""),
         ("m6-moe-10t", 512, "parameters", "fits"),
@@ -106,6 +106,6 @@ def experts() -> List[Row]:
         strategy = uniform_3d(built_in_model(name, 8 * count), count, recompute="block", offload=offload)
         result = simulate(strategy, cluster(count))
         peak = max(result.peak_memory_bytes) / GIB
-        text = "oom" if result.oom else "fits, {:.0f} samples/s, {:.1f} GiB".format(result.samples_per_s, peak)
+        text = "oom" if result.oom else f"fits, {result.samples_per_s:.0f} samples/s, {peak:.1f} GiB"
         found.append((name, count, "offload " + offload if offload else "no offloading", paper, text))
     return found

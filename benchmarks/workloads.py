@@ -67,12 +67,12 @@ def head_loss(logits: Any, labels: Any) -> Any:
 def mlp(width: int = 1024, layers: int = 4, batch: int = 256, classes: int = 10) -> Workload:
     shapes: Dict[str, Tuple[int, ...]] = {"head": (width, classes)}
     for i in range(layers):
-        shapes.update({"kernel_{}".format(i): (width, width), "bias_{}".format(i): (width,)})
+        shapes.update({f"kernel_{i}": (width, width), f"bias_{i}": (width,)})
 
     def stage(first: int, last: int) -> Stage:
         def apply(x: Any, p: Parameters) -> Any:
             for i in range(first, last):
-                x = tf.nn.relu(tf.matmul(x, p["kernel_{}".format(i)]) + p["bias_{}".format(i)])
+                x = tf.nn.relu(tf.matmul(x, p[f"kernel_{i}"]) + p[f"bias_{i}"])
             return tf.matmul(x, p["head"]) if last == layers else x
 
         return apply
@@ -93,23 +93,23 @@ def encoder(layers: int = 4, hidden: int = 256, seq: int = 64, heads: int = 4, v
     shapes: Dict[str, Tuple[int, ...]] = {"tokens": (vocab, hidden), "positions": (seq, hidden),
                                           "head": (hidden, vocab)}
     for i in range(layers):
-        shapes.update({"gain_a{}".format(i): (hidden,), "qkv_{}".format(i): (hidden, 3 * hidden),
-                       "out_{}".format(i): (hidden, hidden), "gain_f{}".format(i): (hidden,),
-                       "up_{}".format(i): (hidden, 4 * hidden), "down_{}".format(i): (4 * hidden, hidden)})
+        shapes.update({f"gain_a{i}": (hidden,), f"qkv_{i}": (hidden, 3 * hidden),
+                       f"out_{i}": (hidden, hidden), f"gain_f{i}": (hidden,),
+                       f"up_{i}": (hidden, 4 * hidden), f"down_{i}": (4 * hidden, hidden)})
 
     def embed(tokens: Any, p: Parameters) -> Any:
         x = tf.matmul(tf.one_hot(tf.reshape(tokens, [-1]), vocab), p["tokens"])
         return tf.reshape(tf.reshape(x, [-1, seq, hidden]) + p["positions"], [-1, hidden])
 
     def layer(x: Any, p: Parameters, i: int) -> Any:
-        qkv = tf.matmul(_norm(x, p["gain_a{}".format(i)]), p["qkv_{}".format(i)])
+        qkv = tf.matmul(_norm(x, p[f"gain_a{i}"]), p[f"qkv_{i}"])
         qkv = tf.transpose(tf.reshape(qkv, [-1, seq, 3, heads, hidden // heads]), [2, 0, 3, 1, 4])
         query, key, value = tf.unstack(qkv, 3)
         weights = tf.nn.softmax(tf.matmul(query, key, transpose_b=True) * (hidden // heads) ** -0.5)
         context = tf.reshape(tf.transpose(tf.matmul(weights, value), [0, 2, 1, 3]), [-1, hidden])
-        x = x + tf.matmul(context, p["out_{}".format(i)])
-        inner = tf.nn.relu(tf.matmul(_norm(x, p["gain_f{}".format(i)]), p["up_{}".format(i)]))
-        return x + tf.matmul(inner, p["down_{}".format(i)])
+        x = x + tf.matmul(context, p[f"out_{i}"])
+        inner = tf.nn.relu(tf.matmul(_norm(x, p[f"gain_f{i}"]), p[f"up_{i}"]))
+        return x + tf.matmul(inner, p[f"down_{i}"])
 
     def stage(first: int, last: int) -> Stage:
         def apply(x: Any, p: Parameters) -> Any:
@@ -141,11 +141,11 @@ def convnet(channels: int = 16, image: int = 16, batch: int = 64, classes: int =
     widths = [3, channels, channels, 2 * channels, 2 * channels]
     shapes: Dict[str, Tuple[int, ...]] = {"head": (2 * channels * (image // 4) ** 2, classes)}
     for i in range(4):
-        shapes.update({"filter_{}".format(i): (3, 3, widths[i], widths[i + 1]), "bias_{}".format(i): (widths[i + 1],)})
+        shapes.update({f"filter_{i}": (3, 3, widths[i], widths[i + 1]), f"bias_{i}": (widths[i + 1],)})
 
     def stage(i: int) -> Stage:
         def apply(x: Any, p: Parameters) -> Any:
-            x = tf.nn.relu(tf.nn.conv2d(x, p["filter_{}".format(i)], 1, "SAME") + p["bias_{}".format(i)])
+            x = tf.nn.relu(tf.nn.conv2d(x, p[f"filter_{i}"], 1, "SAME") + p[f"bias_{i}"])
             if i % 2:
                 x = tf.nn.max_pool(x, 2, 2, "SAME")
             return tf.matmul(tf.reshape(x, [-1, shapes["head"][0]]), p["head"]) if i == 3 else x

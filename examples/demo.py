@@ -54,10 +54,10 @@ def build(annotate: bool) -> Any:
     with stage():
         x, table = bert.embed(inputs.tokens, config, inputs.segments)
         for i in (0, 1):
-            x = bert.encoder_layer(x, config, name="layer_{}".format(i))
+            x = bert.encoder_layer(x, config, name=f"layer_{i}")
     with stage():
         for i in (2, 3):
-            x = bert.encoder_layer(x, config, name="layer_{}".format(i))
+            x = bert.encoder_layer(x, config, name=f"layer_{i}")
         loss = bert.mlm_loss(bert.mlm_head(x, inputs.positions, table, config), inputs)
     return config, inputs, loss, tf.train.AdamOptimizer(1e-3, epsilon=1e-6).minimize(loss)
 
@@ -111,7 +111,7 @@ def show() -> int:
                TextColumn("{task.fields[loss]}"), TimeElapsedColumn())
     runs: Dict[str, List[Dict[str, Any]]] = {"local": [], "parallel": []}
     explanation = ""
-    console.print("A 4-layer encoder on Python's own source text, {} steps of {} examples.".format(STEPS, BATCH))
+    console.print(f"A 4-layer encoder on Python's own source text, {STEPS} steps of {BATCH} examples.")
     with Progress(*columns, console=console) as progress:
         for mode, records in runs.items():
             task = progress.add_task(mode, total=STEPS, loss="")
@@ -128,11 +128,11 @@ def show() -> int:
                   "devices of this machine's {cores} cores".format(
                       local=1e3 * seconds["local"], parallel=1e3 * seconds["parallel"], cores=os.cpu_count()))
     picture = draw(runs)
-    console.print("picture of both loss curves: {}".format(picture), soft_wrap=True)
+    console.print(f"picture of both loss curves: {picture}", soft_wrap=True)
     if worst > TOLERANCE:
-        console.print("the losses differ by {:.1e}, more than {:.0e}".format(worst, TOLERANCE))
+        console.print(f"the losses differ by {worst:.1e}, more than {TOLERANCE:.0e}")
         return 1
-    console.print("the losses agree to {:.1e}".format(worst))
+    console.print(f"the losses agree to {worst:.1e}")
     return 0
 
 
@@ -144,7 +144,7 @@ def compare(console: Console, runs: Dict[str, List[Dict[str, Any]]]) -> float:
         differences.append(abs(local["loss"] - parallel["loss"]) / abs(local["loss"]))
         if step == 1 or step % 5 == 0:
             table.add_row(str(step), "{:.6f}".format(local["loss"]), "{:.6f}".format(parallel["loss"]),
-                          "{:.1e}".format(differences[-1]))
+                          f"{differences[-1]:.1e}")
     console.print(table)
     return max(differences)
 

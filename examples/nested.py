@@ -40,7 +40,7 @@ def main() -> None:
         for number in itertools.count(1):
             value = session.run([loss, train_op])[0]
             if number % 5 == 0 or number == 1:
-                print("step {:3d}  loss {:.4f}".format(number, value))
+                print(f"step {number:3d}  loss {value:.4f}")
             if session.should_stop():
                 break
     print(wh.explain())

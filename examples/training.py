@@ -26,5 +26,5 @@ def train(train_op: tf.Operation, loss: tf.Tensor, inputs: Any, batches: Iterato
             feed = {tensor: array for tensor, array in zip(inputs, batch) if tensor.consumers()}
             losses.append(float(session.run([loss, train_op], feed)[0]))
             if step % 5 == 0 or step == 1:
-                print("step {:3d}  loss {:.4f}".format(step, losses[-1]))
+                print(f"step {step:3d}  loss {losses[-1]:.4f}")
     return losses

@@ -183,7 +183,7 @@ def build(batch: data.MaskedLmBatch, config: BertConfig) -> layers.Model:
     """
     x, table = embed(batch.tokens, config, batch.segments)
     for i in range(config.layers):
-        x = encoder_layer(x, config, name="layer_{}".format(i))
+        x = encoder_layer(x, config, name=f"layer_{i}")
     logits = mlm_head(x, batch.positions, table, config)
     loss = mlm_loss(logits, batch)
     if config.next_sentence:

@@ -136,8 +136,8 @@ def batches(examples: Examples, batch_size: int, seed: int = 0, drop_remainder: 
     """
     total = len(examples[0])
     if batch_size > total:
-        raise ValueError("batch_size is {}, but there are only {} examples; make more examples or use a smaller "
-                         "batch_size".format(batch_size, total))
+        raise ValueError(f"batch_size is {batch_size}, but there are only {total} examples; make more examples or use a smaller "
+                         "batch_size")
     rng = np.random.RandomState(seed)
     while True:
         order = rng.permutation(total)
@@ -227,8 +227,9 @@ def masked_lm_examples(count: int, seq: int, predictions: int, vocab: int = BYTE
         ValueError: the sequence is too short for its masked positions.
     """
     if seq < predictions + 3:
-        raise ValueError("seq is {}, but {} masked positions need at least {} tokens ([CLS], two [SEP]); use a longer "
-                         "seq or fewer predictions".format(seq, predictions, predictions + 3))
+        raise ValueError(f"seq is {seq}, but {predictions} masked positions need at least {predictions + 3} tokens "
+                         f"([CLS], two [SEP]); use a longer "
+                         "seq or fewer predictions")
     rng, ids = np.random.RandomState(seed), corpus_ids(vocab)
     first = (seq - 3) // 2
     pairs = _windows(ids, count, seq - 3, rng)
@@ -279,8 +280,7 @@ def true_case_examples(count: int, source: int, target: int, seed: int = 0, dtyp
     lines = [line.strip() for line in corpus().splitlines()]
     lines = [line for line in lines if 4 <= len(line.encode("utf-8")) <= longest and line.lower() != line]
     if not lines:
-        raise ValueError("no line of text has 4 to {} bytes; use a source and target length of at least 12".format(
-            longest))
+        raise ValueError(f"no line of text has 4 to {longest} bytes; use a source and target length of at least 12")
     chosen = [lines[i] for i in np.random.RandomState(seed).randint(0, len(lines), count)]
     return seq2seq([byte_ids(line.lower()) for line in chosen], [byte_ids(line) for line in chosen], source, target,
                    dtype)
@@ -306,8 +306,8 @@ def span_corruption_examples(count: int, source: int, target: int, seed: int = 0
     rng, width = np.random.RandomState(seed), 3
     spans = int(np.clip(round(0.15 * source / width), 1, len(SENTINELS)))
     if target < spans * (width + 1) + 1:
-        raise ValueError("target is {}, but {} spans need at least {} tokens; use a longer target".format(
-            target, spans, spans * (width + 1) + 1))
+        raise ValueError(f"target is {target}, but {spans} spans need at least {spans * (width + 1) + 1} tokens; use "
+                         f"a longer target")
     windows = _windows(corpus_ids(), count, source + spans * (width - 1), rng)
     cell = windows.shape[1] // spans  # one span somewhere in each equal part of the window, so that none overlap
     sources, targets = [], []

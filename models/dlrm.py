@@ -66,7 +66,7 @@ def embeddings(categories: tf.Tensor, config: DlrmConfig, name: str = "tables") 
     dtype = tf.as_dtype(config.dtype)
     with tf.variable_scope(name):
         return [layers.embedding_lookup(
-            layers.embedding_table(rows, config.width, "table_{}".format(i), dtype, rows ** -0.5, config.seed),
+            layers.embedding_table(rows, config.width, f"table_{i}", dtype, rows ** -0.5, config.seed),
             categories[:, i]) for i, rows in enumerate(config.table_rows)]
 
 
@@ -102,6 +102,6 @@ def build(batch: data.ClickBatch, config: DlrmConfig) -> layers.Model:
 def _mlp(x: tf.Tensor, widths: Tuple[int, ...], config: DlrmConfig, name: str) -> tf.Tensor:
     with tf.variable_scope(name):
         for i, width in enumerate(widths):
-            x = layers.dense(x, width, "layer_{}".format(i), activation=tf.nn.relu,
+            x = layers.dense(x, width, f"layer_{i}", activation=tf.nn.relu,
                              stddev=layers.he_stddev(layers.last_dim(x)), seed=config.seed)
         return x

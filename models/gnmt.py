@@ -182,7 +182,7 @@ def encoder_layer(x: tf.Tensor, mask: tf.Tensor, config: GnmtConfig, index: int,
     Returns:
         `[B, S, 2 H]` for the first layer, `[B, S, H]` for the others.
     """
-    with tf.variable_scope(name or "encoder_{}".format(index)):
+    with tf.variable_scope(name or f"encoder_{index}"):
         y = lstm(x, mask, config, "forward")
         if index == 0:
             return tf.concat([y, lstm(x, mask, config, "backward", reverse=True)], axis=2)
@@ -245,7 +245,7 @@ def decoder_layer(x: tf.Tensor, contexts: tf.Tensor, config: GnmtConfig, index: 
     Returns:
         `[B, T, H]`.
     """
-    y = lstm(tf.concat([x, contexts], axis=2), None, config, name or "decoder_{}".format(index))
+    y = lstm(tf.concat([x, contexts], axis=2), None, config, name or f"decoder_{index}")
     return y + x if index >= 2 else y
 
 

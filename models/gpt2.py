@@ -141,6 +141,6 @@ def build(batch: data.LanguageModelBatch, config: Gpt2Config) -> layers.Model:
     """
     x, table = embed(batch.tokens, config)
     for i in range(config.layers):
-        x = decoder_layer(x, config, name="layer_{}".format(i))
+        x = decoder_layer(x, config, name=f"layer_{i}")
     logits = lm_head(x, table)
     return layers.Model(layers.mean_cross_entropy(logits, batch.labels), logits, batch)

@@ -70,7 +70,7 @@ def last_dim(x: tf.Tensor) -> int:
 def name_seed(seed: int, name: str) -> int:
     """Seed in [0, 2**31) which depends on `seed` and on the full name `name` under the current variable scope."""
     scope = tf.get_variable_scope().name
-    return zlib.crc32("{}/{}:{}".format(scope, name, seed).encode()) & 0x7FFFFFFF
+    return zlib.crc32(f"{scope}/{name}:{seed}".encode()) & 0x7FFFFFFF
 
 
 def variable(name: str, shape: Sequence[int], initializer: Initializer, dtype: tf.DType,

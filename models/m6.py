@@ -174,11 +174,11 @@ def build(batch: data.CaptionBatch, config: M6Config) -> layers.Model:
     x = tf.concat([patches, embed_text(batch.source, table, config, "source")], axis=1)
     bias = source_bias(patches, batch.source_mask)
     for i in range(config.encoder_layers):
-        x = encoder_layer(x, config, bias, name="encoder_{}".format(i))
+        x = encoder_layer(x, config, bias, name=f"encoder_{i}")
     memory = layers.layer_norm(x, "encoder_norm")
     x = embed_text(batch.target, table, config, "target")
     for i in range(config.decoder_layers):
-        x = decoder_layer(x, memory, config, bias, name="decoder_{}".format(i))
+        x = decoder_layer(x, memory, config, bias, name=f"decoder_{i}")
     logits = lm_head(x, table)
     return layers.Model(layers.weighted_cross_entropy(logits, batch.labels, batch.weights), logits, batch)
 

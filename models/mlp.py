@@ -72,6 +72,6 @@ def build(batch: data.ImageBatch, config: MlpConfig) -> layers.Model:
     """
     x = batch.images
     for i in range(config.layers):
-        x = hidden_layer(x, config, name="layer_{}".format(i))
+        x = hidden_layer(x, config, name=f"layer_{i}")
     logits = head(x, config)
     return layers.Model(layers.mean_cross_entropy(logits, batch.labels), logits, batch)

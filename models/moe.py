@@ -238,7 +238,7 @@ def build(batch: data.LanguageModelBatch, config: MoeConfig) -> layers.Model:
     x, table = embed(batch.tokens, config)
     auxiliaries: List[tf.Tensor] = []
     for i in range(config.layers):
-        with tf.variable_scope("layer_{}".format(i)):
+        with tf.variable_scope(f"layer_{i}"):
             x = attention_block(x, config)
             if (i + 1) % config.moe_every:
                 x = ffn_block(x, config)

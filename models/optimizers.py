@@ -32,7 +32,7 @@ class _Dense(tf.train.Optimizer):
 
     def _zeros(self, x: tf.Variable, shape: Any, name: str) -> None:
         self._get_or_make_slot_with_initializer(
-            x, tf.zeros_initializer(), tf.TensorShape(shape), x.dtype.base_dtype, name, "{}/{}".format(self.get_name(), name))
+            x, tf.zeros_initializer(), tf.TensorShape(shape), x.dtype.base_dtype, name, f"{self.get_name()}/{name}")
 
 
 class Adafactor(_Dense):

@@ -105,10 +105,10 @@ def block_group(x: tf.Tensor, config: ResnetConfig, group: int, training: bool =
         `[B, h / s, w / s, filters]` with s = 1 for the first group and 2 for the others, and filters = width *
         2**group, times 4 with bottlenecks.
     """
-    with tf.variable_scope(name or "group_{}".format(group)):
+    with tf.variable_scope(name or f"group_{group}"):
         for i in range(config.blocks[group]):
             stride = 2 if group > 0 and i == 0 else 1
-            x = block(x, config, config.width * 2 ** group, stride, training, name="block_{}".format(i))
+            x = block(x, config, config.width * 2 ** group, stride, training, name=f"block_{i}")
         return x
 
 

@@ -233,11 +233,11 @@ def build(batch: data.Seq2SeqBatch, config: T5Config) -> layers.Model:
     x = embed(batch.source, table, config)
     positions = position_bias(config.source, config, True, "encoder_positions")
     for i in range(config.encoder_layers):
-        x = encoder_layer(x, config, positions, padding, name="encoder_{}".format(i))
+        x = encoder_layer(x, config, positions, padding, name=f"encoder_{i}")
     memory = final_norm(x, config, "encoder_norm")
     x = embed(batch.target, table, config)
     positions = position_bias(config.target, config, False, "decoder_positions")
     for i in range(config.decoder_layers):
-        x = decoder_layer(x, memory, config, positions, padding, name="decoder_{}".format(i))
+        x = decoder_layer(x, memory, config, positions, padding, name=f"decoder_{i}")
     logits = lm_head(final_norm(x, config, "decoder_norm"), table, config)
     return layers.Model(layers.weighted_cross_entropy(logits, batch.labels, batch.weights), logits, batch)

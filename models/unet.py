@@ -68,7 +68,7 @@ def encoder_block(x: tf.Tensor, config: UnetConfig, level: int,
     Returns:
         `[B, h / 2, w / 2, width * 2**level]`, and the skip connection `[B, h, w, width * 2**level]`.
     """
-    with tf.variable_scope(name or "encoder_{}".format(level)):
+    with tf.variable_scope(name or f"encoder_{level}"):
         skip = _two_convs(x, config, level)
         return layers.max_pool(skip, 2, 2), skip
 
@@ -93,7 +93,7 @@ def decoder_block(x: tf.Tensor, skip: tf.Tensor, config: UnetConfig, level: int,
     Returns:
         `[B, 2h, 2w, width * 2**level]`.
     """
-    with tf.variable_scope(name or "decoder_{}".format(level)):
+    with tf.variable_scope(name or f"decoder_{level}"):
         up = layers.conv2d_transpose(x, config.width * 2 ** level, 2, "up", seed=config.seed)
         return _two_convs(tf.concat([skip, up], axis=3), config, level)
 
@@ -127,6 +127,6 @@ def build(batch: data.SegmentationBatch, config: UnetConfig) -> layers.Model:
 
 def _two_convs(x: tf.Tensor, config: UnetConfig, level: int) -> tf.Tensor:
     for i in range(2):
-        x = layers.conv2d(x, config.width * 2 ** level, 3, "conv_{}".format(i), use_bias=True,
+        x = layers.conv2d(x, config.width * 2 ** level, 3, f"conv_{i}", use_bias=True,
                           activation=tf.nn.relu, seed=config.seed)
     return x

@@ -75,9 +75,9 @@ def conv_group(x: tf.Tensor, config: VggConfig, group: int, name: Optional[str] 
         `[B, ceil(h / 2), ceil(w / 2), filters]`.
     """
     count, filters = config.groups[group]
-    with tf.variable_scope(name or "group_{}".format(group)):
+    with tf.variable_scope(name or f"group_{group}"):
         for i in range(count):
-            x = layers.conv2d(x, filters, 3, "conv_{}".format(i), use_bias=True, activation=tf.nn.relu,
+            x = layers.conv2d(x, filters, 3, f"conv_{i}", use_bias=True, activation=tf.nn.relu,
                               seed=config.seed)
         return layers.max_pool(x, 2, 2)
 
@@ -88,7 +88,7 @@ def dense_layers(x: tf.Tensor, config: VggConfig, name: str = "dense") -> tf.Ten
     x = layers.reshape(x, height * width * channels)
     with tf.variable_scope(name):
         for i in range(2):
-            x = layers.dense(x, config.dense, "layer_{}".format(i), activation=tf.nn.relu,
+            x = layers.dense(x, config.dense, f"layer_{i}", activation=tf.nn.relu,
                              stddev=layers.he_stddev(layers.last_dim(x)), seed=config.seed)
             x = layers.dropout(x, config.dropout, config.seed + i)
         return x

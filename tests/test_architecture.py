@@ -31,7 +31,7 @@ class Import(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        return "{} line {} imports {}".format(self.source, self.line, self.target)
+        return f"{self.source} line {self.line} imports {self.target}"
 
 
 def module_files(package_dir: str) -> Dict[str, str]:
@@ -100,7 +100,7 @@ def impure(imports: List[Import]) -> List[Import]:
 
 def test_every_module_has_a_floor() -> None:
     unknown = {floor(name) for name in module_files(os.path.join(ROOT, PACKAGE))} - set(FLOORS) - {""}
-    assert not unknown, "give {} a place in FLOORS (and in docs/architecture.md)".format(sorted(unknown))
+    assert not unknown, f"give {sorted(unknown)} a place in FLOORS (and in docs/architecture.md)"
 
 
 def test_imports_point_downward() -> None:
@@ -136,8 +136,8 @@ def test_outside_uses_public_api_only(folder: str, allowed: tuple) -> None:
 @pytest.mark.slow
 def test_pure_half_imports_without_tensorflow() -> None:
     modules = [name for name in sorted(module_files(os.path.join(ROOT, PACKAGE))) if floor(name) in PURE]
-    script = "import sys\nfor name in {!r}: sys.modules[name] = None\n".format(TENSORFLOW)
-    script += "".join("import {}\n".format(name) for name in modules)
+    script = f"import sys\nfor name in {TENSORFLOW!r}: sys.modules[name] = None\n"
+    script += "".join(f"import {name}\n" for name in modules)
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             universal_newlines=True)
     assert result.returncode == 0, result.stdout

@@ -88,5 +88,5 @@ def __getattr__(name: str) -> Any:
         api = importlib.import_module("whale_tf.api")
         globals().update({each: getattr(api, each) for each in _API})  # all: one has the name of a module
     else:
-        raise AttributeError("module 'whale_tf' has no attribute {!r}".format(name))
+        raise AttributeError(f"module 'whale_tf' has no attribute {name!r}")
     return globals()[name]

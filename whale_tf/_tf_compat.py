@@ -45,7 +45,7 @@ def op_def(graph: tf.Graph, op_type: str) -> OpDef:
     try:
         return lookup(op_type)
     except (tf.errors.OpError, RuntimeError) as error:  # 1.x and 2.x, in this order
-        raise LookupError("no op type {!r} in TensorFlow {}".format(op_type, tf.__version__)) from error
+        raise LookupError(f"no op type {op_type!r} in TensorFlow {tf.__version__}") from error
 
 
 def sharded_by_file(dataset: Any, count: tf.Tensor, index: tf.Tensor) -> Any:

@@ -152,7 +152,7 @@ class _Strategy:
         self._block: Optional[ContextManager] = None
 
     def __enter__(self) -> _Strategy:
-        _require("wh.{}".format(self.kind))
+        _require(f"wh.{self.kind}")
         graph = capture_annotations.current_graph()
         self._block = capture_annotations.annotate(graph, self.kind, self.device_count, self.name)
         self._block.__enter__()
@@ -274,7 +274,7 @@ def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Paralleliz
 
 def _require(caller: str) -> _Active:
     if _active is None:
-        raise WhaleError("{} needs wh.init(): call it first, before building the graph".format(caller))
+        raise WhaleError(f"{caller} needs wh.init(): call it first, before building the graph")
     return _active
 
 
@@ -352,9 +352,10 @@ def _check_gradients(state: _Active, graph: tf.Graph) -> None:
     update = next((op for op in graph.get_operations() if is_update(op.type)), None)
     if update is None:
         return
-    text = ("op {!r} updates a variable with gradients that whale_tf did not see. Compute them with tf.gradients or a "
+    text = (f"op {update.name!r} updates a variable with gradients that whale_tf did not see. Compute them with "
+            f"tf.gradients or a "
             "tf.compat.v1.train optimizer, after wh.init(); a tf.GradientTape in a graph and training steps imported from a "
-            "MetaGraph cannot be parallelized".format(update.name))
+            "MetaGraph cannot be parallelized")
     if state.plan is not None or state.config.auto.auto_parallel or capture_annotations.annotations_of(graph).items:
         raise PlanError(text)
     if len(state.cluster.devices) > 1:
@@ -404,7 +405,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     ) -> Any:
         if state.processes.is_chief:
             return state.termination.save(saver, original, session, save_path, global_step, *args, **kwargs)
-        return save_path if global_step is None else "{}-{}".format(save_path, step_value(session, global_step))
+        return save_path if global_step is None else f"{save_path}-{step_value(session, global_step)}"
 
     def add_event(original: Callable, event: Any) -> None:
         if state.processes.is_chief:

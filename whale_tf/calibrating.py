@@ -67,11 +67,11 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
         ClusterError: unknown type, or TensorFlow sees no such device here.
     """
     row = device_type(device)
-    places = ["/device:{}:{}".format(row.kind, number) for number in range(2)]
+    places = [f"/device:{row.kind}:{number}" for number in range(2)]
     machine = _Machine(row.kind, places, threads, repeat)
     count = machine.device_count()
     if row.kind == "GPU" and not count:
-        raise ClusterError("TensorFlow sees no GPU here, so {!r} cannot be measured; give --device CPU".format(row.name))
+        raise ClusterError(f"TensorFlow sees no GPU here, so {row.name!r} cannot be measured; give --device CPU")
     empty_s, launch_s = machine.launches()
     arithmetic, memory = machine.op_times(launch_s)
     links: Dict[str, Communicator] = {}
@@ -366,7 +366,7 @@ def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, 
 
 
 def _exchanged(threads: Threads, repeat: int) -> _Exchanged:
-    addresses = ["127.0.0.1:{}".format(port) for port in free_ports(2)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "whale_tf.calibrating", json.dumps([addresses, rank, list(threads), repeat])],
@@ -382,7 +382,7 @@ def _exchanged(threads: Threads, repeat: int) -> _Exchanged:
     for line in outputs[0].splitlines():
         if line.startswith(MARK):
             return _Exchanged(*json.loads(line[len(MARK):]))
-    raise ClusterError("collectives between two processes could not be measured: {}".format(outputs[0][-2000:]))
+    raise ClusterError(f"collectives between two processes could not be measured: {outputs[0][-2000:]}")
 
 
 def _ring_of_two(points: Sequence[Tuple[int, float]]) -> Communicator:

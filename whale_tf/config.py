@@ -164,8 +164,8 @@ class Config(_Section):
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:
         given = dict(values) if isinstance(values, Mapping) else values
         if given is not None and not isinstance(given, dict):
-            raise ConfigError('Config takes a dict such as {{"num_micro_batch": 8}}, got {!r}; Config.parse also reads '
-                              "JSON text and files".format(values))
+            raise ConfigError(f'Config takes a dict such as {{"num_micro_batch": 8}}, got {values!r}; Config.parse also reads '
+                              "JSON text and files")
         leaves = _flatten(dict(given or {}, **keys))
         try:
             super().__init__(**_nest(leaves))
@@ -237,9 +237,8 @@ def render_docs() -> str:
         "This page is generated: `python -m whale_tf.config > docs/config.md`.", "",
         "| key | also | values | default | meaning |", "| --- | --- | --- | --- | --- |"]
     for row in Config.table():
-        also = ", ".join("`{}`".format(alias) for alias in row.aliases)
-        lines.append("| `{}` | {} | {} | `{}` | {} |".format(
-            row.key, also, row.allowed, json.dumps(row.default), row.meaning))
+        also = ", ".join(f"`{alias}`" for alias in row.aliases)
+        lines.append(f"| `{row.key}` | {also} | {row.allowed} | `{json.dumps(row.default)}` | {row.meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -256,13 +255,13 @@ def _allowed(annotation: Any, minimum: Optional[int]) -> str:
         return "true or false"
     if annotation in (int, float):
         kind = "a whole number" if annotation is int else "a number"
-        return kind if minimum is None else "{} of at least {}".format(kind, minimum)
+        return kind if minimum is None else f"{kind} of at least {minimum}"
     if annotation is str:
         return "a name"
     if annotation is type(None):
         return "null"
     if members and all(isinstance(member, str) for member in members):
-        return " or ".join("`{}`".format(member) for member in members)
+        return " or ".join(f"`{member}`" for member in members)
     if getattr(annotation, "__origin__", None) is dict:
         return "an object of names"
     return ", or ".join(_allowed(member, minimum) for member in members)
@@ -295,7 +294,7 @@ def _canonical(key: str) -> str:
     known = list(_KEYS) + list(ALIASES)
     by_tail = {known_key.split(".")[-1]: known_key for known_key in reversed(known)}
     tail = nearest(key.split(".")[-1], by_tail)
-    hint = " Did you mean {!r}?".format(by_tail[tail]) if tail else ""
+    hint = f" Did you mean {by_tail[tail]!r}?" if tail else ""
     raise ConfigError("unknown config key {!r}.{} Known keys: {}".format(key, hint, ", ".join(known)))
 
 
@@ -308,8 +307,9 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
         if name == "pipeline.schedule" and isinstance(value, str):
             value = SCHEDULE_ALIASES.get(value, value)
         if name in leaves and (leaves[name] != value or type(leaves[name]) is not type(value)):
-            raise ConfigError("config keys {!r} and {!r} are the same thing but have different values, {!r} and {!r}; "
-                              "keep one".format(spelled[name], key, leaves[name], value))
+            raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same thing but have different "
+                              f"values, {leaves[name]!r} and {value!r}; "
+                              "keep one")
         leaves[name], spelled[name] = value, key
     return leaves
 

@@ -19,19 +19,19 @@ def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Di
         error: what is raised if there is no such file, or something else in it.
         fix: where such files come from, for a file that does not exist.
     """
-    text, origin = source, "the {}".format(what)
+    text, origin = source, f"the {what}"
     if not source.lstrip().startswith("{"):
-        origin = "{} file {!r}".format(what, source)
+        origin = f"{what} file {source!r}"
         if not os.path.isfile(source):
-            raise error("{} does not exist; {}".format(origin, fix))
+            raise error(f"{origin} does not exist; {fix}")
         with open(source, encoding="utf8") as handle:
             text = handle.read()
     try:
         value = json.loads(text)
     except ValueError as problem:
-        raise error("{} is not valid JSON: {}".format(origin, problem)) from None
+        raise error(f"{origin} is not valid JSON: {problem}") from None
     if not isinstance(value, dict):
-        raise error("{} holds {!r:.40}, expected an object".format(origin, value))
+        raise error(f"{origin} holds {value!r:.40}, expected an object")
     return value
 
 
@@ -45,5 +45,5 @@ def problems(error: ValidationError, whole: str) -> str:
     for item in error.errors():
         place, reason = ".".join(str(part) for part in item["loc"]), item["msg"].replace("Value error, ", "")
         value = " (got {!r:.80})".format(item.get("input")) if place or item["type"] != "value_error" else ""
-        found.append("{}: {}{}".format(place or whole, reason, value))
+        found.append(f"{place or whole}: {reason}{value}")
     return "; ".join(found)

@@ -57,4 +57,4 @@ def nearest(name: str, known: Iterable[str]) -> Optional[str]:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for a message's end, or an empty string."""
     match = nearest(name, known)
-    return " Did you mean {!r}?".format(match) if match else ""
+    return f" Did you mean {match!r}?" if match else ""

@@ -158,8 +158,9 @@ def _parallelize(
 def _check_one_process(processes: Processes) -> None:
     if processes.count > 1:
         raise ConfigError(
-            "auto_parallel and num_task_graph divide an un-annotated model inside one process, but there are {}; annotate the "
-            "model, or start one process that sees all devices".format(processes.count)
+            "auto_parallel and num_task_graph divide an un-annotated model inside one process, but there are "
+            f"{processes.count}; annotate the "
+            "model, or start one process that sees all devices"
         )
 
 

@@ -76,18 +76,16 @@ class TaskGraphPlan(_Value):
     @model_validator(mode="after")
     def _consistent(self) -> TaskGraphPlan:
         if self.strategy not in ("replicate", "split"):
-            raise ValueError("strategy is {!r}, expected 'replicate' or 'split'".format(self.strategy))
+            raise ValueError(f"strategy is {self.strategy!r}, expected 'replicate' or 'split'")
         if self.variables not in ("mirrored", "shared"):
-            raise ValueError("variables is {!r}, expected 'mirrored' or 'shared'".format(self.variables))
+            raise ValueError(f"variables is {self.variables!r}, expected 'mirrored' or 'shared'")
         if not self.devices or not self.devices[0]:
-            raise ValueError("TaskGraph {!r} has no devices".format(self.name))
+            raise ValueError(f"TaskGraph {self.name!r} has no devices")
         if any(len(row) != self.device_count for row in self.devices):
-            raise ValueError("TaskGraph {!r} has rows of different device counts: {}".format(self.name, self.devices))
+            raise ValueError(f"TaskGraph {self.name!r} has rows of different device counts: {self.devices}")
         if self.slices is not None and (len(self.slices) != self.device_count or min(self.slices) < 1):
             raise ValueError(
-                "TaskGraph {!r} needs {} slice sizes of at least 1, got {}".format(
-                    self.name, self.device_count, self.slices
-                )
+                f"TaskGraph {self.name!r} needs {self.device_count} slice sizes of at least 1, got {self.slices}"
             )
         return self
 
@@ -175,49 +173,43 @@ class Plan(_Value):
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
         if self.version != VERSION:
-            raise ValueError("plan version is {}, this whale_tf reads version {}".format(self.version, VERSION))
+            raise ValueError(f"plan version is {self.version}, this whale_tf reads version {VERSION}")
         if self.schedule not in ("backward_first", "gpipe"):
-            raise ValueError("schedule is {!r}, expected 'backward_first' or 'gpipe'".format(self.schedule))
+            raise ValueError(f"schedule is {self.schedule!r}, expected 'backward_first' or 'gpipe'")
         if self.init not in ("exact", "sharded"):
-            raise ValueError("init is {!r}, expected 'exact' or 'sharded'".format(self.init))
+            raise ValueError(f"init is {self.init!r}, expected 'exact' or 'sharded'")
         if self.nested_batch not in ("own", "divide"):
-            raise ValueError("nested_batch is {!r}, expected 'own' or 'divide'".format(self.nested_batch))
+            raise ValueError(f"nested_batch is {self.nested_batch!r}, expected 'own' or 'divide'")
         if not self.task_graphs:
             raise ValueError("the plan has no TaskGraph")
         if self.micro_batch_slices is not None and (
             len(self.micro_batch_slices) != self.num_micro_batch or min(self.micro_batch_slices) < 1
         ):
             raise ValueError(
-                "micro_batch_slices needs {} sizes of at least 1, got {}".format(
-                    self.num_micro_batch, self.micro_batch_slices
-                )
+                f"micro_batch_slices needs {self.num_micro_batch} sizes of at least 1, got {self.micro_batch_slices}"
             )
         for task_graph in self.task_graphs:
             if len(task_graph.devices) != self.num_model_replicas:
                 raise ValueError(
-                    "TaskGraph {!r} lists devices for {} model replicas, the plan has {}".format(
-                        task_graph.name, len(task_graph.devices), self.num_model_replicas
-                    )
+                    f"TaskGraph {task_graph.name!r} lists devices for {len(task_graph.devices)} model replicas, the "
+                    f"plan has {self.num_model_replicas}"
                 )
             for device in (d for row in task_graph.devices for d in row):
                 if not 0 <= device < self.num_devices:
                     raise ValueError(
-                        "TaskGraph {!r} uses device {}, the cluster has devices 0 to {}".format(
-                            task_graph.name, device, self.num_devices - 1
-                        )
+                        f"TaskGraph {task_graph.name!r} uses device {device}, the cluster has devices 0 to {self.num_devices - 1}"
                     )
         self._check_batch_parts()
         driven = sorted(device for part in self.processes for device in part)
         if self.processes and driven != list(range(self.num_devices)):
             raise ValueError(
-                "processes must list each of the devices 0 to {} once, got {}".format(self.num_devices - 1, self.processes)
+                f"processes must list each of the devices 0 to {self.num_devices - 1} once, got {self.processes}"
             )
         for bridge in self.bridges:
             if max(bridge.producer, bridge.consumer) >= len(self.task_graphs):
                 raise ValueError(
-                    "the bridge of {!r} names TaskGraph {}, the plan has {}".format(
-                        bridge.tensor, max(bridge.producer, bridge.consumer), len(self.task_graphs)
-                    )
+                    f"the bridge of {bridge.tensor!r} names TaskGraph {max(bridge.producer, bridge.consumer)}, the "
+                    f"plan has {len(self.task_graphs)}"
                 )
         return self
 
@@ -228,14 +220,15 @@ class Plan(_Value):
                 continue
             if number < len(whole) or task.batch_of >= len(whole) or whole[task.batch_of].strategy != "split":
                 raise ValueError(
-                    "TaskGraph {!r} (number {}) holds the batch part of TaskGraph {}, expected one of strategy 'split' before "
-                    "it, and no whole TaskGraph after it".format(task.name, number, task.batch_of))
+                    f"TaskGraph {task.name!r} (number {number}) holds the batch part of TaskGraph {task.batch_of}, "
+                    f"expected one of strategy 'split' before "
+                    "it, and no whole TaskGraph after it")
             split = whole[task.batch_of]
             if task.strategy != "replicate" or task.devices != split.devices or task.warmup != split.warmup:
                 raise ValueError(
-                    "TaskGraph {!r} holds the batch part of {!r} and so needs strategy 'replicate', its devices {} and warmup "
-                    "{}; it has {!r}, {} and {}".format(task.name, split.name, split.devices, split.warmup, task.strategy,
-                                                       task.devices, task.warmup))
+                    f"TaskGraph {task.name!r} holds the batch part of {split.name!r} and so needs strategy "
+                    f"'replicate', its devices {split.devices} and warmup "
+                    f"{split.warmup}; it has {task.strategy!r}, {task.devices} and {task.warmup}")
 
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=indent)

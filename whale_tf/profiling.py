@@ -62,13 +62,13 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
         measure = device_type(measure).name
     if path.endswith((".pb", ".meta")):
         if measure is not None:
-            raise PlanError("{!r} has no input pipeline to run it with; measure a script".format(path))
+            raise PlanError(f"{path!r} has no input pipeline to run it with; measure a script")
         model = read_model_file(path)
         named = {model.ops.tensor_name(tensor): dim for tensor, dim in model.sources.items()}
         chain = file_chain(model, static_batch(model.ops, named) or batch)
         return Profiled(graph_profile(chain, Source(name, model.ops.fingerprint())))
     if not path.endswith(".py") or not os.path.isfile(path):
-        raise PlanError("{!r} is no script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one".format(path))
+        raise PlanError(f"{path!r} is no script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one")
     observer = _Profiler(batch, name, measure)
     _run_script(path, arguments, observer)
     if observer.profile is None:
@@ -96,8 +96,8 @@ def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) 
     _run_script(path, (), planner)
     if planner.found is None:
         raise PlanError(
-            "{!r} ended without finalizing or running a graph with an optimizer's update (tf.compat.v1.train, minimize or "
-            "apply_gradients), so there is nothing to plan".format(path))
+            f"{path!r} ended without finalizing or running a graph with an optimizer's update (tf.compat.v1.train, minimize or "
+            "apply_gradients), so there is nothing to plan")
     _check_batch(path, planner.found.result.global_batch, batch)
     return planner.found
 
@@ -129,7 +129,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     try:
         divided: Union[Automatic, str] = automatic(question, cluster)
     except InfeasibleError as error:
-        divided = "rhino: no candidate: {}".format(error)
+        divided = f"rhino: no candidate: {error}"
     try:
         choice = search_plan(chain, source, cluster, config)
     except InfeasibleError as error:
@@ -146,8 +146,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
 
 def _check_batch(path: str, known: int, batch: int) -> None:
     if known != batch:
-        raise PlanError("the mini-batches of {!r} have {} examples, the batch to plan for is {}; give {}".format(
-            path, known, batch, known))
+        raise PlanError(f"the mini-batches of {path!r} have {known} examples, the batch to plan for is {batch}; give {known}")
 
 
 class _Profiler(api.Observer):

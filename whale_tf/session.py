@@ -121,10 +121,9 @@ class Fetches:
         for feed in feeds:
             if feed.name in self._replaced:
                 raise UnsupportedOpError(
-                    "tensor {!r} is fed, but sync_batch_norm or wh.split has put other ops in the place of {!r}; do without "
-                    "these, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)".format(
-                        feed.name, feed.op.name
-                    )
+                    f"tensor {feed.name!r} is fed, but sync_batch_norm or wh.split has put other ops in the place of "
+                    f"{feed.op.name!r}; do without "
+                    "these, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
                 )
         parts = [self._successors(fetch) for fetch in fetches]
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
@@ -133,10 +132,9 @@ class Fetches:
         for feed in feeds:
             if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
                 raise UnsupportedOpError(
-                    "tensor {!r} is fed in a run that trains in parallel, but it is computed inside the parallel region, once "
-                    "for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)".format(
-                        feed.name
-                    )
+                    f"tensor {feed.name!r} is fed in a run that trains in parallel, but it is computed inside the "
+                    f"parallel region, once "
+                    "for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
                 )
         writes = self._runs.writes(_op_of(part) for group in parts for part in group) if self._shared else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
@@ -222,7 +220,7 @@ class Fetches:
         context.edit = rewritten.nodes.edit = StagedEdit(self._graph)
         if isinstance(fetch, tf.Operation):
             home = context.home(context.graph.op(fetch.name))
-            clones = ["{}/{}".format(context.scope(clone), fetch.name) for clone in context.clones(home)]
+            clones = [f"{context.scope(clone)}/{fetch.name}" for clone in context.clones(home)]
             name = rewritten.nodes.no_op(context.name("all", fetch.name), "", clones)
         else:
             name = rewritten.merge.whole(context.graph.tensor(fetch.name))

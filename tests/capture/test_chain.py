@@ -74,7 +74,7 @@ def test_published_flops_and_parameters(module: Any, config: Any, flops: float, 
 def test_layers_of_bert_large_are_its_encoder_layers() -> None:
     profile = published(bert, bert.BertConfig.large())
     layers = [layer for layer in profile.layers if layer.name.startswith("layer_")]
-    assert [layer.name for layer in layers] == ["layer_{}".format(i) for i in range(24)]
+    assert [layer.name for layer in layers] == [f"layer_{i}" for i in range(24)]
     assert {layer.forward_flops for layer in layers} == {24 * 512 * 1024 ** 2 + 4 * 512 ** 2 * 1024}
     assert {layer.output_bytes for layer in layers} == {4 * 512 * 1024}
     assert len(profile.layers) < 32
@@ -112,7 +112,7 @@ def test_what_needs_no_variable_moves_to_its_reader() -> None:
         labels = v1.square(v1.placeholder("float32", [8, 4], name="y"), name="labels")
         h = x
         for i in range(3):
-            h = v1.tanh(v1.matmul(h, v1.get_variable("w{}".format(i), [4, 4])), name="h{}".format(i))
+            h = v1.tanh(v1.matmul(h, v1.get_variable(f"w{i}", [4, 4])), name=f"h{i}")
         return v1.reduce_mean(v1.squared_difference(h, labels), name="loss")
 
     chain, _ = chain_of_model(build, 8)

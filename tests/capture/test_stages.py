@@ -32,8 +32,8 @@ def towers() -> Any:
     for name, widths in (("left", (64, 8, 64, 64)), ("right", (64, 64, 8, 64))):
         h = v1.placeholder("float32", [32, 64], name=name + "_x")
         for i, width in enumerate(widths):
-            w = v1.get_variable("{}/w{}".format(name, i), [h.shape[1], width])
-            h = v1.nn.relu(v1.matmul(h, w, name="{}/product{}".format(name, i)))
+            w = v1.get_variable(f"{name}/w{i}", [h.shape[1], width])
+            h = v1.nn.relu(v1.matmul(h, w, name=f"{name}/product{i}"))
         ends.append(h)
     return v1.reduce_sum(ends[0] + ends[1])
 
@@ -52,7 +52,7 @@ def test_branches_stay_apart_and_are_cut_where_each_is_narrow() -> None:
     names = [{chain.graph.ops[op].name for segment in segments for op in chain.ops[segment]} for segments in units.segments]
     stage = {name: found.of[unit] for unit, members in enumerate(names) for name in members if "product" in name}
     for tower in ("left", "right"):
-        stages = [stage["{}/product{}".format(tower, i)] for i in range(4)]
+        stages = [stage[f"{tower}/product{i}"] for i in range(4)]
         assert stages == sorted(stages)
 
 

@@ -23,8 +23,8 @@ def script(stages: Any) -> Tuple[Any, Any, Dict[Any, np.ndarray]]:
     hidden = x
     for number, scope in enumerate(stages):
         with scope():
-            weight = tf.get_variable("w{}".format(number), initializer=np.eye(WIDTH, dtype="float32"), use_resource=True)
-            hidden = tf.tanh(tf.matmul(hidden, weight, name="product{}".format(number)))
+            weight = tf.get_variable(f"w{number}", initializer=np.eye(WIDTH, dtype="float32"), use_resource=True)
+            hidden = tf.tanh(tf.matmul(hidden, weight, name=f"product{number}"))
             if number == len(stages) - 1:
                 loss = tf.reduce_mean(hidden * hidden)
     return loss, tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss), {x: np.ones([BATCH, WIDTH], "float32")}
@@ -60,7 +60,7 @@ def test_every_product_of_the_simulation_runs_in_the_plan(name: str) -> None:
         loss, update, feed = script([lambda: tf.name_scope("") for _ in scopes()])
         local = executed(traced(loss, update, feed, 1))
     with tf.Graph().as_default():
-        wh.init(config, cluster="cpu:{}".format(devices))
+        wh.init(config, cluster=f"cpu:{devices}")
         try:
             loss, update, feed = script(scopes())
             plan = wh.parallelize()
@@ -71,7 +71,7 @@ def test_every_product_of_the_simulation_runs_in_the_plan(name: str) -> None:
             assert all("control_dependency" in op.name for op in waiting) and len(waiting) >= 2 and devices == 2
         finally:
             wh.shutdown()
-    found = Simulator(Cluster.parse("cpu:{}".format(devices))).run_step(plan, step)
+    found = Simulator(Cluster.parse(f"cpu:{devices}")).run_step(plan, step)
     names = [found.program.instructions[number].name for number, lane in zip(found.graph.instruction, found.graph.lane)
              if lane == COMPUTATION]  # fmt: skip
     predicted = collections.Counter(one for one in names if _counts(one))

@@ -68,7 +68,7 @@ def test_the_plan_of_a_script_runs(tmp_path: Any, monkeypatch: Any, search: str,
     made = Plan.parse(output)
     assert made.estimate.search == value["search"] and bool(made.shards) == (kind == "hybrid")
     local = losses_of(script, tmp_path / "losses", monkeypatch)
-    whale = "import whale_tf as wh\nwh.init({{}}, cluster={!r}, plan={!r})".format(machines, output)
+    whale = f"import whale_tf as wh\nwh.init({{}}, cluster={machines!r}, plan={output!r})"
     parallel = losses_of(write(tmp_path / "parallel.py", whale), tmp_path / "parallel", monkeypatch)
     used = wh.current_plan()
     assert used is not None and used.task_graphs == made.task_graphs and used.shards == made.shards
@@ -79,7 +79,7 @@ def test_the_plan_of_a_script_runs(tmp_path: Any, monkeypatch: Any, search: str,
 def test_the_plan_is_the_one_that_auto_parallel_makes(tmp_path: Any, monkeypatch: Any) -> None:
     machines, output = cluster(tmp_path / "cluster.json", FAST_LINKS), str(tmp_path / "plan.json")
     assert plan(write(tmp_path / "train.py"), machines, "rhino", "-o", output).exit_code == 0
-    whale = "import whale_tf as wh\nwh.init({{'auto_parallel': 'rhino'}}, cluster={!r})".format(machines)
+    whale = f"import whale_tf as wh\nwh.init({{'auto_parallel': 'rhino'}}, cluster={machines!r})"
     losses_of(write(tmp_path / "auto.py", whale), tmp_path / "losses", monkeypatch)
     used = wh.current_plan()
     made = Plan.parse(output)

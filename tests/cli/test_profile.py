@@ -46,7 +46,7 @@ def test_a_script_is_profiled_and_not_trained(tmp_path: Any, whale: str) -> None
     assert sum(layer.backward_flops or 0.0 for layer in profile.layers) == backward * 2 * 6 * 6
     assert profile.parameter_bytes == 4 * 4 * 36
     assert "h3" in [op for layer in profile.layers for op in layer.ops]
-    assert "all" in result.output and "{:,}".format(4 * 36) in result.output
+    assert "all" in result.output and f"{4 * 36:,}" in result.output
 
 
 def losses_of(script: str, output: Any, monkeypatch: Any) -> List[float]:

@@ -156,5 +156,5 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    with open("/proc/{}/stat".format(pid)) as handle:
+    with open(f"/proc/{pid}/stat") as handle:
         return handle.read().split()[2] != "Z"

@@ -54,7 +54,7 @@ def test_links_agree_with_paths(cluster: Cluster) -> None:
             assert link.name in {resource.name for resource in resources}
             assert cluster.bandwidth(a, b) == cluster.bandwidth(b, a) and cluster.latency(a, b) == link.latency_s
             assert {name.split("/")[0] for name in path} == {
-                "node{}".format(cluster.devices[device].node) for device in (a, b)}
+                f"node{cluster.devices[device].node}" for device in (a, b)}
 
 
 @pytest.mark.slow

@@ -90,9 +90,9 @@ class TestSlurm:
     @given(st.integers(0, 150), st.integers(0, 30), st.integers(1, 4))
     def test_ranges_expand(self, first: int, count: int, width: int) -> None:
         last = first + count
-        hosts = expand_host_list("n[{}-{}]-ib,x".format(str(first).zfill(width), str(last).zfill(width)))
+        hosts = expand_host_list(f"n[{str(first).zfill(width)}-{str(last).zfill(width)}]-ib,x")
         width = len(str(first).zfill(width))
-        assert hosts == tuple("n{}-ib".format(str(k).zfill(width)) for k in range(first, last + 1)) + ("x",)
+        assert hosts == tuple(f"n{str(k).zfill(width)}-ib" for k in range(first, last + 1)) + ("x",)
 
     def test_two_brackets(self) -> None:
         assert expand_host_list("r[1-2]n[3,5]") == ("r1n3", "r1n5", "r2n3", "r2n5")

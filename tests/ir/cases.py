@@ -115,7 +115,7 @@ def contractions() -> List[Case]:
     for ta in (False, True):
         for tb in (False, True):
             a, b = real(*((5, 4) if ta else (4, 5))), real(*((3, 5) if tb else (5, 3)))
-            cases.append(Case("MatMul-{}{}".format(int(ta), int(tb)), lambda x, y, ta=ta, tb=tb: raw.MatMul(
+            cases.append(Case(f"MatMul-{int(ta)}{int(tb)}", lambda x, y, ta=ta, tb=tb: raw.MatMul(
                 a=x, b=y, transpose_a=ta, transpose_b=tb), [a, b]))
     cases += [
         Case("BatchMatMul", lambda x, y: raw.BatchMatMul(x=x, y=y, adj_y=True), [real(2, 3, 4, 5), real(2, 3, 6, 5)]),
@@ -138,7 +138,7 @@ def reductions() -> List[Case]:
     cases = []
     for name in ("Sum", "Mean", "Max", "Min", "Prod"):
         for keep in (False, True):
-            cases.append(Case("{}-{}".format(name, keep), lambda x, a, name=name, keep=keep: getattr(raw, name)(
+            cases.append(Case(f"{name}-{keep}", lambda x, a, name=name, keep=keep: getattr(raw, name)(
                 input=x, axis=a, keep_dims=keep), [real(3, 4, 5), ints(0, -1)], (1,)))
     for name in ("Any", "All"):
         cases.append(Case(name, lambda x, a, name=name: getattr(raw, name)(input=x, axis=a), [real(3, 4) > 1, ints(0)], (1,)))

@@ -84,9 +84,9 @@ class Emulation:
             op = self.ops.ops[op_id]
             node = self.definition.node.add()
             node.CopyFrom(self.nodes[op.name])
-            node.name = "clone{}/{}".format(i, op.name)
+            node.name = f"clone{i}/{op.name}"
             if "frame_name" in node.attr:
-                node.attr["frame_name"].s += "_clone{}".format(i).encode()
+                node.attr["frame_name"].s += f"_clone{i}".encode()
             if "_class" in node.attr:
                 del node.attr["_class"]
             self._clone_bodies(op_id, node, i)
@@ -98,7 +98,7 @@ class Emulation:
                     node.attr[key].shape.CopyFrom(tf.TensorShape(shape).as_proto())
             del node.input[:]
             inputs = [self._operand(op_id, position, i) for position in range(len(op.inputs))]
-            controls = ["^" + ("clone{}/".format(i) if self._is_cloned(c) else "") + self.ops.ops[c].name
+            controls = ["^" + (f"clone{i}/" if self._is_cloned(c) else "") + self.ops.ops[c].name
                         for c in op.control_inputs if c in set(self.needed)]
             node.input.extend(inputs + controls)
 
@@ -131,7 +131,7 @@ class Emulation:
             result = next((r for r in function.signature.output_arg if r.name + "_retval" == op.name), None)
             edge = function.ret[result.name] if result is not None else nodes[op.name].input[position]
             for k, step in enumerate(steps):
-                edge = self._body_step(function, axis, op.inputs[position], edge, step, i, "{}_{}_{}".format(op.name, position, k))
+                edge = self._body_step(function, axis, op.inputs[position], edge, step, i, f"{op.name}_{position}_{k}")
             if result is not None:
                 function.ret[result.name] = edge
             else:
@@ -173,7 +173,7 @@ class Emulation:
         node.input.extend(inputs)
         for key, value in attrs.items():
             node.attr[key].type = value.as_datatype_enum
-        return "{}:{}:0".format(node.name, output)
+        return f"{node.name}:{output}:0"
 
     def _name(self, tensor: int, i: int) -> str:
         record_ = self.ops.tensors[tensor]
@@ -181,12 +181,12 @@ class Emulation:
         if tensor in self.axis.sources:
             return self._slice(name, record_.dtype, i, Slice(self.axis.sources[tensor]),
                                "clone{}/source/{}".format(i, name.replace(":", "_")), None)
-        return "clone{}/{}".format(i, name) if self._is_cloned(record_.op) else name
+        return f"clone{i}/{name}" if self._is_cloned(record_.op) else name
 
     def _operand(self, op_id: int, position: int, i: int) -> str:
         op = self.ops.ops[op_id]
         tensor = op.inputs[position]
-        prefix = "clone{}/edge/{}/{}".format(i, op.name, position)
+        prefix = f"clone{i}/edge/{op.name}/{position}"
         dtype = tf.as_dtype(self.ops.tensors[tensor].dtype.replace("_ref", ""))
         localise = self.axis.localise.get((op_id, position))
         if localise is not None:
@@ -196,7 +196,7 @@ class Emulation:
             return self._const(prefix, np.reshape(values, [] if shape == () else [-1]), dtype, self._name(tensor, i))
         name = self._name(tensor, i)
         for k, step in enumerate(self.axis.conversions.get((op_id, position), ())):
-            where = "{}/{}".format(prefix, k)
+            where = f"{prefix}/{k}"
             if isinstance(step, Slice):
                 name = self._slice(name, dtype.name, i, step, where, tensor)
             elif isinstance(step, Scale):
@@ -219,8 +219,8 @@ class Emulation:
         for j, part in enumerate(self.parts):
             name = self._name(tensor, j)
             if step.power:
-                weight = self._const("{}/{}/w".format(where, j), (part / self.batch) ** step.power, dtype)
-                name = self._add("{}/{}".format(where, j), "Mul", [name, weight], T=dtype)
+                weight = self._const(f"{where}/{j}/w", (part / self.batch) ** step.power, dtype)
+                name = self._add(f"{where}/{j}", "Mul", [name, weight], T=dtype)
             terms.append(name)
         if step.kind == "sum":
             name = self._add(where, "AddN", terms, T=dtype, N=len(terms))
@@ -239,8 +239,8 @@ class Emulation:
         pieces = []
         for k, length in enumerate(step.blocks):
             first = start + length * sum(self.parts[:i])
-            index = self._const("{}/{}/rows".format(where, k), list(range(first, first + length * self.parts[i])), tf.int32)
-            pieces.append(self._add("{}/{}".format(where, k), "GatherV2", [name, index, axis], Tparams=kind,
+            index = self._const(f"{where}/{k}/rows", list(range(first, first + length * self.parts[i])), tf.int32)
+            pieces.append(self._add(f"{where}/{k}", "GatherV2", [name, index, axis], Tparams=kind,
                                     Tindices=tf.int32, Taxis=tf.int32))
             start += length * self.batch
         self.made[where] = self._add(where, "ConcatV2", pieces + [axis], N=len(pieces), T=kind, Tidx=tf.int32) if (

@@ -35,7 +35,7 @@ class Growing:
         values = interpreter.OPS[type_](_Draft(attrs or {}, fields.get("value")), [self.values[t] for t in inputs])
         grows = any(self.rows[t] for t in inputs)
         outputs = [(self._shape(v, grows), str(np.asarray(v).dtype)) for v in values]
-        op = self.graph.add("{}_{}".format(type_.lower(), op_id), type_, inputs, outputs, attrs=attrs or {}, **fields)
+        op = self.graph.add(f"{type_.lower()}_{op_id}", type_, inputs, outputs, attrs=attrs or {}, **fields)
         for tensor, value in zip(op.outputs, values):
             self.values[tensor] = np.asarray(value)
             self.rows[tensor] = grows
@@ -54,7 +54,7 @@ class Growing:
         return tensor
 
     def leaf(self, type_: str, value: np.ndarray, is_source: bool) -> int:
-        op = self.graph.add("{}_{}".format(type_.lower(), len(self.graph.ops)), type_)
+        op = self.graph.add(f"{type_.lower()}_{len(self.graph.ops)}", type_)
         shape = self._shape(value, is_source)
         self.graph.tensors.append(_tensor(op.id, shape, str(value.dtype)))
         op.outputs = (len(self.graph.tensors) - 1,)

@@ -17,7 +17,7 @@ class Draft:
 
     def op(self, type_: str, inputs: Sequence[int] = (), *shapes: Shape, dtype: str = "float32", name: Optional[str] = None,
            attrs: Optional[Dict[str, Any]] = None, value: Any = None) -> int:
-        made = self.graph.add(name or "{}_{}".format(type_.lower(), len(self.graph.ops)), type_, inputs,
+        made = self.graph.add(name or f"{type_.lower()}_{len(self.graph.ops)}", type_, inputs,
                               [(shape, dtype) for shape in shapes], attrs=attrs, value=value)
         return made.outputs[0] if made.outputs else -1
 

@@ -131,7 +131,7 @@ def unrolled(x: tf.Tensor) -> tf.Tensor:
     state = tf.zeros([tf.shape(x)[0], 4], F)
     states = []
     for step in tf.unstack(x, axis=1):
-        state = tf.tanh(dense(tf.concat([step, state], 1), 4, "cell{}".format(len(states))))
+        state = tf.tanh(dense(tf.concat([step, state], 1), 4, f"cell{len(states)}"))
         states.append(state)
     return tf.reduce_mean(tf.stack(states, 1)) + tf.reduce_mean(tf.square(tf.split(state, 2, axis=1)[0]))
 

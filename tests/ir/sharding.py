@@ -44,7 +44,7 @@ class Run:
         self.arrays = [np.asarray(a) for a in case.arrays]
         with tf.Graph().as_default() as graph:
             tensors = [
-                tf.constant(a) if i in case.fixed else tf.placeholder(a.dtype, a.shape, name="operand{}".format(i))
+                tf.constant(a) if i in case.fixed else tf.placeholder(a.dtype, a.shape, name=f"operand{i}")
                 for i, a in enumerate(self.arrays)
             ]
             made = case.build(*tensors)
@@ -75,16 +75,16 @@ class Run:
         number = len(self.fetches)
         node = self.definition.node.add()
         node.CopyFrom(self.node)
-        node.name = "run{}".format(number)
+        node.name = f"run{number}"
         del node.input[:]
         for i, operand in enumerate(operands):
             constant = self.definition.node.add()
-            constant.name, constant.op = "run{}/operand{}".format(number, i), "Const"
+            constant.name, constant.op = f"run{number}/operand{i}", "Const"
             constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(operand))
             constant.attr["dtype"].type = constant.attr["value"].tensor.dtype
             node.input.append(constant.name)
         wanted = self.case.outputs if self.case.outputs is not None else range(len(self.op.outputs))
-        self.fetches.append(["{}:{}".format(node.name, i) for i in wanted])
+        self.fetches.append([f"{node.name}:{i}" for i in wanted])
         return number
 
     def run(self) -> List[List[np.ndarray]]:
@@ -164,7 +164,7 @@ def check_factors(case: Case) -> List[str]:
         for k, output in enumerate(wanted):
             parts = [results[n][k] for n in numbers]
             merged = merge(parts, rule.outputs[output], sizes, factor, kind, lengths)
-            np.testing.assert_allclose(merged, results[whole][k], err_msg="{} along {}".format(case.name, factor),
+            np.testing.assert_allclose(merged, results[whole][k], err_msg=f"{case.name} along {factor}",
                                        rtol=tolerance(parts[0]), atol=tolerance(parts[0]))
     return [plan[0] for plan in plans]
 
@@ -213,11 +213,11 @@ def check_roles(case: Case) -> None:
         other = {i: random.uniform(0.5, 2.0, run.operand_arrays[i].shape).astype(run.operand_arrays[i].dtype) for i in group}
         second = run.add([other.get(i, a) for i, a in enumerate(run.operand_arrays)])
         both = run.add([(2.0 * a + other[i]).astype(a.dtype) if i in other else a for i, a in enumerate(run.operand_arrays)])
-        checks.append(("linear in {}".format(group), [second, both], 2.0))
+        checks.append((f"linear in {group}", [second, both], 2.0))
     for i, role in enumerate(roles):
         if role == "d" and run.operand_arrays[i].dtype.kind == "f":
             half = run.add([a * 2.0 if k == i else a for k, a in enumerate(run.operand_arrays)])
-            checks.append(("inverse in {}".format(i), [half], 0.5))
+            checks.append((f"inverse in {i}", [half], 0.5))
     results = run.run()
     for text, numbers, factor in checks:
         for k in range(len(results[whole])):
@@ -227,5 +227,5 @@ def check_roles(case: Case) -> None:
                 actual = results[numbers[1]][k]
             else:
                 expected, actual = base * factor, results[numbers[0]][k]
-            np.testing.assert_allclose(actual, expected, err_msg="{} {}".format(case.name, text),
+            np.testing.assert_allclose(actual, expected, err_msg=f"{case.name} {text}",
                                        rtol=tolerance(base), atol=tolerance(base))

@@ -82,11 +82,11 @@ def test_every_op_type_has_a_rule_and_sources_are_found(index: int) -> None:
     view = View(ops)
     refused: Dict[str, str] = {}
     for op in ops.ops:
-        assert op.type in RULES, "no rule for {}".format(op.type)
+        assert op.type in RULES, f"no rule for {op.type}"
         try:
             rule = rule_for(op, ops, view)
         except NoRule as reason:
-            refused[op.type] = "{}: {}".format(op.name, reason)
+            refused[op.type] = f"{op.name}: {reason}"
             continue
         assert (len(rule.inputs), len(rule.roles), len(rule.outputs)) == (len(op.inputs), len(op.inputs), len(op.outputs)), op
     if "While" not in " ".join(op.type for op in ops.ops) and not any(op.type == "Enter" for op in ops.ops):

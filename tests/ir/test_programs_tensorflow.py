@@ -39,8 +39,7 @@ def check(program: Program, batch: Optional[int], resource: bool = False, everyt
     tolerance = 1e-5 if program.name in FLOAT32 else 1e-9
     assert len(found) > 1 and not emulation.axis.inexact
     for tensor, expected, actual in zip(emulation.fetches, whole, merged):
-        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * 1e-2, err_msg="{} ({})".format(
-            emulation.ops.tensor_name(tensor), emulation.axis.layout(tensor)))
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * 1e-2, err_msg=f"{emulation.ops.tensor_name(tensor)} ({emulation.axis.layout(tensor)})")
     return emulation
 
 

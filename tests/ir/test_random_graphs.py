@@ -31,7 +31,7 @@ def check(draw: generator.Draw, parts: List[int], steps: int = 25) -> float:
             continue
         compared += 1
         np.testing.assert_allclose(merged[tensor], grown.values[tensor], rtol=1e-9, atol=1e-9,
-                                   err_msg="{} ({})".format(grown.graph.tensor_name(tensor), axis.layout(tensor)))
+                                   err_msg=f"{grown.graph.tensor_name(tensor)} ({axis.layout(tensor)})")
     return compared / max(1, len(divided))
 
 

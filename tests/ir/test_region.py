@@ -27,7 +27,7 @@ class Drawing:
         self.op(name + "/merge", "Merge", [name + "/enter"], phase)
         last = self.op(name + "/switch", "Switch", [name + "/merge"], phase).name
         for part in body:
-            last = self.op("{}/{}".format(name, part), "Tanh", [last], phase).name
+            last = self.op(f"{name}/{part}", "Tanh", [last], phase).name
         self.close(name, last, phase)
 
     def close(self, name: str, last: str, phase: Phase = Phase.FORWARD) -> None:

@@ -96,7 +96,7 @@ def test_multi_head_attention(graph: tf.Graph) -> None:
     y = layers.multi_head_attention(x, x, 2, "attention", stddev=0.5)
     names = ["query", "key", "value", "output"]
     kernels = [v for v in tf.trainable_variables() if v.op.name.endswith("kernel")]
-    assert [v.op.name for v in kernels] == ["attention/{}/kernel".format(name) for name in names]
+    assert [v.op.name for v in kernels] == [f"attention/{name}/kernel" for name in names]
     got, *weights = _value(y, *kernels)
     query, key, value = [(BLOCK @ w).reshape([3, 5, 2, 2]).transpose([0, 2, 1, 3]) for w in weights[:3]]
     context = _softmax(query @ key.transpose([0, 1, 3, 2]) / math.sqrt(2.0)) @ value

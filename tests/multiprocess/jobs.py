@@ -59,7 +59,7 @@ class Job(NamedTuple):
     @property
     def cluster(self) -> Any:
         if not self.speeds:
-            return "{}xcpu:{}".format(self.workers, self.devices)
+            return f"{self.workers}xcpu:{self.devices}"
         return described([(speed, 1024) for speed in self.speeds for _ in range(self.devices)])
 
     @property
@@ -204,8 +204,8 @@ def main() -> None:
     outcomes = []
     for number, job in enumerate(jobs):
         print("job:", job, flush=True)
-        outcomes.append(in_process(job, rank, "job{}".format(number)))
-    with open("{}.{}".format(path, rank), "wb") as handle:
+        outcomes.append(in_process(job, rank, f"job{number}"))
+    with open(f"{path}.{rank}", "wb") as handle:
         pickle.dump(outcomes, handle)
 
 

@@ -41,14 +41,14 @@ class Process:
         try:
             self.status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError("not ended within {} s:\n{}".format(timeout_s, self.output))
+            raise AssertionError(f"not ended within {timeout_s} s:\n{self.output}")
         return self.status
 
     def wait_for(self, text: str, timeout_s: float) -> None:
         limit = time.monotonic() + timeout_s
         while text not in self.output:
-            assert self._process.poll() is None, "ended before {!r}:\n{}".format(text, self.output)
-            assert time.monotonic() < limit, "no {!r} within {} s:\n{}".format(text, timeout_s, self.output)
+            assert self._process.poll() is None, f"ended before {text!r}:\n{self.output}"
+            assert time.monotonic() < limit, f"no {text!r} within {timeout_s} s:\n{self.output}"
             time.sleep(0.1)
 
     def send(self, number: int) -> None:

@@ -33,7 +33,7 @@ def run_jobs(path: str, jobs: Sequence[Job], launcher: Sequence[str] = WHALE_RUN
         assert run.wait(60 + 10 * len(jobs)) == 0, run.output
     found = []
     for rank in range(jobs[0].graphs):
-        with open("{}.{}".format(path, rank), "rb") as handle:
+        with open(f"{path}.{rank}", "rb") as handle:
             found.append(pickle.load(handle))
     return [list(outcomes) for outcomes in zip(*found)]
 
@@ -68,7 +68,7 @@ def check(jobs: Sequence[Job], path: str, launcher: Sequence[str] = WHALE_RUN) -
         found = differing(job, outcomes)
         if found:
             wrong[job] = found
-    assert not wrong, "differs from the local script: {}".format(wrong)
+    assert not wrong, f"differs from the local script: {wrong}"
 
 
 def differing(job: Job, found: List[Outcome]) -> List[str]:

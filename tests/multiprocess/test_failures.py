@@ -61,7 +61,7 @@ def test_a_killed_process_ends_the_other(starter: Starter, victim: int, more: Di
     both[victim].send(signal.SIGKILL)
     survivor = both[1 - victim]
     assert survivor.wait(BOUND_S) in (1, EXIT_STATUS), survivor.output
-    assert "process {} (127.0.0.1:".format(victim) in survivor.output and "has ended" in survivor.output, survivor.output
+    assert f"process {victim} (127.0.0.1:" in survivor.output and "has ended" in survivor.output, survivor.output
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_port_that_is_taken(starter: Starter) -> None:
         taken.listen(1)
         process = chief(*SCRIPT, "3")
         assert process.wait(START_S) == 1
-    assert "of this process' address {} is taken".format(address) in process.output, process.output
+    assert f"of this process' address {address} is taken" in process.output, process.output
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_sigterm_saves_first(starter: Starter, tmp_path: Any, more: Dict[str, st
     assert "ProcessLostError" not in run.output and "does not answer" not in run.output, run.output
     trained = losses(run.output)
     last = tf.train.latest_checkpoint(str(tmp_path))
-    assert re.search("SIGTERM: saved {};".format(last), run.output), run.output
+    assert re.search(f"SIGTERM: saved {last};", run.output), run.output
     assert int(last.split("-")[-1]) in (len(trained), len(trained) + 1)  # the last step may not have come to print its loss
     if more:
         return
@@ -141,7 +141,7 @@ def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_p
                      for name in ("a", "b")]
     chance = random.Random(KILLS)
     for attempt in range(KILLS):
-        started = "starting all processes again ({} of".format(attempt) if attempt else ""
+        started = f"starting all processes again ({attempt} of" if attempt else ""
         broken.wait_for(started, START_S)
 
         def output(started: str = started) -> str:
@@ -157,7 +157,7 @@ def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_p
         wait_until(lambda: not any(map(alive, processes)), BOUND_S, broken)
     for run in (whole, broken):
         assert run.wait(START_S + 4 * steps * pause_s) == 0, run.output
-    assert "({} of {})".format(KILLS, KILLS) in broken.output and "starting all processes again" not in whole.output
+    assert f"({KILLS} of {KILLS})" in broken.output and "starting all processes again" not in whole.output
     expected = losses(whole.output)
     assert set(losses(broken.output)) == set(expected) == set(range(steps))
     for step, loss in printed(broken.output):
@@ -172,11 +172,11 @@ def pids(output: str) -> List[int]:
 
 
 def alive(pid: int) -> bool:
-    return os.path.exists("/proc/{}".format(pid))
+    return os.path.exists(f"/proc/{pid}")
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float, process: Process) -> None:
     limit = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < limit, "not within {} s:\n{}".format(limit_s, process.output)
+        assert time.monotonic() < limit, f"not within {limit_s} s:\n{process.output}"
         time.sleep(0.05)

@@ -55,7 +55,7 @@ def main(steps: int, directory: str) -> None:
             if os.environ.get("FULL_AT") == str(number) and rank == 0:
                 fill_disk(os.path.join(directory, "was_full"))
             time.sleep(float(os.environ.get("PAUSE", "0")))
-            print("step {} loss {!r}".format(number, float(value)), flush=True)
+            print(f"step {number} loss {float(value)!r}", flush=True)
     print("finished", flush=True)
 
 

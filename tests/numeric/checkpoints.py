@@ -23,7 +23,7 @@ def train_half(case: Case, setting: Setting, first: int, restore: str = "", save
         scopes: an annotation for each stage.
     """
     if devices:
-        wh.init(config, cluster="cpu:{}".format(devices))
+        wh.init(config, cluster=f"cpu:{devices}")
     try:
         with tf.Graph().as_default(), tf.variable_scope("", use_resource=setting.resource):
             inputs, feeds = source(case.examples(sum(case.sizes), setting.dtype), case.sizes, setting)

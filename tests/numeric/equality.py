@@ -51,7 +51,7 @@ def local_outcome(name: str, setting: Setting, model_replicas: int) -> Outcome:
 
 def run_parallel(case: Case, setting: Setting, parallel: Parallel) -> Outcome:
     """The same script with ``wh.init`` before it and ``wh.replicate`` around its stages."""
-    wh.init(dict(parallel.config(), **(case.config or {})), cluster="cpu:{}".format(parallel.shape.devices))
+    wh.init(dict(parallel.config(), **(case.config or {})), cluster=f"cpu:{parallel.shape.devices}")
     try:
         scopes = [functools.partial(wh.replicate, count) for count in parallel.shape.counts]
         return run_script(case, setting, Stages(scopes, parallel.cuts), parallel.shape.model_replicas, 1)
@@ -144,21 +144,20 @@ def differences(outcome: Outcome, expected: Outcome, tolerance: float) -> List[s
     """Where the two differ, in words: the first run in which each loss or output does, and every such variable."""
     found = []
     if set(outcome.final) != set(expected.final):
-        found.append("variables {} instead of {}".format(sorted(outcome.final), sorted(expected.final)))
+        found.append(f"variables {sorted(outcome.final)} instead of {sorted(expected.final)}")
     for kind, measure in (("losses", relative), ("outputs", deviation)):
         for name, values in getattr(expected, kind).items():
             errors = [measure(value, other) for value, other in zip(getattr(outcome, kind)[name], values)]
             if len(getattr(outcome, kind)[name]) != len(values) or not values:
-                found.append("{} has {} values instead of {}".format(name, len(errors), len(values)))
+                found.append(f"{name} has {len(errors)} values instead of {len(values)}")
             wrong = [i for i, error in enumerate(errors) if not error <= tolerance]
             if wrong:
-                found.append("{} of run {} is off by {:.1e} ({} runs of {})".format(
-                    name, wrong[0], errors[wrong[0]], len(wrong), len(errors)))
+                found.append(f"{name} of run {wrong[0]} is off by {errors[wrong[0]]:.1e} ({len(wrong)} runs of {len(errors)})")
     for name in sorted(set(outcome.final) & set(expected.final)):
         for when, limit in (("initial", 0.0), ("final", tolerance)):
             error = deviation(getattr(outcome, when)[name], getattr(expected, when)[name])
             if not error <= limit:
-                found.append("{} {} is off by {:.1e}".format(when, name, error))
+                found.append(f"{when} {name} is off by {error:.1e}")
     return found
 
 

@@ -128,7 +128,7 @@ def case_of(model: Model) -> Case:
         def block(index: int, layer: Layer) -> Callable[[List[tf.Tensor]], List[tf.Tensor]]:
             def apply(history: List[tf.Tensor]) -> List[tf.Tensor]:
                 earlier = history[max(0, len(history) - 1 - layer.back)]
-                return history + [LAYERS[layer.kind](history[-1], earlier, "l{}".format(index))]
+                return history + [LAYERS[layer.kind](history[-1], earlier, f"l{index}")]
 
             return apply
 

@@ -114,7 +114,7 @@ def case_of(model: Model) -> Case:
     """The model as a case for the equality harness."""
     def build(inputs: Inputs, stages: Stages, dtype: str) -> Script:
         def block(index: int, kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
-            return lambda x: BLOCKS[kind](x, "b{}".format(index))
+            return lambda x: BLOCKS[kind](x, f"b{index}")
 
         blocks: List[Callable] = [lambda tokens: tf.nn.embedding_lookup(weight("words", [VOCAB, WIDTH], dtype, 0.5), tokens)]
         blocks += [block(i, kind) for i, kind in enumerate(model.blocks)] + [_logits]

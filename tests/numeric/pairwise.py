@@ -41,7 +41,7 @@ def all_pairs(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool] 
         a, x, b, y = next(iter(missing))
         row = _fill({a: x, b: y}, axes, allowed, missing, used)
         if row is None:
-            raise ValueError("no allowed row holds both {}={!r} and {}={!r}".format(a, x, b, y))
+            raise ValueError(f"no allowed row holds both {a}={x!r} and {b}={y!r}")
         rows.append(row)
         for pair in pairs_of(row, axes):
             missing.pop(pair, None)

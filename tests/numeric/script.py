@@ -50,7 +50,7 @@ class Stages:
     def run(self, blocks: Sequence[Callable[[Any], Any]], state: Any) -> Any:
         """``blocks[-1](...blocks[0](state))``, each block in the scope of its stage."""
         count = len(self.scopes)
-        assert len(blocks) >= count, "{} blocks for {} stages".format(len(blocks), count)
+        assert len(blocks) >= count, f"{len(blocks)} blocks for {count} stages"
         inner = list(self.cuts) or [round(i * len(blocks) / count) for i in range(1, count)]
         cuts = [0] + inner + [len(blocks)]
         for scope, first, last in zip(self.scopes, cuts, cuts[1:]):

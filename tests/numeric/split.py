@@ -38,7 +38,7 @@ class Ran(NamedTuple):
 
 
 def run_split(case: Case, setting: Setting, split: Split, plan: Optional[Any] = None, model_replicas: int = 1) -> Ran:
-    cluster = described(split.unequal) if split.unequal else "cpu:{}".format(split.total)
+    cluster = described(split.unequal) if split.unequal else f"cpu:{split.total}"
     wh.init(dict(split.config, **(case.config or {})), cluster=cluster, plan=plan)
     try:
         outcome = run_script(case, setting, Stages(split.scopes), model_replicas, 1)

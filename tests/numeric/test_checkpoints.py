@@ -62,7 +62,7 @@ def test_a_lost_checkpoint_would_be_noticed(tmp_path: Any) -> None:
 def test_monitored_session_restores_what_a_pipeline_saved(tmp_path: Any) -> None:
     """MonitoredTrainingSession saves under a pipeline and goes on under data parallelism."""
     def run(parallel: Parallel, first: int) -> List[float]:
-        wh.init(parallel.config(), cluster="cpu:{}".format(parallel.shape.devices))
+        wh.init(parallel.config(), cluster=f"cpu:{parallel.shape.devices}")
         try:
             with tf.Graph().as_default():
                 inputs, feeds = source(CASE.examples(sum(CASE.sizes), "float64"), CASE.sizes, DEFAULT)

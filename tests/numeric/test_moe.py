@@ -51,12 +51,12 @@ def case(top_k: int, experts: int, num_layers: int = 1, gate_inside: bool = Fals
             if number == 0:
                 x, words = moe.embed(x, sizes)
                 table.append(words)
-            with tf.variable_scope("layer_{}".format(number)):
+            with tf.variable_scope(f"layer_{number}"):
                 x = moe.attention_block(x, sizes)
                 return x if gate_inside else choose(x)
 
         def mix(number: int, state: Any) -> tf.Tensor:
-            with tf.variable_scope("layer_{}".format(number), reuse=tf.AUTO_REUSE):
+            with tf.variable_scope(f"layer_{number}", reuse=tf.AUTO_REUSE):
                 x, gating = choose(state) if gate_inside else state
                 return x + moe.experts(gating.combine, gating.dispatched, sizes)
 

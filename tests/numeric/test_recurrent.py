@@ -55,7 +55,7 @@ def build(batch: Any, counts: Optional[Sequence[int]]) -> Any:
 
 
 def examples(batch: Any, step: int) -> Any:
-    r = rng("gnmt {}".format(step))
+    r = rng(f"gnmt {step}")
     return {getattr(batch, name): r.randint(0, CONFIG.vocab, [BATCH, length]) if name in ("source", "target", "labels")
             else (r.rand(BATCH, length) > 0.2).astype("float64")
             for name, length in (("source", CONFIG.source), ("source_mask", CONFIG.source), ("target", CONFIG.target),

@@ -126,7 +126,7 @@ def test_search_on_captured_graphs() -> None:
         answer = search(graph, Cluster.parse("rhino-m8:4"), shapes=[(4,)])
         problem, solution = answer.levels[0]
         assert solution.is_optimal and integer_program(problem.costs, fold=True).cost == solution.cost
-        found.append([answer.patterns("layer_0/{}/MatMul".format(name))[0] for name in ("ffn_in", "ffn_out")])
+        found.append([answer.patterns(f"layer_0/{name}/MatMul")[0] for name in ("ffn_in", "ffn_out")])
     assert found == [["rows", "rows"], ["column", "row"]]
 
 

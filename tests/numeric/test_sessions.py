@@ -261,7 +261,7 @@ def patched_places() -> Dict[str, Any]:
     places = [session_module.BaseSession, session_module.Session, session_module.InteractiveSession, ops.Graph,
               optimizer.Optimizer, saver.Saver, monitored_session.Scaffold, monitored_session.MonitoredSession,
               gradients_util, gradients_impl]
-    return {"{}.{}".format(place.__name__, name): value for place in places for name, value in vars(place).items()
+    return {f"{place.__name__}.{name}": value for place in places for name, value in vars(place).items()
             if callable(value) or isinstance(inspect.getattr_static(place, name), property)}
 
 

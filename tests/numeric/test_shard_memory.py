@@ -25,7 +25,7 @@ class Traced(NamedTuple):
 
 def trace(path: str, pattern: str, resource: bool, optimizer: str, init: str = "sharded", **saver: Any) -> Traced:
     """Initialise, train, save and restore a classifier."""
-    wh.init({"init": init, "patterns.force": {"classes": pattern}}, cluster="cpu:{}".format(DEVICES))
+    wh.init({"init": init, "patterns.force": {"classes": pattern}}, cluster=f"cpu:{DEVICES}")
     try:
         with tf.Graph().as_default(), tf.variable_scope("", use_resource=resource):
             tf.set_random_seed(2)

@@ -65,7 +65,7 @@ def run(initializer: Initializer, count: int = 0, total: int = 0, dtype: str = "
     """
     if count:
         config = {"init": init, "patterns.force": force, "num_micro_batch": micro_batches}
-        wh.init(config, cluster="cpu:{}".format(total or count), plan=plan)
+        wh.init(config, cluster=f"cpu:{total or count}", plan=plan)
     try:
         with tf.Graph().as_default(), tf.variable_scope("", use_resource=resource):
             if seed:

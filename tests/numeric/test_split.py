@@ -325,7 +325,7 @@ def test_a_session_that_ran_before_the_split() -> None:
 
 
 def refuse(build: Any, error: type, message: str, count: int = 4, **config: Any) -> None:
-    wh.init({key.replace("__", "."): value for key, value in config.items()}, cluster="cpu:{}".format(count))
+    wh.init({key.replace("__", "."): value for key, value in config.items()}, cluster=f"cpu:{count}")
     try:
         with tf.Graph().as_default() as graph:
             x = tf.placeholder("float64", [None, 3])

@@ -39,7 +39,7 @@ def model(count: int, resource: bool = True, late: bool = False, partitions: int
         form: arguments of the saver.
     """
     if count:
-        wh.init({"patterns.force": "column"}, cluster="cpu:{}".format(count))
+        wh.init({"patterns.force": "column"}, cluster=f"cpu:{count}")
     try:
         with tf.Graph().as_default(), tf.variable_scope("", use_resource=resource):
             tf.set_random_seed(3)
@@ -143,7 +143,7 @@ def test_a_monitored_session_resumes(init: str, tmp_path: Any) -> None:
     """Its graph is final before it runs, and its hooks save; another plan takes over after two steps."""
     def train(count: int, steps: int, directory: str) -> np.ndarray:
         if count:
-            wh.init({"patterns.force": "column", "init": init}, cluster="cpu:{}".format(count))
+            wh.init({"patterns.force": "column", "init": init}, cluster=f"cpu:{count}")
         try:
             with tf.Graph().as_default(), tf.variable_scope("", use_resource=True):
                 tf.set_random_seed(3)

@@ -22,7 +22,7 @@ Block = Callable[[Any], Any]
 
 def _gpt2(batch: Any, config: gpt2.Gpt2Config) -> List[Block]:
     def layer(i: int, state: Tuple[tf.Tensor, tf.Variable]) -> Tuple[tf.Tensor, tf.Variable]:
-        return gpt2.decoder_layer(state[0], config, "layer_{}".format(i)), state[1]
+        return gpt2.decoder_layer(state[0], config, f"layer_{i}"), state[1]
 
     return [lambda _: gpt2.embed(batch.tokens, config), *(functools.partial(layer, i) for i in range(config.layers)),
             lambda state: gpt2.lm_head(state[0], state[1])]

@@ -34,13 +34,13 @@ def run_traced(loss: tf.Tensor, feed: Dict) -> tf.RunMetadata:
 
 def deep_perceptron(micro_batches: int, **config: Any) -> tf.RunMetadata:
     """Four stages of two layers each."""
-    wh.init(dict(config, num_micro_batch=micro_batches), cluster="cpu:{}".format(STAGES))
+    wh.init(dict(config, num_micro_batch=micro_batches), cluster=f"cpu:{STAGES}")
     x = tf.placeholder(tf.float32, [32 * micro_batches, 64])
     h = x
     for stage in range(STAGES):
         with wh.replicate(1):
             for layer in range(2):
-                h = tf.tanh(dense(h, 64, "layer_{}_{}".format(stage, layer)))
+                h = tf.tanh(dense(h, 64, f"layer_{stage}_{layer}"))
     feed = {x: np.random.RandomState(0).randn(32 * micro_batches, 64)}
     return run_traced(tf.reduce_mean(tf.square(h)), feed)
 
@@ -53,7 +53,7 @@ def test_one_forward_one_backward(policy: str, micro_batches: int) -> None:
     order, steps = trace.executed_order(metadata), trace.intervals(metadata)
     for stage in range(STAGES):
         ahead = STAGES - stage if policy == "PA" else 2 * (STAGES - stage) - 1
-        assert order[stage] == trace.one_f_one_b(ahead, micro_batches), "stage {}".format(stage)
+        assert order[stage] == trace.one_f_one_b(ahead, micro_batches), f"stage {stage}"
         assert trace.most_alive(steps[stage]) <= min(ahead, micro_batches)
         assert not trace.overlapping(steps[stage])
 
@@ -62,21 +62,21 @@ def test_one_forward_one_backward(policy: str, micro_batches: int) -> None:
 def test_gpipe_runs_all_forward_steps_first() -> None:
     metadata = deep_perceptron(8, **{"pipeline.schedule": "gpipe"})
     for stage, order in trace.executed_order(metadata).items():
-        assert order[:8] == trace.all_forward_first(8), "stage {}".format(stage)
-        assert sorted(order[8:]) == ["B{}".format(m) for m in range(8)]
+        assert order[:8] == trace.all_forward_first(8), f"stage {stage}"
+        assert sorted(order[8:]) == [f"B{m}" for m in range(8)]
         assert trace.most_alive(trace.intervals(metadata)[stage]) == 8
 
 
 def encoder_peak(schedule: str, micro_batches: int) -> Dict[int, int]:
     """Peak bytes of each stage of a 4-layer encoder with micro-batches of 4 sequences."""
     wh.init({"num_micro_batch": micro_batches, "pipeline.schedule": schedule, "pipeline.warmup": "PA"},
-            cluster="cpu:{}".format(STAGES))
+            cluster=f"cpu:{STAGES}")
     config = bert.BertConfig(hidden=32, heads=2, ffn=64, seq=64)
     x = tf.placeholder(tf.float32, [4 * micro_batches, config.seq, config.hidden])
     h = x
     for stage in range(STAGES):
         with wh.replicate(1):
-            h = bert.encoder_layer(h, config, name="layer_{}".format(stage))
+            h = bert.encoder_layer(h, config, name=f"layer_{stage}")
     feed = {x: np.random.RandomState(0).randn(*x.shape.as_list())}
     return trace.peak_bytes(run_traced(tf.reduce_mean(tf.square(h)), feed))
 

@@ -91,17 +91,17 @@ def _peak(records: Sequence[Tuple[int, int]]) -> int:
 def one_f_one_b(warmup: int, micro_batches: int) -> List[str]:
     """The order of a stage that runs ``warmup`` forward steps ahead: F0 F1 B0 F2 B1 B2 for 2 and 3 (DAPPLE, Fig. 3)."""
     ahead = min(warmup, micro_batches)
-    order = ["F{}".format(m) for m in range(ahead)]
+    order = [f"F{m}" for m in range(ahead)]
     for m in range(micro_batches):
-        order.append("B{}".format(m))
+        order.append(f"B{m}")
         if m + ahead < micro_batches:
-            order.append("F{}".format(m + ahead))
+            order.append(f"F{m + ahead}")
     return order
 
 
 def all_forward_first(micro_batches: int) -> List[str]:
     """GPipe (Huang et al. 2019, Fig. 2c): the forward steps, then the backward ones in any order."""
-    return ["F{}".format(m) for m in range(micro_batches)]
+    return [f"F{m}" for m in range(micro_batches)]
 
 
 def largest_bytes(metadata: tf.RunMetadata) -> Dict[int, int]:

@@ -43,7 +43,7 @@ class Built(NamedTuple):
 def fused(x: tf.Tensor, version: int = 3, **attributes: Any) -> Any:
     """``FusedBatchNorm<version>`` with variables for scale and offset, in training mode."""
     variables = [v1.get_variable(name, initializer=RUN[name]) for name in ("scale", "offset")]
-    op = getattr(tf.raw_ops, "FusedBatchNorm" + ("V{}".format(version) if version > 1 else ""))
+    op = getattr(tf.raw_ops, "FusedBatchNorm" + (f"V{version}" if version > 1 else ""))
     averages = dict(mean=RUN["mean"], variance=RUN["variance"]) if "exponential_avg_factor" in attributes else \
         dict(mean=tf.zeros([0]), variance=tf.zeros([0]))
     return op(x=x, scale=variables[0], offset=variables[1], is_training=True, epsilon=1e-3, **averages, **attributes)
@@ -346,7 +346,7 @@ def by_moments(x: tf.Tensor) -> tf.Tensor:
 
 def moving(y: tf.Tensor, *statistics: tf.Tensor) -> tf.Tensor:
     for i, value in enumerate(statistics):
-        average = v1.get_variable("average_{}".format(i), initializer=RUN["mean"], trainable=False)
+        average = v1.get_variable(f"average_{i}", initializer=RUN["mean"], trainable=False)
         v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, v1.assign_sub(average, (average - value) * 0.1))
     return y
 
@@ -380,7 +380,7 @@ def batches(*sizes: int) -> Feeds:
 def test_equals_local(counts: Tuple[int, ...], devices: int, micro_batches: int) -> None:
     feeds = batches(24, 24, 24)
     config = dict(SYNC, num_micro_batch=micro_batches)
-    values = train(lambda parallel: script(24, counts, parallel), feeds, config, "cpu:{}".format(devices))
+    values = train(lambda parallel: script(24, counts, parallel), feeds, config, f"cpu:{devices}")
     assert_close(values, train(lambda parallel: script(24), feeds), ROUNDING)
 
 
@@ -413,7 +413,7 @@ def test_saved_plan() -> None:
 @pytest.mark.parametrize("devices, message", [(1, ""), (3, "does not divide over 3 parts")])
 def test_graphs_that_stay_as_they_were(devices: int, message: str) -> None:
     """The plan is the local script, or there is none."""
-    wh.init(SYNC, "cpu:{}".format(devices))
+    wh.init(SYNC, f"cpu:{devices}")
     try:
         with tf.Graph().as_default() as graph:
             script(8, (devices,), True)

@@ -21,9 +21,9 @@ def op_of(type_: str, shapes: Sequence[Any], outputs: Sequence[Shape], **attrs: 
     for i, shape in enumerate(shapes):
         if isinstance(shape, list):
             value = np.array(shape, "int32")
-            made = graph.add("c{}".format(i), "Const", (), [(value.shape, "int32")], value=value)
+            made = graph.add(f"c{i}", "Const", (), [(value.shape, "int32")], value=value)
         else:
-            made = graph.add("x{}".format(i), "Placeholder", (), [(shape, "float32")])
+            made = graph.add(f"x{i}", "Placeholder", (), [(shape, "float32")])
         inputs.append(made.outputs[0])
     op = graph.add("op", type_, inputs, [(shape, "float32") for shape in outputs], attrs=attrs)
     op.attrs["graph"] = graph

@@ -35,7 +35,7 @@ def case(seed: int, max_devices: int = 5) -> Case:
         nodes = []
         for _ in range(rng.randint(1, 3)):
             count = rng.randint(1, 3)
-            node = {"devices": "{}:{}".format(rng.choice(TYPES), count),
+            node = {"devices": f"{rng.choice(TYPES)}:{count}",
                     "nic": {"bandwidth_gbits_per_s": rng.choice([10, 25])}}
             if count > 1:
                 node["links"] = "default"
@@ -46,7 +46,7 @@ def case(seed: int, max_devices: int = 5) -> Case:
         if len(cluster) <= max_devices:
             break
     layers = tuple(LayerProfile(
-        name="layer_{}".format(i), forward_flops=rng.choice([1, 2, 5, 5 * rng.random()]) * 1e9,
+        name=f"layer_{i}", forward_flops=rng.choice([1, 2, 5, 5 * rng.random()]) * 1e9,
         backward_flops=rng.random() * 1e10, output_bytes=rng.randint(0, 5000000), activation_bytes=rng.randint(0, 10 ** 9),
         parameter_bytes=rng.choice([0, rng.randint(0, 10 ** 8), rng.randint(0, 2 * 10 ** 9)]))
         for i in range(rng.randint(1, 5)))

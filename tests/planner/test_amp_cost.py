@@ -22,7 +22,7 @@ def profile(layers: int = 4, **changes: Any) -> ModelProfile:
     row = dict({"forward_flops": PEAK * 0.75 * 1e-3, "output_bytes": 10 * MB, "parameter_bytes": 100 * MB,
                 "tensor_parallel_bytes": 20 * MB}, **changes)
     return ModelProfile.parse({"name": "m", "batch_granularity": 1,
-                               "layers": [dict(row, name="l{}".format(i)) for i in range(layers)]})
+                               "layers": [dict(row, name=f"l{i}") for i in range(layers)]})
 
 
 def two_nodes(type_name: str = "V100-16GB", other: str = "V100-16GB") -> Cluster:
@@ -30,7 +30,7 @@ def two_nodes(type_name: str = "V100-16GB", other: str = "V100-16GB") -> Cluster
     inner = {"pcie": {"bandwidth_gbytes_per_s": 10, "latency_us": 0}}
     nic = {"bandwidth_gbytes_per_s": 1, "latency_us": 0}
     return Cluster.parse({"name": "two", "nodes": [
-        {"devices": "{}:2".format(name), "links": inner, "nic": nic} for name in (type_name, other)]})
+        {"devices": f"{name}:2", "links": inner, "nic": nic} for name in (type_name, other)]})
 
 
 def estimate(costs: Costs, degree: Degrees, size: int, cuts: tuple) -> Any:

@@ -28,14 +28,14 @@ def profile(flops: Sequence[float], parameters: Optional[Sequence[int]] = None, 
     """Layers of these GFLOPs per sample."""
     sizes = parameters or [10 ** 7] * len(flops)
     return ModelProfile.parse({"name": "model", "batch_granularity": 1, "layers": [
-        {"name": "layer{}".format(i), "forward_flops": work * 1e9, "parameter_bytes": int(size), "output_bytes": outputs,
-         "activation_bytes": kept, "ops": ["op{}".format(i)]} for i, (work, size) in enumerate(zip(flops, sizes))]})
+        {"name": f"layer{i}", "forward_flops": work * 1e9, "parameter_bytes": int(size), "output_bytes": outputs,
+         "activation_bytes": kept, "ops": [f"op{i}"]} for i, (work, size) in enumerate(zip(flops, sizes))]})
 
 
 def random_profile(seed: int, layers: int) -> ModelProfile:
     random = np.random.RandomState(seed)
     return ModelProfile.parse({"name": "random", "batch_granularity": 1, "layers": [
-        {"name": "layer{}".format(i), "forward_flops": float(random.gamma(1.0) * 1e9), "output_bytes": int(random.gamma(1) * 1e7),
+        {"name": f"layer{i}", "forward_flops": float(random.gamma(1.0) * 1e9), "output_bytes": int(random.gamma(1) * 1e7),
          "parameter_bytes": int(random.gamma(1.0) * 1e7), "activation_bytes": int(random.gamma(1.0) * 1e8)}
         for i in range(layers)]})
 

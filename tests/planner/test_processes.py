@@ -20,7 +20,7 @@ STAGE = StageStatistics((), 0, 4, (Gradient("w", 4),))
 
 
 def plan_of(*counts: Any, **config: Any) -> Plan:
-    specs = [TaskGraphSpec("t{}".format(i), "replicate", count) for i, count in enumerate(counts)]
+    specs = [TaskGraphSpec(f"t{i}", "replicate", count) for i, count in enumerate(counts)]
     facts = ModelFacts(OpGraph(), specs, [STAGE] * len(counts), [], {})
     return annotated_plan(facts, Cluster.parse("cpu:4"), Config(config), PARTS)
 

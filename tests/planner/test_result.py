@@ -13,9 +13,9 @@ from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
 
 def profile(ops: bool = False, **changes: Any) -> ModelProfile:
-    layers = [{"name": "layer_{}".format(i), "forward_flops": 1e9, "parameter_bytes": 4 * 10 ** 6, "output_bytes": 1000,
+    layers = [{"name": f"layer_{i}", "forward_flops": 1e9, "parameter_bytes": 4 * 10 ** 6, "output_bytes": 1000,
                "activation_bytes": 10 ** 6, "tensor_parallel_bytes": 1000,
-               "ops": ["m/a{}".format(i), "m/b{}".format(i)] if ops else []} for i in range(6)]
+               "ops": [f"m/a{i}", f"m/b{i}"] if ops else []} for i in range(6)]
     return ModelProfile.parse(dict({"name": "small", "batch_granularity": 1, "layers": layers,
                                     "graph": "f1" if ops else ""}, **changes))
 
@@ -43,7 +43,7 @@ def test_ops_of_the_layers_become_task_graphs() -> None:
     plan = found.to_plan(profile(ops=True))
     assert plan.graph == "f1" and found.kind == "straight"
     assert [op for graph in plan.task_graphs for op in graph.ops] == [
-        "m/{}{}".format(part, i) for i in range(6) for part in "ab"]
+        f"m/{part}{i}" for i in range(6) for part in "ab"]
     assert [graph.devices for graph in plan.task_graphs] == [((0,),), ((1,),)]
     assert plan.gradients == () and plan.num_micro_batch == found.micro_batches
 
@@ -89,17 +89,17 @@ def test_wrong_arguments(changes: Any, part: str) -> None:
 @pytest.mark.parametrize("method", ["dapple", "amp", "data-parallel"])
 def test_too_large_names_the_memory_that_would_do(method: str) -> None:
     """Half the model on each of two devices: 3 layers x 4 x 4 GB."""
-    layers = [{"name": "l{}".format(i), "forward_flops": 1e9, "parameter_bytes": 4 * 10 ** 9} for i in range(6)]
+    layers = [{"name": f"l{i}", "forward_flops": 1e9, "parameter_bytes": 4 * 10 ** 9} for i in range(6)]
     large = profile(layers=layers, name="large")
     with pytest.raises(InfeasibleError) as caught:
         search(large, "dapple-b:2", 8, method)
     assert "'large' fits the 2 devices of 'dapple-b:2' (V100-16GB has 16.0 GiB)" in str(caught.value)
-    assert "needs {:.1f} GiB".format(48e9 / 2 ** 30) in str(caught.value)
+    assert f"needs {48e9 / 2 ** 30:.1f} GiB" in str(caught.value)
 
 
 def test_the_memory_named_is_enough() -> None:
     """A device with what the message asks for holds a plan."""
-    layers = [{"name": "l{}".format(i), "forward_flops": 1e9, "parameter_bytes": (i + 1) * 10 ** 9, "activation_bytes": 10 ** 8,
+    layers = [{"name": f"l{i}", "forward_flops": 1e9, "parameter_bytes": (i + 1) * 10 ** 9, "activation_bytes": 10 ** 8,
                "output_bytes": 10 ** 6} for i in range(5)]
     large = profile(layers=layers, name="large")
     with pytest.raises(InfeasibleError) as caught:
@@ -115,7 +115,7 @@ def test_the_memory_named_is_enough() -> None:
 
 def test_recomputation_where_memory_is_short() -> None:
     """Activations for four micro-batches do not fit beside each other; with recomputation the pipeline stays full."""
-    layers = [{"name": "l{}".format(i), "forward_flops": 1e12, "parameter_bytes": 4, "activation_bytes": 6 * 10 ** 9,
+    layers = [{"name": f"l{i}", "forward_flops": 1e12, "parameter_bytes": 4, "activation_bytes": 6 * 10 ** 9,
                "output_bytes": 10 ** 6} for i in range(4)]
     short = profile(layers=layers, name="short")
     plain, free = search(short, "dapple-b:4", 16, recompute=False), search(short, "dapple-b:4", 16)

@@ -41,13 +41,13 @@ def test_the_cheapest_costs_what_it_costs_when_every_state_is_followed(monkeypat
 
     monkeypatch.setattr(assignment, "cheapest", both)
     with tf.Graph().as_default():
-        wh.init(cluster="cpu:{}".format(devices))
+        wh.init(cluster=f"cpu:{devices}")
         config = bert.BertConfig(layers=layers, hidden=8, heads=4, ffn=16, seq=4)
         inputs = bert.inputs(config, 2)
         with wh.split(devices):
             x, table = bert.embed(inputs.tokens, config, inputs.segments)
             for number in range(layers):
-                x = bert.encoder_layer(x, config, name="layer_{}".format(number))
+                x = bert.encoder_layer(x, config, name=f"layer_{number}")
             loss = bert.mlm_loss(bert.mlm_head(x, inputs.positions, table, config), inputs)
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         wh.parallelize()

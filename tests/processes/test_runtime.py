@@ -63,8 +63,8 @@ def test_a_differing_process_is_named() -> None:
 def test_graphs_do_not_grow_with_the_number_of_processes(monkeypatch: Any) -> None:
     sizes = []
     for count in (2, 5):
-        monkeypatch.setattr("tests.processes.test_runtime.TWO", ["127.0.0.1:{}".format(i) for i in range(1, count + 1)])
-        monkeypatch.setattr(wh, "init", lambda cluster, count=count, init=wh.init: init(cluster="{}xcpu:1".format(count)))
+        monkeypatch.setattr("tests.processes.test_runtime.TWO", [f"127.0.0.1:{i}" for i in range(1, count + 1)])
+        monkeypatch.setattr(wh, "init", lambda cluster, count=count, init=wh.init: init(cluster=f"{count}xcpu:1"))
         sizes.append(len(build(monkeypatch, 1).get_operations()))
         monkeypatch.undo()
     assert sizes[0] == sizes[1]
@@ -131,8 +131,8 @@ def test_a_port_already_taken() -> None:
         taken.bind(("", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        with pytest.raises(wh.ClusterError, match="port {} of this process' address 127.0.0.1:{} is taken".format(port, port)):
-            runtime._check_port("127.0.0.1:{}".format(port))
+        with pytest.raises(wh.ClusterError, match=f"port {port} of this process' address 127.0.0.1:{port} is taken"):
+            runtime._check_port(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("step", [3, np.int64(3)])
@@ -177,7 +177,7 @@ def test_processes_read_files_of_their_own(tmp_path: Any, graph: tf.Graph, reade
     names = [str(tmp_path / str(number)) for number in range(4)]
     for name in names:
         with open(name, "w", encoding="utf8") as handle:
-            handle.write("".join("{} {}\n".format(name, line) for line in range(3)))
+            handle.write("".join(f"{name} {line}\n" for line in range(3)))
     read = []
     for rank in range(2):
         with tf.Graph().as_default():

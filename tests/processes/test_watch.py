@@ -20,7 +20,7 @@ class Server:
         self._listening = socket.socket()
         self._listening.bind(("127.0.0.1", 0))
         self._listening.listen(5)
-        self.address = "127.0.0.1:{}".format(self._listening.getsockname()[1])
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.connections: List[socket.socket] = []
         self.greets = True
         threading.Thread(target=self._accept, daemon=True).start()
@@ -136,7 +136,7 @@ def test_a_process_that_answers_no_more(watch: Watch, server: Server, monkeypatc
 def test_one_that_never_comes() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        absent = Watch({2: "127.0.0.1:{}".format(unused.getsockname()[1])})
+        absent = Watch({2: f"127.0.0.1:{unused.getsockname()[1]}"})
         with pytest.raises(ClusterError, match=r"process 2 \(127.0.0.1:\d+\) did not come within 0 s: start all 2 processes"):
             absent.wait_for_all(0.3)
 

@@ -15,7 +15,7 @@ def chain(types: str, crossing: Sequence[float] = (), flops: Sequence[float] = (
     """One op for each letter, its type."""
     graph = OpGraph()
     for number, letter in enumerate(types):
-        graph.add(names[number] if names else "op{}".format(number), letter, (), [((4, 4), "float32")])
+        graph.add(names[number] if names else f"op{number}", letter, (), [((4, 4), "float32")])
     count = len(types)
     work = np.array(flops or [1.0] * count)
     zeros = np.zeros(count)
@@ -48,7 +48,7 @@ def test_blocks_start_where_fewest_bytes_cross() -> None:
 
 
 def test_of_equal_places_blocks_start_where_their_name_scope_does() -> None:
-    names = ["layer_{}/op{}".format(i // 3, i) for i in range(1, 13)]
+    names = [f"layer_{i // 3}/op{i}" for i in range(1, 13)]
     assert block_starts(chain("abc" * 4, names=names)) == {2, 5, 8, 11}
 
 

@@ -21,7 +21,7 @@ def test_json_round_trip(name: str) -> None:
 
 
 def test_repeated_layers_are_written_once() -> None:
-    layers = [LayerProfile(name="layer_{}".format(i), parameter_bytes=4) for i in range(5)]
+    layers = [LayerProfile(name=f"layer_{i}", parameter_bytes=4) for i in range(5)]
     layers += [LayerProfile(name="layer_9", parameter_bytes=4), LayerProfile(name="head", parameter_bytes=1)]
     profile = ModelProfile(name="m", layers=tuple(layers))
     rows = json.loads(profile.to_json())["layers"]

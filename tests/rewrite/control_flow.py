@@ -50,7 +50,7 @@ def run(body: Body, setting: Setting, steps: int = 3) -> Result:
     """Trains ``mean((y v - t)^2) + term`` with ``y, term = body(x, w)`` (or ``y`` alone)."""
     if setting.replicas:
         config = dict({"num_micro_batch": setting.micro_batches}, **setting.extra)
-        wh.init(config, cluster="cpu:{}".format(setting.devices))
+        wh.init(config, cluster=f"cpu:{setting.devices}")
     try:
         graph = tf.Graph()
         with graph.as_default(), control_flow(setting.version), tf.variable_scope("", use_resource=True):

@@ -33,7 +33,7 @@ Build = Callable[[int], tf.Tensor]
 
 
 def built(build: Build, count: int, force: Any = None) -> Built:
-    wh.init({"variables": "mirrored", **({} if force is None else {"patterns.force": force})}, cluster="cpu:{}".format(count))
+    wh.init({"variables": "mirrored", **({} if force is None else {"patterns.force": force})}, cluster=f"cpu:{count}")
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
             update = tf.train.GradientDescentOptimizer(0.1).minimize(build(count))

@@ -33,7 +33,7 @@ def test_convolutions_at_the_ends_of_steps_are_fused(schedule: str) -> None:
         h = x = v1.placeholder(v1.float32, [2 * MICRO_BATCHES, 8, 8, 3])
         for stage in range(2):
             with wh.replicate(1):
-                h = layer(h, 4, "stage{}".format(stage))
+                h = layer(h, 4, f"stage{stage}")
         loss = v1.reduce_mean(h)
         update = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         with v1.Session() as session:

@@ -31,7 +31,7 @@ def classifier(batch: int, width: int, classes: int, count: int, force: Any = No
     config: Dict[str, Any] = {"cluster.colocate_split_and_replicate": True}
     if force is not None:
         config["patterns.force"] = force
-    wh.init(config, cluster="cpu:{}".format(count))
+    wh.init(config, cluster=f"cpu:{count}")
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
             x = tf.placeholder("float32", [batch, 4])

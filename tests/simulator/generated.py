@@ -60,4 +60,4 @@ def _case(draw: random.Random, cluster: Cluster, small: bool) -> Optional[Case]:
         strategy = uniform_3d(model, dp, tp, pp, **arguments)  # type: ignore[arg-type]
     except PlanError:
         return None  # more stages than blocks, or parts than units
-    return Case("{} {} {}x{}x{} {}".format(cluster.name, kind, dp, tp, pp, arguments), strategy, cluster, options)
+    return Case(f"{cluster.name} {kind} {dp}x{tp}x{pp} {arguments}", strategy, cluster, options)

@@ -25,7 +25,7 @@ def chain_model(layers: int, tensor_bytes: float = 0.0, parameter_bytes: float =
     b = Builder("chain", 1, optimizer="sgd")
     x = b.input("x", "b f", (1, 1))
     for layer in range(layers):
-        with b.scope("layer{}".format(layer)):
+        with b.scope(f"layer{layer}"):
             weight = b.parameter("w", "w", (parameter_bytes / 4,))
             x = b.op(
                 "op",
@@ -65,8 +65,8 @@ def pipeline(model: ModelGraph, stages: int, num_micro_batch: int, schedule: str
     tree = StrategyTree(model)
     tree.order = schedule
     for stage in range(stages):
-        tree.set("layer{}/*".format(stage), op_config([stage]))
-        tree.schedule("layer{}".format(stage), ScheduleConfig(num_micro_batch, warmups[stage]))
+        tree.set(f"layer{stage}/*", op_config([stage]))
+        tree.schedule(f"layer{stage}", ScheduleConfig(num_micro_batch, warmups[stage]))
     tree.set("end/*", op_config([stages - 1]))
     tree.schedule("end", ScheduleConfig(num_micro_batch, warmups[-1]))
     return tree.propagate()

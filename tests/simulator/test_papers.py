@@ -116,7 +116,7 @@ def test_whale_figures_13_and_14() -> None:
     """ResNet-50 with 100,000 classes: the classifier split instead of replicated; with 1,000,000 nothing else fits."""
     speedups = {}
     for count in (8, 16, 32):
-        cluster = Cluster.parse("whale-v100" if count == 32 else "whale-v100:{}".format(count))
+        cluster = Cluster.parse("whale-v100" if count == 32 else f"whale-v100:{count}")
         model = built_in_model("resnet50-100k", 32 * count)
         both = [simulate(strategy, cluster).samples_per_s for strategy in (uniform_3d(model, count), hybrid(model, count))]
         speedups[count] = both[1] / both[0]
@@ -131,7 +131,7 @@ def test_whale_figures_13_and_14() -> None:
 def test_whale_figure_11_the_schedule_gains_what_gpipe_recomputes() -> None:
     """Measured: 1.45 with four stages, 1.14 with eight; GPipe without recomputation does not fit."""
     for stages in (4, 8):
-        model, cluster = built_in_model("bert-large", 4), Cluster.parse("whale-v100:{}".format(stages))
+        model, cluster = built_in_model("bert-large", 4), Cluster.parse(f"whale-v100:{stages}")
         ours, theirs, keeping = (
             simulate(uniform_3d(model, 1, 1, stages, 4 * stages, schedule, recompute=recompute), cluster)
             for schedule, recompute in (("backward_first", ""), ("gpipe", "block"), ("gpipe", ""))
@@ -176,7 +176,7 @@ def test_whale_section_5_3_2(name: str, devices: int, batch: int, offload: str, 
     """Ten trillion parameters fit only with offloading ("optimized tensor offloading strategies")."""
     model = built_in_model(name, batch)
     strategy = uniform_3d(model, devices, recompute="block", offload=offload)
-    assert simulate(strategy, Cluster.parse("whale-v100:{}".format(devices))).oom != fits
+    assert simulate(strategy, Cluster.parse(f"whale-v100:{devices}")).oom != fits
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_whale_figure_19_scales_from_one_to_four_times_the_nodes() -> None:
     for nodes in (8, 32):
         devices = [replica * 8 + stage for stage in range(8) for replica in range(nodes)]
         strategy = uniform_3d(built_in_model("m6-10b", nodes), nodes, 1, 8, 35, recompute="stage", devices=devices)
-        result = simulate(strategy, Cluster.parse("whale-v100:{}".format(8 * nodes)), Options(steady_state=True))
+        result = simulate(strategy, Cluster.parse(f"whale-v100:{8 * nodes}"), Options(steady_state=True))
         assert not result.oom
         rates.append(result.samples_per_s)
     assert rates[1] / (4 * rates[0]) == pytest.approx(0.91, abs=0.05)

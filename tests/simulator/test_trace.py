@@ -61,11 +61,11 @@ def test_one_forward_one_backward_can_be_read_off_the_blocks() -> None:
     for stage in range(4):
         events = [event for event in trace.events if event.device == stage and event.lane == 0]
         blocks = [block for block in blocks_of(events, trace.end_s / 2000) if block.micro_batch >= 0]
-        order = " ".join("{}{}".format(block.kind[0].upper(), block.micro_batch) for block in blocks)
+        order = " ".join(f"{block.kind[0].upper()}{block.micro_batch}" for block in blocks)
         depth = 4 - stage
-        expected = ["F{}".format(m) for m in range(depth)]
+        expected = [f"F{m}" for m in range(depth)]
         for m in range(8):
-            expected += ["B{}".format(m)] + (["F{}".format(m + depth)] if m + depth < 8 else [])
+            expected += [f"B{m}"] + ([f"F{m + depth}"] if m + depth < 8 else [])
         assert order == " ".join(expected)
 
 
@@ -74,7 +74,7 @@ def test_pictures_have_a_row_per_device_and_the_same_bytes_every_time() -> None:
     trace = trace_of(pipeline())
     figure = timeline_figure(trace)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
-        "stage {0}, device {0}".format(stage) for stage in range(4)
+        f"stage {stage}, device {stage}" for stage in range(4)
     ]
     assert svg_text(figure) == svg_text(timeline_figure(trace))
     lines = memory_figure(trace, {0: 1 << 20}).axes[0].lines

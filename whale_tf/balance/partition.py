@@ -52,8 +52,9 @@ def exact_stages(problem: PartitionProblem) -> StagePartition:
     slowest = tables.solve(math.inf)
     if slowest is None:
         raise InfeasibleError(
-            "no way to cut {} ops into {} stages fits in memory; use more stages, more micro-batches, recomputation or "
-            "larger devices".format(len(problem.flops), len(problem.speeds)))
+            f"no way to cut {len(problem.flops)} ops into {len(problem.speeds)} stages fits in memory; use more "
+            f"stages, more micro-batches, recomputation or "
+            "larger devices")
     best = _branch_and_bound(problem, tables, slowest)
     return StagePartition("exact", best.cuts, tables.devices(best.kinds))
 
@@ -124,8 +125,9 @@ class _Tables:
             return {line[used]: [_Step(used, line[used + 1])] for used in reversed(range(stages))}
         count = int(np.prod([size + 1 for size in self.full]))
         if count > MAX_STATES:
-            raise PlanError("{} unlike devices have {} combinations, more than {}; give fixed_order=True with the "
-                            "devices in the order of the stages".format(len(self.kinds), count, MAX_STATES))
+            raise PlanError(f"{len(self.kinds)} unlike devices have {count} combinations, more than {MAX_STATES}; "
+                            f"give fixed_order=True with the "
+                            "devices in the order of the stages")
         states = [tuple(int(part) for part in index) for index in np.ndindex(*[size + 1 for size in self.full])]
         return {state: [_Step(kind, state[:kind] + (used + 1,) + state[kind + 1:])
                         for kind, used in enumerate(state) if used < self.full[kind]]

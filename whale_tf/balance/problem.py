@@ -44,14 +44,15 @@ class BalanceProblem:
 
     def __post_init__(self) -> None:
         if not self.speeds or len(self.speeds) != len(self.memory_bytes):
-            raise PlanError("a balance needs one speed and one memory size for each device, got {} and {}".format(
-                len(self.speeds), len(self.memory_bytes)))
+            raise PlanError(f"a balance needs one speed and one memory size for each device, got {len(self.speeds)} "
+                            f"and {len(self.memory_bytes)}")
         finite = tuple(self.speeds) + tuple(self.memory_bytes) + (self.load_bytes, self.fixed_bytes, self.flops)
         if min(self.speeds) <= 0 or min(finite) < 0 or not all(math.isfinite(value) for value in finite):
-            raise PlanError("speeds must be positive, memory, load and FLOPs not negative: {}".format(self))
+            raise PlanError(f"speeds must be positive, memory, load and FLOPs not negative: {self}")
         if self.minimum < 0 or self.units < max(1, self.minimum * len(self.speeds)):
-            raise PlanError("{} units cannot give each of {} devices at least {}; use fewer devices or a larger batch"
-                            .format(self.units, len(self.speeds), self.minimum))
+            raise PlanError(f"{self.units} units cannot give each of {len(self.speeds)} devices at least "
+                            f"{self.minimum}; use fewer devices or a larger batch"
+                            )
 
     def need_bytes(self, units: float) -> float:
         """Memory of a device with this many units; one without any holds nothing."""
@@ -80,14 +81,15 @@ class BalanceProblem:
         short = [device for device, capacity in enumerate(capacities) if capacity < self.minimum]
         if short:
             raise InfeasibleError(
-                "device {} has {:.4g} bytes, its smallest share needs {:.4g}; use fewer devices, or divide the model"
-                .format(short[0], self.memory_bytes[short[0]], self.need_bytes(self.minimum)))
+                f"device {short[0]} has {self.memory_bytes[short[0]]:.4g} bytes, its smallest share needs "
+                f"{self.need_bytes(self.minimum):.4g}; use fewer devices, or divide the model"
+                )
         if sum(capacities) < self.units:
             missing = (self.units - sum(capacities)) * self.load_bytes / self.units
             raise InfeasibleError(
-                "{} units do not fit: the devices have memory for {}; {:.4g} bytes are missing. Use a batch of at most "
-                "{}, more micro-batches, or more devices".format(
-                    self.units, sum(capacities), missing, sum(capacities)))
+                f"{self.units} units do not fit: the devices have memory for {sum(capacities)}; {missing:.4g} bytes "
+                f"are missing. Use a batch of at most "
+                f"{sum(capacities)}, more micro-batches, or more devices")
         return capacities
 
 

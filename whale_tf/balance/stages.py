@@ -48,20 +48,20 @@ class PartitionProblem:
     def __post_init__(self) -> None:
         n, stages = len(self.flops), len(self.speeds)
         if not n or not stages:
-            raise PlanError("a partition needs at least one op and one device, got {} and {}".format(n, stages))
+            raise PlanError(f"a partition needs at least one op and one device, got {n} and {stages}")
         lengths = (len(self.resident_bytes), len(self.activation_bytes), len(self.handover_s) + 1)
         if lengths != (n, n, n):
-            raise PlanError("a partition of {} ops needs {} resident and activation sizes and {} hand-overs, got {}, "
-                            "{} and {}".format(n, n, n - 1, lengths[0], lengths[1], lengths[2] - 1))
+            raise PlanError(f"a partition of {n} ops needs {n} resident and activation sizes and {n - 1} hand-overs, "
+                            f"got {lengths[0]}, "
+                            f"{lengths[1]} and {lengths[2] - 1}")
         if len(self.memory_bytes) != stages or len(self.kept) not in (0, stages):
-            raise PlanError("{} devices need {} memory sizes (and numbers of kept micro-batches), got {} ({})".format(
-                stages, stages, len(self.memory_bytes), len(self.kept)))
+            raise PlanError(f"{stages} devices need {stages} memory sizes (and numbers of kept micro-batches), got "
+                            f"{len(self.memory_bytes)} ({len(self.kept)})")
         numbers = self.flops + self.resident_bytes + self.activation_bytes + self.handover_s + self.memory_bytes
         if min(self.speeds) <= 0 or min(numbers) < 0 or not all(map(math.isfinite, numbers)) or self.micro_batches < 1:
             raise PlanError("speeds and micro-batches must be positive, sizes and times finite and not negative")
         if stages > n:
-            raise InfeasibleError("{} stages need at least {} ops, the model has {}; use at most {} stages".format(
-                stages, stages, n, n))
+            raise InfeasibleError(f"{stages} stages need at least {stages} ops, the model has {n}; use at most {n} stages")
         if not self.kept:
             object.__setattr__(self, "kept", tuple(min(stages - i, self.micro_batches) for i in range(stages)))
 

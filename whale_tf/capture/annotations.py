@@ -71,7 +71,7 @@ class GradientCall:
         self.last_op: Optional[str] = None
 
     def __repr__(self) -> str:
-        return "GradientCall({}, ys={}, xs={})".format(self.index, self.ys, self.xs)
+        return f"GradientCall({self.index}, ys={self.ys}, xs={self.xs})"
 
 
 class Annotations:
@@ -102,12 +102,12 @@ class Annotations:
             if name is not None and item.name == name:
                 if (item.strategy, item.device_count) != (strategy, device_count):
                     raise AnnotationError(
-                        "TaskGraph {!r} was opened as {} and is entered again as {}. The same name continues the same "
-                        "TaskGraph, so give the same strategy and device count, or another name.".format(
-                            name, _call_text(item.strategy, item.device_count), _call_text(strategy, device_count)))
+                        f"TaskGraph {name!r} was opened as {_call_text(item.strategy, item.device_count)} and is "
+                        f"entered again as {_call_text(strategy, device_count)}. The same name continues the same "
+                        "TaskGraph, so give the same strategy and device count, or another name.")
                 return item
         index = len(self.items)
-        item = Annotation(index, strategy, device_count, name or "{}_{}".format(strategy, index))
+        item = Annotation(index, strategy, device_count, name or f"{strategy}_{index}")
         self.items.append(item)
         return item
 
@@ -157,9 +157,10 @@ def annotate(graph: tf.Graph, strategy: str, device_count: Optional[int] = None,
     outer = _open_annotation(graph)
     if outer is not None:
         raise AnnotationError(
-            "wh.{} inside wh.{} (TaskGraph {!r}): annotations do not nest. Close the outer `with` block before opening "
+            f"wh.{strategy} inside wh.{outer.strategy} (TaskGraph {outer.name!r}): annotations do not nest. Close the "
+            f"outer `with` block before opening "
             "the inner one; parallelism within parallelism comes from the device counts (nested data parallelism) or "
-            "from wh.set_default_strategy.".format(strategy, outer.strategy, outer.name))
+            "from wh.set_default_strategy.")
     item = annotations.enter(strategy, device_count, name)
     annotations._open = item
     try:
@@ -181,8 +182,9 @@ def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[
     outer = _open_annotation(graph)
     if outer is not None:
         raise AnnotationError(
-            "wh.set_default_strategy inside wh.{} (TaskGraph {!r}): it is for the ops outside every annotation. Call "
-            "it before the `with` block.".format(outer.strategy, outer.name))
+            f"wh.set_default_strategy inside wh.{outer.strategy} (TaskGraph {outer.name!r}): it is for the ops "
+            f"outside every annotation. Call "
+            "it before the `with` block.")
     _check_arguments(strategy, device_count)
     replaced = annotations.default
     index = len(annotations.items) if replaced is None else replaced.index
@@ -266,8 +268,9 @@ def _check_arguments(strategy: str, device_count: Optional[int]) -> None:
         raise AnnotationError("strategy {!r} is not one of {}.".format(strategy, ", ".join(STRATEGIES)))
     if device_count is not None and (isinstance(device_count, bool) or not isinstance(device_count, int)
                                      or device_count < 1):
-        raise AnnotationError("wh.{}({!r}): the device count must be a whole number of at least 1, or left out for all "
-                              "devices.".format(strategy, device_count))
+        raise AnnotationError(f"wh.{strategy}({device_count!r}): the device count must be a whole number of at least "
+                              f"1, or left out for all "
+                              "devices.")
 
 
 def _call_text(strategy: str, device_count: Optional[int]) -> str:

@@ -204,14 +204,15 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
     fingerprint = ops.fingerprint()
     if plan.graph != fingerprint:
         raise PlanError(
-            "the plan was made for graph {}, this graph is {}: the model, the optimizer or the annotations changed; make a "
-            "new plan (wh.current_plan().to_json())".format(plan.graph, fingerprint)
+            f"the plan was made for graph {plan.graph}, this graph is {fingerprint}: the model, the optimizer or the "
+            f"annotations changed; make a "
+            "new plan (wh.current_plan().to_json())"
         )
     for task in plan.task_graphs:
         for name in task.ops:
             if name not in ops:
                 raise PlanError(
-                    "TaskGraph {!r} of the plan lists op {!r}, which the graph does not have".format(task.name, name)
+                    f"TaskGraph {task.name!r} of the plan lists op {name!r}, which the graph does not have"
                 )
     members = [list(task.ops) for task in plan.task_graphs if task.batch_of is None]
     for task in plan.task_graphs:

@@ -44,7 +44,7 @@ def read_model_file(path: str) -> ModelFile:
     scope = model_phases(ops)
     inputs = {t: None for i in sorted(scope) for t in ops.ops[i].inputs if ops.producer(t).phase is Phase.INPUT}
     if not inputs:
-        raise GraphError("no op of {!r} reads an input (a placeholder or an iterator), so it is no model".format(path))
+        raise GraphError(f"no op of {path!r} reads an input (a placeholder or an iterator), so it is no model")
     axis = find_batch_axis(ops, list(inputs), scope)
     return ModelFile(graph, ops, find_region(ops, [0] * len(ops.ops), axis, list(axis.sources)), axis.sources)
 
@@ -80,12 +80,12 @@ def _variable_bytes(attrs: Mapping[str, Any], shape: Shape) -> int:
 
 def _graph_def(path: str) -> Any:
     if not os.path.isfile(path):
-        raise PlanError("there is no model file {!r}".format(path))
+        raise PlanError(f"there is no model file {path!r}")
     with open(path, "rb") as handle:
         data = handle.read()
     message = v1.MetaGraphDef() if path.endswith(".meta") else v1.GraphDef()
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise PlanError("{!r} is no {}: {}".format(path, type(message).__name__, error)) from None
+        raise PlanError(f"{path!r} is no {type(message).__name__}: {error}") from None
     return message.graph_def if path.endswith(".meta") else message

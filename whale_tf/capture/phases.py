@@ -132,8 +132,8 @@ class _Finder:
         try:
             return self.graph.tensor(name)
         except (KeyError, IndexError):
-            raise GraphError("a gradient call used tensor {!r}, which the graph does not have. Were its annotations "
-                             "taken from another graph?".format(name)) from None
+            raise GraphError(f"a gradient call used tensor {name!r}, which the graph does not have. Were its annotations "
+                             "taken from another graph?") from None
 
     def _producers(self, names: Iterable[str]) -> List[int]:
         return [self.graph.tensors[self._tensor(name)].op for name in names]

@@ -199,7 +199,7 @@ class _Recorder:
                 bodies[name] = self.body(value.func.name)
             elif kind == "list":
                 for index, function in enumerate(value.list.func):
-                    bodies["{}[{}]".format(name, index)] = self.body(function.name)
+                    bodies[f"{name}[{index}]"] = self.body(function.name)
         return bodies or None
 
 
@@ -283,8 +283,8 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
                 heapq.heappush(ready, user)
     if len(order) < len(nodes):
         stuck = next(place for place, count in enumerate(missing) if count > 0)
-        raise GraphError("op {!r} ({}) waits for itself: the graph has a cycle that is not a while loop.".format(
-            nodes[stuck].name, nodes[stuck].type))
+        raise GraphError(f"op {nodes[stuck].name!r} ({nodes[stuck].type}) waits for itself: the graph has a cycle "
+                         f"that is not a while loop.")
     return order
 
 

@@ -96,11 +96,11 @@ def check_convex(graph: OpGraph, task_graphs: TaskGraphs, names: Sequence[str],
     detour = find_detour(graph, task_graphs, variables)
     if detour is None:
         return
-    steps = " -> ".join("{} (TaskGraph {})".format(graph.ops[op].name, task_graphs.of[op]) for op in detour.path)
+    steps = " -> ".join(f"{graph.ops[op].name} (TaskGraph {task_graphs.of[op]})" for op in detour.path)
     raise AnnotationError(
-        "TaskGraph {} ({!r}) is not convex: a path leaves it and comes back, so it cannot be a pipeline stage: {}. Put "
-        "the ops in between under the same annotation, or open a new annotation where the path comes back.".format(
-            detour.task_graph, names[detour.task_graph], steps))
+        f"TaskGraph {detour.task_graph} ({names[detour.task_graph]!r}) is not convex: a path leaves it and comes "
+        f"back, so it cannot be a pipeline stage: {steps}. Put "
+        "the ops in between under the same annotation, or open a new annotation where the path comes back.")
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
@@ -110,9 +110,9 @@ def _check_bodies(graph: OpGraph) -> None:
         tagged = _annotated_inside(op, set()) if op.phase in (Phase.FORWARD, Phase.BACKWARD) else None
         if tagged is not None:
             raise AnnotationError(
-                "op {!r} is annotated inside the function body of {!r} ({}). A loop, condition or function call is in "
-                "one TaskGraph: put `with wh.replicate(...)` around the whole call.".format(
-                    tagged.name, op.name, op.type))
+                f"op {tagged.name!r} is annotated inside the function body of {op.name!r} ({op.type}). A loop, "
+                f"condition or function call is in "
+                "one TaskGraph: put `with wh.replicate(...)` around the whole call.")
 
 
 def _annotated_inside(op: Op, seen: Set[int]) -> Optional[Op]:
@@ -135,15 +135,14 @@ def _check_annotations(graph: OpGraph, annotations: Annotations) -> None:
     for item in annotations.items:
         if item is annotations.default or Phase.FORWARD in phases[item.index]:
             continue
-        where = "wh.{} (TaskGraph {!r})".format(item.strategy, item.name)
+        where = f"wh.{item.strategy} (TaskGraph {item.name!r})"
         if Phase.BACKWARD in phases[item.index]:
             raise AnnotationError(
-                "{} holds backward ops only. Backward ops follow their forward ops, so an annotation around the "
-                "optimizer or tf.gradients means nothing: put it around the part of the model it should hold.".format(
-                    where))
+                f"{where} holds backward ops only. Backward ops follow their forward ops, so an annotation around the "
+                "optimizer or tf.gradients means nothing: put it around the part of the model it should hold.")
         raise AnnotationError(
-            "{} holds no op of the forward pass of any loss that is differentiated. Put it around a part of the model, "
-            "or remove it.".format(where))
+            f"{where} holds no op of the forward pass of any loss that is differentiated. Put it around a part of the model, "
+            "or remove it.")
 
 
 # -- membership -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def calibrate(
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(found.to_json())
     except (WhaleError, OSError) as error:
-        typer.echo("error: {}".format(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     if as_json:
         typer.echo(found.to_json())
@@ -43,20 +43,20 @@ def calibrate(
 
 
 def _show(found: Calibration) -> None:
-    table = Table("what", "measured", title="{}: {}".format(found.device, found.source), title_justify="left")
+    table = Table("what", "measured", title=f"{found.device}: {found.source}", title_justify="left")
     for what, points, unit in (("matrix product", found.arithmetic, "GFLOP/s"), ("addition", found.memory, "GB/s")):
         for work, seconds in points:
-            size = "{:.3g} MFLOP".format(work / 1e6) if unit == "GFLOP/s" else "{:.3g} MB".format(work / 1e6)
-            table.add_row("{} of {}".format(what, size), "{:.2f} us, {:.1f} {}".format(seconds * 1e6, work / seconds / 1e9, unit))
-    table.add_row("an op beside its kernel", "{:.2f} us".format(found.launch_s * 1e6))
-    table.add_row("a run beside its ops", "{:.1f} us".format(found.step_s * 1e6))
+            size = f"{work / 1e6:.3g} MFLOP" if unit == "GFLOP/s" else f"{work / 1e6:.3g} MB"
+            table.add_row(f"{what} of {size}", f"{seconds * 1e6:.2f} us, {work / seconds / 1e9:.1f} {unit}")
+    table.add_row("an op beside its kernel", f"{found.launch_s * 1e6:.2f} us")
+    table.add_row("a run beside its ops", f"{found.step_s * 1e6:.1f} us")
     for waited, seconds in found.wake:
-        table.add_row("first op after waiting for {:.0f} us".format(waited * 1e6), "{:.1f} us more".format(seconds * 1e6))
+        table.add_row(f"first op after waiting for {waited * 1e6:.0f} us", f"{seconds * 1e6:.1f} us more")
     for read, seconds in found.far:
-        table.add_row("{:.3g} MB from another core".format(read / 1e6), "{:.1f} us more".format(seconds * 1e6))
+        table.add_row(f"{read / 1e6:.3g} MB from another core", f"{seconds * 1e6:.1f} us more")
     for name, factor in found.slow_down.items():
-        table.add_row("slow-down, " + name.replace("-", " beside "), "{:.2f}".format(factor))
+        table.add_row("slow-down, " + name.replace("-", " beside "), f"{factor:.2f}")
     for name, link in found.communicators.items():
         rate = link.bandwidth_bytes_per_s / 1e9
-        table.add_row("communicator " + name, "{:.1f} us, {:.3g} GB/s".format(link.alpha_s * 1e6, rate))
+        table.add_row("communicator " + name, f"{link.alpha_s * 1e6:.1f} us, {rate:.3g} GB/s")
     Console().print(table)

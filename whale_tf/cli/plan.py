@@ -43,13 +43,13 @@ def plan(
         raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
     try:
         machines = Cluster.parse(cluster)
-        with Console(stderr=True).status("searching ({})".format(search_method)):
+        with Console(stderr=True).status(f"searching ({search_method})"):
             found = _search(model, machines, global_batch, search_method, recompute)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write((found.plan or found.result.to_plan(_profile_of(found))).to_json() + "\n")
     except (WhaleError, OSError) as error:
-        typer.echo("error: {}".format(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     if as_json:
         typer.echo(found.result.to_json())
@@ -77,7 +77,7 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, recomp
     name, kind = os.path.splitext(os.path.basename(model))
     is_graph = kind in (".py", ".pb", ".meta")
     if method in ON_GRAPHS and recompute:
-        raise PlanError("search {!r} does not recompute activations; leave --recompute out".format(method))
+        raise PlanError(f"search {method!r} does not recompute activations; leave --recompute out")
     if is_graph:
         from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do without
 
@@ -88,8 +88,9 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, recomp
     else:
         profile = ModelProfile.parse(model)
     if method == "rhino":
-        raise PlanError("search 'rhino' reads an op graph, and {!r} is a profile of layers; give a script (.py), a frozen model "
-                        "(.pb) or a MetaGraph (.meta), or use --search auto".format(model))
+        raise PlanError(f"search 'rhino' reads an op graph, and {model!r} is a profile of layers; give a script "
+                        f"(.py), a frozen model "
+                        "(.pb) or a MetaGraph (.meta), or use --search auto")
     if method == "auto":
         choice = choose(profile, profile, cluster, Request("all", None, None, global_batch))
         return Answer(choice.result, choice.profile)
@@ -101,7 +102,7 @@ def explain(path: str = typer.Argument(..., metavar="PLAN", help="a plan file"))
     try:
         loaded = Plan.parse(path)
     except WhaleError as error:
-        typer.echo("error: {}".format(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     typer.echo(explain_plan(loaded, None, [str(device) for device in range(loaded.num_devices)]))
 
@@ -112,7 +113,7 @@ def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argume
     try:
         first, second = Plan.parse(a), Plan.parse(b)
     except WhaleError as error:
-        typer.echo("error: {}".format(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2)
     places = differences(first.model_dump(mode="json"), second.model_dump(mode="json"))
     if as_json:
@@ -132,13 +133,13 @@ def differences(a: Any, b: Any, place: str = "") -> Dict[str, List[Any]]:
     if isinstance(a, dict) and isinstance(b, dict):
         found: Dict[str, List[Any]] = {}
         for key in list(a) + [key for key in b if key not in a]:
-            found.update(differences(a.get(key), b.get(key), "{}.{}".format(place, key) if place else key))
+            found.update(differences(a.get(key), b.get(key), f"{place}.{key}" if place else key))
         return found
     if isinstance(a, list) and isinstance(b, list) and any(isinstance(item, dict) for item in a + b):
         found = {}
         for index in range(max(len(a), len(b))):
             left, right = (side[index] if index < len(side) else None for side in (a, b))
-            found.update(differences(left, right, "{}[{}]".format(place, index)))
+            found.update(differences(left, right, f"{place}[{index}]"))
         return found
     return {} if a == b else {place: [a, b]}
 
@@ -157,7 +158,7 @@ def _list(as_json: bool) -> None:
     models = Table("model", "layers", "parameters", "batch granularity", "source")
     for name in names["models"]:
         profile = load_builtin(name)
-        models.add_row(name, str(len(profile.layers)), "{:,.0f}M".format(profile.parameter_bytes / 4e6),
+        models.add_row(name, str(len(profile.layers)), f"{profile.parameter_bytes / 4e6:,.0f}M",
                        str(profile.batch_granularity), profile.source)
     clusters = Table("cluster", "source")
     for name, row in BUILTIN.items():
@@ -171,8 +172,7 @@ def _list(as_json: bool) -> None:
 
 def _show(answer: Answer, cluster: Cluster) -> None:
     console, found = Console(), answer.result
-    console.print("[bold]{}[/bold] on {} with a batch of {}: {}".format(
-        found.model, found.cluster, found.global_batch, found.description))
+    console.print(f"[bold]{found.model}[/bold] on {found.cluster} with a batch of {found.global_batch}: {found.description}")
     if answer.profile is not None:
         console.print(_stages(found, answer.profile))
     elif answer.plan is not None:
@@ -192,24 +192,24 @@ def _stages(found: SearchResult, profile: ModelProfile) -> Table:
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]
         size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
         table.add_row(
-            str(number), "{}-{} ({} to {})".format(stage.first_layer, stage.last_layer, layers[0].name, layers[-1].name),
-            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), "{:,.0f}M".format(size / 4e6),
-            "{:.1f} GiB".format(max(found.peak_memory_bytes[device] for device in stage.all_devices) / GIB))
+            str(number), f"{stage.first_layer}-{stage.last_layer} ({layers[0].name} to {layers[-1].name})",
+            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), f"{size / 4e6:,.0f}M",
+            f"{max(found.peak_memory_bytes[device] for device in stage.all_devices) / GIB:.1f} GiB")
     return table
 
 
 def _facts(found: SearchResult) -> List[str]:
     facts = ["{} micro-batch{}".format(found.micro_batches, "es" if found.micro_batches > 1 else "")]
     if found.model_replicas > 1:
-        facts.append("{} model replicas".format(found.model_replicas))
+        facts.append(f"{found.model_replicas} model replicas")
     if found.warmup_policy is not None:
-        facts.append("warm-up policy {}, activation-communication ratio {:.2f}".format(
-            found.warmup_policy, found.activation_communication_ratio or 0.0))
+        facts.append(f"warm-up policy {found.warmup_policy}, activation-communication ratio "
+                     f"{found.activation_communication_ratio or 0.0:.2f}")
     if found.recompute:
         facts.append("activations recomputed")
     return facts + [
-        "at most {:.2f} GiB on a device".format(max(found.peak_memory_bytes) / GIB),
-        "searched in {:.2f} s".format(found.search_seconds)]
+        f"at most {max(found.peak_memory_bytes) / GIB:.2f} GiB on a device",
+        f"searched in {found.search_seconds:.2f} s"]
 
 
 def picture(found: SearchResult, cluster: Cluster) -> List[Text]:
@@ -218,7 +218,7 @@ def picture(found: SearchResult, cluster: Cluster) -> List[Text]:
     width = len(str(max(0, len(found.stages) - 1)))
     lines = []
     for node, devices in enumerate(cluster.nodes):
-        line = Text("node {:<3d}".format(node))
+        line = Text(f"node {node:<3d}")
         for device in devices:
             number = stage_of.get(device)
             label = "." if number is None else str(number)
@@ -235,4 +235,4 @@ def _ranges(numbers: Any) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return ", ".join(str(a) if a == b else "{}-{}".format(a, b) for a, b in runs)
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -45,7 +45,7 @@ def profile(
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(made.to_json())
     except (WhaleError, OSError) as error:
-        typer.echo("error: {}".format(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     if as_json:
         typer.echo(made.to_json())
@@ -55,7 +55,7 @@ def profile(
 
 def _write_ops(step: Optional[StepGraph], path: str, model: str) -> None:
     if step is None:
-        raise PlanError("{!r} has no training step whose ops could be written to --ops {}; give a script".format(model, path))
+        raise PlanError(f"{model!r} has no training step whose ops could be written to --ops {path}; give a script")
     if os.path.exists(path):
         step = StepGraph.parse(path).and_times_of(step)
     with open(path, "w", encoding="utf8") as handle:
@@ -66,14 +66,14 @@ def _show(made: ModelProfile) -> None:
     table = Table("layer", "forward GFLOPs", "backward", "parameters", "output", "activations", "ops")
     for layer in made.layers:
         table.add_row(
-            layer.name, "{:.4g}".format(layer.forward_flops / 1e9), "{:.4g}".format((layer.backward_flops or 0.0) / 1e9),
-            "{:,}".format(layer.parameter_bytes // 4), "{:.3g} MB".format(layer.output_bytes / 1e6),
-            "{:.3g} MB".format(layer.activation_bytes / 1e6), str(len(layer.ops)))  # fmt: skip
+            layer.name, f"{layer.forward_flops / 1e9:.4g}", f"{(layer.backward_flops or 0.0) / 1e9:.4g}",
+            f"{layer.parameter_bytes // 4:,}", f"{layer.output_bytes / 1e6:.3g} MB",
+            f"{layer.activation_bytes / 1e6:.3g} MB", str(len(layer.ops)))  # fmt: skip
     forward, backward = (sum(row) / 1e9 for row in zip(*[(x.forward_flops, x.backward_flops or 0.0) for x in made.layers]))
     kept, ops = (sum(row) for row in zip(*[(layer.activation_bytes, len(layer.ops)) for layer in made.layers]))
     table.add_row(
-        "all", "{:.4g}".format(forward), "{:.4g}".format(backward), "{:,}".format(made.parameter_bytes // 4), "",
-        "{:.3g} MB".format(kept / 1e6), str(ops), style="bold")  # fmt: skip
+        "all", f"{forward:.4g}", f"{backward:.4g}", f"{made.parameter_bytes // 4:,}", "",
+        f"{kept / 1e6:.3g} MB", str(ops), style="bold")  # fmt: skip
     console = Console()
-    console.print("{} per sample, {}, {}".format(made.name, made.precision, made.source))
+    console.print(f"{made.name} per sample, {made.precision}, {made.source}")
     console.print(table)

@@ -41,14 +41,14 @@ def run(
     try:
         variables = _variables(workers, devices_per_worker, cluster, _configured(config, workers, replicate, auto))
     except WhaleError as error:
-        typer.echo("error: {}".format(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2)
     start = ["-m", "whale_tf.cli.start"] if replicate or auto else []
     command = [sys.executable, "-u"] + start + (["-m"] if module else []) + [script] + list(arguments or ())
     status = 0
     for attempt in range(max_restarts + 1):
         if attempt:
-            typer.echo("whale run: starting all processes again ({} of {})".format(attempt, max_restarts), err=True)
+            typer.echo(f"whale run: starting all processes again ({attempt} of {max_restarts})", err=True)
         group = Group(command, [dict(variables, **one) for one in tf_configs(free_ports(workers))], grace)
         status = group.wait()
         if status == 0 or group.interrupted:
@@ -70,8 +70,9 @@ def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool
         raise ConfigError("--replicate is given, and {}; give one of them".format(
             "--auto" if auto else "a configuration that asks for a plan of its own (auto_parallel, num_task_graph)"))
     if auto and workers > 1:
-        raise ConfigError("--auto is given with --workers {}, but plans are searched for one process; use --workers 1 and "
-                          "--devices-per-worker".format(workers))
+        raise ConfigError(f"--auto is given with --workers {workers}, but plans are searched for one process; use "
+                          f"--workers 1 and "
+                          "--devices-per-worker")
     return given.to_json() if replicate or searches else Config(dict(given.to_dict(), **{"auto.auto_parallel": True})).to_json()
 
 
@@ -81,12 +82,11 @@ def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], co
     Raises:
         ClusterError, ConfigError: cluster or configuration is not valid.
     """
-    short = "cpu:{}".format(devices_per_worker)
-    described = cluster or ("{}x{}".format(workers, short) if workers > 1 else short)
+    short = f"cpu:{devices_per_worker}"
+    described = cluster or (f"{workers}x{short}" if workers > 1 else short)
     total = len(Cluster.parse(described))
     if total % workers:
-        raise ClusterError("the cluster {!r} has {} devices, which do not divide over {} workers".format(
-            described, total, workers))
+        raise ClusterError(f"the cluster {described!r} has {total} devices, which do not divide over {workers} workers")
     variables = {"WHALE_CLUSTER": described, LAUNCHED: "1"}
     if config is not None:
         variables["WHALE_CONFIG"] = Config.parse(config).to_json(indent=None)
@@ -151,8 +151,8 @@ class Group:
             failed = [(rank, status) for rank, status in enumerate(statuses) if status]
             if failed:
                 rank, status = failed[0]
-                how = "signal {}".format(signal.Signals(-status).name) if status < 0 else "status {}".format(status)
-                sys.stderr.write("whale run: process {} ended with {}\n".format(rank, how))
+                how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+                sys.stderr.write(f"whale run: process {rank} ended with {how}\n")
                 return 128 - status if status < 0 else status
             if all(status == 0 for status in statuses):
                 return 0
@@ -178,9 +178,9 @@ class Group:
                 pass  # it has ended
 
     def _copy(self, rank: int, stream: IO[bytes], out: IO[str]) -> None:
-        prefix = "[{}] ".format(rank)
+        prefix = f"[{rank}] "
         if out.isatty():
-            prefix = "\033[{}m{}\033[0m".format(COLOURS[rank % len(COLOURS)], prefix)
+            prefix = f"\033[{COLOURS[rank % len(COLOURS)]}m{prefix}\033[0m"
         for line in iter(stream.readline, b""):
             with self._lock:
                 out.write(prefix + line.decode("utf8", "replace").rstrip("\n") + "\n")

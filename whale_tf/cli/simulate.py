@@ -111,7 +111,7 @@ def simulate(
             )
         _finish(result, as_json, trace, timeline, memory, report)
     except WhaleError as error:
-        typer.echo("error: {}".format(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
 
 
@@ -139,10 +139,10 @@ def compare(
                 loaded = Plan.parse(text)
                 result = _run_plan(simulator, _source(model, profile, loaded), loaded, global_batch)
             else:
-                raise PlanError("{!r} is neither a plan file nor of the form DPxTPxPP:MICRO_BATCHES, e.g. 2x4x2:4".format(text))
+                raise PlanError(f"{text!r} is neither a plan file nor of the form DPxTPxPP:MICRO_BATCHES, e.g. 2x4x2:4")
             found.append((text, result))
     except WhaleError as error:
-        typer.echo("error: {}".format(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     found.sort(key=lambda item: (item[1].oom, item[1].step_time_s))
     if as_json:
@@ -155,16 +155,16 @@ def compare(
     console = Console()
     console.print(table)
     for name, result in found:
-        console.print("{}: {}".format(name, result.bottleneck()))
+        console.print(f"{name}: {result.bottleneck()}")
 
 
 def _row(result: Simulation) -> Tuple[str, ...]:
     return (
-        "{:.2f}".format(result.step_time_s * 1e3),
-        "{:.1f}".format(result.samples_per_s),
-        "{:.1%}".format(result.bubble),
-        "{:.2f}".format(result.exposed_communication_s * 1e3),
-        "{:.1%}".format(result.mfu),
+        f"{result.step_time_s * 1e3:.2f}",
+        f"{result.samples_per_s:.1f}",
+        f"{result.bubble:.1%}",
+        f"{result.exposed_communication_s * 1e3:.2f}",
+        f"{result.mfu:.1%}",
         "{:.2f}{}".format(max(result.peak_memory_bytes) / GIB, " (out of memory)" if result.oom else ""),
     )
 
@@ -172,7 +172,7 @@ def _row(result: Simulation) -> Tuple[str, ...]:
 def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan]) -> Source:
     """What the options name; a plan made for a built-in model or profile names it itself."""
     if model is not None and profile is not None:
-        raise PlanError("--model {} and --profile {} both say what to simulate; keep one".format(model, profile))
+        raise PlanError(f"--model {model} and --profile {profile} both say what to simulate; keep one")
     if profile is not None:
         parsed = ModelProfile.parse(profile)
         return Source(parsed.name, parsed)
@@ -209,9 +209,8 @@ def _run_uniform(
 def _check_size(simulator: Simulator, plan: Plan) -> None:
     if plan.num_devices > len(simulator.cluster.devices):
         raise PlanError(
-            "the plan is for {} devices, cluster {!r} has {}; simulate it on a cluster of at least that size".format(
-                plan.num_devices, simulator.cluster.name, len(simulator.cluster.devices)
-            )
+            f"the plan is for {plan.num_devices} devices, cluster {simulator.cluster.name!r} has "
+            f"{len(simulator.cluster.devices)}; simulate it on a cluster of at least that size"
         )
 
 
@@ -267,7 +266,7 @@ def _print(result: Simulation) -> None:
         "exposed ms",
         "MFU",
         "peak GiB",
-        title="{} on {}".format(result.program.strategy.model.name, result.cluster.name),
+        title=f"{result.program.strategy.model.name} on {result.cluster.name}",
     )
     summary.add_row(*_row(result))
     console.print(summary)
@@ -278,10 +277,10 @@ def _print(result: Simulation) -> None:
             str(use.device),
             str(size),
             str(use.stage),
-            "{:.1%}".format(use.computation_s / step),
-            "{:.1%}".format(use.exposed_s / step),
-            "{:.1%}".format(use.bubble_s / step),
-            "{:.1%}".format(use.mfu),
+            f"{use.computation_s / step:.1%}",
+            f"{use.exposed_s / step:.1%}",
+            f"{use.bubble_s / step:.1%}",
+            f"{use.mfu:.1%}",
             "{:.2f}{}".format(use.peak_memory_bytes / GIB, " (out of memory)" if use.oom else ""),
         )
     console.print(devices)

@@ -24,8 +24,9 @@ def main() -> None:
         sys.path[0] = os.path.dirname(os.path.abspath(script))
         runpy.run_path(script, run_name="__main__")
     if api.current_plan() is None:
-        say("{} has trained nothing in a TensorFlow graph, so nothing was parallelized (tf.function and eager execution are not "
-            "supported)".format(script))
+        say(f"{script} has trained nothing in a TensorFlow graph, so nothing was parallelized (tf.function and eager "
+            f"execution are not "
+            "supported)")
 
 
 if __name__ == "__main__":

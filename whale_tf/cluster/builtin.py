@@ -110,6 +110,7 @@ def _sized(name: str, row: Builtin, size: int) -> Tuple[NodeDescription, ...]:
     whole, rest = divmod(size, per_node)
     nodes = tuple(row.nodes(whole))
     if size < 1 or rest or len(nodes) != whole:
-        raise ClusterError("cluster {!r} has nodes of {} devices; it does not come with {} devices in all, use e.g. "
-                           "'{}:{}'".format(name, per_node, size, name, max(1, len(nodes)) * per_node))
+        raise ClusterError(f"cluster {name!r} has nodes of {per_node} devices; it does not come with {size} devices "
+                           f"in all, use e.g. "
+                           f"'{name}:{max(1, len(nodes)) * per_node}'")
     return nodes

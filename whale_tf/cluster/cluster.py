@@ -37,8 +37,9 @@ class Cluster:
             for number, node in enumerate(description.nodes):
                 if node.nic is None:
                     raise ClusterError(
-                        'node {} of {!r} has no network adapter, but there are {} nodes; add "nic": '
-                        '{{"bandwidth_gbits_per_s": 50}}'.format(number, self.name, len(self.nodes)))
+                        f'node {number} of {self.name!r} has no network adapter, but there are {len(self.nodes)} '
+                        f'nodes; add "nic": '
+                        '{"bandwidth_gbits_per_s": 50}')
 
     @classmethod
     def parse(cls, value: Union[Cluster, Mapping[str, Any], str]) -> Cluster:
@@ -173,7 +174,7 @@ class Cluster:
     def resources(self) -> Mapping[str, Link]:
         """All resources by name."""
         if self._resources is None:
-            self._resources = {"node{}/{}".format(number, name): link
+            self._resources = {f"node{number}/{name}": link
                                for number, topology in enumerate(self._topologies)
                                for name, link in topology.resources().items()}
         return self._resources
@@ -205,8 +206,7 @@ class Cluster:
 
     def _device(self, index: int) -> Device:
         if not 0 <= index < len(self.devices):
-            raise ClusterError("cluster {!r} has devices 0..{}, there is no device {}".format(
-                self.name, len(self.devices) - 1, index))
+            raise ClusterError(f"cluster {self.name!r} has devices 0..{len(self.devices) - 1}, there is no device {index}")
         return self.devices[index]
 
 
@@ -239,7 +239,7 @@ def _topologies(nodes: Sequence[NodeDescription], own: Mapping[str, hardware.Dev
 
 
 def _global_names(node: int, path: Sequence[Resource]) -> Tuple[str, ...]:
-    return tuple("node{}/{}".format(node, resource.name) for resource in path)
+    return tuple(f"node{node}/{resource.name}" for resource in path)
 
 
 def _node_texts(nodes: Sequence[NodeDescription]) -> List[str]:
@@ -251,7 +251,7 @@ def _node_texts(nodes: Sequence[NodeDescription]) -> List[str]:
             texts[-1][0] += 1
         else:
             texts.append([1, text])
-    return ["{}x{}".format(count, text) if count > 1 else text for count, text in texts]
+    return [f"{count}x{text}" if count > 1 else text for count, text in texts]
 
 
 def _runs(names: Sequence[str]) -> List[Dict[str, Any]]:

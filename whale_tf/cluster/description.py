@@ -41,9 +41,9 @@ def _one_unit(values: Dict[str, Any], units: Mapping[str, float], default: Optio
         return
     value = values.pop(given[0])
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError("{} is {!r}, expected a number".format(given[0], value))
+        raise ValueError(f"{given[0]} is {value!r}, expected a number")
     if value < 0:
-        raise ValueError("{} is {!r}, expected a positive number".format(given[0], value))
+        raise ValueError(f"{given[0]} is {value!r}, expected a positive number")
     values[canonical] = value * units[given[0]]
 
 
@@ -94,7 +94,7 @@ class NvlinkDescription(LinkDescription):
     def _legal_lanes(cls, lanes: Optional[Tuple[Tuple[int, int, int], ...]]) -> Any:
         for a, b, count in lanes or ():
             if a == b or min(a, b) < 0 or count < 1:
-                raise ValueError("lane {} is not [device, other device, count of at least 1]".format([a, b, count]))
+                raise ValueError(f"lane {[a, b, count]} is not [device, other device, count of at least 1]")
         return lanes
 
 
@@ -111,14 +111,12 @@ class PcieDescription(LinkDescription):
     def _consistent(self) -> PcieDescription:
         below = [device for switch in self.switches for device in switch]
         if len(below) != len(set(below)):
-            raise ValueError("a device is under two switches: {}".format([list(row) for row in self.switches]))
+            raise ValueError(f"a device is under two switches: {[list(row) for row in self.switches]}")
         numbers = sorted(switch for socket in self.sockets for switch in socket)
         if self.sockets and numbers != list(range(len(self.switches))):
-            raise ValueError("sockets name switches {}, expected each of 0..{} once".format(
-                numbers, len(self.switches) - 1))
+            raise ValueError(f"sockets name switches {numbers}, expected each of 0..{len(self.switches) - 1} once")
         if len(self.sockets) > 1 and self.socket_link is None:
-            raise ValueError('{} sockets need "socket_link": {{"bandwidth_gbytes_per_s": ...}}'.format(
-                len(self.sockets)))
+            raise ValueError(f'{len(self.sockets)} sockets need "socket_link": {{"bandwidth_gbytes_per_s": ...}}')
         return self
 
 
@@ -176,7 +174,7 @@ class DeviceTypeDescription(_Part):
     @model_validator(mode="after")
     def _known_names(self) -> DeviceTypeDescription:
         if self.kind not in ("CPU", "GPU"):
-            raise ValueError("kind is {!r}, expected 'CPU' or 'GPU'".format(self.kind))
+            raise ValueError(f"kind is {self.kind!r}, expected 'CPU' or 'GPU'")
         if self.fabric not in hardware.FABRICS:
             raise ValueError("fabric is {!r}, expected one of {}".format(
                 self.fabric, ", ".join(sorted(hardware.FABRICS))))
@@ -202,8 +200,7 @@ class NodeDescription(_Part):
             numbers += [device for switch in self.links.pcie.switches for device in switch]
         wrong = sorted({number for number in numbers if not 0 <= number < len(self.devices)})
         if wrong:
-            raise ValueError("links name device {}, but the node has devices 0..{}".format(
-                wrong[0], len(self.devices) - 1))
+            raise ValueError(f"links name device {wrong[0]}, but the node has devices 0..{len(self.devices) - 1}")
         return self
 
 

@@ -83,8 +83,8 @@ def own_types(gpus: Iterable[Gpu]) -> Dict[str, DeviceTypeDescription]:
     for gpu in gpus:
         if table_name(gpu) is None and gpu.name not in types:
             warnings.warn(
-                "GPU {!r} is not in the hardware table; its speed is taken to be a T4's. Measure it with "
-                '`whale profile --device`, or give "device_types" in the cluster description.'.format(gpu.name),
+                f"GPU {gpu.name!r} is not in the hardware table; its speed is taken to be a T4's. Measure it with "
+                '`whale profile --device`, or give "device_types" in the cluster description.',
                 stacklevel=2)
             types[gpu.name] = DeviceTypeDescription.model_validate(
                 {"base": "T4", "memory_bytes": gpu.memory_bytes, "source": "nvidia-smi; rates of the T4"})

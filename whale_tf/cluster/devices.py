@@ -70,4 +70,4 @@ class Device:
         ``/job:localhost/replica:0/task:0/device:CPU:3``, ``/job:worker/replica:0/task:1/device:CPU:1``.
         """
         number = self.number if job == "localhost" else self.local_number
-        return "/job:{}/replica:0/task:{}/device:{}:{}".format(job, task, self.kind, number)
+        return f"/job:{job}/replica:0/task:{task}/device:{self.kind}:{number}"

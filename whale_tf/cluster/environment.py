@@ -51,8 +51,8 @@ class Environment(NamedTuple):
         the scheduler gave (``gpu:N``), else one CPU device for each process of a node."""
         if devices is None:
             per_node = len(self.addresses) // len(self.nodes)
-            devices = "gpu:{}".format(self.devices_per_node) if self.devices_per_node else "cpu:{}".format(per_node)
-        return "{}x{}".format(len(self.nodes), devices) if len(self.nodes) > 1 else devices
+            devices = f"gpu:{self.devices_per_node}" if self.devices_per_node else f"cpu:{per_node}"
+        return f"{len(self.nodes)}x{devices}" if len(self.nodes) > 1 else devices
 
 
 def host_of(address: str) -> str:
@@ -87,7 +87,7 @@ def read_environment(environ: Mapping[str, str]) -> Optional[Environment]:
 def _number(environ: Mapping[str, str], key: str, at_least: int = 0) -> int:
     text = environ.get(key, "")
     if not text.isdigit() or int(text) < at_least:
-        raise ClusterError("{}={!r}, expected a whole number of at least {}".format(key, text, at_least))
+        raise ClusterError(f"{key}={text!r}, expected a whole number of at least {at_least}")
     return int(text)
 
 
@@ -105,9 +105,9 @@ def _tf_config(text: str) -> Optional[Environment]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ClusterError("TF_CONFIG is not valid JSON: {}".format(error)) from None
+        raise ClusterError(f"TF_CONFIG is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ClusterError('TF_CONFIG is {!r}, expected {{"cluster": ..., "task": ...}}'.format(value))
+        raise ClusterError(f'TF_CONFIG is {value!r}, expected {{"cluster": ..., "task": ...}}')
     cluster, task = value.get("cluster", {}), value.get("task", {})
     if not cluster:
         return None  # TensorFlow's own meaning: a local run
@@ -123,26 +123,25 @@ def _tf_config(text: str) -> Optional[Environment]:
 
 def _groups(cluster: Any) -> Dict[str, Tuple[str, ...]]:
     if not isinstance(cluster, dict):
-        raise ClusterError('TF_CONFIG\'s "cluster" is {!r}, expected {{"worker": ["host:port", ...]}}'.format(cluster))
+        raise ClusterError(f'TF_CONFIG\'s "cluster" is {cluster!r}, expected {{"worker": ["host:port", ...]}}')
     groups: Dict[str, Tuple[str, ...]] = {}
     for role, addresses in cluster.items():
         if role not in ROLES + ("master",):
             raise ClusterError("TF_CONFIG has an unknown role {!r}; known: {}.{}".format(
                 role, ", ".join(ROLES), did_you_mean(str(role), ROLES)))
         if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-            raise ClusterError('TF_CONFIG\'s {!r} is {!r}, expected a list of "host:port"'.format(role, addresses))
+            raise ClusterError(f'TF_CONFIG\'s {role!r} is {addresses!r}, expected a list of "host:port"')
         groups[role] = tuple(addresses)
     every = [address for row in groups.values() for address in row]
     twice = [address for address in every if every.count(address) > 1]
     if twice:
-        raise ClusterError("TF_CONFIG names the address {} more than once; each task needs its own host:port".format(
-            twice[0]))
+        raise ClusterError(f"TF_CONFIG names the address {twice[0]} more than once; each task needs its own host:port")
     return groups
 
 
 def _task(task: Any, groups: Mapping[str, Tuple[str, ...]]) -> Tuple[str, int]:
     if not isinstance(task, dict) or "type" not in task:
-        raise ClusterError('TF_CONFIG\'s "task" is {!r}, expected {{"type": "worker", "index": 0}}'.format(task))
+        raise ClusterError(f'TF_CONFIG\'s "task" is {task!r}, expected {{"type": "worker", "index": 0}}')
     role, index = task["type"], task.get("index", 0)
     if isinstance(index, str) and index.isdigit():
         index = int(index)
@@ -152,8 +151,9 @@ def _task(task: Any, groups: Mapping[str, Tuple[str, ...]]) -> Tuple[str, int]:
         raise ClusterError("TF_CONFIG says this task is a {!r}, but its cluster has only {}".format(
             role, ", ".join(sorted(groups))))
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(groups[role]):
-        raise ClusterError("TF_CONFIG says this task is {} number {!r}, but there are {} of them (0..{}): its own "
-                           "address is missing".format(role, index, len(groups[role]), len(groups[role]) - 1))
+        raise ClusterError(f"TF_CONFIG says this task is {role} number {index!r}, but there are {len(groups[role])} "
+                           f"of them (0..{len(groups[role]) - 1}): its own "
+                           "address is missing")
     return role, index
 
 
@@ -166,7 +166,7 @@ def _volcano(environ: Mapping[str, str]) -> Environment:
     order = sorted(groups, key=lambda name: (name not in ("MASTER", "CHIEF"), name))
     addresses = tuple(host for name in order for host in groups[name])
     if not addresses:
-        raise ClusterError("Volcano's {} are empty".format(", ".join("VC_{}_HOSTS".format(name) for name in order)))
+        raise ClusterError("Volcano's {} are empty".format(", ".join(f"VC_{name}_HOSTS" for name in order)))
     key = "VC_TASK_INDEX" if "VC_TASK_INDEX" in environ else "VK_TASK_INDEX"
     index = _number(environ, key)
     own = environ.get("HOSTNAME", "")
@@ -183,8 +183,9 @@ def _kubernetes(environ: Mapping[str, str]) -> Environment:
     port = ":" + environ["MASTER_PORT"] if environ.get("MASTER_PORT") else ""
     match = re.match(r"^(?P<job>.+)-0(?P<domain>\..*)?$", master)
     if match is None and size > 1:
-        raise ClusterError("MASTER_ADDR={!r} is no pod name ending in -0, so the addresses of the other {} pods cannot "
-                           "be derived; set TF_CONFIG".format(master, size - 1))
+        raise ClusterError(f"MASTER_ADDR={master!r} is no pod name ending in -0, so the addresses of the other "
+                           f"{size - 1} pods cannot "
+                           "be derived; set TF_CONFIG")
     addresses = [master]
     for number in range(1, size):
         assert match is not None
@@ -192,7 +193,7 @@ def _kubernetes(environ: Mapping[str, str]) -> Environment:
         if job.endswith("-master"):  # Kubeflow: NAME-master-0, NAME-worker-0, NAME-worker-1
             addresses.append("{}-worker-{}{}".format(job[:-len("-master")], number - 1, domain))
         else:
-            addresses.append("{}-{}{}".format(job, number, domain))
+            addresses.append(f"{job}-{number}{domain}")
     full = tuple(address + port for address in addresses)
     return Environment("Kubernetes", full, _rank_in(rank, full, "RANK"))
 
@@ -216,10 +217,11 @@ def _on_one_host(environ: Mapping[str, str], source: str, keys: _Keys) -> Enviro
     """Ranks on this host; torchrun's processes take the ports behind its own, so that two jobs do not meet."""
     size, rank = _number(environ, keys.size, 1), _number(environ, keys.rank)
     if _number(environ, keys.local_size, 1) != size:
-        raise ClusterError("{} started {} processes ({}), {} of them on this host, and does not say where the others are; "
-                           "set TF_CONFIG".format(source, size, keys.size, environ[keys.local_size]))
+        raise ClusterError(f"{source} started {size} processes ({keys.size}), {environ[keys.local_size]} of them on "
+                           f"this host, and does not say where the others are; "
+                           "set TF_CONFIG")
     first = _number(environ, "MASTER_PORT", 1) + 1 if source == "torchrun" else None
-    addresses = tuple("127.0.0.1" + (":{}".format(first + each) if first else "") for each in range(size))
+    addresses = tuple("127.0.0.1" + (f":{first + each}" if first else "") for each in range(size))
     return Environment(source, addresses, _rank_in(rank, addresses, keys.rank))
 
 
@@ -231,7 +233,7 @@ def _slurm_list(environ: Mapping[str, str]) -> Optional[str]:
 
 def _slurm(environ: Mapping[str, str]) -> Environment:
     hosts = expand_host_list(_slurm_list(environ) or "")
-    one_each = "1(x{})".format(len(hosts))
+    one_each = f"1(x{len(hosts)})"
     tasks_text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or one_each
     tasks = _expand_counts(tasks_text)
     if len(tasks) != len(hosts):
@@ -263,13 +265,13 @@ def _split_outside_brackets(text: str) -> List[str]:
     for char in text:
         depth += (char == "[") - (char == "]")
         if depth not in (0, 1):
-            raise ClusterError("brackets do not match in the SLURM node list {!r}".format(text))
+            raise ClusterError(f"brackets do not match in the SLURM node list {text!r}")
         if char == "," and depth == 0:
             parts.append("")
         else:
             parts[-1] += char
     if depth:
-        raise ClusterError("brackets do not match in the SLURM node list {!r}".format(text))
+        raise ClusterError(f"brackets do not match in the SLURM node list {text!r}")
     return [part for part in parts if part]
 
 
@@ -284,8 +286,7 @@ def _expand_brackets(part: str, text: str) -> List[str]:
         first, dash, last = item.partition("-")
         last = last if dash else first
         if not (first.isdigit() and last.isdigit()) or int(last) < int(first):
-            raise ClusterError("{!r} in the SLURM node list {!r} is not a number or a range like 01-08".format(
-                item, text))
+            raise ClusterError(f"{item!r} in the SLURM node list {text!r} is not a number or a range like 01-08")
         names = [before + str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         hosts += [name + end for name in names for end in rest]
     return hosts
@@ -297,6 +298,6 @@ def _expand_counts(text: str) -> List[int]:
     for part in text.split(","):
         match = re.match(r"^(\d+)(?:\(x(\d+)\))?$", part.strip())
         if match is None:
-            raise ClusterError("SLURM's tasks per node {!r} is not like '2(x3),1'".format(text))
+            raise ClusterError(f"SLURM's tasks per node {text!r} is not like '2(x3),1'")
         counts += [int(match.group(1))] * int(match.group(2) or 1)
     return counts

@@ -26,7 +26,7 @@ def parse_description(value: Union[Mapping[str, Any], str]) -> ClusterDescriptio
         value = os.fspath(value)
     if not isinstance(value, str):
         raise ClusterError("a cluster is a Cluster, a dict, a path, JSON text or a short form such as 'cpu:4' or "
-                           "'V100-32GB:8,P100-16GB:8'; got {!r}".format(value))
+                           f"'V100-32GB:8,P100-16GB:8'; got {value!r}")
     text = value.strip()
     if text.startswith("{"):
         return parse_json(text, "the cluster's JSON text")
@@ -34,8 +34,8 @@ def parse_description(value: Union[Mapping[str, Any], str]) -> ClusterDescriptio
         with open(text, encoding="utf8") as file:
             return parse_json(file.read(), text)
     if text.endswith(".json") or os.sep in text:
-        raise ClusterError("there is no cluster file {!r}; give the path of a JSON file (docs/cluster.md), or a short "
-                           "form such as 'cpu:4'".format(text))
+        raise ClusterError(f"there is no cluster file {text!r}; give the path of a JSON file (docs/cluster.md), or a short "
+                           "form such as 'cpu:4'")
     known = builtin_cluster(text)
     return known if known is not None else parse_short_form(text)
 
@@ -45,8 +45,7 @@ def parse_json(text: str, where: str) -> ClusterDescription:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ClusterError("{} is not valid JSON: {}; the format is described in docs/cluster.md".format(
-            where, error)) from None
+        raise ClusterError(f"{where} is not valid JSON: {error}; the format is described in docs/cluster.md") from None
     return from_json_value(value)
 
 
@@ -66,8 +65,8 @@ def parse_short_form(text: str) -> ClusterDescription:
         row = _row(name, text, {key: body.row(key) for key, body in own.items()})
         if row.kind == "GPU" and part.per_node > MAX_GPUS_PER_NODE:
             raise ClusterError(
-                "{!r} has {} GPUs in one node, expected at most {}; write the nodes, e.g. '{}x{}:8'".format(
-                    text, part.per_node, MAX_GPUS_PER_NODE, max(1, part.per_node // 8), row.name))
+                f"{text!r} has {part.per_node} GPUs in one node, expected at most {MAX_GPUS_PER_NODE}; write the "
+                f"nodes, e.g. '{max(1, part.per_node // 8)}x{row.name}:8'")
         nodes += [[row.name] * part.per_node] * part.nodes
     return default_cluster(nodes, text, own)
 
@@ -83,8 +82,8 @@ class _Part(NamedTuple):
 def _part(part: str, text: str) -> _Part:
     match = _PART.match(part)
     if match is None:
-        raise ClusterError("{!r} in cluster {!r} is not TYPE:COUNT or NODESxTYPE:COUNT, e.g. 'cpu:4', "
-                           "'2xV100-32GB:8'".format(part, text))
+        raise ClusterError(f"{part!r} in cluster {text!r} is not TYPE:COUNT or NODESxTYPE:COUNT, e.g. 'cpu:4', "
+                           "'2xV100-32GB:8'")
     nodes, name, count = match.group("nodes"), match.group("type"), match.group("count")
     return _Part(1 if nodes is None else whole(nodes, "the nodes in " + repr(part)), name,
                  1 if count is None else whole(count, "the count in " + repr(part)))

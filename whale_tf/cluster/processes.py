@@ -85,7 +85,7 @@ def _with_ports(environment: Environment) -> Tuple[str, ...]:
     result = []
     for address in environment.addresses:
         if host_of(address) == address:
-            result.append("{}:{}".format(address, FIRST_PORT + seen.count(address)))
+            result.append(f"{address}:{FIRST_PORT + seen.count(address)}")
             seen.append(address)
         else:
             result.append(address)
@@ -148,7 +148,7 @@ def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
         numbers = {"CPU": 0, "GPU": 0}
         for index in part:
             kind = cluster.devices[index].kind
-            names[index] = "{}/device:{}:{}".format(processes.prefix(rank), kind, numbers[kind])
+            names[index] = f"{processes.prefix(rank)}/device:{kind}:{numbers[kind]}"
             numbers[kind] += 1
     return tuple(names[index] for index in range(len(cluster.devices)))
 
@@ -170,6 +170,6 @@ def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
     read it, whatever job the environment speaks of otherwise (TensorFlow cannot read an empty text)."""
     if len(ports) == 1:
         return [{"TF_CONFIG": "{}"}]
-    addresses = ["127.0.0.1:{}".format(port) for port in ports]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
     return [{"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})}
             for rank in range(len(ports))]

@@ -23,7 +23,7 @@ _NODE_KEYS = ("count", "devices", "links", "nic")
 def from_json_value(value: Any) -> ClusterDescription:
     """Validates a parsed JSON object.  Raises ClusterError with the place, the value and what was expected."""
     if not isinstance(value, dict):
-        raise ClusterError('a cluster description is a JSON object {{"nodes": [...]}}, got {!r}'.format(value))
+        raise ClusterError(f'a cluster description is a JSON object {{"nodes": [...]}}, got {value!r}')
     _known_keys(value, _CLUSTER_KEYS, "the cluster description")
     types = value.get("device_types", {})
     try:
@@ -32,11 +32,11 @@ def from_json_value(value: Any) -> ClusterDescription:
         raise _readable(error, "device_types") from None
     nodes = value.get("nodes")
     if not isinstance(nodes, (list, tuple)) or not nodes:
-        raise ClusterError('"nodes" is {!r}, expected a list of at least one node, e.g. '
-                           '[{{"devices": "V100-32GB:8", "links": "default"}}]'.format(nodes))
+        raise ClusterError(f'"nodes" is {nodes!r}, expected a list of at least one node, e.g. '
+                           '[{"devices": "V100-32GB:8", "links": "default"}]')
     expanded: List[Any] = []
     for number, body in enumerate(nodes):
-        expanded += _expand_node(body, "nodes[{}]".format(number), own)
+        expanded += _expand_node(body, f"nodes[{number}]", own)
     try:
         return ClusterDescription.model_validate(
             {"name": value.get("name", "cluster"), "nodes": tuple(expanded), "device_types": types})
@@ -54,14 +54,15 @@ def _known_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> N
 def _expand_node(body: Any, where: str, own: Mapping[str, hardware.DeviceType]) -> List[NodeDescription]:
     """One entry of ``nodes`` to ``count`` nodes."""
     if not isinstance(body, dict):
-        raise ClusterError('{} is {!r}, expected an object {{"devices": ...}}'.format(where, body))
+        raise ClusterError(f'{where} is {body!r}, expected an object {{"devices": ...}}')
     _known_keys(body, _NODE_KEYS, where)
     count = whole(body.get("count", 1), where + ".count")
     types = _device_list(body.get("devices"), where + ".devices", own)
     links = body.get("links")
     if links is None and len(types) > 1:
-        raise ClusterError('{} has {} devices but no "links"; give them, or "links": "default" for the usual ones of '
-                           "{}".format(where, len(types), types[0]))
+        raise ClusterError(f'{where} has {len(types)} devices but no "links"; give them, or "links": "default" for '
+                           f'the usual ones of '
+                           f"{types[0]}")
     try:
         if links is None or links == "default":
             parsed = default_links([hardware.device_type(name, own) for name in types])
@@ -79,8 +80,7 @@ def _device_list(value: Any, where: str, own: Mapping[str, hardware.DeviceType])
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, (list, tuple)) or not value:
-        raise ClusterError('{} is {!r}, expected "V100-32GB:8" or [{{"type": "V100-32GB", "count": 8}}]'.format(
-            where, value))
+        raise ClusterError(f'{where} is {value!r}, expected "V100-32GB:8" or [{{"type": "V100-32GB", "count": 8}}]')
     names: List[str] = []
     for entry in value:
         if isinstance(entry, dict):
@@ -90,8 +90,7 @@ def _device_list(value: Any, where: str, own: Mapping[str, hardware.DeviceType])
             kind, _, text = str(entry).partition(":")
             count = text if text else 1
         if not isinstance(kind, str):
-            raise ClusterError('{} has no device type: {!r}; expected {{"type": "V100-32GB", "count": 8}}'.format(
-                where, entry))
+            raise ClusterError(f'{where} has no device type: {entry!r}; expected {{"type": "V100-32GB", "count": 8}}')
         names += [hardware.device_type(kind, own).name] * whole(count, where)
     return names
 
@@ -104,18 +103,18 @@ def whole(value: Union[int, str, Any], where: str) -> int:
     elif isinstance(value, str) and value.lstrip("-").isdigit():
         number = int(value)
     if number is None or number < 1:
-        raise ClusterError("{} is {!r}, expected a whole number of at least 1".format(where, value))
+        raise ClusterError(f"{where} is {value!r}, expected a whole number of at least 1")
     return number
 
 
 def _readable(error: Exception, where: str) -> ClusterError:
     """The first problem of a pydantic error as one sentence."""
     if not isinstance(error, ValidationError):
-        return ClusterError('{} is not an object {{"name": {{...}}}}'.format(where))
+        return ClusterError(f'{where} is not an object {{"name": {{...}}}}')
     first = error.errors()[0]
     place = ".".join([where] + [str(part) for part in first["loc"]])
     if first["type"] == "extra_forbidden":
-        return ClusterError("unknown key {}; the format is described in docs/cluster.md".format(place))
+        return ClusterError(f"unknown key {place}; the format is described in docs/cluster.md")
     if first["type"] == "value_error":
         return ClusterError("{}: {}".format(place, first["msg"].replace("Value error, ", "")))
     return ClusterError("{} is {!r}: {}".format(place, first.get("input"), first["msg"]))

@@ -99,10 +99,10 @@ class NodeTopology:
     def _path(self, a: int, b: int) -> Path:
         nvlink = self.node.links.nvlink
         if (a, b) in self._lanes:
-            return (Resource("nvlink/{}>{}".format(a, b), self._lanes[a, b]),)
+            return (Resource(f"nvlink/{a}>{b}", self._lanes[a, b]),)
         if nvlink is not None and nvlink.lanes is None and self._is_gpu(a) and self._is_gpu(b):
             port = nvlink.link("nvlink")
-            return (Resource("device{}/nvlink-out".format(a), port), Resource("device{}/nvlink-in".format(b), port))
+            return (Resource(f"device{a}/nvlink-out", port), Resource(f"device{b}/nvlink-in", port))
         return self._without_lanes(a, b)
 
     def _without_lanes(self, a: int, b: int) -> Path:
@@ -159,7 +159,7 @@ def _between_sockets(pcie: PcieDescription, a: int, b: int) -> List[Resource]:
     if a == b:
         return []
     assert pcie.socket_link is not None
-    return [Resource("qpi/{}>{}".format(a, b), pcie.socket_link.link("qpi"))]
+    return [Resource(f"qpi/{a}>{b}", pcie.socket_link.link("qpi"))]
 
 
 def _pcie_path(pcie: PcieDescription, a: int, b: int) -> Path:

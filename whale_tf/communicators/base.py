@@ -48,7 +48,7 @@ class Communicator(abc.ABC):
         """The members' tensors, of possibly different lengths, concatenated along ``dim`` on every member's device."""
         values = [member.value for member in members]
         return [
-            self._nodes.concat(values, dim, "{}/{}".format(name, i), dtype, member.device)
+            self._nodes.concat(values, dim, f"{name}/{i}", dtype, member.device)
             for i, member in enumerate(members)
         ]
 

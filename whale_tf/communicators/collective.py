@@ -28,7 +28,7 @@ class CollectiveCommunicator(Communicator):
         parts = [
             self._nodes.add(
                 "CollectiveReduce",
-                "{}/{}".format(name, i),
+                f"{name}/{i}",
                 [member.value],
                 member.device,
                 T=dtype,
@@ -44,6 +44,6 @@ class CollectiveCommunicator(Communicator):
         ]
         # fetching one member alone would hang: whoever reads one result waits for all
         return [
-            self._nodes.identity(part, "{}/all_{}".format(name, i), dtype, members[i].device, control=parts)
+            self._nodes.identity(part, f"{name}/all_{i}", dtype, members[i].device, control=parts)
             for i, part in enumerate(parts)
         ]

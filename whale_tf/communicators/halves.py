@@ -80,7 +80,7 @@ class _Halves:
         self._nodes, self._device, self._name = nodes, device, name
 
     def op(self, op_type: str, what: str, inputs: List[str], **attrs: Any) -> str:
-        return self._nodes.add(op_type, "{}/{}".format(self._name, what), inputs, self._device, **attrs)
+        return self._nodes.add(op_type, f"{self._name}/{what}", inputs, self._device, **attrs)
 
     def const(self, value: Any, dtype: tf.DType = tf.int32) -> str:
         kind = "scalar" if np.ndim(value) == 0 else "vector"
@@ -88,7 +88,7 @@ class _Halves:
         return self._nodes.const(value, "{}/{}".format(self._name, "_".join(words)), dtype, self._device)
 
     def cast(self, value: str, what: str, source: tf.DType, target: tf.DType) -> str:
-        return self._nodes.cast(value, "{}/{}".format(self._name, what), source, target, self._device)
+        return self._nodes.cast(value, f"{self._name}/{what}", source, target, self._device)
 
     def magnitude(self, value: str) -> str:
         sizes = self.op("Abs", "sizes", [value], T=tf.float32)

@@ -72,13 +72,15 @@ def _started(count: int, rank: int) -> Any:
         import horovod.tensorflow as horovod
     except ImportError as error:
         raise ConfigError(
-            "communication.backend is 'horovod', but Horovod for TensorFlow {} cannot be imported ({}); build it "
-            "(docs/processes.md has the line), or use 'collective'".format(tf.__version__, error)
+            f"communication.backend is 'horovod', but Horovod for TensorFlow {tf.__version__} cannot be imported "
+            f"({error}); build it "
+            "(docs/processes.md has the line), or use 'collective'"
         ) from None
     horovod.init()
     if (horovod.size(), horovod.rank()) != (count, rank):
         raise ClusterError(
-            "communication.backend is 'horovod', and this is process {} of {}, but for Horovod it is process {} of {}; start the "
-            "script with horovodrun -np {}, or use 'collective'".format(rank, count, horovod.rank(), horovod.size(), count)
+            f"communication.backend is 'horovod', and this is process {rank} of {count}, but for Horovod it is "
+            f"process {horovod.rank()} of {horovod.size()}; start the "
+            f"script with horovodrun -np {count}, or use 'collective'"
         )
     return horovod

@@ -121,9 +121,11 @@ class ProcessCommunicator(Communicator):
             result = sum_by_gather(nodes, member, self.processes, name, lambda one, what: self._gather(one, what, tf.int32))
         else:
             raise ConfigError(
-                "communication.fp16 is true, but TensorFlow {} does not sum float16 between processes, and to gather the "
-                "gradients of all {} processes takes more bytes than to sum them as they are; leave it out, or use at most {} "
-                "processes".format(tf.__version__, self.processes, GATHER_UP_TO)
+                f"communication.fp16 is true, but TensorFlow {tf.__version__} does not sum float16 between processes, "
+                f"and to gather the "
+                f"gradients of all {self.processes} processes takes more bytes than to sum them as they are; leave it "
+                f"out, or use at most {GATHER_UP_TO} "
+                "processes"
             )
         return result if dtype == tf.float32 else nodes.cast(result, name + "/to_" + dtype.name, tf.float32, dtype, device)
 
@@ -174,7 +176,7 @@ class ProcessCommunicator(Communicator):
         true = nodes.const(True, name + "/default", tf.bool, host)
         together = nodes.add("PlaceholderWithDefault", name + "/together", [true], host, dtype=tf.bool, shape=tf.TensorShape([]))
         taken, left = (
-            nodes.add("Switch", "{}/{}".format(name, what), [source, together], device, T=dtype)
+            nodes.add("Switch", f"{name}/{what}", [source, together], device, T=dtype)
             for what, source in (("part", part.value), ("value", alone))
         )
         total = self.across(Member(taken + ":1", device), "sum", name + "/total", dtype)
@@ -190,9 +192,7 @@ class ProcessCommunicator(Communicator):
     def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
         if dim != 0:
             raise UnsupportedOpError(
-                "{!r} would have to be concatenated over processes along dimension {}; only dimension 0 is supported".format(
-                    name, dim
-                )
+                f"{name!r} would have to be concatenated over processes along dimension {dim}; only dimension 0 is supported"
             )
         wire = self._wire_type(name, dtype)
         value = member.value
@@ -214,7 +214,7 @@ class ProcessCommunicator(Communicator):
         nodes, device, i32 = self._nodes, member.device, tf.int32
 
         def constant(value: Any, what: str) -> str:
-            return nodes.const(value, "{}/{}".format(name, what), i32, device)
+            return nodes.const(value, f"{name}/{what}", i32, device)
 
         shape = nodes.add("Shape", name + "/shape", [member.value], device, T=dtype, out_type=i32)
         length = nodes.slice_dim(shape, 0, 1, 0, 1, name + "/length", i32, device)
@@ -272,8 +272,7 @@ class ProcessCommunicator(Communicator):
     def _wire_type(self, name: str, dtype: Any) -> Any:
         wire = CARRIERS.get(dtype, dtype)
         if wire not in CARRIED:
-            raise UnsupportedOpError("{!r} is of type {}, which collectives between processes cannot carry".format(
-                name, dtype.name))
+            raise UnsupportedOpError(f"{name!r} is of type {dtype.name}, which collectives between processes cannot carry")
         return wire
 
     def _collective(self, op_type: str, name: str, inputs: Sequence[str], device: str, **attrs: Any) -> str:
@@ -286,7 +285,7 @@ class ProcessCommunicator(Communicator):
     def _note(self, kind: str, op: str, device: str, attrs: Dict[str, Any]) -> None:
         """A collective has been staged; all processes must have staged the same."""
         self.collectives.append(op)
-        self._staged.append("{} {} {} {}".format(kind, op, _local(device), sorted(map(str, attrs.items()))))
+        self._staged.append(f"{kind} {op} {_local(device)} {sorted(map(str, attrs.items()))}")
 
 
 def _local(device: str) -> str:

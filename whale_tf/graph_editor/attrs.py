@@ -71,7 +71,7 @@ def _guess_kind(value: Any) -> str:
                         ((type, np.dtype), "type")):
         if isinstance(value, types):
             return kind
-    raise TypeError("no attribute type fits {!r} of type {}".format(value, type(value).__name__))
+    raise TypeError(f"no attribute type fits {value!r} of type {type(value).__name__}")
 
 
 class OpSignature:
@@ -100,8 +100,8 @@ class OpSignature:
         for name, value in attrs.items():
             kind = self.kinds.get(name)
             if kind is None and not name.startswith("_"):
-                raise GraphEditError("op type {} (node {!r}) has no attribute {!r}; it has {}.{}".format(
-                    self.name, node.name, name, sorted(self.kinds), did_you_mean(name, self.kinds)))
+                raise GraphEditError(f"op type {self.name} (node {node.name!r}) has no attribute {name!r}; it has "
+                                     f"{sorted(self.kinds)}.{did_you_mean(name, self.kinds)}")
             try:
                 node.attr[name].CopyFrom(to_attr_value(value, kind))
             except (TypeError, ValueError) as error:
@@ -155,12 +155,13 @@ class OpSignature:
         if rest < 0 or (rest > 0 and not unknown):
             raise self._wrong_arity(node, n_inputs - rest, n_inputs)
         if unknown > 1 and rest % unknown:
-            raise GraphEditError("node {!r}: give the attributes {} of {}; its {} inputs can be divided in more than "
-                                 "one way".format(node.name, sorted(self._inferable), self.name, n_inputs))
+            raise GraphEditError(f"node {node.name!r}: give the attributes {sorted(self._inferable)} of {self.name}; "
+                                 f"its {n_inputs} inputs can be divided in more than "
+                                 "one way")
         return [rest // unknown if length is None else length for length in lengths]
 
     def _wrong_arity(self, node: NodeDef, expected: int, given: int) -> GraphEditError:
-        return GraphEditError("node {!r}: {} takes {} inputs, got {}".format(node.name, self.name, expected, given))
+        return GraphEditError(f"node {node.name!r}: {self.name} takes {expected} inputs, got {given}")
 
     def output_dtypes(self, node: NodeDef) -> List[Any]:
         """The dtypes of a node's outputs (None where a type attribute is not set)."""

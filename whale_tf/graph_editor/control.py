@@ -22,10 +22,9 @@ def add_control_inputs(op: tf.Operation, befores: Iterable[tf.Operation]) -> Non
     new = [before for before in dict.fromkeys(befores) if before not in present]
     for before in new:
         if before.graph is not op.graph:
-            raise GraphEditError("op {!r} cannot wait for {!r}, which belongs to another graph".format(
-                op.name, before.name))
+            raise GraphEditError(f"op {op.name!r} cannot wait for {before.name!r}, which belongs to another graph")
         if before is op:
-            raise GraphEditError("op {!r} cannot wait for itself".format(op.name))
+            raise GraphEditError(f"op {op.name!r} cannot wait for itself")
     op._add_control_inputs(new)
 
 
@@ -47,7 +46,7 @@ def barrier(ops: Sequence[tf.Operation], name: str, device: str = "") -> tf.Oper
       GraphEditError: no ops are given.
     """
     if not ops:
-        raise GraphEditError("barrier {!r}: give at least one op to wait for".format(name))
+        raise GraphEditError(f"barrier {name!r}: give at least one op to wait for")
     graph = ops[0].graph
     with graph.as_default(), graph.control_dependencies(None), graph.control_dependencies(ops), \
             graph.device(device or None):
@@ -78,8 +77,7 @@ def order(first: Sequence[tf.Operation], then: Sequence[tf.Operation], name: str
         upstream = set(backward(first))
         cycle = [op.name for op in then if op in upstream]
         if cycle:
-            raise GraphEditError("{!r} cannot wait for {}, because these depend on it".format(
-                cycle[0], [op.name for op in first[:5]]))
+            raise GraphEditError(f"{cycle[0]!r} cannot wait for {[op.name for op in first[:5]]}, because these depend on it")
     direct = len(first) * len(then) <= len(first) + len(then)
     gate = None if direct else barrier(first, name)
     for op in then:

@@ -127,9 +127,9 @@ def check_whole_loops(loops: Mapping[str, Frame], names: Set[str]) -> None:
             readers = [consumer.name for consumer in _successors(op) if consumer.name in names]
             if readers:
                 raise GraphEditError(
-                    "the set to clone cuts through the while loop {!r}: {!r} is outside the set and is read inside it "
-                    "by {!r}; add the loop's other ops (control_flow.frames(graph)[{!r}].ops)".format(
-                        frame.name, op.name, readers[0], frame.name))
+                    f"the set to clone cuts through the while loop {frame.name!r}: {op.name!r} is outside the set and "
+                    f"is read inside it "
+                    f"by {readers[0]!r}; add the loop's other ops (control_flow.frames(graph)[{frame.name!r}].ops)")
 
 
 def fresh_frame_names(enters: Iterable[NodeDef], taken: Set[str]) -> None:
@@ -142,9 +142,9 @@ def fresh_frame_names(enters: Iterable[NodeDef], taken: Set[str]) -> None:
         old = node.attr["frame_name"].s
         if old not in renamed:
             count = 1
-            while "{}_{}".format(old.decode(), count) in taken:
+            while f"{old.decode()}_{count}" in taken:
                 count += 1
-            new = "{}_{}".format(old.decode(), count)
+            new = f"{old.decode()}_{count}"
             taken.add(new)
             renamed[old] = new.encode()
         node.attr["frame_name"].s = renamed[old]
@@ -161,7 +161,7 @@ def function_names(node: NodeDef) -> Dict[str, str]:
         if value.HasField("func"):
             names[key] = value.func.name
         for position, function in enumerate(value.list.func):
-            names["{}[{}]".format(key, position)] = function.name
+            names[f"{key}[{position}]"] = function.name
     return names
 
 
@@ -197,8 +197,8 @@ def function_def(graph: tf.Graph, name: str) -> FunctionDef:
     function = graph._get_function(name)
     if function is None:
         known = list(graph._functions)
-        raise GraphEditError("the graph's library has no function {!r}; it has {} functions.{}".format(
-            name, len(known), did_you_mean(name, known)))
+        raise GraphEditError(f"the graph's library has no function {name!r}; it has {len(known)} "
+                             f"functions.{did_you_mean(name, known)}")
     copy = type(function.definition)()
     copy.CopyFrom(function.definition)
     return copy
@@ -228,7 +228,7 @@ def copy_function(graph: tf.Graph, name: str, new_name: str, edit: Callable[[Nod
       GraphEditError: no function ``name``, or ``new_name`` is taken.
     """
     if graph._is_function(new_name):
-        raise GraphEditError("the graph's library already has a function {!r}; choose another name".format(new_name))
+        raise GraphEditError(f"the graph's library already has a function {new_name!r}; choose another name")
     function = function_def(graph, name)
     function.signature.name = new_name
     function.attr.pop("_input_shapes", None)

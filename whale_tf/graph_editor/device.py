@@ -28,8 +28,7 @@ def canonical_device(device: str) -> str:
     try:
         return tf.DeviceSpec.from_string(device).to_string()
     except ValueError as error:
-        raise GraphEditError("{!r} is not a device; write for example '/job:worker/task:0/device:CPU:1'".format(
-            device)) from error
+        raise GraphEditError(f"{device!r} is not a device; write for example '/job:worker/task:0/device:CPU:1'") from error
 
 
 def place(ops: Iterable[tf.Operation], device: Union[str, Callable[[tf.Operation], Optional[str]]], *,

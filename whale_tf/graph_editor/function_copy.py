@@ -108,7 +108,7 @@ class FunctionCopy:
             if attribute.HasField("default_value") and attribute.name not in node.attr:
                 node.attr[attribute.name].CopyFrom(attribute.default_value)
         node.input.extend(list(inputs) + control_edges(control_inputs))
-        return "{}:{}:0".format(node.name, definition.output_arg[0].name)
+        return f"{node.name}:{definition.output_arg[0].name}:0"
 
     def const(
         self, value: Any, name: str, *, dtype: Any = None, device: str = "", control_inputs: Sequence[str] = ()
@@ -148,7 +148,7 @@ class FunctionCopy:
             GraphEditError: it has.
         """
         if self.graph._is_function(name):
-            raise GraphEditError("the graph's library already has a function {!r}; choose another name".format(name))
+            raise GraphEditError(f"the graph's library already has a function {name!r}; choose another name")
         result = type(self.definition)()
         result.CopyFrom(self.definition)
         result.signature.name = name
@@ -158,6 +158,6 @@ class FunctionCopy:
         candidate, count = name, 0
         while candidate in self._taken:
             count += 1
-            candidate = "{}_{}".format(name, count)
+            candidate = f"{name}_{count}"
         self._taken.add(candidate)
         return candidate

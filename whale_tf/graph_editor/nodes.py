@@ -75,10 +75,10 @@ class Nodes:
         if not isinstance(sizes, str):
             if len(set(sizes)) == 1:
                 op = self.add("Split", name, [axis, x], device, control, T=dtype, num_split=count)
-                return ["{}:{}".format(op, i) for i in range(count)]
+                return [f"{op}:{i}" for i in range(count)]
             sizes = self.const(sizes, name + "/sizes", tf.int32, device)
         op = self.add("SplitV", name, [x, sizes, axis], device, control, T=dtype, Tlen=tf.int32, num_split=count)
-        return ["{}:{}".format(op, i) for i in range(count)]
+        return [f"{op}:{i}" for i in range(count)]
 
     def slice_dim(
         self,

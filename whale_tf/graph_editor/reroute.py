@@ -34,24 +34,24 @@ def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
       GraphEditError: no such input, other graph, other dtype, or an incompatible static shape.
     """
     if not 0 <= index < len(op.inputs):
-        raise GraphEditError("op {!r} has {} inputs, there is none at position {}".format(
-            op.name, len(op.inputs), index))
+        raise GraphEditError(f"op {op.name!r} has {len(op.inputs)} inputs, there is none at position {index}")
     old = op.inputs[index]
     if tensor.graph is not op.graph:
-        raise GraphEditError("op {!r} cannot read {!r}, which belongs to another graph".format(op.name, tensor.name))
+        raise GraphEditError(f"op {op.name!r} cannot read {tensor.name!r}, which belongs to another graph")
     if tensor.dtype.base_dtype != old.dtype.base_dtype:
-        raise GraphEditError("input {} of {!r} has dtype {}, {!r} has {}; insert a Cast".format(
-            index, op.name, old.dtype.base_dtype.name, tensor.name, tensor.dtype.base_dtype.name))
+        raise GraphEditError(f"input {index} of {op.name!r} has dtype {old.dtype.base_dtype.name}, {tensor.name!r} "
+                             f"has {tensor.dtype.base_dtype.name}; insert a Cast")
     if old.dtype._is_ref_dtype and not tensor.dtype._is_ref_dtype and op._input_types[index]._is_ref_dtype:
-        raise GraphEditError("input {} of {!r} ({}) writes to the variable {!r}; {!r} is no reference variable".format(
-            index, op.name, op.type, old.name, tensor.name))
+        raise GraphEditError(f"input {index} of {op.name!r} ({op.type}) writes to the variable {old.name!r}; "
+                             f"{tensor.name!r} is no reference variable")
     try:
         op._update_input(index, tensor)
     except (tf.errors.OpError, ValueError) as error:
         raise GraphEditError(
-            "input {} of {!r} has shape {}, {!r} has {}: TensorFlow keeps the shapes of existing ops, so this edge "
-            "cannot move. Clone the consumers with StagedEdit.clone(..., input_map={{{!r}: {!r}}}) instead ({})".format(
-                index, op.name, old.shape, tensor.name, tensor.shape, old.name, tensor.name, error)) from error
+            f"input {index} of {op.name!r} has shape {old.shape}, {tensor.name!r} has {tensor.shape}: TensorFlow "
+            f"keeps the shapes of existing ops, so this edge "
+            "cannot move. Clone the consumers with StagedEdit.clone(..., "
+            f"input_map={{{old.name!r}: {tensor.name!r}}}) instead ({error})") from error
 
 
 def reroute_tensor(old: tf.Tensor, new: tf.Tensor, consumers: Optional[Iterable[tf.Operation]] = None, *,
@@ -85,12 +85,12 @@ def reroute_tensor(old: tf.Tensor, new: tf.Tensor, consumers: Optional[Iterable[
         edges = [(op, index) for op, index in edges if op in wanted]
         strangers = [op.name for op in wanted if op not in {reader for reader, _ in edges}]
         if strangers:
-            raise GraphEditError("{} do not read {!r}; its consumers are {}".format(
-                strangers, old.name, [op.name for op, _ in consumers_of(old)]))
+            raise GraphEditError(f"{strangers} do not read {old.name!r}; its consumers are "
+                                 f"{[op.name for op, _ in consumers_of(old)]}")
         cycle = [op.name for op, _ in edges if op in upstream]
         if cycle:
-            raise GraphEditError("{!r} depends on {}: moving its input from {!r} to {!r} would make a cycle".format(
-                new.name, cycle[0], old.name, new.name))
+            raise GraphEditError(f"{new.name!r} depends on {cycle[0]}: moving its input from {old.name!r} to "
+                                 f"{new.name!r} would make a cycle")
     _move(edges, old, new)
     return edges
 
@@ -138,8 +138,8 @@ def swap_tensors(a: tf.Tensor, b: tf.Tensor) -> None:
     of_a, of_b = consumers_of(a), consumers_of(b)
     cycle = _upstream(b.op, {op for op, _ in of_a}) | _upstream(a.op, {op for op, _ in of_b})
     if cycle:
-        raise GraphEditError("one of {!r} and {!r} depends on {!r}, which reads the other: a cycle would arise".format(
-            a.name, b.name, sorted(op.name for op in cycle)[0]))
+        raise GraphEditError(f"one of {a.name!r} and {b.name!r} depends on {sorted(op.name for op in cycle)[0]!r}, "
+                             f"which reads the other: a cycle would arise")
     _move(of_a, a, b)
     try:
         _move(of_b, b, a)
@@ -168,8 +168,8 @@ def replace_op(old: tf.Operation, new: tf.Operation) -> List[Edge]:
     """
     read = [tensor for tensor in old.outputs if tensor.consumers()]
     if read and read[-1].value_index >= len(new.outputs):
-        raise GraphEditError("{!r} has {} outputs, but output {} of {!r} is read by {!r}".format(
-            new.name, len(new.outputs), read[-1].value_index, old.name, read[-1].consumers()[0].name))
+        raise GraphEditError(f"{new.name!r} has {len(new.outputs)} outputs, but output {read[-1].value_index} of "
+                             f"{old.name!r} is read by {read[-1].consumers()[0].name!r}")
     moved: List[Edge] = []
     origins: List[Tuple[Edge, tf.Tensor]] = []
     try:

@@ -59,7 +59,7 @@ def find_ops(graph: tf.Graph, *, name: Optional[str] = None, op_type: Union[None
         try:
             pattern = re.compile(name)
         except re.error as error:
-            raise GraphEditError("{!r} is not a regular expression: {}".format(name, error)) from error
+            raise GraphEditError(f"{name!r} is not a regular expression: {error}") from error
         ops = [op for op in ops if pattern.match(op.name)]
     if op_type is not None:
         types = {op_type} if isinstance(op_type, str) else set(op_type)

@@ -89,7 +89,7 @@ class StagedEdit:
         try:
             return self._staged[name]
         except KeyError:
-            raise GraphEditError("no node {!r} is staged".format(name)) from None
+            raise GraphEditError(f"no node {name!r} is staged") from None
 
     # ---------------------------------------------------------------------------------------------------- new nodes
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
@@ -140,7 +140,7 @@ class StagedEdit:
         self._check_open()
         name = str(function.signature.name)
         if name in self._functions or self.graph._is_function(name):
-            raise GraphEditError("the graph's library already has a function {!r}; choose another name".format(name))
+            raise GraphEditError(f"the graph's library already has a function {name!r}; choose another name")
         self._functions.add(name)
         self._graph_def.library.function.add().CopyFrom(function)
         return name
@@ -205,8 +205,7 @@ class StagedEdit:
         self._check_free([name])
         original = self._original_nodes([op])[op.name]
         if original.op in ENTER_TYPES:
-            raise GraphEditError("op {!r} ({}) enters a while loop, which is cloned as a whole; use clone()".format(
-                op.name, original.op))
+            raise GraphEditError(f"op {op.name!r} ({original.op}) enters a while loop, which is cloned as a whole; use clone()")
         where, edges = canonical_device(device), [canonical_edge(edge) for edge in inputs] + control_edges(control_inputs)
         node = self._new_node(name, original)
         node.device = where
@@ -247,7 +246,7 @@ class StagedEdit:
         if len(names) < len(ops):
             seen: Set[str] = set()
             twice = [op.name for op in ops if op.name in seen or seen.add(op.name)]  # type: ignore[func-returns-value]
-            raise GraphEditError("ops to clone are listed more than once: {}".format(_some(twice)))
+            raise GraphEditError(f"ops to clone are listed more than once: {_some(twice)}")
         self._check_own(ops)
         self._check_free(names.values())
         return names
@@ -255,13 +254,13 @@ class StagedEdit:
     def _check_own(self, ops: Iterable[tf.Operation]) -> None:
         foreign = [op.name for op in ops if op.graph is not self.graph]
         if foreign:
-            raise GraphEditError("ops to clone belong to another graph: {}; clone them from an edit of that graph"
-                                 .format(_some(foreign)))
+            raise GraphEditError(f"ops to clone belong to another graph: {_some(foreign)}; clone them from an edit of that graph"
+                                 )
 
     def _check_free(self, names: Collection[str]) -> None:
         clash = [new for new in names if new in self._taken or new in self._staged]
         if clash or len(set(names)) < len(names):
-            raise GraphEditError("names of clones are taken: {}; choose another prefix".format(_some(clash or sorted(names))))
+            raise GraphEditError(f"names of clones are taken: {_some(clash or sorted(names))}; choose another prefix")
 
     def _original_nodes(self, ops: Sequence[tf.Operation]) -> Mapping[str, NodeDef]:
         """NodeDefs of the originals: one export of the whole graph is cheaper than many single ones."""
@@ -290,8 +289,7 @@ class StagedEdit:
                 edit(node, op)
                 if node.name != name:
                     renamed, node.name = node.name, name
-                    raise GraphEditError("`edit` renamed the clone {!r} to {!r}; names are given by `rename`".format(
-                        name, renamed))
+                    raise GraphEditError(f"`edit` renamed the clone {name!r} to {renamed!r}; names are given by `rename`")
 
     # ------------------------------------------------------------------------------------------------------- commit
     def commit(self) -> Dict[str, tf.Operation]:
@@ -324,12 +322,12 @@ class StagedEdit:
             try:
                 tf.import_graph_def(self._graph_def, input_map=tensors, name="")
             except (ValueError, tf.errors.OpError) as error:
-                raise GraphEditError("TensorFlow refused the edit of {} nodes: {}".format(
-                    len(self._staged), error)) from error
+                raise GraphEditError(f"TensorFlow refused the edit of {len(self._staged)} nodes: {error}") from error
         new_ops = {op.name: op for op in self.graph.get_operations()[n_before:]}
         if new_ops.keys() != self._staged.keys():
-            raise GraphEditError("TensorFlow renamed new ops: {}. Was the graph changed by something else since the "
-                                 "edit began?".format(_some(sorted(new_ops.keys() - self._staged.keys()))))
+            raise GraphEditError(f"TensorFlow renamed new ops: {_some(sorted(new_ops.keys() - self._staged.keys()))}. "
+                                 f"Was the graph changed by something else since the "
+                                 "edit began?")
         return new_ops
 
     def _resolve_externals(self) -> Tuple[Dict[str, tf.Tensor], Dict[str, List[tf.Operation]]]:
@@ -368,8 +366,8 @@ class StagedEdit:
                 return self.graph.get_operation_by_name(edge[1:])
             return self.graph.get_tensor_by_name(edge if ":" in edge else edge + ":0")
         except (KeyError, ValueError) as error:
-            raise GraphEditError("node {!r} ({}) reads {!r}, which is neither staged nor in the graph".format(
-                node.name, node.op, edge)) from error
+            raise GraphEditError(f"node {node.name!r} ({node.op}) reads {edge!r}, which is neither staged nor in the "
+                                 f"graph") from error
 
     # -------------------------------------------------------------------------------------------------------- names
     def _check_open(self) -> None:
@@ -401,7 +399,7 @@ class StagedEdit:
         candidate, count = name, 0
         while candidate in taken or candidate in self._staged:
             count += 1
-            candidate = "{}_{}".format(name, count)
+            candidate = f"{name}_{count}"
         return candidate
 
     def _signature(self, op_type: str, name: str) -> OpSignature:
@@ -409,7 +407,7 @@ class StagedEdit:
             try:
                 self._signatures[op_type] = OpSignature(op_def(self.graph, op_type))
             except LookupError as error:
-                raise GraphEditError("node {!r}: {}".format(name, error.args[0])) from error
+                raise GraphEditError(f"node {name!r}: {error.args[0]}") from error
         return self._signatures[op_type]
 
     def _dtype(self, edge: str) -> Any:
@@ -420,7 +418,7 @@ class StagedEdit:
             dtypes = self._signature(node.op, name).output_dtypes(node)
             return dtypes[int(index or 0)] if int(index or 0) < len(dtypes) else None
         try:
-            return self.graph.get_tensor_by_name("{}:{}".format(name, index or 0)).dtype
+            return self.graph.get_tensor_by_name(f"{name}:{index or 0}").dtype
         except KeyError:
             return None
 
@@ -458,4 +456,4 @@ def _contexts_hidden(tensors: Iterable[tf.Tensor]) -> Iterator[None]:
 def _some(names: Sequence[str], most: int = 5) -> str:
     """The first few names, for a message."""
     shown = ", ".join(repr(name) for name in names[:most])
-    return shown if len(names) <= most else "{} and {} more".format(shown, len(names) - most)
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -129,17 +129,17 @@ def _divide(numerator: SizeLike, denominator: SizeLike) -> SizeLike:
         return 1
     divisor = _terms(denominator)
     if len(divisor) != 1:
-        raise ValueError("{} // {} is no polynomial".format(numerator, denominator))
+        raise ValueError(f"{numerator} // {denominator} is no polynomial")
     (factors, scale), = divisor.items()
     terms: Dict[Monomial, int] = {}
     for monomial, coefficient in _terms(numerator).items():
         rest = list(monomial)
         for symbol in factors:
             if symbol not in rest:
-                raise ValueError("{} // {} is no polynomial".format(numerator, denominator))
+                raise ValueError(f"{numerator} // {denominator} is no polynomial")
             rest.remove(symbol)
         if coefficient % scale:
-            raise ValueError("{} // {} is not exact".format(numerator, denominator))
+            raise ValueError(f"{numerator} // {denominator} is not exact")
         terms[tuple(rest)] = coefficient // scale
     return _make(terms)
 
@@ -200,7 +200,7 @@ def maximum(a: SizeLike, b: SizeLike) -> SizeLike:
             if all(sign * c > 0 for m, c in difference.terms.items() if m) and (
                     sign * sum(difference.terms.values()) >= 0):
                 return winner  # all symbols are at least one
-        raise ValueError("max({}, {}) is not known".format(a, b))
+        raise ValueError(f"max({a}, {b}) is not known")
     return max(a, b)
 
 

@@ -77,7 +77,7 @@ class Op:
         self.body = body
 
     def __repr__(self) -> str:
-        return "<{} {!r} #{}>".format(self.type, self.name, self.id)
+        return f"<{self.type} {self.name!r} #{self.id}>"
 
 
 class OpGraph:
@@ -122,7 +122,7 @@ class OpGraph:
 
     def tensor_name(self, tensor: int) -> str:
         record = self.tensors[tensor]
-        return "{}:{}".format(self.ops[record.op].name, record.index)
+        return f"{self.ops[record.op].name}:{record.index}"
 
     def producer(self, tensor: int) -> Op:
         return self.ops[self.tensors[tensor].op]

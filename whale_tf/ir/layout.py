@@ -58,8 +58,8 @@ class Layout(NamedTuple):
 
     def __str__(self) -> str:
         text = self.kind if self.kind != SHARDED else "sharded(dim={}{})".format(
-            self.dim, "" if self.blocks == (1,) else ", blocks={}".format(self.blocks))
-        return text if self.power == 0 else "{} w^{}".format(text, self.power)
+            self.dim, "" if self.blocks == (1,) else f", blocks={self.blocks}")
+        return text if self.power == 0 else f"{text} w^{self.power}"
 
 
 def replicated(power: int = 0) -> Layout:

@@ -23,16 +23,16 @@ def _numbered(graph: OpGraph) -> Iterator[Offence]:
     following = 0
     for place, op in enumerate(graph.ops):
         if op.id != place:
-            yield op, "has number {} at place {}".format(op.id, place)
+            yield op, f"has number {op.id} at place {place}"
         if list(op.outputs) != list(range(following, following + len(op.outputs))):
-            yield op, "has outputs {} where numbers from {} follow".format(list(op.outputs), following)
+            yield op, f"has outputs {list(op.outputs)} where numbers from {following} follow"
             return
         following += len(op.outputs)
         for index, tensor in enumerate(op.outputs):
             if tensor >= len(graph.tensors) or graph.tensors[tensor][:2] != (op.id, index):
-                yield op, "does not own its output {}".format(index)
+                yield op, f"does not own its output {index}"
     if following != len(graph.tensors):
-        yield None, "{} tensors belong to no op".format(len(graph.tensors) - following)
+        yield None, f"{len(graph.tensors) - following} tensors belong to no op"
 
 
 def _named(graph: OpGraph) -> Iterator[Offence]:
@@ -47,10 +47,10 @@ def _connected(graph: OpGraph) -> Iterator[Offence]:
     for op in graph.ops:
         for tensor in op.inputs:
             if not 0 <= tensor < len(graph.tensors):
-                yield op, "reads tensor {} of {}".format(tensor, len(graph.tensors))
+                yield op, f"reads tensor {tensor} of {len(graph.tensors)}"
         for control in op.control_inputs:
             if not 0 <= control < len(graph.ops):
-                yield op, "waits for op {} of {}".format(control, len(graph.ops))
+                yield op, f"waits for op {control} of {len(graph.ops)}"
 
 
 def _ordered(graph: OpGraph) -> Iterator[Offence]:
@@ -58,7 +58,7 @@ def _ordered(graph: OpGraph) -> Iterator[Offence]:
         for source in graph.predecessors(op):
             if source >= op.id and not (op.type in ("Merge", "RefMerge")
                                         and graph.ops[source].type in ("NextIteration", "RefNextIteration")):
-                yield op, "comes before {!r}, which it needs".format(graph.ops[source].name)
+                yield op, f"comes before {graph.ops[source].name!r}, which it needs"
 
 
 def _shaped(graph: OpGraph) -> Iterator[Offence]:
@@ -66,7 +66,7 @@ def _shaped(graph: OpGraph) -> Iterator[Offence]:
         shape = record.shape
         if shape is not None and not (isinstance(shape, tuple) and all(s is None or (isinstance(s, int) and s >= 0)
                                                                        for s in shape)):
-            yield graph.ops[record.op], "has shape {!r}".format(shape)
+            yield graph.ops[record.op], f"has shape {shape!r}"
         if not record.dtype:
             yield graph.ops[record.op], "has an output without a dtype"
 
@@ -77,9 +77,9 @@ def _constant(graph: OpGraph) -> Iterator[Offence]:
             continue
         shape = graph.tensors[op.outputs[0]].shape if op.outputs else None
         if op.type != "Const" or op.inputs:
-            yield op, "has a value but is a {} of {} inputs".format(op.type, len(op.inputs))
+            yield op, f"has a value but is a {op.type} of {len(op.inputs)} inputs"
         elif shape is not None and tuple(op.value.shape) != shape:
-            yield op, "has a value of shape {} but its output has {}".format(tuple(op.value.shape), shape)
+            yield op, f"has a value of shape {tuple(op.value.shape)} but its output has {shape}"
 
 
 _ARITIES: Dict[str, Tuple[int, int]] = {
@@ -93,17 +93,17 @@ def _arity(graph: OpGraph) -> Iterator[Offence]:
         if arity is not None and (len(op.inputs), len(op.outputs)) != arity:
             yield op, "has {} inputs and {} outputs, not {} and {}".format(len(op.inputs), len(op.outputs), *arity)
         if op.type == "Merge" and (not op.inputs or len(op.outputs) != 2):
-            yield op, "merges {} inputs into {} outputs".format(len(op.inputs), len(op.outputs))
+            yield op, f"merges {len(op.inputs)} inputs into {len(op.outputs)} outputs"
 
 
 def _annotated(graph: OpGraph) -> Iterator[Offence]:
     for op in graph.ops:
         if not isinstance(op.phase, Phase):
-            yield op, "has phase {!r}".format(op.phase)
+            yield op, f"has phase {op.phase!r}"
         if op.task_graph < -1:
-            yield op, "has TaskGraph {}".format(op.task_graph)
+            yield op, f"has TaskGraph {op.task_graph}"
         if op.forward != -1 and not (0 <= op.forward < len(graph.ops) and op.forward != op.id):
-            yield op, "is the backward op of op {}".format(op.forward)
+            yield op, f"is the backward op of op {op.forward}"
 
 
 LAWS: List[Law] = [
@@ -137,7 +137,7 @@ def _verify(graph: OpGraph, where: str, seen: Set[int]) -> None:
     for law in LAWS:
         for op, found in law.check(graph):
             raise GraphError("{}illegal op graph: {} {}, but {}".format(
-                where + ": " if where else "", "{!r} (a {})".format(op.name, op.type) if op is not None else "it", found,
+                where + ": " if where else "", f"{op.name!r} (a {op.type})" if op is not None else "it", found,
                 law.name))
     for op in graph.ops:
         for name, body in (op.body or {}).items():

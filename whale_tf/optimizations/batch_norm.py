@@ -105,12 +105,12 @@ def _check_reachable(graph: tf.Graph, recorded: OpGraph, found: Sequence[Op]) ->
     for op in recorded.ops:
         inner = _inside(op, set()) if op.body and _is_in_region(op) else None
         if inner is not None:
-            raise _unreachable(inner, "the function body of {!r} ({})".format(op.name, op.type))
+            raise _unreachable(inner, f"the function body of {op.name!r} ({op.type})")
     if found and any(op.type in ENTER_TYPES for op in recorded.ops):
         loop_of = {op.name: frame.name for frame in frames(graph).values() for op in frame.ops}
         for op in found:
             if op.name in loop_of:
-                raise _unreachable(op, "the while loop {!r}".format(loop_of[op.name]))
+                raise _unreachable(op, f"the while loop {loop_of[op.name]!r}")
 
 
 def _inside(op: Op, seen: Set[int]) -> Optional[Op]:
@@ -128,9 +128,9 @@ def _inside(op: Op, seen: Set[int]) -> Optional[Op]:
 
 def _unreachable(op: Op, where: str) -> UnsupportedOpError:
     return UnsupportedOpError(
-        "sync_batch_norm: {!r} ({}) is inside {}, where its statistics cannot be summed over the replicas; move the "
-        "batch normalisation out, or set sync_batch_norm to false (each replica then uses its own statistics)".format(
-            op.name, op.type, where))
+        f"sync_batch_norm: {op.name!r} ({op.type}) is inside {where}, where its statistics cannot be summed over the "
+        f"replicas; move the "
+        "batch normalisation out, or set sync_batch_norm to false (each replica then uses its own statistics)")
 
 
 class _Statistics(NamedTuple):

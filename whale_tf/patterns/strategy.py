@@ -150,7 +150,7 @@ def _reshape_from_both_ends(before: Sequence[Optional[int]], after: Sequence[Opt
     while first < min(len(before), len(after)) and before[first] == after[first] is not None:
         first += 1
     left, right, kinds = refine(before[first:][::-1], after[first:][::-1])
-    same: Dims = tuple(("e{}".format(d),) if before[d] != 1 else () for d in range(first))
+    same: Dims = tuple((f"e{d}",) if before[d] != 1 else () for d in range(first))
     operand, result = (same + tuple(tuple(reversed(dim)) for dim in reversed(side)) for side in (left, right))
     return Rule((operand, None), (result,), "mn", kinds, (ShapeOperand(1, result),))
 
@@ -210,11 +210,11 @@ class _Finder:
             size = self.sizes.get(factor)
             strategy: Optional[Strategy] = None
             if size is None:
-                reasons.append("the size of dimension {!r} is not known".format(factor))
+                reasons.append(f"the size of dimension {factor!r} is not known")
             elif size < self.count:
-                reasons.append("dimension {!r} has {} elements, fewer than {} devices".format(factor, size, self.count))
+                reasons.append(f"dimension {factor!r} has {size} elements, fewer than {self.count} devices")
             elif not self._shapes_are_known(factor):
-                reasons.append("dimension {!r} is a shape operand's, which follows from data".format(factor))
+                reasons.append(f"dimension {factor!r} is a shape operand's, which follows from data")
             else:
                 strategy = self._divide(factor, apportion(self.shares, size, 1))
             if strategy is not None:

@@ -103,8 +103,9 @@ def _check_count(specs: Sequence[TaskGraphSpec], config: Config) -> None:
     stages = config.pipeline.num_stages
     if stages is not None and stages != len(specs):
         raise ConfigError(
-            "num_task_graph is {}, but the model is annotated with {} TaskGraphs; leave num_task_graph out, or remove the "
-            "annotations so that the model is divided automatically".format(stages, len(specs))
+            f"num_task_graph is {stages}, but the model is annotated with {len(specs)} TaskGraphs; leave "
+            f"num_task_graph out, or remove the "
+            "annotations so that the model is divided automatically"
         )
 
 
@@ -127,15 +128,15 @@ def virtual_devices(
     for spec, count in zip(specs, counts):
         if count > total:
             raise AnnotationError(
-                "TaskGraph {!r} asks for {} devices, the cluster has {}; use {}({}) or a larger cluster".format(
-                    spec.name, count, total, spec.strategy, total
-                )
+                f"TaskGraph {spec.name!r} asks for {count} devices, the cluster has {total}; use "
+                f"{spec.strategy}({total}) or a larger cluster"
             )
     needed = max(counts) if colocate else sum(counts)
     if colocate and is_pipeline:
         raise AnnotationError(
-            "cluster.colocate_split_and_replicate lets the TaskGraphs ({}) share devices, but there are several micro-batches, "
-            "and stages of a pipeline need devices of their own; use one micro-batch, or leave the setting out".format(asked)
+            f"cluster.colocate_split_and_replicate lets the TaskGraphs ({asked}) share devices, but there are several "
+            f"micro-batches, "
+            "and stages of a pipeline need devices of their own; use one micro-batch, or leave the setting out"
         )
     if needed > total:
         if all(count == total for count in counts) and not is_pipeline:
@@ -148,10 +149,9 @@ def virtual_devices(
         )
     if total % needed:
         raise AnnotationError(
-            "the TaskGraphs ask for {} devices together ({}), which does not divide the cluster's {}; model replicas need a "
-            "multiple: use {} or {} devices, or other counts".format(
-                needed, asked, total, total // needed * needed, (total // needed + 1) * needed
-            )
+            f"the TaskGraphs ask for {needed} devices together ({asked}), which does not divide the cluster's "
+            f"{total}; model replicas need a "
+            f"multiple: use {total // needed * needed} or {(total // needed + 1) * needed} devices, or other counts"
         )
     rows = []
     start = 0
@@ -169,12 +169,12 @@ def check_plan(plan: Plan, cluster: Cluster, processes: Sequence[Tuple[int, ...]
     """
     if plan.num_devices != len(cluster.devices):
         raise PlanError(
-            "the plan was made for {} devices, the cluster has {}; pass the cluster it was made for".format(
-                plan.num_devices, len(cluster.devices)
-            )
+            f"the plan was made for {plan.num_devices} devices, the cluster has {len(cluster.devices)}; pass the "
+            f"cluster it was made for"
         )
     if plan.processes != tuple(processes):
         raise PlanError(
-            "the plan was made for {} process(es) with devices {}, there are {} with {}; start as many as it was made for, or "
-            "change its \"processes\"".format(len(plan.processes) or 1, plan.processes, len(processes) or 1, tuple(processes))
+            f"the plan was made for {len(plan.processes) or 1} process(es) with devices {plan.processes}, there are "
+            f"{len(processes) or 1} with {tuple(processes)}; start as many as it was made for, or "
+            "change its \"processes\""
         )

@@ -52,15 +52,9 @@ def explain_plan(
 def _title(plan: Plan) -> str:
     used = {d for task in plan.task_graphs for row in task.devices for d in row}
     return (
-        "{} TaskGraph(s) on {} of {} devices, {} model replica(s), {} micro-batch(es), schedule {}, found by {}".format(
-            len(plan.task_graphs),
-            len(used),
-            plan.num_devices,
-            plan.num_model_replicas,
-            plan.num_micro_batch,
-            plan.schedule,
-            plan.estimate.search,
-        )
+        f"{len(plan.task_graphs)} TaskGraph(s) on {len(used)} of {plan.num_devices} devices, "
+        f"{plan.num_model_replicas} model replica(s), {plan.num_micro_batch} micro-batch(es), schedule "
+        f"{plan.schedule}, found by {plan.estimate.search}"
     )
 
 
@@ -68,9 +62,9 @@ def _estimate(estimate: Estimate) -> List[str]:
     """What the search believed; nothing for a plan that no search made."""
     if estimate.latency_s is None:
         return []
-    peak = "" if not estimate.peak_memory_bytes else ", at most {} on a device".format(_bytes(max(estimate.peak_memory_bytes)))
-    batch = "" if estimate.global_batch is None else " of {} examples".format(estimate.global_batch)
-    lines = ["Estimated: {:.4g} ms for a step{}{}.".format(1e3 * estimate.latency_s, batch, peak)]
+    peak = "" if not estimate.peak_memory_bytes else f", at most {_bytes(max(estimate.peak_memory_bytes))} on a device"
+    batch = "" if estimate.global_batch is None else f" of {estimate.global_batch} examples"
+    lines = [f"Estimated: {1e3 * estimate.latency_s:.4g} ms for a step{batch}{peak}."]
     return lines + ["Not taken: " + text for text in estimate.runners_up]
 
 
@@ -79,7 +73,7 @@ def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
     for heading in ("#", "name", "strategy", "forward ops", "warm-up", "variables"):
         table.add_column(heading)
     for g in range(plan.num_model_replicas):
-        table.add_column("devices" if plan.num_model_replicas == 1 else "model replica {}".format(g))
+        table.add_column("devices" if plan.num_model_replicas == 1 else f"model replica {g}")
     for index, task in enumerate(plan.task_graphs):
         table.add_row(
             str(index),
@@ -107,7 +101,7 @@ def _undivided(plan: Plan, assignment: Assignment) -> List[str]:
     lines = []
     for task in plan.task_graphs:
         if task.batch_of is not None:
-            lines.append("{}: each device computes these {} forward op(s) for its own examples.".format(task.name, len(task.ops)))
+            lines.append(f"{task.name}: each device computes these {len(task.ops)} forward op(s) for its own examples.")
     for number, names in sorted(assignment.alone.items()):
         if names:
             lines.append("{}: the first device computes {} forward op(s) for all: {}.".format(
@@ -168,13 +162,13 @@ def _gradients(plan: Plan) -> Table:
 
 def _inexact(region: Region, reseeded: Sequence[str], fp16: bool) -> List[str]:
     ops = region.graph.ops
-    found = ["{} ({}): {}".format(ops[item.op].name, ops[item.op].type, item.reason) for item in region.batch.inexact]
-    found += ["{}: initial values of the same distribution, but other ones (init: sharded)".format(name) for name in reseeded]
+    found = [f"{ops[item.op].name} ({ops[item.op].type}): {item.reason}" for item in region.batch.inexact]
+    found += [f"{name}: initial values of the same distribution, but other ones (init: sharded)" for name in reseeded]
     if fp16:
         found.append("gradients are rounded to float16 on their way between processes (communication.fp16)")
     if not found:
         return ["Exact: the parallel result equals the local one but for rounding."]
-    return ["Not exactly the local result ({} place(s)):".format(len(found))] + ["  " + text for text in found]
+    return [f"Not exactly the local result ({len(found)} place(s)):"] + ["  " + text for text in found]
 
 
 def _bytes(count: int) -> str:
@@ -184,6 +178,6 @@ def _bytes(count: int) -> str:
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
-            return "{:.4g} {}".format(size, unit)
+            return f"{size:.4g} {unit}"
         size /= 1024
     return ""

@@ -33,13 +33,15 @@ def backend_of(config: Config, processes: Sequence[Tuple[int, ...]], sums: Seque
         return "collective" if sums else "local"
     if backend == "horovod" and processes and not sums:
         raise ConfigError(
-            "communication.backend is 'horovod', which sums between processes, but model replicas span the {} processes, and the "
-            "first one drives all; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+            "communication.backend is 'horovod', which sums between processes, but model replicas span the "
+            f"{len(processes)} processes, and the "
+            "first one drives all; leave it out, or use TaskGraphs that fit the devices of one process"
         )
     if backend == "local" and sums:
         raise ConfigError(
-            "communication.backend is 'local', which sums inside one process, but there are {} processes; use 'auto' or "
-            "'collective'".format(len(processes))
+            f"communication.backend is 'local', which sums inside one process, but there are {len(processes)} "
+            f"processes; use 'auto' or "
+            "'collective'"
         )
     return backend
 
@@ -68,8 +70,9 @@ def variables_of(
         )
     if wanted == "shared" and read_in_loops:
         raise ConfigError(
-            "variables is 'shared', but a while loop reads {!r} on the loop's own device; use variables 'auto' or 'mirrored', or "
-            "read the variable before the loop".format(read_in_loops[0])
+            f"variables is 'shared', but a while loop reads {read_in_loops[0]!r} on the loop's own device; use "
+            f"variables 'auto' or 'mirrored', or "
+            "read the variable before the loop"
         )
     if wanted != "auto":
         return wanted
@@ -88,7 +91,8 @@ def travels_as_fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: 
     """
     if config.communication.fp16 and processes and not sums:
         raise ConfigError(
-            "communication.fp16 is true, but model replicas span the {} processes, and their gradients are summed in the graph "
-            "of the first; leave it out, or use TaskGraphs that fit the devices of one process".format(len(processes))
+            f"communication.fp16 is true, but model replicas span the {len(processes)} processes, and their gradients "
+            f"are summed in the graph "
+            "of the first; leave it out, or use TaskGraphs that fit the devices of one process"
         )
     return config.communication.fp16 and bool(sums)

@@ -91,8 +91,9 @@ class SearchResult(_Value):
             PlanError: the profile is of another model, or has ops for some layers only.
         """
         if profile.name != self.model or self.stages[-1].last_layer != len(profile.layers) - 1:
-            raise PlanError("the plan was searched for {!r} with {} layers, the profile is {!r} with {}; give the same profile"
-                            .format(self.model, self.stages[-1].last_layer + 1, profile.name, len(profile.layers)))
+            raise PlanError(f"the plan was searched for {self.model!r} with {self.stages[-1].last_layer + 1} layers, "
+                            f"the profile is {profile.name!r} with {len(profile.layers)}; give the same profile"
+                            )
         without = [layer.name for layer in profile.layers if not layer.ops]
         if without and len(without) < len(profile.layers) and profile.graph:
             raise PlanError("layers {} of {!r} name no ops, the others do; record the profile again".format(
@@ -102,7 +103,7 @@ class SearchResult(_Value):
         for number, stage in enumerate(self.stages):
             layers = profile.layers[stage.first_layer:stage.last_layer + 1]
             graphs.append(TaskGraphPlan(
-                name="stage_{}".format(number), strategy=stage.strategy, devices=stage.devices, warmup=stage.warmup,
+                name=f"stage_{number}", strategy=stage.strategy, devices=stage.devices, warmup=stage.warmup,
                 ops=tuple(op for layer in layers for op in layer.ops or (layer.name,))))
             if len(stage.all_devices) > 1:
                 size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)

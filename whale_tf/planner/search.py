@@ -69,19 +69,20 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
     """
     profile, cluster = ModelProfile.parse(profile), Cluster.parse(cluster)
     if method in ON_GRAPHS:
-        raise PlanError("search {!r} ({}) takes more than a profile; use `whale plan`, or auto.auto_parallel".format(
-            method, ON_GRAPHS[method]))
+        raise PlanError(f"search {method!r} ({ON_GRAPHS[method]}) takes more than a profile; use `whale plan`, or "
+                        f"auto.auto_parallel")
     if method not in METHODS:
         raise PlanError("there is no search {!r}; there are {}.{}".format(
             method, ", ".join(METHODS), did_you_mean(method, METHODS)))
     if global_batch < 1:
-        raise PlanError("global_batch is {}, expected at least 1".format(global_batch))
+        raise PlanError(f"global_batch is {global_batch}, expected at least 1")
     if profile.batch_granularity is None:
         raise PlanError(
-            "profile {!r} does not say its batch granularity, so micro-batches cannot be sized; add \"batch_granularity\": the "
-            "number of samples it was measured with, or the smallest a device computes efficiently".format(profile.name))
+            f"profile {profile.name!r} does not say its batch granularity, so micro-batches cannot be sized; add "
+            f"\"batch_granularity\": the "
+            "number of samples it was measured with, or the smallest a device computes efficiently")
     if method != "random" and (trial is not None) and METHODS[method].strategies is not amp.search:
-        raise PlanError("search {!r} runs no trials; use 'amp'".format(method))
+        raise PlanError(f"search {method!r} runs no trials; use 'amp'")
     start = time.perf_counter()
     if METHODS[method].solver is not None:
         return _dapple(profile, cluster, global_batch, method, recompute, start, micro_batches)
@@ -126,7 +127,7 @@ def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str
             "{!r} finds no strategy for {!r} on the {} devices of {!r}: with a batch of {} no pipeline of at most {} stages "
             "divides it{}; use a batch that more devices divide".format(
                 method, profile.name, len(cluster), cluster.name, global_batch, len(profile.layers),
-                "" if micro_batches is None else " into {} micro-batches".format(micro_batches)))
+                "" if micro_batches is None else f" into {micro_batches} micro-batches"))
     best = found[0]
     if not best.estimate.fits:
         least = min(found, key=lambda c: max(c.estimate.peak_bytes))

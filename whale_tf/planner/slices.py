@@ -50,9 +50,9 @@ def replica_slices(
     try:
         found = balance(BalanceProblem(speeds, memory, load_bytes, units, fixed_bytes), algorithm).units
     except InfeasibleError as error:
-        raise InfeasibleError("TaskGraph {!r} on devices {}: {}".format(name, list(rows[0]), error)) from None
+        raise InfeasibleError(f"TaskGraph {name!r} on devices {list(rows[0])}: {error}") from None
     except PlanError as error:
-        raise PlanError("TaskGraph {!r}, micro-batch of {} examples: {}".format(name, units, error)) from None
+        raise PlanError(f"TaskGraph {name!r}, micro-batch of {units} examples: {error}") from None
     if len(set(found)) == 1:
         return None
     divisor = reduce(math.gcd, found)

@@ -74,7 +74,7 @@ def explained(processes: Processes, cluster: Optional[Cluster] = None, by_file: 
     speeds = () if cluster is None else process_speeds(cluster, processes)
     if len(set(speeds)) < 2:
         what = "files, or mini-batches where none are read" if by_file else "mini-batches"
-        return "Input pipelines: each of {} processes takes one of {} {}.\n".format(processes.count, processes.count, what)
+        return f"Input pipelines: each of {processes.count} processes takes one of {processes.count} {what}.\n"
     return "Input pipelines: of the examples of {} mini-batches the processes take {}.\n".format(
         processes.count, " : ".join(map(str, speeds)))
 
@@ -125,8 +125,9 @@ def take_all(graph: tf.Graph) -> None:
     for op in graph.get_operations():
         if op.type == "OneShotIterator":
             raise UnsupportedOpError(
-                "iterator {!r} takes one process' share of its dataset, but one process drives a pipeline across processes, and "
-                "needs all of it; use tf.compat.v1.data.make_initializable_iterator, or set io.slicing to false".format(op.name)
+                f"iterator {op.name!r} takes one process' share of its dataset, but one process drives a pipeline "
+                f"across processes, and "
+                "needs all of it; use tf.compat.v1.data.make_initializable_iterator, or set io.slicing to false"
             )
         if op.type == "Const" and op.name.split("/")[-2:-1] and op.name.split("/")[-2].startswith(SCOPE):
             value = 1 if op.name.split("/")[-1].startswith("count") else 0

@@ -63,16 +63,18 @@ class Runtime:
             return asked
         if asked:
             raise ClusterError(
-                "a Session asks for the server {!r}, but with several processes whale_tf starts the servers; leave the target "
-                "(master) out, and tf.train.Server, too".format(asked)
+                f"a Session asks for the server {asked!r}, but with several processes whale_tf starts the servers; "
+                f"leave the target "
+                "(master) out, and tf.train.Server, too"
             )
         devices = config.device_count.get("CPU", 1)
         if self._server is None:
             self._server, self._devices = self._start(config, self.is_driver), devices
         elif devices > self._devices:
             raise ClusterError(
-                "this process' server was started with {} CPU device(s) by its first Session, and a new one needs {}; call "
-                "wh.init with the larger cluster before the first Session".format(self._devices, devices)
+                f"this process' server was started with {self._devices} CPU device(s) by its first Session, and a new "
+                f"one needs {devices}; call "
+                "wh.init with the larger cluster before the first Session"
             )
         return self._server.target
 
@@ -158,7 +160,7 @@ class Runtime:
             self._server = self._start(config, True)
         config = self.session_config(config)
         self.is_free = True
-        say("process {} serves process 0 from here on".format(self.processes.rank))
+        say(f"process {self.processes.rank} serves process 0 from here on")
         with tf.Graph().as_default(), v1.Session(self._server.target, config=config) as session:
             prefix = self.processes.prefix(self.processes.rank)
             session.run(_queue(prefix, READY).enqueue(True))
@@ -236,9 +238,8 @@ def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime
         return None
     if _runtime is not None and _runtime.processes != processes:
         raise ClusterError(
-            "this process is number {} of {}, and cannot become number {} of {}: start a new process".format(
-                _runtime.processes.rank, _runtime.processes.addresses, processes.rank, processes.addresses
-            )
+            f"this process is number {_runtime.processes.rank} of {_runtime.processes.addresses}, and cannot become "
+            f"number {processes.rank} of {processes.addresses}: start a new process"
         )
     if _runtime is None:
         _runtime = Runtime(processes, start_timeout_s)
@@ -269,6 +270,7 @@ def _check_port(address: str) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise ClusterError(
-                "port {} of this process' address {} is taken by another program; end it, or give this process another "
-                "port".format(port, address)
+                f"port {port} of this process' address {address} is taken by another program; end it, or give this "
+                f"process another "
+                "port"
             ) from None

@@ -196,7 +196,7 @@ class Termination:
             return
         self._depth += 1
         try:
-            say("SIGTERM: {}; ending".format(self._save_once_more()))
+            say(f"SIGTERM: {self._save_once_more()}; ending")
         finally:
             self._depth -= 1
         sys.exit(TERMINATED_STATUS)
@@ -215,9 +215,9 @@ class Termination:
                 return "nothing has changed since the last checkpoint"
             path, args, kwargs = saved.arguments
             step = None if saved.step is None else saved.step + steps
-            return "saved {}".format(saver.save(saved.session(), path, step, *args, **kwargs))
+            return f"saved {saver.save(saved.session(), path, step, *args, **kwargs)}"
         except Exception as error:  # whatever it is, the process was asked to end
-            return "saving failed, the checkpoint before stands ({})".format(error)
+            return f"saving failed, the checkpoint before stands ({error})"
 
 
 def _clock(session: Any) -> Optional[int]:

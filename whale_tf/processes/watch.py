@@ -42,7 +42,7 @@ def split_address(address: str) -> Address:
     """
     host, _, port = address.rpartition(":")
     if not port.isdigit():
-        raise ClusterError("address {!r} has no port; expected host:port".format(address))
+        raise ClusterError(f"address {address!r} has no port; expected host:port")
     return host.strip("[]"), int(port)
 
 
@@ -101,9 +101,9 @@ class Watch:
                     missing.remove(rank)
             if missing and time.monotonic() > limit:
                 raise ClusterError(
-                    "{} did not come within {:.0f} s: start all {} processes, check their addresses, or raise "
-                    "communication.start_timeout_s".format(
-                        self._describe(missing), timeout_s, len(self._addresses) + 1))
+                    f"{self._describe(missing)} did not come within {timeout_s:.0f} s: start all "
+                    f"{len(self._addresses) + 1} processes, check their addresses, or raise "
+                    "communication.start_timeout_s")
             if missing:
                 time.sleep(TICK_S / 2)
         self._thread.start()
@@ -156,11 +156,12 @@ class Watch:
 
     def _message(self) -> str:
         return (
-            "{} has ended or does not answer any more, and this process cannot train without it; look at its log, and start "
-            "all processes again from the last checkpoint".format(self._describe(sorted(self._lost))))
+            f"{self._describe(sorted(self._lost))} has ended or does not answer any more, and this process cannot "
+            f"train without it; look at its log, and start "
+            "all processes again from the last checkpoint")
 
     def _describe(self, ranks: List[int]) -> str:
-        return " and ".join("process {} ({})".format(rank, self._names[rank]) for rank in ranks)
+        return " and ".join(f"process {rank} ({self._names[rank]})" for rank in ranks)
 
     # ------------------------------------------------------------------------------------------------ the thread
     def _watch(self) -> None:
@@ -240,5 +241,5 @@ def say(message: str) -> None:
     """Write to standard error, if that is possible: a disk may be full."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-        sys.stderr.write("whale_tf: {}\n".format(message))
+        sys.stderr.write(f"whale_tf: {message}\n")
         sys.stderr.flush()

@@ -61,7 +61,7 @@ def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None)
             measured=() if measured is None else (_measurement(chain, i, measured),))
         for i in range(chain.size)]  # fmt: skip
     return ModelProfile(
-        name=source.name, source="recorded from a graph with mini-batches of {}".format(chain.batch),
+        name=source.name, source=f"recorded from a graph with mini-batches of {chain.batch}",
         precision=precision_of(chain.graph), batch_granularity=1, optimizer=optimizer,
         optimizer_bytes_per_parameter_byte=state, graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
 
@@ -91,7 +91,7 @@ def _names(chain: Chain) -> List[str]:
     names = []
     for scope in scopes:
         seen[scope] = seen.get(scope, 0) + 1
-        names.append(scope if scopes.count(scope) == 1 else "{}.{}".format(scope, seen[scope] - 1))
+        names.append(scope if scopes.count(scope) == 1 else f"{scope}.{seen[scope] - 1}")
     return names
 
 

@@ -47,7 +47,7 @@ def layer_seconds(profile: ModelProfile, layer: LayerProfile, device: Device, ba
         raise PlanError(
             "layer {!r} of {!r} was measured on {} but not on {} with tensor parallelism {}; add a measurement, or give its "
             "forward_flops".format(layer.name, profile.name, ", ".join(sorted({
-                "{} (tensor parallelism {})".format(p.device, p.tensor_parallel) for p in layer.measured})),
+                f"{p.device} (tensor parallelism {p.tensor_parallel})" for p in layer.measured})),
                 device.type, tensor_parallel))
     read_s = layer.parameter_bytes / share / device.memory_bandwidth_bytes_per_s
     once_s = read_s + layer.overhead_s

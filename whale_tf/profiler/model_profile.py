@@ -113,11 +113,11 @@ class ModelProfile(_Value):
     @model_validator(mode="after")
     def _consistent(self) -> ModelProfile:
         if self.version != VERSION:
-            raise ValueError("profile version is {}, this whale_tf reads version {}".format(self.version, VERSION))
+            raise ValueError(f"profile version is {self.version}, this whale_tf reads version {VERSION}")
         names = [layer.name for layer in self.layers]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError("two layers are called {!r}".format(twice[0]))
+            raise ValueError(f"two layers are called {twice[0]!r}")
         return self
 
     @property
@@ -148,7 +148,7 @@ class ModelProfile(_Value):
         head = self.model_dump(mode="json", exclude={"layers"}, exclude_defaults=True)
         layers = ",\n  ".join(json.dumps(row) for row in _folded(self.layers))
         text = json.dumps(dict({"version": self.version}, **head), indent=1)
-        return "{},\n \"layers\": [\n  {}\n ]\n}}\n".format(text[:-2], layers)
+        return f"{text[:-2]},\n \"layers\": [\n  {layers}\n ]\n}}\n"
 
     @classmethod
     def parse(cls, source: Union[ModelProfile, Mapping[str, Any], str]) -> ModelProfile:
@@ -202,9 +202,9 @@ def _load(source: str) -> Dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise PlanError("the model profile is not JSON: {}".format(error))
+        raise PlanError(f"the model profile is not JSON: {error}")
     if not isinstance(value, dict):
-        raise PlanError("the model profile is {!r:.40}, expected a JSON object with \"layers\"".format(value))
+        raise PlanError(f"the model profile is {value!r:.40}, expected a JSON object with \"layers\"")
     return value
 
 
@@ -253,7 +253,7 @@ def _unfolded(source: Mapping[str, Any]) -> Dict[str, Any]:
         if not isinstance(count, int) or count < 1 or not isinstance(start, int) or not isinstance(name, str) \
                 or name.count("{}") != 1:
             raise PlanError("not a valid model profile: a layer with \"repeat\" needs a count of at least 1 and a name with "
-                            "one {{}} for its number, got {!r:.80}".format(row))
+                            f"one {{}} for its number, got {row!r:.80}")
         body = {key: value for key, value in row.items() if key not in ("repeat", "start")}
         layers += [dict(body, name=name.replace("{}", str(start + index))) for index in range(count)]
     return dict(source, layers=layers)

@@ -201,7 +201,7 @@ def contraction_flops(op: Op, graph: OpGraph, view: Optional[View] = None) -> fl
     try:
         rule = rule_for(op, graph, view)
     except NoRule as error:
-        raise PlanError("the FLOPs of op {!r} ({}) are not known: {}".format(op.name, op.type, error)) from None
+        raise PlanError(f"the FLOPs of op {op.name!r} ({op.type}) are not known: {error}") from None
     sizes = _factor_sizes(op, rule, graph)
     is_convolution = "onv" in op.type
     product = 1.0
@@ -210,8 +210,9 @@ def contraction_flops(op: Op, graph: OpGraph, view: Optional[View] = None) -> fl
             continue
         if factor not in sizes:
             raise PlanError(
-                "the FLOPs of op {!r} ({}) are not known: the graph does not say the sizes {}; give a batch size, or make "
-                "the model's other dimensions static".format(op.name, op.type, [graph.tensors[t].shape for t in op.inputs]))
+                f"the FLOPs of op {op.name!r} ({op.type}) are not known: the graph does not say the sizes "
+                f"{[graph.tensors[t].shape for t in op.inputs]}; give a batch size, or make "
+                "the model's other dimensions static")
         product *= sizes[factor]
     return 2.0 * product
 

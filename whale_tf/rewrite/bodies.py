@@ -69,7 +69,7 @@ class Bodies:
         Raises:
             UnsupportedOpError: a function does what clones of it cannot do each for itself.
         """
-        node = self._context.edit.node("{}/{}".format(self._context.scope(place), op.name))
+        node = self._context.edit.node(f"{self._context.scope(place)}/{op.name}")
         calls = self._calls_of(op, node, self._context.region.batch, op, place)
         _call(node, op, calls, [canonical_edge(self._at_run_time(number, op, place)) for number in calls.run_time])
 
@@ -92,7 +92,7 @@ class Bodies:
             if not run_time and not copy.is_changed:
                 continue
             for index, number in enumerate(run_time):
-                parameter = copy.parameter("whale_number_{}".format(index), _dtype(number))
+                parameter = copy.parameter(f"whale_number_{index}", _dtype(number))
                 copy.replace({number: parameter})
                 if op.type in LOOPS and attribute == "body":
                     copy.return_also(parameter, _dtype(number))
@@ -114,10 +114,9 @@ class Bodies:
         for index in axis.shared:
             if not is_seeded(copy.node(axis.graph.ops[index].name)):
                 raise UnsupportedOpError(
-                    "op {!r} ({}) in a body of {!r} draws random numbers that must be the same on all devices; give it a "
-                    "seed, or draw them before {!r} and pass them in".format(
-                        axis.graph.ops[index].name, axis.graph.ops[index].type, outermost.name, outermost.name
-                    )
+                    f"op {axis.graph.ops[index].name!r} ({axis.graph.ops[index].type}) in a body of "
+                    f"{outermost.name!r} draws random numbers that must be the same on all devices; give it a "
+                    f"seed, or draw them before {outermost.name!r} and pass them in"
                 )
         for index in sorted({index for index, _ in axis.bodies}):
             inner = axis.graph.ops[index]
@@ -131,11 +130,11 @@ class Bodies:
             for op in axis.graph.ops:
                 if op.type == "Mean" and op.outputs[0] in axis.layouts and axis.layout(op.outputs[0]).is_partial:
                     raise UnsupportedOpError(
-                        "op {!r} in a body of {!r} takes a mean over the batch, whose size is static, and model replicas "
-                        "(or processes) take mini-batches of their own; take the mean outside of {!r}, leave the batch size open "
-                        "(drop_remainder=False), or set io.nested_batch to 'divide'".format(
-                            op.name, outermost.name, outermost.name
-                        )
+                        f"op {op.name!r} in a body of {outermost.name!r} takes a mean over the batch, whose size is "
+                        f"static, and model replicas "
+                        f"(or processes) take mini-batches of their own; take the mean outside of {outermost.name!r}, "
+                        f"leave the batch size open "
+                        "(drop_remainder=False), or set io.nested_batch to 'divide'"
                     )
 
     # ------------------------------------------------------------------------------------------------------ numbers
@@ -177,7 +176,7 @@ class Bodies:
     def _fresh(self, name: str) -> str:
         """A function name that is not taken."""
         while True:
-            candidate = "{}_whale_{}".format(name, self._count)
+            candidate = f"{name}_whale_{self._count}"
             self._count += 1
             if not self._context.tf_graph._is_function(candidate):
                 return candidate
@@ -258,7 +257,7 @@ class _BodyConverter(Converter):
         self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
     ) -> Union[float, str]:
         weight = self._outer.weight(tensor, task_graph, place, dtype, self._outer.source_of_op(self._outermost))
-        return "{}weight:{}".format(RUN_TIME, dtype.name) if isinstance(weight, str) else weight
+        return f"{RUN_TIME}weight:{dtype.name}" if isinstance(weight, str) else weight
 
     def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
         share, position = self._outer.share_of_op(self._outermost, task_graph, place)
@@ -270,8 +269,8 @@ class _BodyConverter(Converter):
 
     def totals(self, op: Op, task_graph: int) -> List[Number]:
         totals = self._outer.totals(self._outermost, task_graph)
-        return [_number("total{}".format(g), total) for g, total in enumerate(totals)]
+        return [_number(f"total{g}", total) for g, total in enumerate(totals)]
 
 
 def _number(what: str, value: Number) -> Number:
-    return "{}{}:int32".format(RUN_TIME, what) if isinstance(value, str) else value
+    return f"{RUN_TIME}{what}:int32" if isinstance(value, str) else value

@@ -38,7 +38,7 @@ class Bridges:
             scope = self.context.name(
                 "bridge",
                 self.context.scope(place).rpartition("/")[2],
-                "t{}".format(consumer) + ("_{}".format(shard) if shard else ""),
+                f"t{consumer}" + (f"_{shard}" if shard else ""),
                 self.context.flat(tensor),
             )
             if layout.is_sharded:
@@ -71,7 +71,7 @@ class Bridges:
         names = [context.tensor_in(tensor, piece) for piece in pieces]
         if layout.power:
             names = [
-                self._rescale(name, tensor, layout.power, producer, piece, consumer, place, "{}/{}".format(scope, i))
+                self._rescale(name, tensor, layout.power, producer, piece, consumer, place, f"{scope}/{i}")
                 for i, (name, piece) in enumerate(zip(names, pieces))
             ]
         blocks = layout.blocks
@@ -79,19 +79,16 @@ class Bridges:
             return nodes.concat(names, layout.dim, scope + "/concat", dtype, device)
         if blocks is None:
             raise UnsupportedOpError(
-                "tensor {!r} crosses from TaskGraph {!r} to {!r} with different replicas, and how its dimension {} follows "
-                "from the batch size is not known; use equal replica counts, or a static shape".format(
-                    context.graph.tensor_name(tensor),
-                    context.plan.task_graphs[producer].name,
-                    context.plan.task_graphs[consumer].name,
-                    layout.dim,
-                )
+                f"tensor {context.graph.tensor_name(tensor)!r} crosses from TaskGraph "
+                f"{context.plan.task_graphs[producer].name!r} to {context.plan.task_graphs[consumer].name!r} with "
+                f"different replicas, and how its dimension {layout.dim} follows "
+                "from the batch size is not known; use equal replica counts, or a static shape"
             )
         parts = []
         for index, block in enumerate(blocks):
-            where = "{}/block{}".format(scope, index)
+            where = f"{scope}/block{index}"
             in_block = [
-                self._converter.block(tensor, layout, index, producer, piece, name, "{}_{}".format(where, number))
+                self._converter.block(tensor, layout, index, producer, piece, name, f"{where}_{number}")
                 for number, (name, piece) in enumerate(zip(names, pieces))
             ]
             joined = nodes.concat(in_block, layout.dim, where + "/concat", dtype, device)
@@ -128,7 +125,7 @@ class Bridges:
             piece = place._replace(r=r)
             terms.append(
                 self._converter.scale(
-                    context.tensor_in(tensor, piece), tensor, layout.power, producer, piece, "{}/{}".format(scope, r)
+                    context.tensor_in(tensor, piece), tensor, layout.power, producer, piece, f"{scope}/{r}"
                 )
             )
         total = nodes.add_n(terms, scope + "/sum", dtype, device)

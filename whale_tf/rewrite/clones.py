@@ -94,13 +94,13 @@ def _clone(
     )
     for op, position in part.boundary:
         name = operands.of(op, position, place)
-        set_input(context.edit, "{}/{}".format(scope, op.name), position, name)
+        set_input(context.edit, f"{scope}/{op.name}", position, name)
     if isinstance(place, Clone):
         order.gate(task_graph, place)
         for op in part.random:
-            reseed(context.edit.node("{}/{}".format(scope, op.name)), context.seed(place))
+            reseed(context.edit.node(f"{scope}/{op.name}"), context.seed(place))
         for op in part.shaped:
-            open_shapes(context.edit.node("{}/{}".format(scope, op.name)), op, context.region.batch)
+            open_shapes(context.edit.node(f"{scope}/{op.name}"), op, context.region.batch)
         for op in part.functional:
             bodies.localise(op, place)
 
@@ -121,4 +121,4 @@ def control_for(
         peer = context.copy_for(home, place)
         if peer == ORIGINAL or op.id in context.variables:
             return op.name
-    return "{}/{}".format(context.scope(peer), op.name)
+    return f"{context.scope(peer)}/{op.name}"

@@ -80,7 +80,7 @@ class Context:
         index = 0
         while self._scope in graph:  # a user's op may be called so
             index += 1
-            self._scope = "{}_{}".format(ROOT, index)
+            self._scope = f"{ROOT}_{index}"
 
     # ------------------------------------------------------------------------------------------------------- clones
     def replicas(self, task_graph: int) -> List[Copy]:
@@ -141,14 +141,14 @@ class Context:
         if place not in self._scopes:
             letters = "gmr" if isinstance(place, Clone) else "gr"
             self._scopes[place] = "{}/{}".format(
-                self._scope, "_".join("{}{}".format(a, b) for a, b in zip(letters, place))
+                self._scope, "_".join(f"{a}{b}" for a, b in zip(letters, place))
             )
         return self._scopes[place]
 
     def seed(self, place: Tuple[int, ...]) -> str:
         """What tells a clone from all others, those of other processes included: random numbers follow from it."""
         scope = self.scope(place)
-        return scope if self.processes.is_chief else "{}/p{}".format(scope, self.processes.rank)
+        return scope if self.processes.is_chief else f"{scope}/p{self.processes.rank}"
 
     def name(self, *parts: str) -> str:
         """A name under the rewrite's own scope."""
@@ -159,8 +159,8 @@ class Context:
         record = self.graph.tensors[tensor]
         name = self.graph.ops[record.op].name
         if not isinstance(place, Clone) and place == ORIGINAL:
-            return "{}:{}".format(name, record.index)
-        return "{}/{}:{}".format(self.scope(place), name, record.index)
+            return f"{name}:{record.index}"
+        return f"{self.scope(place)}/{name}:{record.index}"
 
     def flat(self, tensor: int) -> str:
         """A tensor's name as one part of another name."""

@@ -42,9 +42,7 @@ class Converter:
     ) -> str:
         key = (name, conversion, task_graph, place)
         if key not in self._converted:
-            scope = "{}/{}_{}".format(
-                self.context.scope(place), type(conversion).__name__.lower(), self.context.flat(tensor)
-            )
+            scope = f"{self.context.scope(place)}/{type(conversion).__name__.lower()}_{self.context.flat(tensor)}"
             if isinstance(conversion, Scale):
                 done = self.scale(name, tensor, conversion.power, task_graph, place, scope, self.source_of_op(op))
             elif isinstance(conversion, Slice):
@@ -87,7 +85,7 @@ class Converter:
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         rank, parts, before = self.rank(tensor), [], 0
         for index, block in enumerate(conversion.blocks):
-            where = "{}/block{}".format(scope, index)
+            where = f"{scope}/block{index}"
             begin = self.times(start, block, where + "/start")
             if before:
                 begin = self.plus(begin, self.times(share.total, before, where + "/offset"), where)
@@ -128,7 +126,7 @@ class Converter:
         totals = self.totals(op, task_graph)
         batch = totals[0]
         for index, total in enumerate(totals[1:]):
-            batch = self.plus(batch, total, "{}/{}".format(scope, index))
+            batch = self.plus(batch, total, f"{scope}/{index}")
         return self._affine(tensor, conversion.components, batch, task_graph, place, scope)
 
     def extent(self, tensor: int, task_graph: int, place: Clone, scope: str) -> str:
@@ -136,8 +134,9 @@ class Converter:
         components = self.context.region.batch.affine(tensor)
         if components is None:
             raise UnsupportedOpError(
-                "{!r} crosses between TaskGraphs with different replicas, and how it follows from the batch size is not known; "
-                "use equal replica counts, or static shapes".format(self.context.graph.tensor_name(tensor))
+                f"{self.context.graph.tensor_name(tensor)!r} crosses between TaskGraphs with different replicas, and "
+                f"how it follows from the batch size is not known; "
+                "use equal replica counts, or static shapes"
             )
         return self._affine(tensor, components, self.size(tensor, task_graph, place), task_graph, place, scope)
 
@@ -172,7 +171,7 @@ class Converter:
                     conversion.power,
                     home,
                     clone,
-                    "{}/{}".format(scope, i),
+                    f"{scope}/{i}",
                 )
                 for i, clone in enumerate(self.context.clones(home))
             ]
@@ -189,7 +188,7 @@ class Converter:
         op_type = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "any": "LogicalOr", "all": "LogicalAnd"}[kind]
         total = terms[0]
         for index, term in enumerate(terms[1:]):
-            where = "{}/{}".format(scope, index)
+            where = f"{scope}/{index}"
             if dtype == tf.bool:
                 total = self.nodes.add(op_type, where, [total, term], device)
             else:
@@ -201,14 +200,15 @@ class Converter:
         home = self.context.home(op)
         share, index = self.share_of_op(op, home, place)
         size = share.sizes[index]
-        scope = "{}/local_{}_{}".format(self.context.scope(place), op.name, position)
+        scope = f"{self.context.scope(place)}/local_{op.name}_{position}"
         dtype, device = self.context.dtype(op.inputs[position]), self.context.device(home, place)
         components = self.context.region.batch.localise[(op.id, position)].components
         value = self.context.graph.producer(op.inputs[position]).value
         if isinstance(size, str) or (value is None and None in components):
             raise UnsupportedOpError(
-                "op {!r} has the batch size baked into a constant, but the batch size of the input is only known at run time; "
-                "give the input a static batch size, or build the shape from tf.shape".format(op.name)
+                f"op {op.name!r} has the batch size baked into a constant, but the batch size of the input is only "
+                f"known at run time; "
+                "give the input a static batch size, or build the shape from tf.shape"
             )
         old = [None] * len(components) if value is None else np.asarray(value).reshape(-1).tolist()
         new = [c[0] + c[1] * size if c is not None else kept for c, kept in zip(components, old)]
@@ -224,7 +224,7 @@ class Converter:
         ratio = self.division.of_this_process(source, home, dtype, self.inputs.names(source))
         for index in range(abs(power)):
             factor = ratio if isinstance(ratio, str) else self.nodes.const(ratio, scope + "/ratio", dtype, device)
-            where = "{}/own{}".format(scope, index)
+            where = f"{scope}/own{index}"
             name = self.nodes.binary("Mul" if power > 0 else "RealDiv", name, factor, where, dtype, device)
         return name
 
@@ -232,7 +232,7 @@ class Converter:
         dtype, device = self.context.dtype(tensor), self.context.device(home, place)
         key = (name, "mini-batches", home, place)
         if key not in self._converted:
-            scope = "{}/times_mini_batches_{}".format(self.context.scope(place), self.context.flat(tensor))
+            scope = f"{self.context.scope(place)}/times_mini_batches_{self.context.flat(tensor)}"
             count = self.nodes.const(self.division.mini_batches, scope + "/count", dtype, device)
             self._converted[key] = self.nodes.binary("Mul", name, count, scope, dtype, device)
         return self._converted[key]
@@ -298,8 +298,9 @@ class Converter:
         shape: Optional[Tuple] = self.context.graph.tensors[tensor].shape
         if shape is None:
             raise UnsupportedOpError(
-                "tensor {!r} has to be divided over clones, but its rank is not known; set its shape "
-                "with tf.ensure_shape".format(self.context.graph.tensor_name(tensor))
+                f"tensor {self.context.graph.tensor_name(tensor)!r} has to be divided over clones, but its rank is "
+                f"not known; set its shape "
+                "with tf.ensure_shape"
             )
         return len(shape)
 
@@ -309,7 +310,7 @@ class Converter:
         """Clones' values of a sharded tensor as the whole: block by block, each block from all clones."""
         assert layout.blocks is not None
         parts = [
-            self.block(tensor, layout, index, home, clone, name, "{}/block{}_{}".format(scope, index, number))
+            self.block(tensor, layout, index, home, clone, name, f"{scope}/block{index}_{number}")
             for index in range(len(layout.blocks))
             for number, (clone, name) in enumerate(pieces)
         ]

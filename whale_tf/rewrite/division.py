@@ -70,7 +70,7 @@ def check_divisible(plan: Plan, batch: int, own: bool) -> None:
                     batch,
                     parts,
                     task.name,
-                    "" if own else "{} model replicas x ".format(plan.num_model_replicas),
+                    "" if own else f"{plan.num_model_replicas} model replicas x ",
                     plan.num_micro_batch,
                     task.replica_count,
                     max(1, batch // parts) * parts,
@@ -167,16 +167,16 @@ class Division:
         if self._communicator.processes == 1:
             return 0
         here, everywhere = self._totals(source, task_graph, names)
-        scope = self._context.name("division", "{}_t{}".format(self._context.flat(source), task_graph), "elsewhere")
+        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}", "elsewhere")
         return self._nodes.binary("Sub", everywhere, here, scope, tf.int32, self._context.host)
 
     def of_this_process(self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]) -> Union[float, str]:
         """All processes' examples over this process' own: a number, or the name of a scalar."""
         if self.batch is not None or self._communicator.processes == 1:
             return float(self._communicator.processes)
-        scope = self._context.name("division", "{}_t{}_ratio_{}".format(self._context.flat(source), task_graph, dtype.name))
+        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_ratio_{dtype.name}")
         here, everywhere = (
-            self._nodes.cast(total, "{}/{}".format(scope, i), tf.int32, dtype, self._context.host)
+            self._nodes.cast(total, f"{scope}/{i}", tf.int32, dtype, self._context.host)
             for i, total in enumerate(self._totals(source, task_graph, names))
         )
         return self._nodes.binary("RealDiv", everywhere, here, scope, dtype, self._context.host)
@@ -186,7 +186,7 @@ class Division:
         key = (source, task_graph)
         if key not in self._elsewhere:
             device = self._context.host
-            scope = self._context.name("division", "{}_t{}_total".format(self._context.flat(source), task_graph))
+            scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_total")
             shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
             here = self._nodes.add_n([str(share.total) for share in shares], scope + "/here", tf.int32, device)
             everywhere = self._communicator.sum_if_together(Member(here, device), here, device, scope, tf.int32)
@@ -201,14 +201,14 @@ class Division:
     def _at_run_time(self, key: Tuple[int, int, int], totals: Sequence[Sequence[int]], source_name: str) -> Shares:
         source, task_graph, g = key
         nodes, device = self._nodes, self._context.host
-        scope = self._context.name("division", "{}_t{}_g{}".format(self._context.flat(source), task_graph, g))
+        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_g{g}")
         dtype = self._context.dtype(source)
         shape = nodes.add("Shape", scope + "/shape", [source_name], device, T=dtype, out_type=tf.int32)
         sizes = batch = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
         scalar = nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
         total = nodes.add("Reshape", scope + "/total", [batch, scalar], device, T=tf.int32, Tshape=tf.int32)
         for depth, level in enumerate(totals):
-            sizes = self._divide_at_run_time(sizes, level, "{}/level{}".format(scope, depth), device)
+            sizes = self._divide_at_run_time(sizes, level, f"{scope}/level{depth}", device)
         count = self._per_mini_batch(task_graph)
         starts = nodes.add(
             "Cumsum",
@@ -221,11 +221,11 @@ class Division:
             reverse=False,
         )
         scalars = [
-            nodes.add("Unpack", "{}/{}_each".format(scope, what), [vector], device, T=tf.int32, num=count, axis=0)
+            nodes.add("Unpack", f"{scope}/{what}_each", [vector], device, T=tf.int32, num=count, axis=0)
             for what, vector in (("size", sizes), ("start", starts))
         ]
         check = self._check(sizes, total, count, scope, device)
-        size_names, start_names = (tuple("{}:{}".format(op, i) for i in range(count)) for op in scalars)
+        size_names, start_names = (tuple(f"{op}:{i}" for i in range(count)) for op in scalars)
         return Shares(total, size_names, start_names, sizes, (check,))
 
     def _divide_at_run_time(self, sizes: str, level: Sequence[int], scope: str, device: str) -> str:
@@ -276,8 +276,8 @@ class Division:
             T=tf.int32,
         )
         message = nodes.const(
-            "whale_tf: the mini-batch has fewer examples than the {} parts it is divided into; use a larger "
-            "batch, drop the remainder, or use fewer micro-batches. Examples:".format(count),
+            f"whale_tf: the mini-batch has fewer examples than the {count} parts it is divided into; use a larger "
+            "batch, drop the remainder, or use fewer micro-batches. Examples:",
             scope + "/message",
             tf.string,
             device,
@@ -291,7 +291,7 @@ class Division:
     ) -> Tuple[str, ...]:
         nodes, device = self._nodes, self._context.host
         scope = self._context.name(
-            "division", "{}_t{}_weights_{}".format(self._context.flat(source), task_graph, dtype.name)
+            "division", f"{self._context.flat(source)}_t{task_graph}_weights_{dtype.name}"
         )
         shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
         sizes = nodes.concat([str(share.vector) for share in shares], 0, scope + "/sizes", tf.int32, device)
@@ -306,4 +306,4 @@ class Division:
         )
         count = len(shares) * self._per_mini_batch(task_graph)
         op = nodes.add("Unpack", scope + "/each", [weights], device, T=dtype, num=count, axis=0)
-        return tuple("{}:{}".format(op, i) for i in range(count))
+        return tuple(f"{op}:{i}" for i in range(count))

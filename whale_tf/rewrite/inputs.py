@@ -50,7 +50,7 @@ class Inputs:
         producer = self._context.graph.producer(tensor)
         name = self._context.graph.tensor_name(tensor)
         if g and producer.id in self._pulled:
-            return "{}/{}".format(self._context.name("input", "g{}".format(g)), name)
+            return "{}/{}".format(self._context.name("input", f"g{g}"), name)
         return name
 
     def names(self, source: int) -> List[str]:
@@ -62,7 +62,7 @@ class Inputs:
         if key not in self._parts:
             share = self.shares(source, task_graph, clone.g)
             scope = self._context.name(
-                "input", "g{}".format(key[2]), "t{}_{}".format(task_graph, self._context.flat(source))
+                "input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}"
             )
             if len(share.sizes) == 1:
                 self._parts[key] = [self.whole(source, clone.g)]
@@ -119,10 +119,10 @@ class Inputs:
                 pulled[op.id] = op
         ops = [self._context.tf_ops[i] for i in pulled]
         for g in range(1, self._context.plan.num_model_replicas):
-            before = "" if g == 1 else self._context.name("input", "g{}".format(g - 1)) + "/"
+            before = "" if g == 1 else self._context.name("input", f"g{g - 1}") + "/"
             self._context.edit.clone(
                 ops,
-                self._context.name("input", "g{}".format(g)),
+                self._context.name("input", f"g{g}"),
                 device=self._context.host,
                 edit=_drop_colocation,
                 # in turn, so that model replica g always gets the same mini-batch of a step

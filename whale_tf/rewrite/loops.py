@@ -36,18 +36,15 @@ def check_loops(context: Context) -> None:
             continue
         if home.setdefault(frame[0], context.home(op)) != context.home(op):
             raise UnsupportedOpError(
-                "the while loop {!r} has ops of TaskGraphs {!r} and {!r} ({!r} is one of them); a loop runs on one "
-                "VirtualDevice: put the whole tf.while_loop under one annotation".format(
-                    frame[0],
-                    context.plan.task_graphs[home[frame[0]]].name,
-                    context.plan.task_graphs[context.home(op)].name,
-                    op.name,
-                )
+                f"the while loop {frame[0]!r} has ops of TaskGraphs {context.plan.task_graphs[home[frame[0]]].name!r} "
+                f"and {context.plan.task_graphs[context.home(op)].name!r} ({op.name!r} is one of them); a loop runs on one "
+                "VirtualDevice: put the whole tf.while_loop under one annotation"
             )
         if index in shared:
             raise UnsupportedOpError(
-                "op {!r} ({}) draws random numbers inside the while loop {!r} that must be the same on all devices; draw "
-                "them before the loop".format(op.name, op.type, frame[0])
+                f"op {op.name!r} ({op.type}) draws random numbers inside the while loop {frame[0]!r} that must be the "
+                f"same on all devices; draw "
+                "them before the loop"
             )
 
 
@@ -85,15 +82,15 @@ class _Entrance:
         renamed: Dict[str, str] = {}
         for index in members:
             if graph.ops[index].type in FRAME_ENTRIES:
-                attributes = self._edit.node("{}/{}".format(scope, graph.ops[index].name)).attr
+                attributes = self._edit.node(f"{scope}/{graph.ops[index].name}").attr
                 name = attributes["frame_name"].s.decode()
                 renamed[frames_of[index][-1]] = name
                 self._parallel_iterations[name] = attributes["parallel_iterations"].i
         for index in members:
             op = graph.ops[index]
-            name = "{}/{}".format(scope, op.name)
+            name = f"{scope}/{op.name}"
             self._frames[name] = tuple(renamed[frame] for frame in frames_of[index])
-            self._producers[name] = ["{}/{}".format(scope, graph.producer(t).name) for t in op.inputs]
+            self._producers[name] = [f"{scope}/{graph.producer(t).name}" for t in op.inputs]
 
     def run(self) -> None:
         nodes = self._edit.nodes()

@@ -185,16 +185,16 @@ class Merge:
     def _chain(self, tensor: int, home: int, copy: Copy, clones: List[Clone]) -> str:
         context = self._context
         power = context.region.batch.layout(tensor).power
-        scope = "{}/accumulate/{}".format(context.scope(copy), context.flat(tensor))
+        scope = f"{context.scope(copy)}/accumulate/{context.flat(tensor)}"
         dtype, device = context.dtype(tensor), context.device(home, copy, self._context.shard_of(tensor))
         even = self._converter.division.is_even
         total = ""
         for clone in self._order.in_backward_order(home, clones):
             value = context.tensor_in(tensor, clone)
             if not even:
-                value = self._converter.scale(value, tensor, power, home, clone, "{}/{}".format(scope, clone.m))
+                value = self._converter.scale(value, tensor, power, home, clone, f"{scope}/{clone.m}")
             if total:
-                value = self._nodes.binary("Add", total, value, "{}/{}".format(scope, clone.m), dtype, device)
+                value = self._nodes.binary("Add", total, value, f"{scope}/{clone.m}", dtype, device)
                 if self._context.graph.producer(tensor).id in self._context.region.late:
                     self._order.finish_with(home, clone, value)
             total = value
@@ -214,8 +214,9 @@ class Merge:
         components = context.region.batch.affine(tensor)
         if components is None:
             raise UnsupportedOpError(
-                "{!r} depends on the batch size in a way that clones cannot be merged in; compute it outside the "
-                "model".format(context.graph.tensor_name(tensor))
+                f"{context.graph.tensor_name(tensor)!r} depends on the batch size in a way that clones cannot be "
+                f"merged in; compute it outside the "
+                "model"
             )
         constant = np.array([c0 for c0, _ in components]).reshape(context.static_shape(tensor))
         surplus = nodes.const(constant * count, scope + "/surplus", dtype, device)
@@ -228,7 +229,7 @@ class Merge:
         dtype = context.dtype(tensor)
         values = [
             self._converter.scale(
-                context.tensor_in(tensor, clone), tensor, layout.power, home, clone, "{}/{}".format(scope, i)
+                context.tensor_in(tensor, clone), tensor, layout.power, home, clone, f"{scope}/{i}"
             )
             for i, clone in enumerate(clones)
         ]

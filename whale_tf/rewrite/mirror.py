@@ -103,7 +103,7 @@ class Mirror:
             is_resource = variable.type == "VarHandleOp"
             attrs = {"dtype" if is_resource else "T": variable.get_attr("dtype")}
             copies = {scope: group[variable] for scope, group in self._copies.items() if variable in group}
-            scope = "{}/catch_up/{}".format(next(iter(copies)), variable.name)
+            scope = f"{next(iter(copies))}/catch_up/{variable.name}"
             checks[variable] = edit.add(
                 "VarIsInitializedOp" if is_resource else "IsVariableInitialized",
                 scope + "/is_initialized",

@@ -67,7 +67,7 @@ class Operands:
             return self.variable(producer, place) or context.tensor_in(tensor, context.copy_for(home, place))
         if not isinstance(place, Clone):
             raise AssertionError(
-                "step-level op reads batch-level tensor {!r}".format(context.graph.tensor_name(tensor))
+                f"step-level op reads batch-level tensor {context.graph.tensor_name(tensor)!r}"
             )
         if home == task_graph or self._bridges.same_division(home, task_graph):
             return context.tensor_in(tensor, place)

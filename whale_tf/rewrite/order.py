@@ -55,7 +55,7 @@ class Order:
         """Lets the other first ops of a clone's steps wait: through an Identity of their input, so once the inputs are set."""
         context = self._context
         for (op, position), barriers in self._gated.get((task_graph, place), {}).items():
-            name = "{}/{}".format(context.scope(place), op.name)
+            name = f"{context.scope(place)}/{op.name}"
             node, dtype = context.edit.node(name), context.dtype(op.inputs[position])
             scope = context.name("order", "into", context.scope(place).rpartition("/")[2], op.name)
             gate = self._nodes.identity(node.input[position], scope, dtype, node.device, barriers)
@@ -99,7 +99,7 @@ class Order:
         for before, after in _pairs([step for step in order if steps[step.kind]]):
             place = Clone(copy.g, before.micro_batch, copy.r)
             scope = context.name(
-                "order", "t{}_g{}_r{}".format(task_graph, *copy), "before_{}{}".format(after.kind, after.micro_batch)
+                "order", "t{}_g{}_r{}".format(task_graph, *copy), f"before_{after.kind}{after.micro_batch}"
             )
             barrier = self._nodes.no_op(scope, device, [self._end(op, place, scope) for op in ends[before.kind][1]])
             if before.kind == BACKWARD:
@@ -115,7 +115,7 @@ class Order:
     def _end(self, op: Op, place: Clone, scope: str) -> str:
         """What is waited for in place of a clone of ``op``."""
         position = self._first_floating(op.outputs)
-        name = "{}/{}".format(self._context.scope(place), op.name)
+        name = f"{self._context.scope(place)}/{op.name}"
         if position is None:
             return name
         tensor, shard = op.outputs[position], self._context.shard(op)
@@ -194,7 +194,8 @@ def _check_acyclic(context: Context, orders: List[List[Step]], steps: List[Dict[
             )
     if not nx.is_directed_acyclic_graph(whole):
         raise PlanError(
-            "schedule {!r} cannot order this graph: its stages wait for each other's gradients within a micro-batch (gradients "
+            f"schedule {context.plan.schedule!r} cannot order this graph: its stages wait for each other's gradients "
+            f"within a micro-batch (gradients "
             "of gradients across TaskGraphs); use pipeline.schedule = 'gpipe', one micro-batch, or one TaskGraph for the "
-            "part that is differentiated twice".format(context.plan.schedule)
+            "part that is differentiated twice"
         )

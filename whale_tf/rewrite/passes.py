@@ -146,8 +146,9 @@ def _buckets(context: Context, captured: Captured) -> List[List[int]]:
                 dense = context.region.batch.layout(tensor).is_partial and shape is not None and None not in shape
                 if not dense or context.dtype(tensor) != context.dtype(gradients[0]):
                     raise PlanError(
-                        "the gradient of {!r} cannot travel in a bucket with {!r}: buckets hold dense gradients of one type; "
-                        "give it a bucket of its own".format(name, bucket[0])
+                        f"the gradient of {name!r} cannot travel in a bucket with {bucket[0]!r}: buckets hold dense "
+                        f"gradients of one type; "
+                        "give it a bucket of its own"
                     )
             found.append(gradients)
     return found
@@ -181,9 +182,10 @@ def _check_writes(captured: Captured) -> None:
     for index in captured.phases.writes_inside:
         op = captured.graph.ops[index]
         raise UnsupportedOpError(
-            "op {!r} ({}) writes a variable, and a gradient is computed from its result; every micro-batch and replica "
+            f"op {op.name!r} ({op.type}) writes a variable, and a gradient is computed from its result; every "
+            f"micro-batch and replica "
             "would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), "
-            "and read its value before the write".format(op.name, op.type)
+            "and read its value before the write"
         )
 
 
@@ -194,10 +196,8 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
     if own and len(pulled) < len(sources):
         fed = sorted(graph.tensor_name(tensor) for tensor in set(sources) - pulled)
         raise PlanError(
-            "model replicas take their own mini-batches from the input pipeline, but {} is fed: set io.nested_batch "
-            "to 'divide' so that one mini-batch is divided over the {} model replicas".format(
-                fed[0], plan.num_model_replicas
-            )
+            f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
+            f"to 'divide' so that one mini-batch is divided over the {plan.num_model_replicas} model replicas"
         )
     shapes = [(graph.tensors[tensor].shape, dim) for tensor, dim in sources.items()]
     sizes = {shape[dim] for shape, dim in shapes if shape is not None}
@@ -205,7 +205,7 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
     if len(known) > 1:
         raise PlanError(
             "inputs have different batch sizes: {}".format(
-                ", ".join("{} {}".format(graph.tensor_name(t), graph.tensors[t].shape) for t in sources)
+                ", ".join(f"{graph.tensor_name(t)} {graph.tensors[t].shape}" for t in sources)
             )
         )
     batch: Optional[int] = next(iter(known)) if known else None

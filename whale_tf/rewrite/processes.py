@@ -111,8 +111,9 @@ def check_random(context: Context) -> None:
     for index in context.region.batch.shared:
         if not is_seeded(context.tf_ops[index].node_def):
             raise UnsupportedOpError(
-                "op {!r} ({}) draws random numbers that must be the same on all processes; give it a seed, or call "
-                "tf.set_random_seed".format(context.graph.ops[index].name, context.graph.ops[index].type)
+                f"op {context.graph.ops[index].name!r} ({context.graph.ops[index].type}) draws random numbers that "
+                f"must be the same on all processes; give it a seed, or call "
+                "tf.set_random_seed"
             )
 
 
@@ -214,10 +215,11 @@ def stage_start(graph: tf.Graph, host: str, nodes: Nodes, communicator: ProcessC
         shape = tf.TensorShape(op.get_attr("shape"))
         if not shape.is_fully_defined():
             raise UnsupportedOpError(
-                "variable {!r} has the shape {}, and its initial value has to be sent to the other processes; give it a static "
-                "shape".format(op.name, shape)
+                f"variable {op.name!r} has the shape {shape}, and its initial value has to be sent to the other "
+                f"processes; give it a static "
+                "shape"
             )
-        scope, device = "whale/broadcast/{}".format(op.name), _device_of(op) or host
+        scope, device = f"whale/broadcast/{op.name}", _device_of(op) or host
         value = op.name
         if communicator.is_first:
             read = {"dtype" if is_resource else "T": dtype}

@@ -71,7 +71,7 @@ def move_controls(context: Context, after: Set[int]) -> None:
             for control in moved:
                 name, home = graph.ops[control].name, context.home(graph.ops[control])
                 waits += [
-                    context.tf_graph.get_operation_by_name("{}/{}".format(context.scope(clone), name))
+                    context.tf_graph.get_operation_by_name(f"{context.scope(clone)}/{name}")
                     for clone in context.clones(home)
                 ]
         tf_op = context.tf_ops[op.id]

@@ -153,7 +153,7 @@ def clone_update(
                         name = operands.value(tensor, index, copy)
                     else:
                         continue
-                    set_input(context.edit, "{}/{}".format(scope, op.name), position, name)
+                    set_input(context.edit, f"{scope}/{op.name}", position, name)
                 if is_write(op.type):
-                    clones.setdefault(op.id, []).append("{}/{}".format(scope, op.name))
+                    clones.setdefault(op.id, []).append(f"{scope}/{op.name}")
     return clones

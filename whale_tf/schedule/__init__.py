@@ -49,7 +49,7 @@ def schedule(name: str, stage: int, num_stages: int, num_micro_batch: int, warmu
             "schedule is {!r}, expected one of {}.{}".format(name, ", ".join(sorted(SCHEDULES)), did_you_mean(name, SCHEDULES))
         )
     if not 0 <= stage < num_stages:
-        raise PlanError("stage is {}, expected 0 to {}".format(stage, num_stages - 1))
+        raise PlanError(f"stage is {stage}, expected 0 to {num_stages - 1}")
     if num_micro_batch < 1 or warmup < 1:
-        raise PlanError("num_micro_batch is {} and warmup is {}, expected at least 1 each".format(num_micro_batch, warmup))
+        raise PlanError(f"num_micro_batch is {num_micro_batch} and warmup is {warmup}, expected at least 1 each")
     return SCHEDULES[name](num_micro_batch, warmup)

@@ -15,7 +15,7 @@ class Step(NamedTuple):
     micro_batch: int
 
     def __str__(self) -> str:
-        return "{}{}".format(self.kind[0].upper(), self.micro_batch)
+        return f"{self.kind[0].upper()}{self.micro_batch}"
 
 
 def forward(micro_batch: int) -> Step:

@@ -21,9 +21,8 @@ def auto_policy(activation_communication_ratio: float) -> str:
     """
     if not activation_communication_ratio >= 0:
         raise PlanError(
-            "activation_communication_ratio is {}, expected a number of at least 0: transfer time / average stage time".format(
-                activation_communication_ratio
-            )
+            f"activation_communication_ratio is {activation_communication_ratio}, expected a number of at least 0: "
+            f"transfer time / average stage time"
         )
     return "PB" if activation_communication_ratio >= POLICY_B_RATIO else "PA"
 
@@ -49,9 +48,9 @@ def warmup_depths(
             "warm-up policy is {!r}, expected one of {}.{}".format(policy, ", ".join(POLICIES), did_you_mean(policy, POLICIES))
         )
     if num_stages < 1:
-        raise PlanError("num_stages is {}, expected at least 1".format(num_stages))
+        raise PlanError(f"num_stages is {num_stages}, expected at least 1")
     if memory_limits is not None and len(memory_limits) != num_stages:
-        raise PlanError("memory_limits has {} entries, expected one for each of {} stages".format(len(memory_limits), num_stages))
+        raise PlanError(f"memory_limits has {len(memory_limits)} entries, expected one for each of {num_stages} stages")
     depths = []
     deepest = num_micro_batch if num_micro_batch is not None else 2 * num_stages
     for stage in range(num_stages):
@@ -60,8 +59,8 @@ def warmup_depths(
         fits = wanted if memory_limits is None else memory_limits[stage]
         if fits < 1:
             raise InfeasibleError(
-                "the activations of a single micro-batch do not fit on stage {}: use more "
-                "micro-batches, recompute, or more stages".format(stage)
+                f"the activations of a single micro-batch do not fit on stage {stage}: use more "
+                "micro-batches, recompute, or more stages"
             )
         deepest = min(deepest, wanted, fits)
         depths.append(deepest)
@@ -79,12 +78,11 @@ def check_warmups(warmups: Sequence[int], num_micro_batch: int) -> None:
     """
     for stage, depth in enumerate(warmups):
         if depth < 1:
-            raise PlanError("stage {} has warmup {}, expected at least 1".format(stage, depth))
+            raise PlanError(f"stage {stage} has warmup {depth}, expected at least 1")
     for stage, (before, after) in enumerate(zip(warmups, warmups[1:])):
         if min(after, num_micro_batch) > min(before, num_micro_batch):
             raise PlanError(
-                "warmup {} of stage {} is larger than warmup {} of stage {}: stage {} would wait for forward "
-                "micro-batches that stage {} starts only after a backward; use warmup <= {} on stage {}".format(
-                    after, stage + 1, before, stage, stage + 1, stage, before, stage + 1
-                )
+                f"warmup {after} of stage {stage + 1} is larger than warmup {before} of stage {stage}: stage "
+                f"{stage + 1} would wait for forward "
+                f"micro-batches that stage {stage} starts only after a backward; use warmup <= {before} on stage {stage + 1}"
             )

@@ -90,9 +90,7 @@ class Calibration(_Value):
         found = value.get("version", VERSION)
         if found != VERSION:  # first of all, because its keys may be others
             raise ValueError(
-                "version is {!r}, this whale_tf reads version {}; measure the machine again with `whale calibrate`".format(
-                    found, VERSION
-                )
+                f"version is {found!r}, this whale_tf reads version {VERSION}; measure the machine again with `whale calibrate`"
             )
         return value
 
@@ -108,7 +106,7 @@ class Calibration(_Value):
                         "{} has {!r}, expected some of {}.{}".format(what, name, ", ".join(known), did_you_mean(name, known))
                     )
         if any(not value >= 1.0 for value in self.slow_down.values()):
-            raise ValueError("slow_down is {}, expected factors of at least 1".format(self.slow_down))
+            raise ValueError(f"slow_down is {self.slow_down}, expected factors of at least 1")
         return self
 
     @property

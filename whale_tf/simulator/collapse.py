@@ -211,4 +211,4 @@ def _numbered(values: Dict[int, Any]) -> Dict[int, int]:
 
 def _rounded(value: float) -> float:
     """Sums that differ only by the order they were taken in are one value."""
-    return float("{:.12g}".format(value))
+    return float(f"{value:.12g}")

@@ -20,9 +20,8 @@ def compile_strategy(strategy: Strategy, cluster: Cluster, estimator: OpEstimato
     worst = max(device for stage in strategy.stages for device in stage.devices)
     if worst >= len(cluster.devices):
         raise PlanError(
-            "the strategy uses device {}, cluster {!r} has devices 0 to {}; use a larger cluster or fewer devices".format(
-                worst, cluster.name, len(cluster.devices) - 1
-            )
+            f"the strategy uses device {worst}, cluster {cluster.name!r} has devices 0 to {len(cluster.devices) - 1}; "
+            f"use a larger cluster or fewer devices"
         )
     compiler = Compiler(strategy, cluster, estimator)
     for number in range(len(strategy.model.ops)):

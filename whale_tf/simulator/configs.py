@@ -96,7 +96,7 @@ def op_config(devices: Sequence[int], *axes: Sequence) -> OpConfig:
     product = 1
     for axis in parsed:
         if axis.slices is not None and len(axis.slices) != axis.degree:
-            raise PlanError("{} slices for a {}-way partition of {!r}".format(len(axis.slices), axis.degree, axis.dim))
+            raise PlanError(f"{len(axis.slices)} slices for a {axis.degree}-way partition of {axis.dim!r}")
         product *= axis.degree
     if not devices or len(devices) % product:
         raise PlanError(

@@ -100,9 +100,8 @@ class _Engine:
                     self._finish(task, ready)
         if finished < len(self.done):
             raise PlanError(
-                "deadlock: {} of {} tasks never run; tasks {} wait for each other".format(
-                    len(self.done) - finished, len(self.done), self._blocked()
-                )
+                f"deadlock: {len(self.done) - finished} of {len(self.done)} tasks never run; tasks {self._blocked()} "
+                f"wait for each other"
             )
         return Times(self.start, self.end)
 

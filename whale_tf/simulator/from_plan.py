@@ -34,8 +34,9 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
             number = numbers.get((aliases or {}).get(name, name))
             if number is None:
                 raise PlanError(
-                    "the plan's TaskGraph {!r} has op {!r}, model {!r} has not; simulate it with the model it was "
-                    "made for.{}".format(task_graph.name, name, model.name, did_you_mean(name, numbers))
+                    f"the plan's TaskGraph {task_graph.name!r} has op {name!r}, model {model.name!r} has not; "
+                    f"simulate it with the model it was "
+                    f"made for.{did_you_mean(name, numbers)}"
                 )
             if number not in configs:
                 configs[number] = _config(task_graph, model.ops[number], plan.shards.get(name))
@@ -152,7 +153,7 @@ def _model_of(step: StepGraph, examples: float) -> ModelGraph:
         dims = ("b", "x") if per_batch else ("x",)
         for number, tensor in enumerate(row.outputs):
             size = tensor.bytes * (scale if tensor.divided else 1.0)
-            tensors.append(ModelTensor("{}:{}".format(row.name, number), dims, (1.0, size)[-len(dims):], 1, ACTIVATION))
+            tensors.append(ModelTensor(f"{row.name}:{number}", dims, (1.0, size)[-len(dims):], 1, ACTIVATION))
         uses = tuple(Use(first[source] + output, dims) for source, output in row.inputs)
         outputs = tuple(Use(first[-1] + number, dims) for number in range(len(row.outputs)))
         flops = row.flops * (scale if per_batch else 1.0)

@@ -279,11 +279,11 @@ class Builder:
         """An op of one tensor that keeps its shape; ``flops`` per element; ``mask``: a byte per element is kept."""
         dims = " ".join(self.tensors[x].dims)
         size = self.tensors[x].size
-        return self.op(name, kind, "{0} -> {0}".format(dims), (x,), flops * size, whole, split, scratch_bytes=size if mask else 0)
+        return self.op(name, kind, f"{dims} -> {dims}", (x,), flops * size, whole, split, scratch_bytes=size if mask else 0)
 
     def add(self, name: str, x: int, y: int) -> int:
         dims = " ".join(self.tensors[x].dims)
-        return self.op(name, "add", "{0}, {0} -> {0}".format(dims), (x, y), float(self.tensors[x].size))
+        return self.op(name, "add", f"{dims}, {dims} -> {dims}", (x, y), float(self.tensors[x].size))
 
     def bias(self, name: str, x: int, axes: int = 1) -> int:
         """Add a parameter over the last ``axes`` axes."""
@@ -291,7 +291,7 @@ class Builder:
         dims = " ".join(tensor.dims)
         last = " ".join(tensor.dims[-axes:])
         bias = self.parameter(name + "_b", last, tensor.shape[-axes:])
-        return self.op(name, "bias", "{0}, {1} -> {0}".format(dims, last), (x, bias), float(tensor.size))
+        return self.op(name, "bias", f"{dims}, {last} -> {dims}", (x, bias), float(tensor.size))
 
     def layer_norm(self, name: str, x: int) -> int:
         tensor = self.tensors[x]
@@ -299,7 +299,7 @@ class Builder:
         gamma = self.parameter(name + "_gamma", last, tensor.shape[-1:])
         beta = self.parameter(name + "_beta", last, tensor.shape[-1:])
         return self.op(
-            name, "norm", "{0}, {1}, {1} -> {0}".format(dims, last), (x, gamma, beta), 8.0 * tensor.size, whole=(last,)
+            name, "norm", f"{dims}, {last}, {last} -> {dims}", (x, gamma, beta), 8.0 * tensor.size, whole=(last,)
         )
 
 

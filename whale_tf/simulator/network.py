@@ -220,7 +220,7 @@ class Network:
                     away = nodes[1 - number if number < 2 else 0][0]
                     share = (count - len(members)) / count
                     ends = [link for path in (self.path(a, away), self.path(away, a)) for link in path]
-                    mine = "node{}/".format(self.cluster.devices[a].node)
+                    mine = f"node{self.cluster.devices[a].node}/"
                     own = [link for link in ends if self.link_names[link].startswith(mine)]
                     self._add(loads, dict.fromkeys(own, share))
         return self._algorithm(ALL_TO_ALL, "pairwise", (count - 1) * self._latency(group.devices), loads)
@@ -255,8 +255,8 @@ def host_link(cluster: Cluster, device: int) -> Link:
     if links.local is not None:
         return links.local.link("local")
     raise ClusterError(
-        "cluster {!r} has no link between device {} and its host, which offloading needs; add "
-        '"pcie": {{"bandwidth_gbytes_per_s": 12}} to its node\'s links'.format(cluster.name, device)
+        f"cluster {cluster.name!r} has no link between device {device} and its host, which offloading needs; add "
+        '"pcie": {"bandwidth_gbytes_per_s": 12} to its node\'s links'
     )
 
 

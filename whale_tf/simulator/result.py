@@ -141,18 +141,17 @@ class Simulation(NamedTuple):
             return self._memory_words()
         slowest = max(self.devices, key=lambda use: use.computation_s)
         lines = [
-            "stage {} (device {}) computes {:.0%} of the step".format(
-                slowest.stage, slowest.device, slowest.computation_s / self.step_time_s
-            )
+            f"stage {slowest.stage} (device {slowest.device}) computes {slowest.computation_s / self.step_time_s:.0%} of the step"
         ]
         idle = self._mean([use.bubble_s for use in self.devices]) / self.step_time_s
         exposed = self.exposed_communication_s / self.step_time_s
         if exposed > 0.1 and exposed >= idle and self.links:
             link = self.links[0]
             lines.append(
-                "communication is exposed for {:.0%} of the step; the busiest link is {} ({:.0%} of the step at "
+                f"communication is exposed for {exposed:.0%} of the step; the busiest link is {link.name} "
+                f"({link.utilisation:.0%} of the step at "
                 "full speed): use less tensor or data parallelism across it, larger micro-batches, or a faster "
-                "link".format(exposed, link.name, link.utilisation)
+                "link"
             )
         elif idle > 0.1:
             lines.append(self._idle_words(idle))
@@ -188,15 +187,17 @@ class Simulation(NamedTuple):
         if len(by_stage) > 1 and max(by_stage.values()) > 1.2 * min(by_stage.values()):
             slow = max(by_stage, key=lambda stage: by_stage[stage])
             return (
-                "devices idle {:.0%} of the step because stage {} has {:.1f} times the work of the least loaded stage: "
-                "move ops from it to other stages".format(idle, slow, by_stage[slow] / min(by_stage.values()))
+                f"devices idle {idle:.0%} of the step because stage {slow} has "
+                f"{by_stage[slow] / min(by_stage.values()):.1f} times the work of the least loaded stage: "
+                "move ops from it to other stages"
             )
         if len(by_stage) > 1:
             return (
-                "devices idle {:.0%} of the step filling and draining {} stages with {} micro-batches: use more "
-                "micro-batches or fewer stages".format(idle, len(by_stage), strategy.num_micro_batch)
+                f"devices idle {idle:.0%} of the step filling and draining {len(by_stage)} stages with "
+                f"{strategy.num_micro_batch} micro-batches: use more "
+                "micro-batches or fewer stages"
             )
-        return "devices idle {:.0%} of the step waiting for each other: balance unequal devices".format(idle)
+        return f"devices idle {idle:.0%} of the step waiting for each other: balance unequal devices"
 
 
 def device_uses(

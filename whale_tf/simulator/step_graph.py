@@ -135,7 +135,7 @@ class StepGraph(NamedTuple):
         try:
             return _parsed(value)
         except (ValueError, KeyError, TypeError) as error:
-            raise PlanError("the step graph is not what `whale profile --ops` writes: {}: {}".format(type(error).__name__, error))
+            raise PlanError(f"the step graph is not what `whale profile --ops` writes: {type(error).__name__}: {error}")
 
 
 def _merged(one: Mapping[str, Points], other: Mapping[str, Points]) -> Dict[str, Points]:
@@ -169,9 +169,9 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
     for number, op in enumerate(ops):
         for source, output in op.inputs:
             if not 0 <= source < number or not 0 <= output < len(ops[source].outputs):
-                raise ValueError("op {!r} reads output {} of op {}, which is not before it".format(op.name, output, source))
+                raise ValueError(f"op {op.name!r} reads output {output} of op {source}, which is not before it")
         if any(not 0 <= before < number for before in op.waits):
-            raise ValueError("op {!r} waits for ops {}, which are not all before it".format(op.name, list(op.waits)))
+            raise ValueError(f"op {op.name!r} waits for ops {list(op.waits)}, which are not all before it")
     seconds, scratch = (
         {name: tuple((float(batch), float(value)) for batch, value in points) for name, points in data[key].items()}
         for key in ("seconds", "scratch")
@@ -194,14 +194,14 @@ def under(graph: StepGraph, plan: Plan) -> StepGraph:
     divided = [task.name for task in plan.task_graphs if task.strategy == "split" and task.device_count > 1]
     if divided:
         raise PlanError(
-            "the plan divides the ops of TaskGraph {!r}, and a graph recorded without it does not have their parts; take "
-            "wh.step_graph() after wh.parallelize(), and simulate that".format(divided[0])
+            f"the plan divides the ops of TaskGraph {divided[0]!r}, and a graph recorded without it does not have "
+            f"their parts; take "
+            "wh.step_graph() after wh.parallelize(), and simulate that"
         )
     if graph.fingerprint != plan.graph:
         raise PlanError(
-            "the plan was made for graph {!r}, the step graph is of {!r}; record the script that the plan is for".format(
-                plan.graph, graph.fingerprint
-            )
+            f"the plan was made for graph {plan.graph!r}, the step graph is of {graph.fingerprint!r}; record the "
+            f"script that the plan is for"
         )
     named = {name: number for number, task in enumerate(plan.task_graphs) for name in task.ops}
     ops: List[StepOp] = []

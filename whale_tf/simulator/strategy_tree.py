@@ -84,7 +84,7 @@ class Node:
         """(path, node) of this node and every one below."""
         found = [(prefix, self)]
         for child in self.children.values():
-            found += child.walk("{}/{}".format(prefix, child.name) if prefix else child.name)
+            found += child.walk(f"{prefix}/{child.name}" if prefix else child.name)
         return found
 
 
@@ -114,7 +114,7 @@ class StrategyTree:
         names = [op.name for op in self.model.ops]
         chosen = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
         if not chosen:
-            raise PlanError("no op of {!r} matches {!r}.{}".format(self.model.name, pattern, did_you_mean(pattern, names)))
+            raise PlanError(f"no op of {self.model.name!r} matches {pattern!r}.{did_you_mean(pattern, names)}")
         for number in chosen:
             self.configs[number] = checked_config(self.model.ops[number], config)
         return self
@@ -125,9 +125,7 @@ class StrategyTree:
         chosen = [node for path, node in paths if fnmatch.fnmatchcase(path, pattern)]
         if not chosen:
             raise PlanError(
-                "no subgraph of {!r} matches {!r}.{}".format(
-                    self.model.name, pattern, did_you_mean(pattern, [path for path, _ in paths])
-                )
+                f"no subgraph of {self.model.name!r} matches {pattern!r}.{did_you_mean(pattern, [path for path, _ in paths])}"
             )
         for node in chosen:
             node.config = config
@@ -146,7 +144,7 @@ class StrategyTree:
         stages = []
         counts = {schedules[number].num_micro_batch for number in range(len(self.model.ops))}
         if len(counts) != 1:
-            raise PlanError("subgraphs have {} micro-batches; all of one model need the same number".format(sorted(counts)))
+            raise PlanError(f"subgraphs have {sorted(counts)} micro-batches; all of one model need the same number")
         for ops, devices in groups:
             stages.append(Stage(ops, devices, max(schedules[number].max_ongoing_micro_batch for number in ops)))
         return Strategy(
@@ -175,7 +173,7 @@ class StrategyTree:
             for number in node.ops:
                 schedules[number], units[number] = config, unit
             for name, child in node.children.items():
-                down(child, "{}/{}".format(path, name) if path else name, config, unit)
+                down(child, f"{path}/{name}" if path else name, config, unit)
 
         down(self.root, "", ScheduleConfig(), "")
         return schedules, tuple(units)
@@ -201,9 +199,8 @@ def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
         degree, extent = fitted.degree(axis.dim), op.dims[axis.dim]
         if degree > extent:
             raise PlanError(
-                "op {!r} has only {} along {!r}, it cannot be partitioned {} ways; use a degree of at most {}".format(
-                    op.name, int(extent), axis.dim, degree, int(extent)
-                )
+                f"op {op.name!r} has only {int(extent)} along {axis.dim!r}, it cannot be partitioned {degree} ways; "
+                f"use a degree of at most {int(extent)}"
             )
     return fitted
 
@@ -231,7 +228,7 @@ def propagate_configs(model: ModelGraph, given: Dict[int, OpConfig]) -> Tuple[Op
                     break
             else:
                 raise PlanError(
-                    "no config reaches op {!r}; set one with tree.set({!r}, op_config(devices, ...))".format(op.name, op.name)
+                    f"no config reaches op {op.name!r}; set one with tree.set({op.name!r}, op_config(devices, ...))"
                 )
         for use in op.inputs:
             consumed[use.tensor] = tensor_config(configs[number], use.dims, False)

@@ -126,7 +126,7 @@ class Synchroniser:
         first = bucket.members[0]
         name = "gradients of {}{}".format(
             self.model.tensors[first.parameter].name,
-            " and {} more".format(len(bucket.members) - 1) if len(bucket.members) > 1 else "",
+            f" and {len(bucket.members) - 1} more" if len(bucket.members) > 1 else "",
         )
         instruction = self._collective(
             name, first.stage, bucket.kind, bucket.groups, sum(self._gradient_bytes(one) for one in bucket.members)
@@ -160,7 +160,7 @@ class Synchroniser:
             else:
                 groups = (Group(tuple(device for row in devices for device in row)),)
             instruction = self._collective(
-                "gradient of {} over stages".format(self.model.tensors[parameter].name),
+                f"gradient of {self.model.tensors[parameter].name} over stages",
                 owners[0].stage,
                 ALL_REDUCE,
                 groups,

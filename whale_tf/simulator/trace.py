@@ -197,7 +197,7 @@ def to_chrome(traces: Iterable[Trace]) -> Dict[str, Any]:
                     "ph": "M",
                     "name": "process_name",
                     "pid": process,
-                    "args": {"name": "{}: device {}".format(trace.name, device)},
+                    "args": {"name": f"{trace.name}: device {device}"},
                 }
             )
             rows += [

@@ -26,12 +26,13 @@ def micro_batch_size(global_batch: int, num_micro_batch: int, dp: int = 1) -> in
     """
     if min(global_batch, num_micro_batch, dp) < 1:
         raise PlanError(
-            "global batch {}, {} micro-batches, dp {}: expected at least 1 each".format(global_batch, num_micro_batch, dp)
+            f"global batch {global_batch}, {num_micro_batch} micro-batches, dp {dp}: expected at least 1 each"
         )
     if global_batch % (num_micro_batch * dp):
         raise PlanError(
-            "a global batch of {} cannot be divided over {} micro-batches x {} data-parallel replicas; use a "
-            "multiple of {}".format(global_batch, num_micro_batch, dp, num_micro_batch * dp)
+            f"a global batch of {global_batch} cannot be divided over {num_micro_batch} micro-batches x {dp} "
+            f"data-parallel replicas; use a "
+            f"multiple of {num_micro_batch * dp}"
         )
     return global_batch // num_micro_batch
 
@@ -64,18 +65,18 @@ def uniform_3d(
         PlanError: a degree below 1, more stages than blocks, or an op that cannot be partitioned.
     """
     if min(dp, tp, pp, num_micro_batch) < 1:
-        raise PlanError("dp {}, tp {}, pp {} and {} micro-batches: expected at least 1 each".format(dp, tp, pp, num_micro_batch))
+        raise PlanError(f"dp {dp}, tp {tp}, pp {pp} and {num_micro_batch} micro-batches: expected at least 1 each")
     if recompute not in ("", "stage", "block"):
-        raise PlanError("recompute is {!r}, expected '', 'stage' or 'block'".format(recompute))
+        raise PlanError(f"recompute is {recompute!r}, expected '', 'stage' or 'block'")
     if offload not in ("", "optimizer", "parameters"):
-        raise PlanError("offload is {!r}, expected '', 'optimizer' or 'parameters'".format(offload))
+        raise PlanError(f"offload is {offload!r}, expected '', 'optimizer' or 'parameters'")
     depths = tuple(warmups) if warmups is not None else warmup_depths(policy, pp, None, num_micro_batch)
     if len(depths) != pp:
-        raise PlanError("{} warm-up depths for {} stages".format(len(depths), pp))
+        raise PlanError(f"{len(depths)} warm-up depths for {pp} stages")
     check_warmups(depths, num_micro_batch)
     placed = list(range(dp * tp * pp)) if devices is None else list(devices)
     if sorted(set(placed)) != sorted(placed) or len(placed) != dp * tp * pp:
-        raise PlanError("devices are {}, expected {} different ones".format(placed, dp * tp * pp))
+        raise PlanError(f"devices are {placed}, expected {dp * tp * pp} different ones")
     tree = StrategyTree(model)
     tree.order = schedule
     tree.zero, tree.partition_activations, tree.offload = zero, partition_activations, offload
@@ -98,7 +99,7 @@ def _stage_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int]
         op = model.ops[number]
         inside = all(use.tensor in produced for use in op.inputs if model.tensors[use.tensor].role == ACTIVATION)
         if "b" not in op.dims or "b" in op.whole:
-            raise PlanError("op {!r} has no batch dimension to partition".format(op.name))
+            raise PlanError(f"op {op.name!r} has no batch dimension to partition")
         if op.split == EXPERTS and dp * tp <= op.dims[EXPERTS]:
             configs[number] = checked_config(op, op_config(devices, (dp * tp, EXPERTS)))
         elif tp > 1 and op.split is not None:
@@ -126,7 +127,7 @@ def balanced_stages(model: ModelGraph, count: int) -> List[Tuple[int, ...]]:
         blocks[-1].append(number)
     if count > len(blocks):
         raise PlanError(
-            "{!r} has {} blocks, they cannot make {} stages; use at most {}".format(model.name, len(blocks), count, len(blocks))
+            f"{model.name!r} has {len(blocks)} blocks, they cannot make {count} stages; use at most {len(blocks)}"
         )
     total = [0.0]
     for block in blocks:

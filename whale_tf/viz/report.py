@@ -40,14 +40,9 @@ def html_report(result: Simulation, title: str = "", measured: Optional[Trace] =
     A plan that runs out of memory has no timeline; the page says why instead.
     """
     strategy = result.program.strategy
-    title = title or "{} on {}".format(strategy.model.name, result.cluster.name)
-    subtitle = "{} devices, {} stages, {} micro-batches of {} examples, schedule {}".format(
-        len(result.representative),
-        len(strategy.stages),
-        strategy.num_micro_batch,
-        strategy.model.batch,
-        strategy.schedule,
-    )
+    title = title or f"{strategy.model.name} on {result.cluster.name}"
+    subtitle = (f"{len(result.representative)} devices, {len(strategy.stages)} stages, {strategy.num_micro_batch} micro-batches "
+                f"of {strategy.model.batch} examples, schedule {strategy.schedule}")
     return _PAGE.substitute(
         title=html.escape(title),
         subtitle=html.escape(subtitle),
@@ -67,12 +62,12 @@ def write_report(path: str, result: Simulation, title: str = "", measured: Optio
 
 def _facts(result: Simulation) -> str:
     facts = (
-        ("step time", "{:.2f} ms".format(result.step_time_s * 1e3)),
-        ("samples per second", "{:.1f}".format(result.samples_per_s)),
-        ("not computing", "{:.1%}".format(result.bubble)),
-        ("communication exposed", "{:.2f} ms".format(result.exposed_communication_s * 1e3)),
-        ("MFU", "{:.1%}".format(result.mfu)),
-        ("peak memory", "{:.2f} GiB".format(max(result.peak_memory_bytes) / GIB)),
+        ("step time", f"{result.step_time_s * 1e3:.2f} ms"),
+        ("samples per second", f"{result.samples_per_s:.1f}"),
+        ("not computing", f"{result.bubble:.1%}"),
+        ("communication exposed", f"{result.exposed_communication_s * 1e3:.2f} ms"),
+        ("MFU", f"{result.mfu:.1%}"),
+        ("peak memory", f"{max(result.peak_memory_bytes) / GIB:.2f} GiB"),
         ("fits", "no" if result.oom else "yes"),
     )
     return "".join('<div class="fact"><span>{}</span><b>{}</b></div>'.format(*fact) for fact in facts)
@@ -101,13 +96,13 @@ def _devices(result: Simulation) -> str:
         largest = max(curve.at_peak, key=lambda name: curve.at_peak[name]) if curve.at_peak else ""
         rows.append(
             (
-                "device {}".format(use.device) + (" and {} like it".format(size - 1) if size > 1 else ""),
+                f"device {use.device}" + (f" and {size - 1} like it" if size > 1 else ""),
                 str(use.stage),
-                "{:.1%}".format(use.computation_s / step),
-                "{:.1%}".format(use.exposed_s / step),
-                "{:.1%}".format(use.bubble_s / step),
-                "{:.1%}".format(use.mfu),
-                "{:.2f}".format(use.peak_memory_bytes / GIB),
+                f"{use.computation_s / step:.1%}",
+                f"{use.exposed_s / step:.1%}",
+                f"{use.bubble_s / step:.1%}",
+                f"{use.mfu:.1%}",
+                f"{use.peak_memory_bytes / GIB:.2f}",
                 "out of memory" if use.oom else "fits",
                 largest,
             )
@@ -118,11 +113,11 @@ def _devices(result: Simulation) -> str:
 def _links(result: Simulation) -> str:
     return _table(
         ("", "MB in a step", "of the step at full speed"),
-        [(use.name, "{:.1f}".format(use.bytes / 1e6), "{:.1%}".format(use.utilisation)) for use in result.links[:12]],
+        [(use.name, f"{use.bytes / 1e6:.1f}", f"{use.utilisation:.1%}") for use in result.links[:12]],
     )
 
 
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["<tr>{}</tr>".format("".join("<th>{}</th>".format(html.escape(cell)) for cell in header))]
-    lines += ["<tr>{}</tr>".format("".join("<td>{}</td>".format(html.escape(cell)) for cell in row)) for row in rows]
+    lines = ["<tr>{}</tr>".format("".join(f"<th>{html.escape(cell)}</th>" for cell in header))]
+    lines += ["<tr>{}</tr>".format("".join(f"<td>{html.escape(cell)}</td>" for cell in row)) for row in rows]
     return "<table>{}</table>".format("".join(lines))

@@ -70,12 +70,12 @@ def timeline_figure(trace: Trace, title: str = "") -> Figure:
     for block in blocks_of([event for event in trace.events if event.device in row_of], end_s / 2000.0):
         _draw(axes, row_of[block.device], block, end_s)
     axes.set_yticks(range(len(devices)))
-    axes.set_yticklabels(["stage {}, device {}".format(stage_of[device], device) for device in devices])
+    axes.set_yticklabels([f"stage {stage_of[device]}, device {device}" for device in devices])
     axes.set_ylim(len(devices) - 0.4, -0.6)
     axes.set_xlim(0.0, end_s * 1e3)
     axes.set_xlabel("milliseconds")
     hidden = len(trace.devices) - len(devices)
-    axes.set_title((title or trace.name) + (" ({} more devices)".format(hidden) if hidden else ""), fontsize=11, loc="left")
+    axes.set_title((title or trace.name) + (f" ({hidden} more devices)" if hidden else ""), fontsize=11, loc="left")
     kinds = {event.kind for event in trace.events if event.lane == 0}
     lanes = {event.lane for event in trace.events}
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in kinds]
@@ -142,14 +142,14 @@ def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -
             [size / GIB for size in level],
             where="post",
             linewidth=1.1,
-            label="stage {}, device {}".format(stage_of.get(device, device), device),
+            label=f"stage {stage_of.get(device, device)}, device {device}",
         )
     highest = max((max(level) for _, level in trace.memory.values()), default=0.0) / GIB
     for limit in sorted(set(limits_bytes.values())):
         if limit / GIB < 3 * highest:
             axes.axhline(limit / GIB, color="#444444", linestyle="--", linewidth=1.0)
             axes.annotate(
-                "limit {:.0f} GiB".format(limit / GIB),
+                f"limit {limit / GIB:.0f} GiB",
                 (0.995, limit / GIB),
                 ha="right",
                 va="bottom",

@@ -18,7 +18,7 @@ class Network:
         values = [self.add("Placeholder", "x", (), (batch, widths[0]), Phase.INPUT)]
         products: List[int] = []
         for i, (before, after) in enumerate(zip(widths, widths[1:])):
-            name = "layer_{}".format(i)
+            name = f"layer_{i}"
             reference = self.add("VariableV2", name + "/w", (), (before, after), dtype="float32_ref")
             read = self.add("Identity", name + "/w/read", (reference,), (before, after))
             self.weights.append((reference, read))
@@ -41,14 +41,14 @@ class Network:
         gradient = self.add("Square", "loss_grad", (values[-1],), (batch, self.widths[-1]), back)
         for i in reversed(range(len(self.weights))):
             before, after = self.widths[i], self.widths[i + 1]
-            name, (reference, read) = "gradients/layer_{}".format(i), self.weights[i]
+            name, (reference, read) = f"gradients/layer_{i}", self.weights[i]
             gradient = self.add("ReluGrad", name + "/Relu", (gradient, values[i + 1]), (batch, after), back)
             change = self.add("MatMul", name + "/W", (values[i], gradient), (before, after), back, transpose_a=True,
                               transpose_b=False)
             if i:
                 gradient = self.add("MatMul", name + "/X", (gradient, read), (batch, before), back, transpose_a=False,
                                     transpose_b=True)
-            slot = self.add("VariableV2", "layer_{}/w/Momentum".format(i), (), (before, after), dtype="float32_ref")
+            slot = self.add("VariableV2", f"layer_{i}/w/Momentum", (), (before, after), dtype="float32_ref")
             rate, momentum = self.constant(name + "/rate", 0.1), self.constant(name + "/momentum", 0.9)
-            self.add("ApplyMomentum", "update_{}".format(i), (reference, slot, rate, change, momentum), (before, after),
+            self.add("ApplyMomentum", f"update_{i}", (reference, slot, rate, change, momentum), (before, after),
                      Phase.APPLY, dtype="float32_ref")

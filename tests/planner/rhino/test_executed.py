@@ -22,7 +22,7 @@ RATE, MEMORY, LINK, LATENCY = 1e9, 1e12, 1e9, 1e-3
 def machines(count: int) -> Cluster:
     kind = {"kind": "CPU", "memory_gib": 64, "fp32": RATE, "memory_bandwidth_bytes_per_s": MEMORY}
     links = {"local": {"bandwidth_gbytes_per_s": LINK / 1e9, "latency_s": LATENCY}}
-    nodes = [{"devices": ["d:{}".format(count)], "links": links}]
+    nodes = [{"devices": [f"d:{count}"], "links": links}]
     return Cluster.parse({"name": "c", "device_types": {"d": kind}, "nodes": nodes})
 
 

@@ -58,7 +58,7 @@ def test_small_batch_is_megatrons_pair() -> None:
     assert answer.patterns("layer_0/MatMul") == ("column",)
     assert answer.patterns("layer_1/MatMul") == ("row",)
     problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
-    first, second = (problem.storage(problem.graph.op("layer_{}/w".format(i)).id, choice) for i in (0, 1))
+    first, second = (problem.storage(problem.graph.op(f"layer_{i}/w").id, choice) for i in (0, 1))
     assert (first.dim, second.dim) == (1, 0)
     update = problem.strategy(problem.graph.op("update_0").id, choice)
     assert layout_of(update.needs[1]) == layout_of(update.needs[3]) == first  # slot and gradient
@@ -112,9 +112,9 @@ def test_a_large_batch_shards_the_optimizer_as_in_zero() -> None:
     answer = search(Network(65536, [256, 1024, 256]).graph, FOUR, shapes=[(4,)])
     problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
     for i in (0, 1):
-        assert answer.patterns("layer_{}/MatMul".format(i)) == ("rows",)
-        stored = problem.storage(problem.graph.op("layer_{}/w".format(i)).id, choice)
-        update = problem.strategy(problem.graph.op("update_{}".format(i)).id, choice)
+        assert answer.patterns(f"layer_{i}/MatMul") == ("rows",)
+        stored = problem.storage(problem.graph.op(f"layer_{i}/w").id, choice)
+        update = problem.strategy(problem.graph.op(f"update_{i}").id, choice)
         assert stored.is_shard and layout_of(update.needs[1]) == layout_of(update.needs[3]) == stored
     assert answer.stored_bytes == 2 * 2 * 4 * 256 * 1024 / 4
 
@@ -205,7 +205,7 @@ def test_model_replicas_divide_the_examples_and_the_rest_is_divided_inside() -> 
     network = Network(64, [512, 2048, 512])
     graph = network.graph
     examples = {t: 0 for t, tensor in enumerate(graph.tensors) if tensor.shape and tensor.shape[0] == 64}
-    gradients = frozenset(graph.tensor("gradients/layer_{}/W".format(i)) for i in (0, 1))
+    gradients = frozenset(graph.tensor(f"gradients/layer_{i}/W") for i in (0, 1))
     answer = search(graph, Cluster.parse("rhino-m8"), shapes=[(2, 8)], batch=examples, gradients=gradients)
     (level,) = answer.levels
     view = level.problem.shapes.view(graph.op("layer_0/MatMul"))

@@ -19,7 +19,7 @@ class Refuse(Exception):
 def factor_at(dims: AnyDims, dim: int) -> Optional[str]:
     """The factor of one dimension; None where it cannot be divided."""
     if dims is SAME:
-        return "dim{}".format(dim)
+        return f"dim{dim}"
     if not isinstance(dims, tuple) or dim >= len(dims) or len(dims[dim]) != 1:
         return None
     return dims[dim][0]
@@ -34,14 +34,14 @@ def unify(a: Blocks, b: Blocks, a_is_uniform: bool = False, b_is_uniform: bool =
     for one, other in ((a, b), (b, a)):
         if one == (-1,) and other is not None and len(other) == 1:
             return other
-    raise Refuse("its operands' examples lie in different blocks ({} and {} per example)".format(a, b))
+    raise Refuse(f"its operands' examples lie in different blocks ({a} and {b} per example)")
 
 
 def blocks_of(element: Size) -> Blocks:
     """Blocks of a dimension of the given extent."""
     if element.affine is not None:
         if element.affine[0]:
-            raise Refuse("a dimension of {} elements does not divide into examples".format(element))
+            raise Refuse(f"a dimension of {element} elements does not divide into examples")
         return (element.affine[1],)
     if len(element.terms) == 1:
         (monomial, _), = element.terms.items()
@@ -49,7 +49,7 @@ def blocks_of(element: Size) -> Blocks:
             return (-1,)
         if BATCH not in monomial and sum(1 for s in monomial if s[0] == "rows") == 1:
             return None
-    raise Refuse("a dimension of {} elements does not divide into examples".format(element))
+    raise Refuse(f"a dimension of {element} elements does not divide into examples")
 
 
 def localise_vector(flat: Sequence[SizeLike], places: Mapping[int, Blocks]) -> Localise:

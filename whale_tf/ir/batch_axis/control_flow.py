@@ -251,7 +251,7 @@ def _bring(state: Propagation, op: Op, value: int, layout: Layout, target: Layou
     elif target.is_partial and layout.is_replicated:
         plan.scale(value, 1)
     else:
-        raise Refuse("it stores a {} among elements that are {}".format(layout, target))
+        raise Refuse(f"it stores a {layout} among elements that are {target}")
     plan.scale(value, layout.power - target.power)
     plan.record()
 

@@ -65,7 +65,7 @@ def known(body: Body) -> None:
         if result.layout is UNKNOWN:
             cause, reason = body.state.result.unknown[ret.inputs[0]]
             op = body.state.graph.ops[cause]
-            raise Refuse("in its body, {!r} (a {}): {}".format(op.name, op.type, reason))
+            raise Refuse(f"in its body, {op.name!r} (a {op.type}): {reason}")
 
 
 def keep(state: Propagation, op: Op, attribute: str, body: Body) -> None:
@@ -73,7 +73,7 @@ def keep(state: Propagation, op: Op, attribute: str, body: Body) -> None:
     axis = body.state.finish()
     state.result.bodies[op.id, attribute] = axis
     if axis.inexact:
-        state.inexact[op.id] = "in its body: {}".format(axis.inexact[0].reason)
+        state.inexact[op.id] = f"in its body: {axis.inexact[0].reason}"
 
 
 def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
@@ -118,7 +118,7 @@ def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -
     is_zero = bool(have.flags & ZERO)
     if state.graph.tensors[tensor].dtype == "variant":
         if not is_zero:
-            raise Refuse("a list of {} elements becomes one of {}".format(layout, target))
+            raise Refuse(f"a list of {layout} elements becomes one of {target}")
         localise_list(state, tensor, target)
         return
     plan = Operands(state, op, "n" * len(op.inputs), [
@@ -127,7 +127,7 @@ def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -
         plan.slice(position, target.dim, target.blocks)
     elif not is_zero and not (layout.kind == target.kind and (layout.dim, layout.blocks) == (target.dim, target.blocks)) and not (
             target.is_partial and layout.is_replicated):
-        raise Refuse("a {} becomes a {}".format(layout, target))
+        raise Refuse(f"a {layout} becomes a {target}")
     if not is_zero:
         plan.scale(position, layout.power - target.power + (1 if target.is_partial and layout.is_replicated else 0))
     before = state.conversions.get((op.id, position), ())
@@ -143,8 +143,7 @@ def decide(state: Propagation, op: Op, tensor: int) -> None:
     if layout.is_sharded or layout is EXTENT or layout is UNKNOWN:
         raise Refuse("each part of the batch decides by itself")
     if layout.is_partial or layout.kind in EXTREMES:
-        state.inexact[op.id] = "{!r} is a value over the batch of which each part has its own".format(
-            state.graph.tensor_name(tensor))
+        state.inexact[op.id] = f"{state.graph.tensor_name(tensor)!r} is a value over the batch of which each part has its own"
 
 
 @handles("While", "StatelessWhile")

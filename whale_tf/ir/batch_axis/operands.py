@@ -45,10 +45,10 @@ class Operands:
         if self.layouts[i].kind != REPLICATED:
             self.resolve(i)
         if size is None or blocks is None or -1 in blocks:
-            raise Refuse("whether {!r} has a batch dimension is not known".format(state.graph.tensor_name(tensor)))
+            raise Refuse(f"whether {state.graph.tensor_name(tensor)!r} has a batch dimension is not known")
         if state.batch is not None and size != state.batch * sum(blocks):
-            raise Refuse("{!r} has {} rows where {} x {} examples are expected".format(
-                state.graph.tensor_name(tensor), size, sum(blocks), state.batch))
+            raise Refuse(f"{state.graph.tensor_name(tensor)!r} has {size} rows where {sum(blocks)} x {state.batch} "
+                         f"examples are expected")
         self.steps[i].append(Slice(dim, blocks))
         step = row_step(state, tensor, dim, blocks)
         if step:  # the clone's rows of a table of positions, counted from its own first example
@@ -63,14 +63,14 @@ class Operands:
         if self.state.flags[tensor] & LOOP:
             raise Refuse("a loop counts the examples")
         if None in affine:
-            raise Refuse("the size {!r} is no multiple of the batch's".format(self.state.graph.tensor_name(tensor)))
+            raise Refuse(f"the size {self.state.graph.tensor_name(tensor)!r} is no multiple of the batch's")
         self.steps[i].append(Whole(tuple(a for a in affine if a is not None)))
         self.layouts[i] = REPLICATED_0
 
     def scale(self, i: int, power: int) -> None:
         if power and not self.zero(i):
             if self.state.is_integer(self.op.inputs[i]):
-                raise Refuse("the integer {!r} cannot be weighted".format(self.state.graph.tensor_name(self.op.inputs[i])))
+                raise Refuse(f"the integer {self.state.graph.tensor_name(self.op.inputs[i])!r} cannot be weighted")
             self.steps[i].append(Scale(power))
 
     def resolve(self, i: int) -> None:

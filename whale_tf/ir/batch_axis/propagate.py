@@ -69,7 +69,7 @@ class Propagation(State):
             self.queued.discard(op_id)
             budget -= 1
             if budget < 0:
-                raise AssertionError("the batch axis analysis does not settle at {!r}".format(self.graph.ops[op_id]))
+                raise AssertionError(f"the batch axis analysis does not settle at {self.graph.ops[op_id]!r}")
             self.visit(self.graph.ops[op_id])
 
     def finish(self) -> BatchAxis:

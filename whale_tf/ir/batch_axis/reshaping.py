@@ -35,7 +35,7 @@ def shape_of(state: Propagation, op: Op) -> None:
         sizes = state.local_shape(tensor)
         if sizes is None:
             if state.layout(tensor).is_sharded:
-                raise Refuse("the rank of {!r} is not known".format(state.graph.tensor_name(tensor)))
+                raise Refuse(f"the rank of {state.graph.tensor_name(tensor)!r} is not known")
             continue
         value = {"Size": lambda: scalar(product(sizes or ())), "Rank": lambda: scalar(len(sizes or ()))}.get(
             op.type, lambda: vector(sizes or ()))()
@@ -66,7 +66,7 @@ def broadcast_args(state: Propagation, op: Op) -> None:
         try:
             results: Sequence[Value] = [as_value(x) for x in broadcast_gradient_args(a, b)]
         except ValueError as reason:
-            raise Refuse("it is {}".format(reason))
+            raise Refuse(f"it is {reason}")
     else:
         rank = max(len(a), len(b))
         pairs = zip([1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b)
@@ -211,7 +211,7 @@ def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, af
     total = int(np.prod(sizes, dtype=np.int64))
     batch = state.batch if state.batch is not None else total // per_example
     if batch * per_example != total:
-        raise Refuse("the constant shape it asks for does not hold {} elements per example".format(per_example))
+        raise Refuse(f"the constant shape it asks for does not hold {per_example} elements per example")
     lead, start, end = 1, prefix, prefix * batch
     for dim, size in enumerate(sizes):
         if lead * size >= end:

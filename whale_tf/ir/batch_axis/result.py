@@ -140,6 +140,6 @@ class BatchAxis:
         op_id, reason = self.unknown[tensor]
         op = self.graph.ops[op_id]
         return UnsupportedOpError(
-            "{!r} (a {}) cannot be divided along the batch: {}. It is needed by {!r}. Move it out of the parallel region "
-            "(compute it in the input pipeline), or write it so that each example is computed by itself".format(
-                op.name, op.type, reason, self.graph.tensor_name(tensor)))
+            f"{op.name!r} (a {op.type}) cannot be divided along the batch: {reason}. It is needed by "
+            f"{self.graph.tensor_name(tensor)!r}. Move it out of the parallel region "
+            "(compute it in the input pipeline), or write it so that each example is computed by itself")

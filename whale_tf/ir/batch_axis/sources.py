@@ -44,8 +44,9 @@ def _with_batch_dimension(graph: OpGraph, candidates: Sequence[int]) -> List[int
         shape = graph.tensors[tensor].shape
         if shape is None:
             raise UnsupportedOpError(
-                "the rank of input {!r} is not known, so its batch dimension is not known either; give its shape, for "
-                "example {}.set_shape([None, ...])".format(graph.tensor_name(tensor), graph.producer(tensor).name))
+                f"the rank of input {graph.tensor_name(tensor)!r} is not known, so its batch dimension is not known "
+                f"either; give its shape, for "
+                f"example {graph.producer(tensor).name}.set_shape([None, ...])")
         if shape:
             ranked.append((tensor, shape[0]))
     if any(size is None for _, size in ranked):

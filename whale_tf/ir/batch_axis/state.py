@@ -237,16 +237,15 @@ class State(View):
         """Elements ``places`` of operand ``position`` must be the size of a batch dimension of the given blocks."""
         value = self.value(op.inputs[position])
         if value is None:
-            raise Refuse("the shape in {!r} does not follow from the data".format(
-                self.graph.tensor_name(op.inputs[position])))
+            raise Refuse(f"the shape in {self.graph.tensor_name(op.inputs[position])!r} does not follow from the data")
         flat = list(value.flat)
         baked = False
         for j, blocks in places.items():
             element = flat[j]
             if isinstance(element, Size):
                 if not element.depends_on_batch:
-                    raise Refuse("the batch size in {!r} does not follow from the data; use tf.shape(...)[0] or -1".format(
-                        self.graph.tensor_name(op.inputs[position])))
+                    raise Refuse(f"the batch size in {self.graph.tensor_name(op.inputs[position])!r} does not follow "
+                                 f"from the data; use tf.shape(...)[0] or -1")
             elif element != -1:
                 self.check_baked(element, blocks, op)
                 baked = True
@@ -255,9 +254,9 @@ class State(View):
 
     def check_baked(self, element: int, blocks: Blocks, op: Op) -> None:
         if blocks is None or -1 in blocks:
-            raise Refuse("the constant {} stands for a number of rows chosen by data".format(element))
+            raise Refuse(f"the constant {element} stands for a number of rows chosen by data")
         if self.batch is not None and element != self.batch * sum(blocks):
-            raise Refuse("the constant {} stands where {} x {} examples are expected".format(element, sum(blocks), self.batch))
+            raise Refuse(f"the constant {element} stands where {sum(blocks)} x {self.batch} examples are expected")
 
     def lacks_sizes(self, tensor: int) -> bool:
         """Whether the graph leaves a dimension open that is not the batch."""

@@ -42,7 +42,7 @@ def rule_for(op: Op, graph: OpGraph, view: Optional[View] = None) -> Rule:
     """
     builder = RULES.get(op.type)
     if builder is None:
-        raise NoRule("there is no rule for the op type {}".format(op.type))
+        raise NoRule(f"there is no rule for the op type {op.type}")
     return builder(op, view if view is not None else View(graph))
 
 

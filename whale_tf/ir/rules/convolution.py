@@ -11,22 +11,22 @@ _CHANNELS_FIRST = ("NCHW", "NCDHW", "NCW")
 
 def image(op: Op, spatial: int, channel: str, prefix: str, nested: str = "") -> Dims:
     """An image's dimensions in the op's data format; ``prefix`` names its spatial factors."""
-    pixels: Dims = tuple(("{}{}".format(prefix, d),) for d in range(spatial))
+    pixels: Dims = tuple((f"{prefix}{d}",) for d in range(spatial))
     channels = (channel, nested) if nested else (channel,)
     first = attr(op, "data_format", "NHWC") in _CHANNELS_FIRST
     return (("n",), channels) + pixels if first else (("n",),) + pixels + (channels,)
 
 
 def _kinds(spatial: int, *contracted: str) -> Dict[str, str]:
-    kinds = {"{}{}".format(p, d): HALO for p in "xy" for d in range(spatial)}
-    kinds.update({"k{}".format(d): WHOLE for d in range(spatial)})
+    kinds = {f"{p}{d}": HALO for p in "xy" for d in range(spatial)}
+    kinds.update({f"k{d}": WHOLE for d in range(spatial)})
     kinds.update(dict.fromkeys(contracted, SUM))
     return kinds
 
 
 def convolution(spatial: int, depthwise: bool = False) -> Dict[str, Builder]:
     """Builders of forward, input gradient and filter gradient."""
-    kernel: Dims = tuple(("k{}".format(d),) for d in range(spatial)) + (("i",), ("o",))
+    kernel: Dims = tuple((f"k{d}",) for d in range(spatial)) + (("i",), ("o",))
 
     def dims(op: Op) -> List[Dims]:
         return [image(op, spatial, "i", "x"), image(op, spatial, "i", "y", "o") if depthwise else image(op, spatial, "o", "y")]

@@ -78,7 +78,7 @@ def each(role: str) -> Builder:
             rank = view.rank(tensor)
             if rank is None:
                 raise NoRule("an operand's rank is not known")
-            inputs.append(tuple(("i{}d{}".format(i, d),) for d in range(rank)))
+            inputs.append(tuple((f"i{i}d{d}",) for d in range(rank)))
         return Rule(tuple(inputs), tuple(inputs), role * len(inputs))
     return build
 

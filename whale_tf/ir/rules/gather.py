@@ -24,7 +24,7 @@ from whale_tf.ir.rules.rule import (
 
 
 def _letters(prefix: str, count: int) -> Dims:
-    return tuple(("{}{}".format(prefix, d),) for d in range(count))
+    return tuple((f"{prefix}{d}",) for d in range(count))
 
 
 def gather(op: Op, view: View) -> Rule:
@@ -116,7 +116,7 @@ def dynamic_stitch(op: Op, view: View) -> Rule:
     data_rank = view.need_rank(op.inputs[half]) - view.need_rank(op.inputs[0])
     tail = _letters("c", data_rank)
     for k in range(half):
-        inputs.append(tuple(("k{}d{}".format(k, d),) for d in range(view.need_rank(op.inputs[k]))))
+        inputs.append(tuple((f"k{k}d{d}",) for d in range(view.need_rank(op.inputs[k]))))
     kinds = {f[0]: WHOLE for dims in inputs for f in dims}
     operands = tuple(inputs) + tuple(dims + tail for dims in inputs)
     return Rule(operands, ((("row",),) + tail,), "n" * half + "a" * half, {**kinds, "row": WHOLE})
@@ -132,7 +132,7 @@ def row_join(op: Op, view: View) -> Rule:
 def dynamic_partition(op: Op, view: View) -> Rule:
     data, parts = view.need_rank(op.inputs[0]), view.need_rank(op.inputs[1])
     full = axes(data)
-    rows = ["row{}".format(i) for i in range(len(op.outputs))]
+    rows = [f"row{i}" for i in range(len(op.outputs))]
     return Rule((full, full[:parts]), tuple(((row,),) + full[parts:] for row in rows), "mn",
                 dict.fromkeys([f[0] for f in full[:parts]] + rows, WHOLE))
 

@@ -39,7 +39,7 @@ def parse_equation(equation: str, ranks: List[int]) -> Tuple[List[List[str]], Li
 
     def labels(text: str, hidden: int) -> List[str]:
         head, dots, tail = text.partition("...")
-        return list(head) + (["e{}".format(i) for i in range(hidden - 1, -1, -1)] if dots else []) + list(tail)
+        return list(head) + ([f"e{i}" for i in range(hidden - 1, -1, -1)] if dots else []) + list(tail)
     hidden = [r - len(o.replace("...", "")) for o, r in zip(operands, ranks)]
     return [labels(o, h) for o, h in zip(operands, hidden)], labels(right, widest)
 

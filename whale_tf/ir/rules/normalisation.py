@@ -11,7 +11,7 @@ _CHANNEL: Dims = (("c",),)
 
 
 def _pixels(rank: int) -> Dict[str, str]:
-    return {"x{}".format(d): STATISTIC for d in range(rank - 2)}
+    return {f"x{d}": STATISTIC for d in range(rank - 2)}
 
 
 def fused_batch_norm(op: Op, view: View) -> Rule:

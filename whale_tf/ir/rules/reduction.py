@@ -36,7 +36,7 @@ def reduction(kind: str) -> Builder:
             result: Dims = tuple(() if d in reduced else f for d, f in enumerate(full))
         else:
             result = tuple(f for d, f in enumerate(full) if d not in reduced)
-        return Rule((full, None), (result,), role + "n", {"d{}".format(d): kind for d in reduced})
+        return Rule((full, None), (result,), role + "n", {f"d{d}": kind for d in reduced})
     return build
 
 

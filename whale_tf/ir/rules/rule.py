@@ -136,13 +136,13 @@ class View:
     def need_rank(self, tensor: int) -> int:
         rank = self.rank(tensor)
         if rank is None:
-            raise NoRule("the rank of {} is not known".format(self.graph.tensor_name(tensor)))
+            raise NoRule(f"the rank of {self.graph.tensor_name(tensor)} is not known")
         return rank
 
     def need_ints(self, op: Op, position: int) -> List[int]:
         value = self.ints(op, position)
         if value is None:
-            raise NoRule("its operand {} is not a constant".format(self.graph.tensor_name(op.inputs[position])))
+            raise NoRule(f"its operand {self.graph.tensor_name(op.inputs[position])} is not a constant")
         return value
 
 
@@ -154,7 +154,7 @@ _AXES: List[Dims] = []
 def axes(rank: int) -> Dims:
     """Factors ``d0, d1, ...`` of a tensor whose dimensions are all different."""
     while len(_AXES) <= rank:
-        _AXES.append(tuple(("d{}".format(i),) for i in range(len(_AXES))))
+        _AXES.append(tuple((f"d{i}",) for i in range(len(_AXES))))
     return _AXES[rank]
 
 
@@ -165,7 +165,7 @@ def named(letters: str) -> Dims:
 
 def whole(dims: Sequence[int], rank: int) -> Dict[str, str]:
     """Kinds that need the given dimensions of ``axes(rank)`` whole."""
-    return {"d{}".format(d % rank): WHOLE for d in dims} if rank else {}
+    return {f"d{d % rank}": WHOLE for d in dims} if rank else {}
 
 
 def whole_operands(op: Op, roles: str = "") -> Tuple[AnyDims, ...]:

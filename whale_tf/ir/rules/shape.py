@@ -43,7 +43,7 @@ def refine(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> T
         if (unknown and not (a is b and list(before[i:]) == list(after[j:]))) or (
                 not unknown and max(a or 0, b or 0) % max(min(a or 0, b or 0), 1)):
             break
-        name = "f{}".format(count)
+        name = f"f{count}"
         count += 1
         left[i].append(name)
         right[j].append(name)
@@ -56,8 +56,8 @@ def refine(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> T
     for lists, sizes, start, side in ((left, before, i, "x"), (right, after, j, "y")):
         for d in range(start, len(sizes)):
             if sizes[d] != 1:
-                lists[d].append("{}{}".format(side, d))
-                kinds["{}{}".format(side, d)] = WHOLE
+                lists[d].append(f"{side}{d}")
+                kinds[f"{side}{d}"] = WHOLE
     return tuple(map(tuple, left)), tuple(map(tuple, right)), kinds
 
 
@@ -116,10 +116,10 @@ def concat(op: Op, view: View) -> Rule:
         raise NoRule("the rank of its operands is not known")
     axis = view.need_ints(op, 0 if first else len(op.inputs) - 1)[0] % rank
     full = axes(rank)
-    inputs: Tuple[AnyDims, ...] = tuple(full[:axis] + (("part{}".format(i),),) + full[axis + 1:] for i in range(len(parts)))
-    kinds = {"part{}".format(i): WHOLE for i in range(len(parts))}
+    inputs: Tuple[AnyDims, ...] = tuple(full[:axis] + ((f"part{i}",),) + full[axis + 1:] for i in range(len(parts)))
+    kinds = {f"part{i}": WHOLE for i in range(len(parts))}
     inputs, roles = ((None,) + inputs, "n" + "a" * len(parts)) if first else (inputs + (None,), "a" * len(parts) + "n")
-    return Rule(inputs, (full,), roles, {**kinds, "d{}".format(axis): WHOLE})
+    return Rule(inputs, (full,), roles, {**kinds, f"d{axis}": WHOLE})
 
 
 def split(op: Op, view: View) -> Rule:
@@ -129,7 +129,7 @@ def split(op: Op, view: View) -> Rule:
     inputs: List[AnyDims] = [None] * len(op.inputs)
     inputs[data] = full
     roles = "nm" if data else "mnn"
-    parts = ["part{}".format(i) for i in range(len(op.outputs))]
+    parts = [f"part{i}" for i in range(len(op.outputs))]
     outputs = tuple(full[:axis % rank] + ((part,),) + full[axis % rank + 1:] for part in parts)
     return Rule(tuple(inputs), outputs, roles, {**whole([axis], rank), **dict.fromkeys(parts, WHOLE)})
 
@@ -147,9 +147,9 @@ def slice_(op: Op, view: View) -> Rule:
         if at == 0 and (extent == -1 or (known is not None and extent == known)):
             result.append(full[d])
         else:
-            kinds["d{}".format(d)] = WHOLE
-            kinds["cut{}".format(d)] = WHOLE
-            result.append(("cut{}".format(d),))
+            kinds[f"d{d}"] = WHOLE
+            kinds[f"cut{d}"] = WHOLE
+            result.append((f"cut{d}",))
     return Rule((full, None, None), (tuple(result),), "mnn", kinds, (ShapeOperand(2, tuple(result)),))
 
 
@@ -207,10 +207,10 @@ def strided_dims(terms: Sequence[Stride], rank: int) -> Tuple[Dims, Dims, Dict[s
         elif term.full:
             result.append(full[term.dim])
         else:
-            kinds["d{}".format(term.dim)] = WHOLE
+            kinds[f"d{term.dim}"] = WHOLE
             if term.keeps:
-                kinds["cut{}".format(term.dim)] = WHOLE
-                result.append(("cut{}".format(term.dim),))
+                kinds[f"cut{term.dim}"] = WHOLE
+                result.append((f"cut{term.dim}",))
     return full, tuple(result), kinds
 
 
@@ -236,10 +236,10 @@ def pad(op: Op, view: View) -> Rule:
     widths = view.need_ints(op, 1)
     full = axes(rank)
     padded = [d for d in range(rank) if widths[2 * d] or widths[2 * d + 1]]
-    result = tuple(("cut{}".format(d),) if d in padded else f for d, f in enumerate(full))
+    result = tuple((f"cut{d}",) if d in padded else f for d, f in enumerate(full))
     roles = {"PadV2": "ana"}.get(op.type, "mn")
     inputs: Tuple[AnyDims, ...] = (full, None, ()) if op.type == "PadV2" else (full, None)
-    return Rule(inputs, (result,), roles, {**whole(padded, rank), **{"cut{}".format(d): WHOLE for d in padded}})
+    return Rule(inputs, (result,), roles, {**whole(padded, rank), **{f"cut{d}": WHOLE for d in padded}})
 
 
 def mirror_pad_grad(op: Op, view: View) -> Rule:
@@ -247,8 +247,8 @@ def mirror_pad_grad(op: Op, view: View) -> Rule:
     widths = view.need_ints(op, 1)
     padded = [d for d in range(rank) if widths[2 * d] or widths[2 * d + 1]]
     full = axes(rank)
-    result = tuple(("cut{}".format(d),) if d in padded else f for d, f in enumerate(full))
-    return Rule((full, None), (result,), "mn", {**whole(padded, rank), **{"cut{}".format(d): WHOLE for d in padded}})
+    result = tuple((f"cut{d}",) if d in padded else f for d, f in enumerate(full))
+    return Rule((full, None), (result,), "mn", {**whole(padded, rank), **{f"cut{d}": WHOLE for d in padded}})
 
 
 def tile(op: Op, view: View) -> Rule:
@@ -260,10 +260,10 @@ def tile(op: Op, view: View) -> Rule:
     inputs: List[Factors] = []
     result: List[Factors] = []
     for d, size in enumerate(shape):
-        element: Factors = () if size == 1 else ("d{}".format(d),)
+        element: Factors = () if size == 1 else (f"d{d}",)
         repeats = value[d] if value is not None else None
         inputs.append(element)
-        result.append(element if repeats == 1 else ("r{}".format(d),) + element)
+        result.append(element if repeats == 1 else (f"r{d}",) + element)
     counts = tuple(tuple(f for f in factors if f[0] == "r") for factors in result)
     return Rule((tuple(inputs), None), (tuple(result),), "mn", {}, (ShapeOperand(1, counts),))
 
@@ -301,7 +301,7 @@ def matrix_part(role: str) -> Builder:
         full = axes(rank)
         lead = min(rank, out) - (1 if out < rank else 2 if out == rank else 1)
         kinds = whole(range(lead, rank), rank)
-        tail = tuple(("out{}".format(d),) for d in range(lead, out))
+        tail = tuple((f"out{d}",) for d in range(lead, out))
         result = full if out == rank else full[:lead] + tail
         kinds.update({f[0]: WHOLE for f in tail})
         others: List[AnyDims] = [None] * (len(op.inputs) - 1)
@@ -314,8 +314,8 @@ def space_to_batch(op: Op, view: View) -> Rule:
     rank = view.need_rank(op.inputs[0])
     count = len(view.need_ints(op, 1))
     full = axes(rank)
-    tail = tuple(("cut{}".format(d),) for d in range(1, count + 1)) + full[count + 1:]
-    kinds = {**whole(range(1, count + 1), rank), **{"cut{}".format(d): WHOLE for d in range(1, count + 1)}, "block": WHOLE}
+    tail = tuple((f"cut{d}",) for d in range(1, count + 1)) + full[count + 1:]
+    kinds = {**whole(range(1, count + 1), rank), **{f"cut{d}": WHOLE for d in range(1, count + 1)}, "block": WHOLE}
     wide, narrow = (("block", "d0"),) + tail, full
     before, after = (narrow, wide) if op.type.startswith("Space") else (wide, narrow)
     return Rule((before,) + (None,) * (len(op.inputs) - 1), (after,), "m" + "n" * (len(op.inputs) - 1), kinds)
@@ -323,8 +323,8 @@ def space_to_batch(op: Op, view: View) -> Rule:
 
 def depth_space(op: Op, view: View) -> Rule:
     full = axes(4)
-    result = (full[0],) + tuple(("out{}".format(d),) for d in (1, 2, 3))
-    return Rule((full,), (result,), "m", {**whole([1, 2, 3], 4), **{"out{}".format(d): WHOLE for d in (1, 2, 3)}})
+    result = (full[0],) + tuple((f"out{d}",) for d in (1, 2, 3))
+    return Rule((full,), (result,), "m", {**whole([1, 2, 3], 4), **{f"out{d}": WHOLE for d in (1, 2, 3)}})
 
 
 def shape_of(op: Op, view: View) -> Rule:

@@ -37,7 +37,7 @@ def update(letters: str) -> Builder:
         full = axes(rank)
         position = letters.index("i") if "i" in letters else -1
         index_rank = view.rank(op.inputs[position]) if position >= 0 else None
-        numbers: Dims = tuple(("i{}".format(d),) for d in range(1 if index_rank is None else index_rank))
+        numbers: Dims = tuple((f"i{d}",) for d in range(1 if index_rank is None else index_rank))
         dims: Dict[str, AnyDims] = {"v": full, "x": full, "g": full, "s": (), "r": numbers + full[1:], "i": numbers, "z": None}
         kinds = {**{f[0]: WHOLE for f in numbers}, "d0": LOOKUP} if position >= 0 else {}
         results: List[AnyDims] = [full] * len(op.outputs)
@@ -68,7 +68,7 @@ def read(op: Op, view: View) -> Rule:
 def source(op: Op, view: View) -> Rule:
     """A value from nowhere: every dimension may be divided."""
     outputs: Tuple[AnyDims, ...] = tuple(
-        SAME if view.rank(t) is None else tuple(("o{}d{}".format(i, d),) for d in range(view.rank(t) or 0))
+        SAME if view.rank(t) is None else tuple((f"o{i}d{d}",) for d in range(view.rank(t) or 0))
         for i, t in enumerate(op.outputs))
     return Rule((None,) * len(op.inputs), outputs, "n" * len(op.inputs))
 

@@ -30,7 +30,7 @@ class Candidate(NamedTuple):
         degrees = self.strategy.degrees
         return "pp {} x dp {} x tmp {}, micro-batch {}, {:.4g} s{}{} ({})".format(
             degrees.pp, degrees.dp, degrees.tmp, self.strategy.micro_batch, self.estimate.seconds,
-            "" if self.measured_s is None else ", measured {:.4g} s".format(self.measured_s),
+            "" if self.measured_s is None else f", measured {self.measured_s:.4g} s",
             "" if self.estimate.fits else ", does not fit memory", self.origin)
 
 

@@ -74,8 +74,8 @@ def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request
     """
     began = time.perf_counter()
     if request.num_stages is not None and request.num_stages > len(pieces.layers):
-        raise InfeasibleError("num_task_graph is {}, but {!r} can be cut into at most {} parts; use at most that many".format(
-            request.num_stages, pieces.name, len(pieces.layers)))
+        raise InfeasibleError(f"num_task_graph is {request.num_stages}, but {pieces.name!r} can be cut into at most "
+                              f"{len(pieces.layers)} parts; use at most that many")
     found = list(more) + _candidates(layers, pieces, cluster, request, bool(more))
     scored = ranked([simulated(choice, cluster, request.balance) for choice in _distinct(found)])
     best = scored[0]
@@ -104,8 +104,9 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
                 errors.append(error)
     if not found and not has_more:
         raise errors[0] if errors else InfeasibleError(
-            "{!r} finds no pipeline of {!r} on {} devices with mini-batches of {} examples; use a number of devices and a batch "
-            "with common divisors".format(request.method, layers.name, len(cluster), request.global_batch))
+            f"{request.method!r} finds no pipeline of {layers.name!r} on {len(cluster)} devices with mini-batches of "
+            f"{request.global_batch} examples; use a number of devices and a batch "
+            "with common divisors")
     return found
 
 
@@ -122,11 +123,11 @@ def _distinct(choices: Sequence[Choice]) -> List[Choice]:
 def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str) -> SearchResult:
     result = search(layers, cluster, request.global_batch, name, recompute=False, micro_batches=request.micro_batches)
     if any(stage.strategy == "split" for stage in result.stages):
-        raise InfeasibleError("{!r} finds only plans with tensor parallelism, which automatic plans do not run".format(name))
+        raise InfeasibleError(f"{name!r} finds only plans with tensor parallelism, which automatic plans do not run")
     samples = request.global_batch // (result.micro_batches * result.model_replicas)
     if samples < max(len(stage.devices[0]) for stage in result.stages):
         raise InfeasibleError(
-            "the plan of {!r} has micro-batches of {} examples for more replicas; use a larger mini-batch".format(name, samples))
+            f"the plan of {name!r} has micro-batches of {samples} examples for more replicas; use a larger mini-batch")
     return result
 
 
@@ -167,7 +168,7 @@ def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int,
     try:
         return Choice(auto_partition(pieces, cluster, request.global_batch, count, most), pieces)
     except InfeasibleError:
-        raise error or InfeasibleError("no partition of {!r} fits".format(pieces.name)) from None
+        raise error or InfeasibleError(f"no partition of {pieces.name!r} fits") from None
 
 
 def _micro_batch_counts(cluster: Cluster, request: Request, count: int) -> List[int]:
@@ -177,8 +178,8 @@ def _micro_batch_counts(cluster: Cluster, request: Request, count: int) -> List[
     each = request.global_batch // replicas
     if each * replicas != request.global_batch or each < 1:
         raise InfeasibleError(
-            "a mini-batch of {} examples does not divide over {} model replicas of {} TaskGraphs; use a multiple of {}".format(
-                request.global_batch, replicas, count, replicas))
+            f"a mini-batch of {request.global_batch} examples does not divide over {replicas} model replicas of "
+            f"{count} TaskGraphs; use a multiple of {replicas}")
     return [m for m in range(1, min(each, MOST_PER_STAGE * count) + 1) if each % m == 0]
 
 
@@ -202,7 +203,7 @@ def simulated(choice: Choice, cluster: Cluster, balance: str = "exact") -> Choic
     peaks = tuple(int(size) for size in played.peak_memory_bytes)
     return Choice(result.model_copy(update={
         "latency_s": played.step_time_s, "peak_memory_bytes": peaks, "fits": not played.oom,
-        "description": "{}: {}, simulated {:.4g} s".format(result.search, result.description, played.step_time_s)}), profile)
+        "description": f"{result.search}: {result.description}, simulated {played.step_time_s:.4g} s"}), profile)
 
 
 def with_slices(result: SearchResult, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
@@ -227,8 +228,9 @@ def with_slices(result: SearchResult, profile: ModelProfile, cluster: Cluster, b
 
 def _too_large(scored: Sequence[Choice], cluster: Cluster) -> str:
     least = min(scored, key=lambda c: max(c.result.peak_memory_bytes))
-    return ("no plan fits in memory: the best of {} candidates needs {:.3g} GiB on its fullest device, the smallest of the {} "
-            "devices of {!r} has {:.3g} GiB; use larger devices, more of them, or a smaller mini-batch".format(
-                len(scored), max(least.result.peak_memory_bytes) / 2.0**30, len(cluster.devices), cluster.name,
-                min(device.memory_bytes for device in cluster.devices) / 2.0**30))
+    return (f"no plan fits in memory: the best of {len(scored)} candidates needs "
+            f"{max(least.result.peak_memory_bytes) / 2.0**30:.3g} GiB on its fullest device, the smallest of the "
+            f"{len(cluster.devices)} "
+            f"devices of {cluster.name!r} has {min(device.memory_bytes for device in cluster.devices) / 2.0**30:.3g} "
+            f"GiB; use larger devices, more of them, or a smaller mini-batch")
 

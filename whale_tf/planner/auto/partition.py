@@ -53,7 +53,7 @@ def auto_partition(
         formula_latency_s=seconds, peak_memory_bytes=tuple(peaks), search_seconds=time.perf_counter() - began,
         description="{} stage{} ({} layers){}, {} micro-batch{}, {:.4g} s".format(
             num_stages, "s" * (num_stages > 1), "+".join(str(b - a) for a, b in zip(found.cuts, found.cuts[1:])),
-            " x {} model replicas".format(replicas) if replicas > 1 else "", micro_batches, "es" * (micro_batches > 1), seconds))
+            f" x {replicas} model replicas" if replicas > 1 else "", micro_batches, "es" * (micro_batches > 1), seconds))
 
 
 def stage_devices(cluster: Cluster, num_stages: int) -> List[Tuple[int, ...]]:

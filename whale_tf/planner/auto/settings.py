@@ -52,8 +52,9 @@ def request_of(config: Config, batch: int) -> Request:
     search, stages = config.auto.auto_parallel, config.pipeline.num_stages
     if isinstance(search, str) and stages is not None:
         raise ConfigError(
-            "auto.auto_parallel is {!r}, which chooses the number of TaskGraphs itself, but pipeline.num_stages is {}; leave it "
-            "out, or set auto.auto_parallel to true".format(search, stages))
+            f"auto.auto_parallel is {search!r}, which chooses the number of TaskGraphs itself, but "
+            f"pipeline.num_stages is {stages}; leave it "
+            "out, or set auto.auto_parallel to true")
     method = search if isinstance(search, str) else "all" if search and stages is None else "auto"
     return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm)
 
@@ -85,7 +86,7 @@ def members_of(choice: Choice) -> List[Tuple[str, ...]]:
 
 
 def specs_of(choice: Choice) -> List[TaskGraphSpec]:
-    return [TaskGraphSpec("stage_{}".format(number), stage.strategy, len(stage.devices[0]))
+    return [TaskGraphSpec(f"stage_{number}", stage.strategy, len(stage.devices[0]))
             for number, stage in enumerate(choice.result.stages)]
 
 
@@ -125,7 +126,7 @@ def preferred(
     if isinstance(staged, InfeasibleError):
         if not isinstance(divided, Automatic):
             raise staged
-        return _with(divided, *divided.estimate.runners_up, "TaskGraphs: no candidate: {}".format(staged))
+        return _with(divided, *divided.estimate.runners_up, f"TaskGraphs: no candidate: {staged}")
     known = estimate or Estimate(
         search=staged.search, global_batch=staged.global_batch, latency_s=staged.latency_s,
         peak_memory_bytes=staged.peak_memory_bytes, runners_up=staged.runners_up)

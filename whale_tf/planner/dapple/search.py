@@ -82,7 +82,7 @@ class Candidate(NamedTuple):
         if len(self.stages) == 1:
             what = "data parallel on {}{}".format(self.stages[0].replicas, ", overlapped" if self.overlapped else "")
         elif all(stage.replicas == 1 for stage in self.stages):
-            what = "straight, {} stages".format(len(self.stages))
+            what = f"straight, {len(self.stages)} stages"
         else:
             what = "{} ({} layers)".format(":".join(str(stage.replicas) for stage in self.stages),
                                            "+".join(str(stage.end - stage.first) for stage in self.stages))
@@ -167,7 +167,7 @@ def polished(candidate: Candidate) -> Candidate:
             for step in (-1, 1):
                 moved = _moved(best.stages, boundary, best.stages[boundary].first + step)
                 if moved is not None and best.costs.fits(moved):
-                    other = scored("{}, cuts moved".format(candidate.origin), best.costs, moved)
+                    other = scored(f"{candidate.origin}, cuts moved", best.costs, moved)
                     if other.latency_s < best.latency_s * (1 - 1e-9):
                         best, improved = other, True
     return best

@@ -79,8 +79,7 @@ class CostGraph:
             PlanError: no strategy.
         """
         if not len(costs):
-            raise PlanError("node {} of the strategy problem has no strategy; give every node at least one".format(
-                len(self.nodes)))
+            raise PlanError(f"node {len(self.nodes)} of the strategy problem has no strategy; give every node at least one")
         self.nodes.append(self.tables.number(np.minimum(np.asarray(costs, dtype=np.int64), IMPOSSIBLE)))
         return len(self.nodes) - 1
 
@@ -92,8 +91,9 @@ class CostGraph:
         """
         shape = (self.domain(u), self.domain(v))
         if self.tables.arrays[table].shape != shape:
-            raise PlanError("the table of edge ({}, {}) has shape {}, expected {}: one row for each strategy of the first node"
-                            .format(u, v, self.tables.arrays[table].shape, shape))
+            raise PlanError(f"the table of edge ({u}, {v}) has shape {self.tables.arrays[table].shape}, expected "
+                            f"{shape}: one row for each strategy of the first node"
+                            )
         if u == v:
             diagonal = np.minimum(self.tables.arrays[table].diagonal(), IMPOSSIBLE)
             self.nodes[u] = self.tables.add(self.nodes[u], self.tables.number(diagonal))
@@ -131,8 +131,9 @@ class CostGraph:
             PlanError: a choice of another length, or a strategy that a node does not have.
         """
         if len(choice) != len(self.nodes) or any(not 0 <= x < self.domain(v) for v, x in enumerate(choice)):
-            raise PlanError("a choice for {} nodes was given to a problem of {}, or names a strategy that a node does not have"
-                            .format(len(choice), len(self.nodes)))
+            raise PlanError(f"a choice for {len(choice)} nodes was given to a problem of {len(self.nodes)}, or names "
+                            f"a strategy that a node does not have"
+                            )
         arrays = self.tables.arrays
         total = sum(int(arrays[table][x]) for table, x in zip(self.nodes, choice))
         return total + sum(int(arrays[table][choice[u], choice[v]]) for (u, v), table in self.edges.items())

@@ -152,7 +152,7 @@ class Elimination:
         entries = int(np.prod([float(size) for size in shape]))
         self.largest = max(self.largest, entries)
         if entries > max_entries:
-            raise TableTooLarge("a table of {:,} entries".format(entries))
+            raise TableTooLarge(f"a table of {entries:,} entries")
         total = arrays[unary].reshape((1,) * last + (-1,))
         for number, places in sorted(tables, key=lambda item: arrays[item[0]].size):
             order = sorted(range(len(places)), key=lambda i: places[i])

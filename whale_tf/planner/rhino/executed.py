@@ -233,4 +233,4 @@ def describe(assignment: Assignment, graph: OpGraph, mesh: Sequence[int], second
     divided = sum(pattern != "once" for pattern in patterns.values())
     text = "rhino: mesh {}, {} of {} products, look-ups and losses divided, {} of {} variables in shards".format(
         "x".join(map(str, mesh)), divided, len(patterns), len(assignment.variables), len(find_scope(graph).variables))
-    return text if seconds is None else "{}, simulated {:.4g} s".format(text, seconds)
+    return text if seconds is None else f"{text}, simulated {seconds:.4g} s"

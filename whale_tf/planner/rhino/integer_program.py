@@ -81,7 +81,7 @@ class _Program:
         total = self._solver.Constraint(1.0, 1.0)
         self._nodes[node] = []
         for j, cost in enumerate(self._work.tables.arrays[self._work.unary[node]].tolist()):
-            variable = self._solver.IntVar(0.0, 0.0 if cost >= IMPOSSIBLE else 1.0, "x_{}_{}".format(node, j))
+            variable = self._solver.IntVar(0.0, 0.0 if cost >= IMPOSSIBLE else 1.0, f"x_{node}_{j}")
             total.SetCoefficient(variable, 1.0)
             self._cost(variable, 0 if cost >= IMPOSSIBLE else cost)
             self._nodes[node].append(variable)

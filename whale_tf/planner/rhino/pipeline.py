@@ -70,14 +70,15 @@ def bounds(problem: StageProblem, count: int, epsilon: float) -> List[Tuple[int,
         PlanError: units are not in topological order, or ``epsilon`` is negative.
     """
     if epsilon < 0:
-        raise PlanError("the tolerance of unequal stages is {}, expected at least 0".format(epsilon))
+        raise PlanError(f"the tolerance of unequal stages is {epsilon}, expected at least 0")
     total = len(problem.work)
     before: List[int] = [0] * total  # sets as bits
     for flow in sorted(problem.flows, key=lambda flow: flow.producer):
         for reader in flow.readers:
             if not 0 <= flow.producer < reader < total:
-                raise PlanError("unit {} reads what unit {} makes; units must be numbered in topological order, from 0 to {}"
-                                .format(reader, flow.producer, total - 1))
+                raise PlanError(f"unit {reader} reads what unit {flow.producer} makes; units must be numbered in "
+                                f"topological order, from 0 to {total - 1}"
+                                )
             before[reader] |= before[flow.producer] | 1 << flow.producer
     ancestors, descendants = [0.0] * total, [0.0] * total
     for unit in range(total):
@@ -138,8 +139,9 @@ def stage_program(problem: StageProblem, count: int, epsilon: float, balanced: b
     of, bound = program.run(BALANCE_SECONDS if balanced else SECONDS, GAP if balanced else 0.0)
     if of is None:
         raise InfeasibleError(
-            "{} units cannot be divided into {} stages with a tolerance of {} stages; use fewer stages, or a larger tolerance"
-            .format(len(problem.work), count, epsilon))
+            f"{len(problem.work)} units cannot be divided into {count} stages with a tolerance of {epsilon} stages; "
+            f"use fewer stages, or a larger tolerance"
+            )
     crossing = crossing_bytes(problem, of)
     if balanced:
         return Stages(of, crossing, 0)

@@ -205,11 +205,11 @@ def _result(profile: ModelProfile, cluster: Cluster, rows: Rows, batch: int, mic
     stages = tuple(Stage(first_layer=number, last_layer=number, devices=row, warmup=depth)
                    for number, (row, depth) in enumerate(zip(rows, depths)))
     replicas, devices = len(rows[0]), len(rows[0][0])
-    mesh = "{}x{}".format(replicas, len(rows)) if replicas > 1 else "x".join(map(str, (len(rows), devices)[:1 + (devices > 1)]))
+    mesh = f"{replicas}x{len(rows)}" if replicas > 1 else "x".join(map(str, (len(rows), devices)[:1 + (devices > 1)]))
     return SearchResult(
         search="rhino", model=profile.name, cluster=cluster.name, global_batch=batch, num_devices=len(cluster),
         kind=kind_of(stages), stages=stages, micro_batches=micro_batches, model_replicas=replicas, latency_s=seconds,
         formula_latency_s=seconds, peak_memory_bytes=(0,) * len(cluster), search_seconds=search_seconds,
         description="mesh {}, pipeline of {} stages{}, {} micro-batches".format(
-            mesh, len(rows), " in {} model replicas".format(replicas) if replicas > 1 else
-            " of {} devices".format(devices) if devices > 1 else "", micro_batches))
+            mesh, len(rows), f" in {replicas} model replicas" if replicas > 1 else
+            f" of {devices} devices" if devices > 1 else "", micro_batches))

@@ -120,12 +120,12 @@ def _choices(
 
 def _nothing_to_split(problem: Problem, number: int, choices: List[Choice]) -> str:
     split = problem.splits[number]
-    text = "wh.split({0}): nothing in TaskGraph {1!r} can be divided over {0} devices".format(split.devices, split.name)
+    text = f"wh.split({split.devices}): nothing in TaskGraph {split.name!r} can be divided over {split.devices} devices"
     if choices:
         text += ": " + "; ".join("{!r}: {}".format(c.op, c.reason or "its operands cannot be divided") for c in choices[:3])
     else:
         text += ": it has no matrix product, convolution or embedding"
-    return text + ". Use fewer devices, or wh.replicate({})".format(split.devices)
+    return text + f". Use fewer devices, or wh.replicate({split.devices})"
 
 
 def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread]) -> None:

@@ -56,8 +56,9 @@ def with_batch(problem: Problem, assignment: Assignment, region: Region, found: 
         if choice.pattern == BATCH and problem.graph.op(choice.op).id not in inside:
             why = "it follows from the whole batch's values, or how it depends on the batch size is not known"
             if choice.is_forced:
-                raise ConfigError("patterns.force asks for pattern {!r} of {!r}, which a device cannot compute for its own "
-                                  "examples: {}".format(BATCH, choice.op, why))
+                raise ConfigError(f"patterns.force asks for pattern {BATCH!r} of {choice.op!r}, which a device cannot "
+                                  f"compute for its own "
+                                  f"examples: {why}")
             choice = choice._replace(pattern="once", reason="; ".join(filter(None, (choice.reason, why))))
         choices.append(choice)
     alone: Dict[int, List[str]] = {}

@@ -53,8 +53,8 @@ def _from_plan(problem: Problem, units: List[Op], shards: Mapping[str, str]) -> 
     found = {}
     for name, pattern in shards.items():
         if name not in known:
-            raise PlanError("the plan's shards name op {!r}, which is not an op under wh.split that can be divided.{}".format(
-                name, did_you_mean(name, known)))
+            raise PlanError(f"the plan's shards name op {name!r}, which is not an op under wh.split that can be "
+                            f"divided.{did_you_mean(name, known)}")
         if pattern not in _patterns(problem, known[name]):
             raise PlanError(_mismatch(problem, known[name], "the plan", pattern))
         found[known[name].id] = pattern

@@ -76,6 +76,8 @@ class _Walk:
 
 
 def _whole(variable: Op, op: Op) -> str:
-    return ("init is 'sharded', but the initial value of {!r}, which wh.split divides over devices, cannot be made in parts: op "
-            "{!r} ({}) gives it whole; use an initializer that works element by element (zeros, constants, random numbers and "
-            "arithmetic on them), or init 'exact'".format(variable.name, op.name, op.type))
+    return (f"init is 'sharded', but the initial value of {variable.name!r}, which wh.split divides over devices, "
+            f"cannot be made in parts: op "
+            f"{op.name!r} ({op.type}) gives it whole; use an initializer that works element by element (zeros, "
+            f"constants, random numbers and "
+            "arithmetic on them), or init 'exact'")

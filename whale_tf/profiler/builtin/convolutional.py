@@ -80,11 +80,11 @@ def vgg19(classes: int) -> List[LayerProfile]:
             first = here.channels == 3
             here, cost = conv(here, channels, 3)
             cost += Cost(0.0, channels, 4 * here.size_bytes, here.size_bytes)  # bias and ReLU
-            layers.append(layer("conv{}_{}".format(block, index), cost, here.size_bytes,
+            layers.append(layer(f"conv{block}_{index}", cost, here.size_bytes,
                                 FIRST_CONV_UTILIZATION if first else WINOGRAD_UTILIZATION))
         full, here = here, Map(here.side // 2, here.channels)
         pool = Cost(0.0, 0, full.size_bytes + here.size_bytes, here.size_bytes)
-        layers.append(layer("pool{}".format(block), pool, here.size_bytes, 1.0))
+        layers.append(layer(f"pool{block}", pool, here.size_bytes, 1.0))
     layers += [dense("fc1", here.elements, 4096), dense("fc2", 4096, 4096), dense("prediction", 4096, classes)]
     return layers + [LayerProfile(name="loss", traffic_bytes=4 * FLOAT * classes, output_bytes=FLOAT)]
 
@@ -101,7 +101,7 @@ def residual(name: str, blocks: Tuple[int, ...], channels: int, width: int, clas
         inner = channels * 2 ** stage
         for index in range(count):
             here, cost = _bottleneck(here, inner, width, 2 if stage and not index else 1)
-            layers.append(layer("block{}_{}".format(stage + 1, index + 1), cost, here.size_bytes, CONV_UTILIZATION))
+            layers.append(layer(f"block{stage + 1}_{index + 1}", cost, here.size_bytes, CONV_UTILIZATION))
     classifier = dense("classifier", here.channels, classes)
     return layers + [classifier.model_copy(update={"traffic_bytes": float(here.size_bytes)})]
 
@@ -128,14 +128,14 @@ def unet(channels: int) -> List[LayerProfile]:
             skips.append(here)
             here = Map(here.side // 2, here.channels)
         here, cost = _double(here, channels * 2 ** level)
-        layers.append(layer("down{}".format(level + 1), cost, here.size_bytes + sum(s.size_bytes for s in skips),
+        layers.append(layer(f"down{level + 1}", cost, here.size_bytes + sum(s.size_bytes for s in skips),
                             WINOGRAD_UTILIZATION))
     for level in reversed(range(4)):
         skip = skips.pop()
         up = Map(skip.side, skip.channels)
         cost = Cost(2.0 * 4 * here.channels * up.channels * here.side ** 2, 4 * here.channels * up.channels, 0, up.size_bytes)
         here, more = _double(Map(up.side, 2 * up.channels), channels * 2 ** level)
-        layers.append(layer("up{}".format(level + 1), cost + more, here.size_bytes + sum(s.size_bytes for s in skips),
+        layers.append(layer(f"up{level + 1}", cost + more, here.size_bytes + sum(s.size_bytes for s in skips),
                             WINOGRAD_UTILIZATION))
     out, cost = conv(here, 2, 1)
     return layers + [layer("output", cost, out.size_bytes, CONV_UTILIZATION)]
@@ -166,9 +166,9 @@ def amoebanet(cells: int, channels: int) -> List[LayerProfile]:
     add("stem_cell_1", channels // 2, True)
     for group in range(3):
         if group:
-            add("reduction_cell_{}".format(group - 1), channels * 2 ** group, True)
+            add(f"reduction_cell_{group - 1}", channels * 2 ** group, True)
         for index in range(cells // 3):
-            add("cell_{}".format(group * cells // 3 + index), channels * 2 ** group, False)
+            add(f"cell_{group * cells // 3 + index}", channels * 2 ** group, False)
     layers.append(dense("classifier", here.channels, 1000).model_copy(update={"traffic_bytes": float(here.size_bytes)}))
     return layers + [LayerProfile(name="loss", output_bytes=FLOAT)]
 

@@ -39,11 +39,11 @@ def transgan() -> List[LayerProfile]:
     """AMP section 4.3 and 6.5.3: 56 layers, 3 to 14 with 81 tokens of 1,024, 41 to 52 with 72 x 72 tokens of 16, which look
     at a grid of 16 x 16 (Jiang et al. 2021, section 3.2)."""
     width = transformers.FLOAT * 81 * 1024
-    layers = [transformers.nothing("layer_{}".format(i), width) for i in range(56)]
+    layers = [transformers.nothing(f"layer_{i}", width) for i in range(56)]
     layers[0] = transformers.embedding("layer_0", 81, 1024, 256, normalised=False)
     for i in range(12):
-        layers[3 + i] = transformers.transformer("layer_{}".format(3 + i), 81, 1024, 4096, 4)
-        layers[41 + i] = transformers.transformer("layer_{}".format(41 + i), 72 * 72, 16, 64, 4, span=16 * 16)
+        layers[3 + i] = transformers.transformer(f"layer_{3 + i}", 81, 1024, 4096, 4)
+        layers[41 + i] = transformers.transformer(f"layer_{41 + i}", 72 * 72, 16, 64, 4, span=16 * 16)
     layers[55] = layers[55].model_copy(update={"output_bytes": transformers.FLOAT * 72 * 72 * 3})
     return layers
 

@@ -122,8 +122,8 @@ def cross_attending(layer: LayerProfile, tokens: int, source: int, hidden: int, 
 
 def t5(layers: int, source: int, target: int, hidden: int, inner: int, heads: int, vocab: int) -> List[LayerProfile]:
     """T5 (Raffel et al. 2020): as many encoder as decoder layers, one table of words for both and for the projection."""
-    encoder = [transformer("encoder_{}".format(i), source, hidden, inner, heads) for i in range(layers)]
-    decoder = [cross_attending(transformer("decoder_{}".format(i), target, hidden, inner, heads), target, source, hidden, heads)
+    encoder = [transformer(f"encoder_{i}", source, hidden, inner, heads) for i in range(layers)]
+    decoder = [cross_attending(transformer(f"decoder_{i}", target, hidden, inner, heads), target, source, hidden, heads)
                for i in range(layers)]
     words = embedding("source_embedding", source, hidden, vocab, tied="words", normalised=False)
     again = embedding("target_embedding", target, hidden, vocab, FLOAT * source * hidden, tied="words", normalised=False)
@@ -134,7 +134,7 @@ def bert(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List[
     """BERT (Devlin et al. 2018) with a question-answering head.  Each layer hands on the attention mask [S, S] too, as the
     released code builds it once."""
     mask = FLOAT * tokens * tokens
-    body = [transformer("layer_{}".format(i), tokens, hidden, 4 * hidden, heads, mask) for i in range(layers)]
+    body = [transformer(f"layer_{i}", tokens, hidden, 4 * hidden, heads, mask) for i in range(layers)]
     head = LayerProfile(
         name="head", forward_flops=2.0 * hidden * hidden + 4.0 * tokens * hidden, output_bytes=FLOAT * 2 * tokens,
         parameter_bytes=FLOAT * (hidden * hidden + 3 * hidden + 2), activation_bytes=FLOAT * tokens * 2)
@@ -146,7 +146,7 @@ def xlnet(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List
     """XLNet (Yang et al. 2019), question answering: no second attention stream."""
     width = FLOAT * tokens * hidden
     head = [nothing("input", FLOAT * 4 * tokens), nothing("mask", FLOAT * tokens * tokens)]
-    body = [relative_transformer("layer_{}".format(i), tokens, hidden, 4 * hidden, heads) for i in range(layers)]
+    body = [relative_transformer(f"layer_{i}", tokens, hidden, 4 * hidden, heads) for i in range(layers)]
     return head + [embedding("embeddings", tokens, hidden, vocab, normalised=False), nothing("segments", width),
                    nothing("dropout", width)] + body + [nothing("loss", FLOAT)]
 
@@ -156,9 +156,9 @@ def gnmt(tokens: int, hidden: int, vocab: int) -> List[LayerProfile]:
     context handed to all others; so decoder layers read 2 x hidden and pass hidden states and context on."""
     width = FLOAT * tokens * hidden
     inputs = [hidden, 2 * hidden] + [hidden] * 6
-    encoder = [lstm("encoder_{}".format(i), tokens, size, hidden, 2 * width if i == 0 else width, 2 if i == 0 else 1)
+    encoder = [lstm(f"encoder_{i}", tokens, size, hidden, 2 * width if i == 0 else width, 2 if i == 0 else 1)
                for i, size in enumerate(inputs)]
-    decoder = [lstm("decoder_{}".format(i), tokens, 2 * hidden, hidden, 2 * width) for i in range(8)]
+    decoder = [lstm(f"decoder_{i}", tokens, 2 * hidden, hidden, 2 * width) for i in range(8)]
     decoder[0] = with_attention(decoder[0], tokens, hidden)
     source = embedding("source_embedding", tokens, hidden, vocab, normalised=False)
     target = embedding("target_embedding", tokens, hidden, vocab, extra_output=width, normalised=False)
@@ -167,7 +167,7 @@ def gnmt(tokens: int, hidden: int, vocab: int) -> List[LayerProfile]:
 
 def gpt(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List[LayerProfile]:
     """GPT-2 and GPT-3 style decoder; the projection shares the word embedding, as both papers' code does."""
-    body = [transformer("layer_{}".format(i), tokens, hidden, 4 * hidden, heads) for i in range(layers)]
+    body = [transformer(f"layer_{i}", tokens, hidden, 4 * hidden, heads) for i in range(layers)]
     words = LayerProfile(name="position_embedding", parameter_bytes=FLOAT * tokens * hidden,
                          traffic_bytes=FLOAT * tokens * hidden * 3, output_bytes=FLOAT * tokens * hidden)
     return ([embedding("word_embedding", tokens, hidden, vocab, tied="words", normalised=False), words] + body
@@ -176,7 +176,7 @@ def gpt(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List[L
 
 def moe(layers: int, tokens: int, hidden: int, inner: int, heads: int, experts: int, vocab: int) -> List[LayerProfile]:
     """GShard (Lepikhin et al. 2020): every other layer is a mixture of experts."""
-    body = [mixture("layer_{}".format(i), tokens, hidden, inner, heads, experts) if i % 2 else
-            transformer("layer_{}".format(i), tokens, hidden, inner, heads) for i in range(layers)]
+    body = [mixture(f"layer_{i}", tokens, hidden, inner, heads, experts) if i % 2 else
+            transformer(f"layer_{i}", tokens, hidden, inner, heads) for i in range(layers)]
     return ([embedding("word_embedding", tokens, hidden, vocab + tokens, tied="words", normalised=False)] + body
             + [projection("projection", tokens, hidden, vocab + tokens, tied="words")])

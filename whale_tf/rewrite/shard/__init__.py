@@ -60,7 +60,7 @@ def shard(graph: tf.Graph, captured: Captured, assignment: Assignment, counts: D
     root, index = ROOT, 0
     while any(name == root or name.startswith(root + "/") for name in (op.name for op in captured.graph.ops)):
         index += 1
-        root = "{}_{}".format(ROOT, index)
+        root = f"{ROOT}_{index}"
     edit = StagedEdit(graph, captured.export)
     lowering = Lowering(graph, captured, assignment, counts, edit, root)
     lowering.run()

@@ -37,19 +37,20 @@ def check_automatic(graph: tf.Graph, captured: Captured, config: Config) -> None
                           "remove them, or leave auto_parallel out; patterns.force pins single ops".format(
                               ", ".join(map(repr, names))))
     if config.pipeline.num_stages is not None:
-        raise ConfigError("pipeline.num_stages is {} under auto_parallel 'rhino', which chooses it itself; leave it out".format(
-            config.pipeline.num_stages))
+        raise ConfigError(f"pipeline.num_stages is {config.pipeline.num_stages} under auto_parallel 'rhino', which "
+                          f"chooses it itself; leave it out")
     if (config.pipeline.num_micro_batch or 1) > 1:
-        raise ConfigError("pipeline.num_micro_batch is {} under auto_parallel 'rhino', which chooses it itself; leave it out"
-                          .format(config.pipeline.num_micro_batch))
+        raise ConfigError(f"pipeline.num_micro_batch is {config.pipeline.num_micro_batch} under auto_parallel "
+                          f"'rhino', which chooses it itself; leave it out"
+                          )
     if isinstance(config.patterns.force, str):
-        raise ConfigError("patterns.force is {!r} under auto_parallel 'rhino', expected {{op: pattern}}".format(
-            config.patterns.force))
+        raise ConfigError(f"patterns.force is {config.patterns.force!r} under auto_parallel 'rhino', expected {{op: pattern}}")
     for index in sorted(captured.scope):
         op = captured.graph.ops[index]
         if op.type in CONTROL_FLOW:
-            raise UnsupportedOpError("op {!r} ({}) is control flow, which auto_parallel 'rhino' does not divide; use wh.replicate"
-                                     .format(op.name, op.type))
+            raise UnsupportedOpError(f"op {op.name!r} ({op.type}) is control flow, which auto_parallel 'rhino' does "
+                                     f"not divide; use wh.replicate"
+                                     )
 
 
 def as_one_split(captured: Captured, count: Optional[int] = None) -> Captured:
@@ -82,8 +83,9 @@ def planned(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cl
     """
     shares = plan.task_graphs[0].slices
     if shares is not None:
-        raise PlanError("TaskGraph {!r} has slices {}, but a plan of auto_parallel 'rhino' divides evenly; set them to null"
-                        .format(plan.task_graphs[0].name, list(shares)))
+        raise PlanError(f"TaskGraph {plan.task_graphs[0].name!r} has slices {list(shares)}, but a plan of "
+                        f"auto_parallel 'rhino' divides evenly; set them to null"
+                        )
     question = question_of(graph, captured, examples, cluster, config)._replace(pins=dict(plan.shards))
     count = plan.task_graphs[0].device_count
     mesh = (count,) if plan.num_model_replicas == 1 else (plan.num_model_replicas, count)
@@ -105,8 +107,8 @@ def contender(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], 
         check_automatic(graph, captured, config)
         return automatic(question_of(graph, captured, examples, cluster, config), cluster)
     except InfeasibleError as error:
-        return "rhino: no candidate: {}".format(error)
+        return f"rhino: no candidate: {error}"
     except (ConfigError, UnsupportedOpError) as error:
         if config.auto.auto_parallel == NAME:
             raise
-        return "rhino: no candidate: {}".format(error)
+        return f"rhino: no candidate: {error}"

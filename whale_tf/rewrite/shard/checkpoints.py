@@ -85,14 +85,14 @@ class Checkpoints:
         found = {k: self._variable(tensor) for k, tensor in enumerate(op.inputs[3:])}
         if entries is None or not any(variable for variable, _ in found.values()):
             return None
-        scope, waits = "{}/{}".format(self._root, op.name), self._controls(op)
+        scope, waits = f"{self._root}/{op.name}", self._controls(op)
         rest = [k for k, (variable, _) in found.items() if variable is None]
         groups: Dict[Home, List[Tuple[Entry, Callable[[Sequence[str]], str], str]]] = {}
         for k, (variable, passed) in found.items():
             for i, part in enumerate(variable.names if variable is not None else ()):
                 assert variable is not None
                 entry = entries[k]._replace(spec=_slice(entries[k].spec, variable, i))
-                read = self._reader(variable, part, "{}/read{}_{}".format(scope, k, i), [*passed, *waits])
+                read = self._reader(variable, part, f"{scope}/read{k}_{i}", [*passed, *waits])
                 groups.setdefault(variable.home(i), []).append((entry, read, part))
         files, saves = [], []  # type: List[str], List[str]
         if rest:
@@ -112,8 +112,8 @@ class Checkpoints:
 
     def _file(self, op: tf.Operation, scope: str, number: int) -> str:
         """Beside the file that the ``SaveV2`` would write."""
-        name = "{}/file{}".format(scope, number)
-        end = self._nodes.const("_part{}".format(number), name + "/end", tf.string, op.device)
+        name = f"{scope}/file{number}"
+        end = self._nodes.const(f"_part{number}", name + "/end", tf.string, op.device)
         return self._nodes.add("StringJoin", name, [op.inputs[0].name, end], op.device, N=2, separator="")
 
     def _save(self, op: tf.Operation, file: str, entries: Sequence[Entry], tensors: Sequence[str], waits: Sequence[str]) -> str:
@@ -146,7 +146,7 @@ class Checkpoints:
         names = []
         for i, part in enumerate(variable.names):
             slots = restore.slots.setdefault(variable.home(i), [])
-            names.append("{}:{}".format(self._restore_name(value.op, variable.home(i)), len(slots)))
+            names.append(f"{self._restore_name(value.op, variable.home(i))}:{len(slots)}")
             slots.append((entry._replace(spec=_slice(entry.spec, variable, i)), part))
         return names
 
@@ -163,8 +163,8 @@ class Checkpoints:
             entries = _entries(op, op.get_attr("dtypes")) or []
             rest = [k for k in range(len(entries)) if k not in restore.divided]
             if rest:
-                name = self._restore(op, "{}/{}/restore".format(self._root, op.name), [entries[k] for k in rest], waits)
-                self.reads += [(op.outputs[k], "{}:{}".format(name, slot)) for slot, k in enumerate(rest)]
+                name = self._restore(op, f"{self._root}/{op.name}/restore", [entries[k] for k in rest], waits)
+                self.reads += [(op.outputs[k], f"{name}:{slot}") for slot, k in enumerate(rest)]
 
     def _restore(self, op: tf.Operation, name: str, entries: Sequence[Entry], waits: Sequence[str]) -> str:
         return self._nodes.add("RestoreV2", name, [op.inputs[0].name, *self._listed(entries, name)], op.device, waits,
@@ -196,5 +196,5 @@ def _slice(spec: bytes, variable: Parts, i: int) -> bytes:
     *full, ranges = spec.decode().split(" ") if spec else [*map(str, shape), ":".join("-" for _ in shape)]
     pieces = ranges.split(":")
     offset = 0 if pieces[dim] == "-" else int(pieces[dim].partition(",")[0])
-    pieces[dim] = "{},{}".format(offset + start, size)
+    pieces[dim] = f"{offset + start},{size}"
     return " ".join([*full, ":".join(pieces)]).encode()

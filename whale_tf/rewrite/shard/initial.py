@@ -78,7 +78,7 @@ class Stream:
         inner = _product(shape[spread.dim + 1:])
         pieces: List[str] = []
         for k, block in enumerate(blocks(shape, spread, i)):
-            scope = "{}/block{}".format(self._scope, k)
+            scope = f"{self._scope}/block{k}"
             piece = self._draw(block.begin, block.rows * block.width, scope, pieces[-1:])
             if block.width != spread.sizes[i] * inner:
                 rows = self._reshape(piece, [block.rows, shape[spread.dim], inner], scope + "/rows")

@@ -135,7 +135,7 @@ class Lowering:
             results.append(node.name)
         self.done[op.name] = [[name] for name in results]
         for index, tensor in enumerate(op.outputs):
-            names = ["{}:{}".format(name, index) for name in results]
+            names = [f"{name}:{index}" for name in results]
             if strategy.weights:
                 names = [self._weighted(name, tensor, weight, home, i)
                          for i, (name, weight) in enumerate(zip(names, strategy.weights))]
@@ -166,7 +166,7 @@ class Lowering:
         return self._clone(op, i, [operand] + [self.values.whole(tensor) for tensor in op.inputs[1:]]).name
 
     def part_name(self, op: Op, i: int) -> str:
-        return "{}/{}/{}".format(self.root, i, op.name)
+        return f"{self.root}/{i}/{op.name}"
 
     def forward_name(self, op: Op, i: int = 0) -> str:
         """Name of the op that a gradient of ``op`` belongs to now."""
@@ -196,8 +196,7 @@ class Lowering:
         value = self.view.value(tensor)
         assert value is not None, "strategies need shapes that are known where they change"
         sizes = {change.element: change.sizes[i] for change in changes}
-        return self._changed(tensor, value, sizes, self.values.whole(tensor), home, i, self._scope(op, "shape{}_{}".format(
-            position, i)))
+        return self._changed(tensor, value, sizes, self.values.whole(tensor), home, i, self._scope(op, f"shape{position}_{i}"))
 
     def _changed(self, tensor: int, value: Value, sizes: Dict[int, int], whole: str, home: int, i: int, scope: str) -> str:
         """An integer vector with some elements replaced; the others are constants, or taken from ``whole`` at run time."""
@@ -224,23 +223,23 @@ class Lowering:
         key = (op.inputs[number], rows, i)
         if key not in self._rows:
             self._rows[key] = Rows(self.nodes[home], operands[number][i], self._dtype(op.inputs[number]), rows, i,
-                                   self._scope(op, "rows{}".format(i)))
+                                   self._scope(op, f"rows{i}"))
         own = self._rows[key]
         for p in listed:
-            values, what = (own.local, "numbers") if p == number else (operands[p][i], "values{}".format(p))
+            values, what = (own.local, "numbers") if p == number else (operands[p][i], f"values{p}")
             set_input(self.edit, name, p, own.kept(values, self._dtype(op.inputs[p]), what))
 
     # -- initial values -----------------------------------------------------------------------------------------------
     def _cut(self, op: Op, strategy: Strategy, home: int) -> None:
         value, spread = self._tf_ops[op.name].get_attr("value"), strategy.gives[0]
-        parts = [cut(self.nodes[home], value, spread, i, self._scope(op, "cut{}".format(i))) for i in range(self.counts[home])]
+        parts = [cut(self.nodes[home], value, spread, i, self._scope(op, f"cut{i}")) for i in range(self.counts[home])]
         self._put(op, 0, spread, parts, home)
         self.done[op.name] = [[part] for part in parts]
 
     def _advanced(self, op: Op, strategy: Strategy, home: int) -> None:
         shape, spread, dtype = self.view.shape(op.outputs[0]) or (), strategy.gives[0], self._dtype(op.outputs[0])
         operands = [self.values.whole(tensor) for tensor in op.inputs]
-        parts = [Stream(self.nodes[home], op, operands, dtype, self._scope(op, "drawn{}".format(i)), str(i)).part(
+        parts = [Stream(self.nodes[home], op, operands, dtype, self._scope(op, f"drawn{i}"), str(i)).part(
             [size or 0 for size in shape], spread, i) for i in range(self.counts[home])]
         self._put(op, 0, spread, parts, home)
         self.done[op.name] = [[part] for part in parts]
@@ -249,7 +248,7 @@ class Lowering:
         """Let a part draw numbers of its own."""
         reseed(node, node.name)
         if "seed" not in op.attrs:  # it is an operand
-            nodes, seed, scope = self.nodes[home], op.inputs[1], self._scope(op, "seed{}".format(i))
+            nodes, seed, scope = self.nodes[home], op.inputs[1], self._scope(op, f"seed{i}")
             dtype = self._dtype(seed)
             own = nodes.const([0, zlib.crc32(node.name.encode()) % 2**31], scope + "/own", dtype, str(i))
             set_input(self.edit, node.name, 1, nodes.binary("Add", self.values.whole(seed), own, scope, dtype, str(i)))
@@ -284,7 +283,7 @@ class Lowering:
         parts = []
         for i in range(self.counts[home]):
             own = Rows(self.nodes[home], operands[1][i], self._dtype(op.inputs[1]), rows, i,
-                       self._scope(op, "rows{}".format(i)))
+                       self._scope(op, f"rows{i}"))
             node = self._clone(op, i, [own.safe() if position == 1 else names[i] for position, names in enumerate(operands)])
             trailing = self.view.need_rank(result) - self.view.need_rank(op.inputs[1]) - rows.dim
             parts.append(own.or_zero(node.name, trailing, dtype))
@@ -298,8 +297,9 @@ class Lowering:
             measured = op.inputs[index]
             shape = stored_shape(self.view, measured)
             if shape is None:
-                raise UnsupportedOpError("op {!r} ({}) asks for the shape of {!r}, whose rank is not known; set it with "
-                                         "tf.ensure_shape".format(op.name, op.type, self.graph.tensor_name(measured)))
+                raise UnsupportedOpError(f"op {op.name!r} ({op.type}) asks for the shape of "
+                                         f"{self.graph.tensor_name(measured)!r}, whose rank is not known; set it with "
+                                         "tf.ensure_shape")
             names.append(self._size_vector(op, tensor, measured, shape, home))
             self.values.put(tensor, once, names[-1:], home)
         self.done[op.name] = [names]
@@ -332,7 +332,7 @@ class Lowering:
             self.values.put(op.outputs[index], spread, names, home)
 
     def _scope(self, op: Op, what: str) -> str:
-        return "{}/{}/{}".format(self.root, op.name, what)
+        return f"{self.root}/{op.name}/{what}"
 
     def _dtype(self, tensor: int) -> tf.DType:
         return tf.as_dtype(self.graph.tensors[tensor].dtype).base_dtype

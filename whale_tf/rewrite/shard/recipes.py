@@ -35,7 +35,7 @@ class Softmax:
         self.s = self.summed(self.e, "sum")
 
     def at(self, what: str, i: int) -> str:
-        return "{}/{}{}".format(self.scope, what, i)
+        return f"{self.scope}/{what}{i}"
 
     def reduce(self, kind: str, x: str, what: str, i: int) -> str:
         """Over the last dimension, which stays with size one."""
@@ -45,7 +45,7 @@ class Softmax:
     def summed(self, parts: Sequence[str], what: str) -> str:
         """Over the last dimension and all devices `[..., 1]`, on the first."""
         sums = [self.reduce("Sum", x, what, i) for i, x in enumerate(parts)]
-        return self.nodes.add_n(sums, "{}/{}".format(self.scope, what), self.dtype, "0")
+        return self.nodes.add_n(sums, f"{self.scope}/{what}", self.dtype, "0")
 
     def probabilities(self) -> List[str]:
         return [self.nodes.binary("RealDiv", e, self.s, self.at("softmax", i), self.dtype, str(i))
@@ -80,7 +80,7 @@ class Softmax:
             start = nodes.const(classes.starts[i], self.at("start", i), label_type, device)
             local = nodes.binary("Sub", y, start, self.at("local", i), label_type, device)
             depth = nodes.const(classes.sizes[i], self.at("depth", i), tf.int32, device)
-            on, off = (nodes.const(value, self.at("is_{}".format(value), i), tf.bool, device) for value in (True, False))
+            on, off = (nodes.const(value, self.at(f"is_{value}", i), tf.bool, device) for value in (True, False))
             mine = nodes.add("OneHot", self.at("mine", i), [local, depth, on, off], device, T=tf.bool, TI=label_type, axis=-1)
             zeros = nodes.add("ZerosLike", self.at("zeros", i), [z], device, T=dtype)
             picked.append(nodes.add("Select", self.at("picked", i), [mine, z, zeros], device, T=dtype))
@@ -101,7 +101,7 @@ def combine(nodes: Nodes, op_type: str, parts: Sequence[str], scope: str, dtype:
     """``Maximum`` or ``Minimum`` of all parts, on the first device."""
     total = parts[0]
     for i, part in enumerate(parts[1:]):
-        total = nodes.binary(op_type, total, part, "{}/{}".format(scope, i), dtype, "0")
+        total = nodes.binary(op_type, total, part, f"{scope}/{i}", dtype, "0")
     return total
 
 
@@ -128,15 +128,15 @@ class Rows:
         mine = self.mine
         for k in range(trailing):
             axis = self.nodes.const(-1, self.scope + "/axis", tf.int32, self.device)
-            mine = self.nodes.add("ExpandDims", "{}/wide{}".format(self.scope, k), [mine, axis], self.device, T=tf.bool,
+            mine = self.nodes.add("ExpandDims", f"{self.scope}/wide{k}", [mine, axis], self.device, T=tf.bool,
                                   Tdim=tf.int32)
         zeros = self.nodes.add("ZerosLike", self.scope + "/zeros", [picked], self.device, T=dtype)
         return self.nodes.add("SelectV2", self.scope + "/rows", [mine, picked, zeros], self.device, T=dtype)
 
     def kept(self, values: str, dtype: tf.DType, what: str) -> str:
         """The rows of ``values`` whose number is of this device's."""
-        where = self.nodes.add("Where", "{}/{}_where".format(self.scope, what), [self.mine], self.device, T=tf.bool)
-        at = self.nodes.add("Squeeze", "{}/{}_at".format(self.scope, what), [where], self.device, T=tf.int64, squeeze_dims=[1])
+        where = self.nodes.add("Where", f"{self.scope}/{what}_where", [self.mine], self.device, T=tf.bool)
+        at = self.nodes.add("Squeeze", f"{self.scope}/{what}_at", [where], self.device, T=tf.int64, squeeze_dims=[1])
         axis = self.nodes.const(0, self.scope + "/first", tf.int32, self.device)
-        return self.nodes.add("GatherV2", "{}/{}".format(self.scope, what), [values, at, axis], self.device, Tparams=dtype,
+        return self.nodes.add("GatherV2", f"{self.scope}/{what}", [values, at, axis], self.device, Tparams=dtype,
                               Tindices=tf.int64, Taxis=tf.int32)

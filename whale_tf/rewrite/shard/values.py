@@ -122,22 +122,22 @@ class Values:
         nodes, have, count = self._nodes[where], value.spread, self._counts[task_graph]
         dtype = tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
         flat = self._graph.tensor_name(tensor).replace(":", "_")
-        scope = "{}/{}/{}".format(self._root, "whole" if not need.is_shard else "dim{}".format(need.dim), flat)
+        scope = "{}/{}/{}".format(self._root, "whole" if not need.is_shard else f"dim{need.dim}", flat)
         if need.is_shard:
             if have == once:
                 return [self._slice(tensor, value.names[0], need.dim, need.starts[i], need.sizes[i],
-                                    "{}/part{}".format(scope, i), "0", nodes) for i in range(count)]
+                                    f"{scope}/part{i}", "0", nodes) for i in range(count)]
             if have.is_partial:
                 return [nodes.add_n([
-                    self._slice(tensor, name, need.dim, need.starts[i], need.sizes[i], "{}/{}_{}".format(scope, i, j), str(j),
+                    self._slice(tensor, name, need.dim, need.starts[i], need.sizes[i], f"{scope}/{i}_{j}", str(j),
                                 nodes) for j, name in enumerate(value.names)],
-                    "{}/sum{}".format(scope, i), dtype, str(i)) for i in range(count)]
-            return [self._regrouped(tensor, value, need, i, "{}/part{}".format(scope, i), nodes) for i in range(count)]
+                    f"{scope}/sum{i}", dtype, str(i)) for i in range(count)]
+            return [self._regrouped(tensor, value, need, i, f"{scope}/part{i}", nodes) for i in range(count)]
         if have.is_partial:
             total = nodes.add_n(list(value.names), scope + "/sum", dtype, "0")
             return [total] * (count if need.kind == EVERYWHERE else 1)
         if need.kind == EVERYWHERE:
-            return [nodes.concat(list(value.names), have.dim, "{}/concat{}".format(scope, i), dtype, str(i))
+            return [nodes.concat(list(value.names), have.dim, f"{scope}/concat{i}", dtype, str(i))
                     for i in range(count)]
         return [nodes.concat(list(value.names), have.dim, scope + "/concat", dtype, "0")]
 
@@ -153,7 +153,7 @@ class Values:
                 size = min(need.starts[i] + need.sizes[i], have.starts[j] + have.sizes[j]) - begin
                 begin -= have.starts[j]
             if size > 0:
-                pieces.append(self._slice(tensor, name, need.dim, begin, size, "{}/from{}".format(scope, j), str(j), nodes))
+                pieces.append(self._slice(tensor, name, need.dim, begin, size, f"{scope}/from{j}", str(j), nodes))
         return nodes.concat(pieces, have.dim, scope, dtype, str(i))
 
     def _slice(self, tensor: int, name: str, dim: int, begin: int, size: int, scope: str, device: str, nodes: Nodes) -> str:

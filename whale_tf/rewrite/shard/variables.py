@@ -143,13 +143,13 @@ class DividedVariables:
         nodes = Nodes(edit)
         checks, assigns = [], []
         for variable in self._variables:
-            scope = "{}/catch_up/{}".format(self._root, variable.op.name)
+            scope = f"{self._root}/catch_up/{variable.op.name}"
             whole = _read(nodes, variable, variable.op.name, scope + "/value", ())
             is_resource = variable.op.type == "VarHandleOp"
             query = "VarIsInitializedOp" if is_resource else "IsVariableInitialized"
             checks.append(edit.add(query, scope + "/is_initialized", [variable.op.name]))
             assigns.append([
-                edit.add("AssignVariableOp" if is_resource else "Assign", "{}/assign{}".format(scope, i),
+                edit.add("AssignVariableOp" if is_resource else "Assign", f"{scope}/assign{i}",
                          [part, _part_of(nodes, variable, whole, i, scope)],
                          attrs={"dtype" if is_resource else "T": variable.op.get_attr("dtype")})
                 for i, part in enumerate(variable.names)])
@@ -189,7 +189,7 @@ class _Edit:
 
     def use(self, variable: Parts, op: tf.Operation) -> None:
         """One op that takes the variable's reference or handle."""
-        scope = "{}/{}".format(self._root, op.name)
+        scope = f"{self._root}/{op.name}"
         if is_write(op.type):
             self._write(variable, op, scope)
         elif op.type in QUERIES:
@@ -202,15 +202,16 @@ class _Edit:
             self.inputs += [(op, i, whole) for i, tensor in enumerate(op.inputs) if tensor.op is variable.op]
         elif op.type not in ("DestroyResourceOp", "VariableShape"):
             raise UnsupportedOpError(
-                "op {!r} ({}) uses the handle of variable {!r}, which wh.split divides over devices; read the variable's "
-                "value instead (tf.identity(v)), or use wh.replicate for its layer".format(
-                    op.name, op.type, variable.op.name))
+                f"op {op.name!r} ({op.type}) uses the handle of variable {variable.op.name!r}, which wh.split divides "
+                f"over devices; read the variable's "
+                "value instead (tf.identity(v)), or use wh.replicate for its layer")
 
     def _write(self, variable: Parts, op: tf.Operation, scope: str) -> None:
         if op.type not in WHOLE_WRITES:
             raise UnsupportedOpError(
-                "op {!r} ({}) writes a part of variable {!r}, which wh.split divides over devices; assign the whole variable, "
-                "or use wh.replicate for its layer".format(op.name, op.type, variable.op.name))
+                f"op {op.name!r} ({op.type}) writes a part of variable {variable.op.name!r}, which wh.split divides "
+                f"over devices; assign the whole variable, "
+                "or use wh.replicate for its layer")
         self.writes[op.name] = writes = self.write(variable, op)
         if op.outputs:
             dtype = op.outputs[0].dtype.base_dtype
@@ -219,11 +220,11 @@ class _Edit:
 
     def write(self, variable: Parts, op: tf.Operation) -> List[str]:
         """A write of the whole, for the parts: each takes its slice of the value."""
-        scope, writes = "{}/{}".format(self._root, op.name), []
+        scope, writes = f"{self._root}/{op.name}", []
         restored = self.checkpoints.restored(variable, op.inputs[1])
         for i, part in enumerate(variable.names):
             value = restored[i] if restored else _part_of(self._nodes, variable, op.inputs[1].name, i, scope)
-            writes.append(self._clone(op, "{}/part{}".format(scope, i), {0: part, 1: value}))
+            writes.append(self._clone(op, f"{scope}/part{i}", {0: part, 1: value}))
         return writes
 
     def _clone(self, op: tf.Operation, name: str, inputs: Dict[int, str]) -> str:
@@ -236,11 +237,11 @@ class _Edit:
 
     def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> None:
         """A plain read: its readers read the whole."""
-        self.reads.append((op.outputs[0], self._whole(variable, "{}/{}".format(self._root, op.name), controls)))
+        self.reads.append((op.outputs[0], self._whole(variable, f"{self._root}/{op.name}", controls)))
 
     def _whole(self, variable: Parts, scope: str, controls: Sequence[str]) -> str:
         """The variable's value after ``controls``."""
-        parts = [_read(self._nodes, variable, part, "{}/part{}".format(scope, i), controls)
+        parts = [_read(self._nodes, variable, part, f"{scope}/part{i}", controls)
                  for i, part in enumerate(variable.names)]
         return self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.op.get_attr("dtype"), "")
 
@@ -289,5 +290,5 @@ def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequen
 def _part_of(nodes: Nodes, variable: Parts, value: str, i: int, scope: str) -> str:
     spread = variable.spread
     rank = len(variable.op.get_attr("shape").dim)
-    return nodes.slice_dim(value, spread.dim, rank, spread.starts[i], spread.sizes[i], "{}/slice{}".format(scope, i),
+    return nodes.slice_dim(value, spread.dim, rank, spread.starts[i], spread.sizes[i], f"{scope}/slice{i}",
                            variable.op.get_attr("dtype"), "")

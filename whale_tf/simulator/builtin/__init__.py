@@ -20,7 +20,7 @@ def _transformer(
 
 def _bert(layers: int, name: str = "") -> Callable[[int], ModelGraph]:
     """BERT with large blocks and ``layers`` of them; BERT-48 is DAPPLE's (640M parameters)."""
-    return _transformer(name or "bert-{}".format(layers), layers, 1024, 16, 512, 30522, pre_norm=False)
+    return _transformer(name or f"bert-{layers}", layers, 1024, 16, 512, 30522, pre_norm=False)
 
 
 def _moe(name: str, layers: int, experts: int, inner: int) -> Callable[[int], ModelGraph]:
@@ -69,7 +69,7 @@ def built_in_model(name: str, batch: int) -> ModelGraph:
         PlanError: unknown name, or a batch below 1.
     """
     if batch < 1:
-        raise PlanError("a micro-batch has {} examples, expected at least 1".format(batch))
+        raise PlanError(f"a micro-batch has {batch} examples, expected at least 1")
     if name in MODELS:
         return MODELS[name](batch)
     if name.startswith("bert-") and name[5:].isdigit() and int(name[5:]) > 0:

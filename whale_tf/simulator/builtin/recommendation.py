@@ -10,15 +10,15 @@ from whale_tf.simulator.model_graph import Builder, ModelGraph
 def _tower(b: Builder, x: int, widths: Tuple[int, ...]) -> int:
     """Dense layers with ReLU; tensor parallelism alternates between columns and rows."""
     for number, width in enumerate(widths):
-        weight = b.parameter("fc{}_w".format(number), "f o", (b.tensors[x].shape[-1], width))
+        weight = b.parameter(f"fc{number}_w", "f o", (b.tensors[x].shape[-1], width))
         x = b.op(
-            "fc{}".format(number),
+            f"fc{number}",
             "matmul",
             "b f, f o -> b o",
             (x, weight),
             split="fo"[number % 2] if width > 1 else None,
         )
-        x = b.pointwise("fc{}_relu".format(number), "relu", b.bias("fc{}_bias".format(number), x))
+        x = b.pointwise(f"fc{number}_relu", "relu", b.bias(f"fc{number}_bias", x))
     return x
 
 

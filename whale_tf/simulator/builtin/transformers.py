@@ -133,14 +133,14 @@ def transformer(
         x = _embedding(b, hidden, length, vocabulary)
         table = 1
     for layer in range(layers):
-        with b.scope("block{}".format(layer)):
+        with b.scope(f"block{layer}"):
             x = _block(b, x, heads, inner, pre_norm, experts=experts)
     if decoder_layers:
         memory = x
         with b.scope("decoder_embedding"):
             x = _embedding(b, hidden, length, vocabulary)
         for layer in range(decoder_layers):
-            with b.scope("decoder_block{}".format(layer)):
+            with b.scope(f"decoder_block{layer}"):
                 x = _block(b, x, heads, inner, pre_norm, memory, experts)
     with b.scope("head"):
         if pre_norm:

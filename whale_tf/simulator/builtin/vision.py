@@ -45,7 +45,7 @@ def _batch_norm(b: Builder, name: str, x: int) -> int:
     beta = b.parameter(name + "_beta", "c", (channels,))
     dims = " ".join(b.tensors[x].dims)
     last = b.tensors[x].dims[-1]
-    return b.op(name, "norm", "{0}, {1}, {1} -> {0}".format(dims, last), (x, gamma, beta), 8.0 * b.tensors[x].size)
+    return b.op(name, "norm", f"{dims}, {last}, {last} -> {dims}", (x, gamma, beta), 8.0 * b.tensors[x].size)
 
 
 def _unit(
@@ -93,7 +93,7 @@ def _dense(b: Builder, name: str, x: int, units: int, split: str = "o") -> int:
 def _class_loss(b: Builder, x: int) -> None:
     """Softmax cross-entropy over one example's logits."""
     dims = " ".join(b.tensors[x].dims)
-    b.op("loss", "loss", "{} -> b".format(dims), (x,), 6.0 * b.tensors[x].size)
+    b.op("loss", "loss", f"{dims} -> b", (x,), 6.0 * b.tensors[x].size)
 
 
 def vgg19(batch: int, size: int = 224, classes: int = 1000) -> ModelGraph:
@@ -101,9 +101,9 @@ def vgg19(batch: int, size: int = 224, classes: int = 1000) -> ModelGraph:
     b = Builder("vgg19", batch, optimizer="momentum")
     x = _image(b, size)
     for block, (count, channels) in enumerate(((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))):
-        with b.scope("block{}".format(block)):
+        with b.scope(f"block{block}"):
             for layer in range(count):
-                name = "conv{}".format(layer)
+                name = f"conv{layer}"
                 x = b.bias(name + "_bias", _convolution(b, name, x, channels, 3))
                 x = b.pointwise(name + "_relu", "relu", x)
             x = _pool(b, "pool", x, 2, 2)
@@ -126,7 +126,7 @@ def resnet50(batch: int, size: int = 224, classes: int = 1000, name: str = "resn
         x = _pool(b, "pool", _unit(b, "conv", x, 64, 7, 2), 3, 2)
     for stage, (count, channels) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
         for block in range(count):
-            with b.scope("stage{}_block{}".format(stage, block)):
+            with b.scope(f"stage{stage}_block{block}"):
                 x = _bottleneck(b, x, channels, stride=2 if stage and not block else 1, project=not block)
     with b.scope("classifier"):
         _class_loss(b, _dense(b, "fc", _global_pool(b, x), classes))
@@ -157,13 +157,13 @@ def _towers(b: Builder, x: int, towers: Sequence[Tower], pool_units: int = 0, po
     for number, tower in enumerate(towers):
         y = x
         for step, unit in enumerate(tower.units):
-            y = _unit(b, "tower{}_conv{}".format(number, step), y, *unit)
-        ends += [_unit(b, "tower{}_fork{}".format(number, step), y, *unit) for step, unit in enumerate(tower.fork)] or [y]
+            y = _unit(b, f"tower{number}_conv{step}", y, *unit)
+        ends += [_unit(b, f"tower{number}_fork{step}", y, *unit) for step, unit in enumerate(tower.fork)] or [y]
     if pool_stride:
         ends.append(_pool(b, "pool", x, 3, pool_stride, same=False))
     elif pool_units:
         ends.append(_unit(b, "pool_conv", _pool(b, "pool", x, 3, 1), pool_units, 1))
-    names = ["c{}".format(number) for number in range(len(ends))]
+    names = [f"c{number}" for number in range(len(ends))]
     return b.op(
         "concat",
         "concat",
@@ -181,7 +181,7 @@ def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph
     x = _image(b, size)
     with b.scope("stem"):
         for number, unit in enumerate(((32, 3, 2, False), (32, 3, 1, False), (64, 3, 1, True))):
-            x = _unit(b, "conv{}".format(number), x, *unit)
+            x = _unit(b, f"conv{number}", x, *unit)
         x = _unit(b, "conv3", _pool(b, "pool0", x, 3, 2, same=False), 80, 1, same=False)
         x = _pool(b, "pool1", _unit(b, "conv4", x, 192, 3, same=False), 3, 2, same=False)
 
@@ -192,12 +192,12 @@ def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph
         return channels, 3, 2, False
 
     for number, pooled in enumerate((32, 64, 64)):
-        with b.scope("mixed_a{}".format(number)):
+        with b.scope(f"mixed_a{number}"):
             x = _towers(b, x, [Tower([one(64)]), Tower([one(48), one(64, 5)]), Tower([one(64), one(96, 3), one(96, 3)])], pooled)
     with b.scope("reduce_a"):
         x = _towers(b, x, [Tower([half(384)]), Tower([one(64), one(96, 3), half(96)])], pool_stride=2)
     for number, c in enumerate((128, 160, 160, 192)):
-        with b.scope("mixed_b{}".format(number)):
+        with b.scope(f"mixed_b{number}"):
             x = _towers(
                 b,
                 x,
@@ -216,7 +216,7 @@ def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph
             pool_stride=2,
         )
     for number in range(2):
-        with b.scope("mixed_c{}".format(number)):
+        with b.scope(f"mixed_c{number}"):
             ends = [one(384, (1, 3)), one(384, (3, 1))]
             x = _towers(b, x, [Tower([one(320)]), Tower([one(384)], ends), Tower([one(448), one(384, 3)], ends)], 192)
     with b.scope("classifier"):
@@ -229,7 +229,7 @@ def mlp(batch: int, layers: int = 4, width: int = 1024) -> ModelGraph:
     b = Builder("mlp", batch, optimizer="sgd")
     x = b.input("x", "b f", (batch, width))
     for layer in range(layers):
-        with b.scope("layer{}".format(layer)):
+        with b.scope(f"layer{layer}"):
             x = b.pointwise("relu", "relu", _dense(b, "fc", x, width, split="fo"[layer % 2]))
     with b.scope("head"):
         _class_loss(b, x)
