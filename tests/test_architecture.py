@@ -17,8 +17,8 @@ PACKAGE = "whale_tf"
 FLOORS = ("cli", "viz", "calibrating", "profiling", "api", "parallelize", "session", "processes", "rewrite", "optimizations",
           "capture", "communicators",
           "graph_editor", "_tf_compat",
-          "planner", "simulator", "balance", "schedule", "bridges", "patterns", "profiler", "plan", "ir", "cluster",
-          "config", "documents", "errors")
+          "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program", "plan", "ir",
+          "cluster", "config", "documents", "errors")
 PURE = FLOORS[FLOORS.index("planner"):]
 TENSORFLOW = ("tensorflow", "keras", "tf_keras", "horovod")
 

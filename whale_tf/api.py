@@ -22,12 +22,15 @@ from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
+from whale_tf.passes import compile_program
+from whale_tf.passes.form import INLINE
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import explained, share, take_all
 from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
+from whale_tf.program import Program
 from whale_tf.simulator import StepGraph
 
 
@@ -234,6 +237,17 @@ def current_plan(graph: Optional[tf.Graph] = None) -> Optional[Plan]:
     return done.plan if done else None
 
 
+def current_program(graph: Optional[tf.Graph] = None) -> Optional[Program]:
+    """The step that ``graph`` (default: the one rewritten last) runs, as bodies and calls; None before the rewrite.
+
+    ``print(wh.current_program().to_text())`` shows it call by call.
+    """
+    done = _parallelized("wh.current_program", graph)
+    if done is None:
+        return None
+    return done.rewritten.context.program if done.rewritten is not None else compile_program(done.region, done.plan)
+
+
 def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGraph:
     """The training step of a graph that was rewritten (default: the one rewritten last), op by op as its plan divides it, for
     ``whale_tf.simulator``; op times are added with :meth:`StepGraph.measured`.
@@ -259,7 +273,8 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
         raise PlanError(
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
-    text = explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment)
+    form = done.rewritten.form if done.rewritten is not None else None
+    text = explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment, form)
     if state.runtime is None or state.runtime.is_driver or not state.shares_input:
         return text
     return text + explained(state.processes, _sharing(state), state.config.io.slicing == "file")
@@ -334,7 +349,8 @@ def _session_config(state: _Active, config: Optional[v1.ConfigProto]) -> v1.Conf
     if state.runtime is not None:
         devices = tuple(devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank])
     kinds = [device.kind for device in devices]
-    return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds)
+    emit = state.config.emit if state.plan is None else state.plan.emit
+    return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds, emit != INLINE)
 
 
 def _may_span(state: _Active, graph: tf.Graph) -> bool:

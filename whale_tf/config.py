@@ -152,6 +152,11 @@ class Config(_Section):
         description="Initial values of variables that split divides. exact: computed whole and sliced, the local model's. "
         "sharded: made on each shard, for variables that no one device can hold; the same values but where the "
         "generator cannot be advanced, which wh.explain() names.")
+    emit: Literal["auto", "inline", "call"] = Field(
+        default="auto",
+        description="How the step is written into the graph. inline: every op of every clone; call: one op for each clone's "
+        "forward and backward pass, which calls a function; wh.explain() says where that is not possible. auto: call where the "
+        "inlined step would have many thousand ops, whose start takes long.")
     variables: Literal["auto", "mirrored", "shared"] = Field(
         default="auto",
         description="mirrored: every replica has copies of its variables, each of which is updated; shared: the replicas of a "

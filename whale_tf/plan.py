@@ -149,6 +149,7 @@ class Plan(_Value):
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
         init: how sharded variables get their initial values: ``exact`` or ``sharded``.
+        emit: ``inline``: the step's ops stand in the graph; ``call``: each call of its Program is one op; ``auto``: by size.
         processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
 
@@ -167,6 +168,7 @@ class Plan(_Value):
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = Field(default_factory=dict)
     init: str = "exact"
+    emit: str = "auto"
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
 
@@ -178,6 +180,8 @@ class Plan(_Value):
             raise ValueError(f"schedule is {self.schedule!r}, expected 'backward_first' or 'gpipe'")
         if self.init not in ("exact", "sharded"):
             raise ValueError(f"init is {self.init!r}, expected 'exact' or 'sharded'")
+        if self.emit not in ("auto", "inline", "call"):
+            raise ValueError(f"emit is {self.emit!r}, expected 'auto', 'inline' or 'call'")
         if self.nested_batch not in ("own", "divide"):
             raise ValueError(f"nested_batch is {self.nested_batch!r}, expected 'own' or 'divide'")
         if not self.task_graphs:

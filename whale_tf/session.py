@@ -27,13 +27,21 @@ from whale_tf.rewrite.shard.variables import DividedVariables
 Fetch = Union[tf.Tensor, tf.Operation]
 
 
-def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool) -> v1.ConfigProto:
-    """A copy of the user's ConfigProto with as many logical CPU devices as the cluster has."""
+def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool, may_call: bool) -> v1.ConfigProto:
+    """A copy of the user's ConfigProto with as many logical CPU devices as the cluster has.
+
+    Args:
+        may_call: the step may be emitted as calls of functions, which TensorFlow's function optimizer would specialise one by
+            one (a first step of 27 s for 5; 24 layers, 16 micro-batches).
+    """
     result = v1.ConfigProto()
     if config is not None:
         result.CopyFrom(config)
     if num_cpus > result.device_count.get("CPU", 1):
         result.device_count["CPU"] = num_cpus
+    rewrites = result.graph_options.rewrite_options
+    if may_call and rewrites.function_optimization == rewrites.DEFAULT:
+        rewrites.function_optimization = rewrites.OFF
     if uses_gpu:  # the input side and small integer arithmetic stay on the host
         result.allow_soft_placement = True
     return result
@@ -219,11 +227,14 @@ class Fetches:
         rewritten, context = self._rewritten, self._rewritten.context
         context.edit = rewritten.nodes.edit = StagedEdit(self._graph)
         if isinstance(fetch, tf.Operation):
-            home = context.home(context.graph.op(fetch.name))
-            clones = [f"{context.scope(clone)}/{fetch.name}" for clone in context.clones(home)]
+            op = context.graph.op(fetch.name)
+            clones = [context.op_in(op, clone) for clone in context.clones(context.home(op))]
             name = rewritten.nodes.no_op(context.name("all", fetch.name), "", clones)
         else:
-            name = rewritten.merge.whole(context.graph.tensor(fetch.name))
+            tensor = context.graph.tensor(fetch.name)
+            if not context.is_exported(tensor):
+                rewritten.calls.export(tensor)
+            name = rewritten.merge.whole(tensor)
         with unfinalized(self._graph):
             context.edit.commit()
         if isinstance(fetch, tf.Operation):

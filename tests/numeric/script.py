@@ -28,6 +28,7 @@ class Setting(NamedTuple):
         static_batch: whether the graph knows the size of the batch.
         dataset: data comes from a tf.data iterator, else from fed placeholders.
         runner: ``session``, ``callable`` (Session.make_callable) or ``monitored`` (MonitoredTrainingSession).
+        outputs: whether the script's outputs are fetched beside its losses.
     """
 
     dtype: str = "float64"
@@ -35,6 +36,7 @@ class Setting(NamedTuple):
     static_batch: bool = True
     dataset: bool = False
     runner: str = "session"
+    outputs: bool = True
 
 
 class Stages:

@@ -17,7 +17,8 @@ BOTH = (True, False)
 AXES: Dict[str, Any] = {
     "case": tuple(CASES), "shape": tuple(SHAPES), "micro_batches": MICRO_BATCHES, "schedule": SCHEDULES,
     "dtype": ("float32", "float64"), "resource": BOTH, "static_batch": BOTH, "dataset": BOTH,
-    "runner": ("session", "callable", "monitored"), "variables": ("auto", "mirrored")}
+    "runner": ("session", "callable", "monitored"), "variables": ("auto", "mirrored"),
+    "emit": ("inline", "call")}
 SYNC_AXES = dict(AXES, case=tuple(SYNCHRONISED), micro_batches=(1,), schedule=SCHEDULES[:1])
 
 
@@ -40,7 +41,7 @@ def divides(row: Dict[str, Any]) -> bool:
 def name_of(row: Dict[str, Any]) -> str:
     words = [row["case"], row["shape"], "m{}".format(row["micro_batches"]), row["schedule"], row["dtype"],
              "resource" if row["resource"] else "ref", "static" if row["static_batch"] else "unknown",
-             "dataset" if row["dataset"] else "fed", row["runner"], row["variables"]]
+             "dataset" if row["dataset"] else "fed", row["runner"], row["variables"], row["emit"]]
     return "-".join(words)
 
 
@@ -50,9 +51,11 @@ def is_refused(row: Dict[str, Any]) -> bool:
 
 
 def run(row: Dict[str, Any]) -> None:
-    setting = Setting(**{field: row[field] for field in Setting._fields})
+    setting = Setting(**{field: row[field] for field in Setting._fields if field in row})
+    if row["emit"] == "call" and not row["resource"]:  # results only: tests/rewrite/test_calls.py shows why
+        setting = setting._replace(outputs=False)
     parallel = Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"],
-                        extra=(("variables", row["variables"]),))
+                        extra=(("variables", row["variables"]), ("emit", row["emit"])))
     if is_refused(row):
         with pytest.raises(wh.UnsupportedOpError, match="cannot be divided along the batch"):
             check(row["case"], setting, parallel)

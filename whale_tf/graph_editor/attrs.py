@@ -175,5 +175,19 @@ class OpSignature:
                           * (self._attr(node, arg.number_attr).i if arg.number_attr else 1))
         return dtypes
 
+    def function_edge(self, node: NodeDef, index: int) -> str:
+        """Output ``index`` of a node as an edge inside a function: ``node:output_name:place``."""
+        start = 0
+        for arg in self._outputs:
+            length = 1
+            if arg.type_list_attr:
+                length = len(self._attr(node, arg.type_list_attr).list.type)
+            elif arg.number_attr:
+                length = self._attr(node, arg.number_attr).i
+            if index < start + length:
+                return f"{node.name}:{arg.name}:{index - start}"
+            start += length
+        raise GraphEditError(f"node {node.name!r} ({self.name}) has {start} outputs, asked for number {index}")
+
     def _attr(self, node: NodeDef, name: str) -> AttrValue:
         return node.attr[name] if name in node.attr else self._defaults[name]

@@ -10,6 +10,8 @@
 
              body_7_half(i, x, w) { half = Mul(x, w); y = MatMul(x, half) }    -> y
 
+A function made of a graph's own nodes begins with none (``FunctionCopy(graph)``), and takes them in with ``insert``.
+
 Inside a function tensors are named ``"node:output_name:0"``, or by the bare name of an argument.  ``add`` and ``const``
 have the signature of ``StagedEdit``'s, so that whatever stages nodes there can write them into a function as well.
 """
@@ -25,6 +27,7 @@ from whale_tf.graph_editor.control_flow import function_def
 from whale_tf.graph_editor.edges import control_edges
 
 # Static shapes of the original's arguments and nodes, and "run where op X runs", with X as the original's caller knows it.
+FunctionDefType = type(v1.GraphDef().library.function.add())  # TensorFlow does not export it
 ORIGINALS_OWN = ("_output_shapes", "_input_shapes", "_class")
 
 
@@ -52,10 +55,11 @@ class FunctionCopy:
         GraphEditError: the graph's library has no function ``name``.
     """
 
-    def __init__(self, graph: tf.Graph, name: str) -> None:
+    def __init__(self, graph: tf.Graph, name: Optional[str] = None) -> None:
         self.graph = graph
-        self.original = function_def(graph, name)
-        self.definition = function_def(graph, name)
+        self.original = FunctionDefType() if name is None else function_def(graph, name)
+        self.definition = FunctionDefType()
+        self.definition.CopyFrom(self.original)
         signature = self.definition.signature
         self._nodes: Dict[str, NodeDef] = {node.name: node for node in self.definition.node_def}
         self._taken = set(self._nodes) | {arg.name for arg in list(signature.input_arg) + list(signature.output_arg)}
@@ -72,6 +76,30 @@ class FunctionCopy:
     def node(self, name: str) -> NodeDef:
         """The NodeDef of that name, to be changed in place."""
         return self._nodes[name]
+
+    def insert(self, node: NodeDef, inputs: Sequence[str] = (), control_inputs: Sequence[str] = ()) -> NodeDef:
+        """Take in a copy of a graph's node, under its own name and without its device; returns the copy.
+
+        Args:
+            inputs: what it reads, as edges of the function.
+            control_inputs: names of the function's nodes that it waits for.
+        """
+        copy = self.definition.node_def.add()
+        copy.CopyFrom(node)
+        copy.device = ""
+        for key in ORIGINALS_OWN:
+            copy.attr.pop(key, None)
+        del copy.input[:]
+        copy.input.extend(list(inputs) + control_edges(control_inputs))
+        self._nodes[copy.name] = copy
+        self._taken.add(copy.name)
+        if op_def(self.graph, node.op).is_stateful:
+            self.definition.signature.is_stateful = True
+        return copy
+
+    def edge(self, node: NodeDef, index: int) -> str:
+        """Output ``index`` of a node that is in the function, or will be."""
+        return self._signature(node.op).function_edge(node, index)
 
     def operand(self, node: str, position: int) -> str:
         """The tensor that a node reads at one of its data inputs."""
@@ -98,11 +126,9 @@ class FunctionCopy:
         attrs: Optional[Mapping[str, Any]] = None,
     ) -> str:
         """Add one node; returns its first result's name.  Type and number attributes must be given."""
-        if op_type not in self._signatures:
-            self._signatures[op_type] = OpSignature(op_def(self.graph, op_type))
         node = self.definition.node_def.add(name=self._unique(name), op=op_type, device=device)
         self._nodes[node.name] = node
-        self._signatures[op_type].set_attrs(node, dict(attrs or {}))
+        self._signature(op_type).set_attrs(node, dict(attrs or {}))
         definition = op_def(self.graph, op_type)
         for attribute in definition.attr:
             if attribute.HasField("default_value") and attribute.name not in node.attr:
@@ -125,9 +151,9 @@ class FunctionCopy:
         argument.type = tf.as_dtype(dtype).as_datatype_enum
         return str(argument.name)
 
-    def return_also(self, tensor: str, dtype: tf.DType) -> None:
+    def return_also(self, tensor: str, dtype: tf.DType, name: str = "") -> None:
         """Add a result behind the others."""
-        result = self.definition.signature.output_arg.add(name=self._unique(tensor.split(":")[0] + "_result"))
+        result = self.definition.signature.output_arg.add(name=self._unique(name or tensor.split(":")[0] + "_result"))
         result.type = tf.as_dtype(dtype).as_datatype_enum
         self.definition.ret[result.name] = tensor
 
@@ -153,6 +179,11 @@ class FunctionCopy:
         result.CopyFrom(self.definition)
         result.signature.name = name
         return result
+
+    def _signature(self, op_type: str) -> OpSignature:
+        if op_type not in self._signatures:
+            self._signatures[op_type] = OpSignature(op_def(self.graph, op_type))
+        return self._signatures[op_type]
 
     def _unique(self, name: str) -> str:
         candidate, count = name, 0

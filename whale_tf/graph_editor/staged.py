@@ -131,6 +131,10 @@ class StagedEdit:
         return self.add("Const", name, device=device, control_inputs=control_inputs,
                         attrs={"dtype": proto.dtype, "value": proto})
 
+    def original(self, op: tf.Operation) -> NodeDef:
+        """The NodeDef of an op of the graph, which must not be changed."""
+        return self._original_nodes([op])[op.name]
+
     def add_function(self, function: FunctionDef) -> str:
         """Stages a function for the graph's library, which staged nodes may call; returns its name.
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from whale_tf.ir.region import Region
+from whale_tf.passes.form import Form
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding.assignment import Assignment, Choice
 
@@ -17,7 +18,11 @@ SHOWN = 6  # names of a longer list
 
 
 def explain_plan(
-    plan: Plan, region: Optional[Region], devices: Sequence[str], assignment: Optional[Assignment] = None
+    plan: Plan,
+    region: Optional[Region],
+    devices: Sequence[str],
+    assignment: Optional[Assignment] = None,
+    form: Optional[Form] = None,
 ) -> str:
     """The tables as text.
 
@@ -25,6 +30,7 @@ def explain_plan(
         region: the graph's parallel region, for what is not exact; None: the plan alone.
         devices: name of every device of the cluster.
         assignment: what was chosen under ``split``.
+        form: how the step was emitted.
     """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
@@ -42,6 +48,9 @@ def explain_plan(
         console.print(_bridges(plan))
     if plan.gradients:
         console.print(_gradients(plan))
+    if form is not None:
+        console.print(f"Emitted as {'calls of functions' if form.is_called else 'inlined ops'}: {form.reason}.",
+                      highlight=False, markup=False)
     if region is not None:
         reseeded = assignment.reseeded if assignment is not None else ()
         for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):

@@ -13,7 +13,8 @@ run time only (a clone's weight, size or start) become further parameters::
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+import functools
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.errors import UnsupportedOpError
@@ -28,6 +29,7 @@ from whale_tf.rewrite.context import Clone, Context
 from whale_tf.rewrite.convert import Converter
 from whale_tf.rewrite.division import Number, Shares
 
+TensorOf = Callable[[Clone], str]  # the name of a clone's tensor
 LOOPS = ("While", "StatelessWhile")
 RUN_TIME = "$"  # begins the name of a number that is known at run time only: no tensor is called so
 
@@ -70,8 +72,18 @@ class Bodies:
             UnsupportedOpError: a function does what clones of it cannot do each for itself.
         """
         node = self._context.edit.node(f"{self._context.scope(place)}/{op.name}")
+        self.localise_in(op, node, place, lambda number, dtype, of: canonical_edge(of(place)))
+
+    def localise_in(self, op: Op, node: NodeDef, place: Clone, argument: Callable[[str, tf.DType, TensorOf], str]) -> None:
+        """The same for a copy of ``op`` anywhere.
+
+        Args:
+            argument: (number, dtype, the tensor that holds it for a clone) -> what the copy reads for a number that is known at
+                run time only.
+        """
         calls = self._calls_of(op, node, self._context.region.batch, op, place)
-        _call(node, op, calls, [canonical_edge(self._at_run_time(number, op, place)) for number in calls.run_time])
+        _call(node, op, calls, [
+            argument(number, _dtype(number), functools.partial(self._at_run_time, number, op)) for number in calls.run_time])
 
     def _calls_of(self, op: Op, node: NodeDef, axis: BatchAxis, outermost: Op, place: Clone) -> _Calls:
         key = (id(axis), op.id, self._numbers(op, axis, outermost, place))
@@ -103,7 +115,7 @@ class Bodies:
         """A copy of a function with the conversions, constants, shapes and seeds of a clone."""
         self._check(axis, outermost)
         copy = FunctionCopy(self._context.tf_graph, name)
-        context = _BodyContext(self._context, axis, self._context.home(outermost))
+        context = BodyContext(self._context, axis, self._context.home(outermost))
         converter = _BodyConverter(context, Nodes(copy), self._converter, outermost)
         for index, position in sorted(set(axis.localise) | set(axis.conversions)):
             _convert(copy, converter, axis.graph.ops[index], position, place)
@@ -226,7 +238,7 @@ def _static(number: Number) -> Optional[int]:
     return None if isinstance(number, str) else number
 
 
-class _BodyContext(Context):
+class BodyContext(Context):
     """The rewrite seen from inside a function: its own graph and analysis, and the device of whoever calls it."""
 
     def __init__(self, outer: Context, axis: BatchAxis, home: int) -> None:

@@ -8,6 +8,7 @@ from whale_tf.graph_editor.nodes import set_input
 from whale_tf.ir.graph import Op
 from whale_tf.rewrite.attributes import open_shapes, reseed
 from whale_tf.rewrite.bodies import Bodies
+from whale_tf.rewrite.calls import Calls, control_for
 from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Place
 from whale_tf.rewrite.loops import check_loops, enter_loops
 from whale_tf.rewrite.operands import Operands
@@ -25,23 +26,28 @@ class _Part(NamedTuple):
     functional: Sequence[Op]  # ops that call functions
 
 
-def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> None:
-    """Stage all clones.
+def clone_region(context: Context, operands: Operands, order: Order, after: Set[int]) -> Calls:
+    """Stage all clones, or all calls.
 
     Args:
         after: ops outside the region that follow from it; clones cannot wait for them (see ``reroute.deferred``).
     """
     check_loops(context)
     bodies = Bodies(context, operands.converter)
+    calls = Calls(context, operands, bodies, after)
     for task_graph in range(len(context.plan.task_graphs)):
         step = _part(context, task_graph, batch_level=False)
         for copy in context.copies(task_graph):
             if copy != ORIGINAL:
                 _clone(context, operands, bodies, order, after, task_graph, step, copy)
-        batch = _part(context, task_graph, batch_level=True)
-        for clone in context.clones(task_graph):
-            _clone(context, operands, bodies, order, after, task_graph, batch, clone)
+        if not context.is_called:
+            batch = _part(context, task_graph, batch_level=True)
+            for clone in context.clones(task_graph):
+                _clone(context, operands, bodies, order, after, task_graph, batch, clone)
+    if context.is_called:
+        calls.stage(order)
     enter_loops(context)
+    return calls
 
 
 def _part(context: Context, task_graph: int, batch_level: bool) -> _Part:
@@ -103,22 +109,3 @@ def _clone(
             open_shapes(context.edit.node(f"{scope}/{op.name}"), op, context.region.batch)
         for op in part.functional:
             bodies.localise(op, place)
-
-
-def control_for(
-    context: Context, wait: int, task_graph: int, place: Place, after: Set[int]
-) -> Optional[str]:
-    """Which op a clone or copy waits for where the original waits for op ``wait``; None: for none."""
-    op = context.graph.ops[wait]
-    if not context.region.contains(op):
-        return None if wait in after else op.name
-    home = context.home(op)
-    if op.id in context.region.batch_level:
-        if not isinstance(place, Clone):
-            return None
-        peer: Place = place._replace(r=place.r % context.plan.task_graphs[home].replica_count)
-    else:
-        peer = context.copy_for(home, place)
-        if peer == ORIGINAL or op.id in context.variables:
-            return op.name
-    return f"{context.scope(peer)}/{op.name}"

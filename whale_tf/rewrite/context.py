@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
@@ -10,17 +10,11 @@ from whale_tf.cluster import ONE_PROCESS, Processes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
+from whale_tf.passes.replicate import clones
 from whale_tf.plan import Plan
+from whale_tf.program import Clone, Program
 
 ROOT = "whale"  # name scope of everything the rewrite adds
-
-
-class Clone(NamedTuple):
-    """Which of a TaskGraph's clones: in model replica ``g``, of micro-batch ``m``, on replica ``r``."""
-
-    g: int
-    m: int
-    r: int
 
 
 class Copy(NamedTuple):
@@ -43,6 +37,8 @@ class Context:
         tf_ops: its ops, by number of the op graph's.
         graph, region: see there.
         plan: the part of it that this process runs.
+        program: the step that the plan runs.
+        is_called: batch-level ops run as calls of functions, one for each of the program's calls, and not as clones of each op.
         processes: all processes, and which of them this is.
         devices: TensorFlow device string of every device of the cluster.
         host: where input pipelines and small integer arithmetic run.
@@ -62,6 +58,8 @@ class Context:
         devices: Sequence[str],
         edit: StagedEdit,
         processes: Processes = ONE_PROCESS,
+        program: Optional[Program] = None,
+        is_called: bool = False,
     ) -> None:
         self.tf_graph = tf_graph
         self.tf_ops = tf_ops
@@ -70,12 +68,16 @@ class Context:
         self.plan = plan
         self.devices = devices
         self.processes = processes
+        self.program = program or Program(graph, ())
+        self.is_called = is_called
         self.host = processes.host_device
         self.edit = edit
         self.variables: Dict[int, int] = {}
         self.pinned: Set[str] = set()
         self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
         self._scopes: Dict[Tuple[int, ...], str] = {}
+        self._body_of = self.program.body_of()
+        self._results = {t: f"{body.name}:{i}" for body in self.program.bodies for i, t in enumerate(body.outputs)}
         self._scope = ROOT
         index = 0
         while self._scope in graph:  # a user's op may be called so
@@ -101,13 +103,9 @@ class Context:
     def _is_shared(self, task_graph: int) -> bool:
         return self.plan.task_graphs[task_graph].variables == "shared"
 
-    def clones(self, task_graph: int) -> Iterator[Clone]:
+    def clones(self, task_graph: int) -> List[Clone]:
         """All clones of a TaskGraph's batch-level ops, in the order of the examples they work on."""
-        count = self.plan.task_graphs[task_graph].replica_count
-        for g in range(self.plan.num_model_replicas):
-            for m in range(self.plan.num_micro_batch):
-                for r in range(count):
-                    yield Clone(g, m, r)
+        return clones(self.plan, task_graph)
 
     def device(self, task_graph: int, place: Tuple[int, ...], shard: int = 0) -> str:
         """The device of a clone or a copy (first field: model replica, last field: replica); under ``split`` the replica has
@@ -160,7 +158,25 @@ class Context:
         name = self.graph.ops[record.op].name
         if not isinstance(place, Clone) and place == ORIGINAL:
             return f"{name}:{record.index}"
+        if self.is_called and record.op in self._body_of:
+            return f"{self.scope(place)}/{self._results[tensor]}"
         return f"{self.scope(place)}/{name}:{record.index}"
+
+    def op_in(self, op: Op, place: Tuple[int, ...]) -> str:
+        """Name of the op that runs an op of the region in a clone (batch level) or copy (step level)."""
+        if not isinstance(place, Clone) and place == ORIGINAL:
+            return op.name
+        if self.is_called and op.id in self._body_of:
+            return f"{self.scope(place)}/{self.program.bodies[self._body_of[op.id]].name}"
+        return f"{self.scope(place)}/{op.name}"
+
+    def exported(self, tensor: int, name: str) -> None:
+        """From now on a tensor has a name outside of the functions: ``name``, below the scope of each clone."""
+        self._results[tensor] = name
+
+    def is_exported(self, tensor: int) -> bool:
+        """Whether a batch-level tensor has a name outside of the functions that are called."""
+        return not self.is_called or tensor in self._results or self.graph.tensors[tensor].op not in self._body_of
 
     def flat(self, tensor: int) -> str:
         """A tensor's name as one part of another name."""

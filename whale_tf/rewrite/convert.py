@@ -274,6 +274,12 @@ class Converter:
     def start(self, tensor: int, task_graph: int, place: Clone) -> Number:
         return self._share(tensor, task_graph, place)[1]
 
+    def scalar(self, value: Number) -> str:
+        """A number as the name of an int32 scalar."""
+        if isinstance(value, str):
+            return value
+        return self.nodes.const(value, self.context.name("number", str(value)), tf.int32, self.context.host)
+
     def times(self, value: Number, factor: int, scope: str) -> Number:
         return self._arithmetic("Mul", value, factor, scope + "/times")
 

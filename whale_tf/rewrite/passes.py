@@ -18,8 +18,11 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
+from whale_tf.passes import compile_program
+from whale_tf.passes.form import Form, choose_form
 from whale_tf.plan import Plan
 from whale_tf.rewrite import reroute
+from whale_tf.rewrite.calls import Calls
 from whale_tf.rewrite.clones import clone_region
 from whale_tf.rewrite.context import ORIGINAL, Context, Copy
 from whale_tf.rewrite.division import Division, check_divisible
@@ -41,6 +44,8 @@ class Rewritten(NamedTuple):
     mirror: Mirror
     update: Update
     communicator: Communicator
+    calls: Calls
+    form: Form
     shared: Sequence[Shared] = ()
 
 
@@ -70,7 +75,10 @@ def rewrite(
     _check_writes(captured)
     edit = StagedEdit(tf_graph, captured.export)
     nodes = Nodes(edit)
-    context = Context(tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit, processes)
+    program = compile_program(region, plan)
+    form = choose_form(program, region, plan)
+    context = Context(
+        tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit, processes, program, form.is_called)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     if processes.graphs > 1:
         check_random(context)
@@ -86,7 +94,7 @@ def rewrite(
     inputs = Inputs(context, nodes, division, captured.sources)
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
-    clone_region(context, operands, order, after)
+    calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured), _compressed(context, captured))
     shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 else []
     moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
@@ -111,7 +119,7 @@ def rewrite(
     for scalar in shared:
         reroute.add_waits(context, {index: [new[scalar.value]] for index in scalar.writes})
     reroute.place_originals(context, update.variables)
-    return Rewritten(context, nodes, merge, mirror, update, sums, shared)
+    return Rewritten(context, nodes, merge, mirror, update, sums, calls, form, shared)
 
 
 def _pinned(captured: Captured, plan: Plan) -> Set[str]:

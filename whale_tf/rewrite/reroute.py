@@ -69,10 +69,10 @@ def move_controls(context: Context, after: Set[int]) -> None:
         waits: List[tf.Operation] = [context.tf_ops[c] for c in op.control_inputs if c not in moved]
         if not inside:
             for control in moved:
-                name, home = graph.ops[control].name, context.home(graph.ops[control])
+                waited = graph.ops[control]
                 waits += [
-                    context.tf_graph.get_operation_by_name(f"{context.scope(clone)}/{name}")
-                    for clone in context.clones(home)
+                    context.tf_graph.get_operation_by_name(context.op_in(waited, clone))
+                    for clone in context.clones(context.home(waited))
                 ]
         tf_op = context.tf_ops[op.id]
         tf_op._remove_all_control_inputs()

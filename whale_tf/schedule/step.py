@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-FORWARD = "forward"
-BACKWARD = "backward"
+from whale_tf.program import BACKWARD, FORWARD
 
 
 class Step(NamedTuple):

@@ -1,0 +1,153 @@
+"""Steps emitted as calls of functions: what is in the graph, and what a session returns."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+import whale_tf as wh
+from whale_tf._tf_compat import tf, v1
+
+BATCH = 16
+
+
+@pytest.fixture(autouse=True)
+def _shutdown() -> Any:
+    yield
+    wh.shutdown()
+
+
+class Model:
+    """Two stages with what users fetch: a loss, a summary, tensors inside the stages."""
+
+    def __init__(
+        self, emit: str, micro_batches: int = 2, resource: bool = True, dropout: float = 0.0, static: bool = True
+    ) -> None:
+        if emit:
+            wh.init({"num_micro_batch": micro_batches, "emit": emit, "io.nested_batch": "divide"}, cluster="cpu:4")
+        v1.set_random_seed(3)
+        random = np.random.RandomState(0)
+        self.feed_x, self.feed_y = random.randn(BATCH, 6), random.randn(BATCH, 2)
+        self.x = v1.placeholder(tf.float64, [BATCH if static else None, 6])
+        self.y = v1.placeholder(tf.float64, [BATCH if static else None, 2])
+        with v1.variable_scope("", use_resource=resource):
+            with self._stage(emit):
+                w = v1.get_variable("w", initializer=random.randn(6, 5))
+                self.hidden = tf.tanh(tf.matmul(self.x, w))
+                if dropout:
+                    self.hidden = v1.nn.dropout(self.hidden, rate=dropout)
+            with self._stage(emit):
+                v = v1.get_variable("v", initializer=random.randn(5, 2))
+                self.logits = tf.matmul(self.hidden, v)
+                self.error = tf.square(self.logits - self.y)
+                self.loss = tf.reduce_mean(tf.reduce_sum(self.error, 1)) + tf.nn.l2_loss(v)
+        self.summary = v1.summary.scalar("loss", self.loss)
+        self.train = v1.train.AdamOptimizer(0.1).minimize(self.loss)
+
+    @staticmethod
+    def _stage(emit: str) -> Any:
+        return wh.replicate(1) if emit else v1.name_scope("")
+
+    def steps(self, fetches: List[Any], count: int = 3) -> List[Any]:
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            feed = {self.x: self.feed_x, self.y: self.feed_y}
+            return [session.run(fetches + [self.train], feed)[:-1] for _ in range(count)]
+
+
+def values(emit: str, names: Tuple[str, ...], **options: Any) -> List[Any]:
+    with v1.Graph().as_default():
+        model = Model(emit, **options)
+        result = model.steps([getattr(model, name) for name in names])
+        if emit:
+            expected = "Emitted as calls of functions" if emit == "call" else "Emitted as inlined ops"
+            assert expected in wh.explain()
+        wh.shutdown()
+        return result
+
+
+def close(found: List[Any], expected: List[Any]) -> None:
+    for step, other in zip(found, expected):
+        for value, wanted in zip(step, other):
+            np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_results_and_tensors_inside_the_stages(micro_batches: int, static: bool) -> None:
+    """``hidden`` crosses to the next stage; ``logits`` and ``error`` stay inside a function, and are computed anew."""
+    names = ("loss", "hidden", "logits", "error")
+    close(values("call", names, micro_batches=micro_batches, static=static), values("", names, static=static))
+
+
+def test_summaries() -> None:
+    found = [v1.Summary.FromString(step[0]).value[0].simple_value for step in values("call", ("summary",))]
+    expected = [v1.Summary.FromString(step[0]).value[0].simple_value for step in values("", ("summary",))]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_the_graph_holds_one_op_for_each_call() -> None:
+    counts: Dict[int, int] = {}
+    for micro_batches in (2, 4, 8):
+        with v1.Graph().as_default() as graph:
+            Model("call", micro_batches)
+            wh.parallelize()
+            calls = [op for op in graph.get_operations() if op.type in ("PartitionedCall", "StatefulPartitionedCall")]
+            assert len(calls) == 2 * 2 * 2 * micro_batches  # model replicas x stages x forward and backward x micro-batches
+            assert len({op.get_attr("f").name for op in calls}) == 4  # clones of one size share their functions
+            assert {op.device[-1] for op in calls} == {"0", "1", "2", "3"}
+            counts[micro_batches] = len(graph.get_operations())
+            wh.shutdown()
+    assert counts[8] - counts[4] == 2 * (counts[4] - counts[2])
+
+
+def test_clones_draw_numbers_of_their_own() -> None:
+    """Dropout under one seed: clones of one device share a function, whose generator goes on from call to call."""
+    hidden = values("call", ("hidden",), dropout=0.5)[0][0]
+    zeros = {tuple(row) for row in hidden == 0}
+    assert len(zeros) > BATCH // 2
+
+
+def test_a_random_tensor_inside_a_function_is_computed_anew_and_says_so() -> None:
+    with pytest.warns(UserWarning, match="computed anew for the fetch, and random op .* draws other numbers"):
+        _fetch_before_dropout()
+
+
+def _fetch_before_dropout() -> None:
+    with v1.Graph().as_default():
+        wh.init({"num_micro_batch": 2, "emit": "call"}, cluster="cpu:1")
+        x = v1.placeholder(tf.float32, [BATCH, 6])
+        with v1.variable_scope("", use_resource=True), wh.replicate(1):
+            w = v1.get_variable("w", [6, 5])
+            dropped = v1.nn.dropout(tf.matmul(x, w), rate=0.5, seed=7)
+            loss = tf.reduce_mean(tf.square(dropped + 1.0))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run([dropped, train], {x: np.ones([BATCH, 6])})
+
+
+def test_the_program_is_what_was_emitted() -> None:
+    with v1.Graph().as_default() as graph:
+        Model("call", 4)
+        wh.parallelize()
+        program = wh.current_program()
+        assert program is not None
+        named = {}
+        for call in program.calls:
+            g, m, r = call.clone
+            named[f"whale/g{g}_m{m}_r{r}/{program.bodies[call.body].name}"] = f"/device:CPU:{call.devices[0]}"
+        emitted = {op.name: op.device for op in graph.get_operations() if op.type.endswith("PartitionedCall")}
+        assert emitted == named
+        assert len(program.to_text().splitlines()) == len(program.bodies) + len(program.calls)
+
+
+def test_reference_variables_refuse_tensors_inside_a_function() -> None:
+    with pytest.raises(wh.UnsupportedOpError, match="fetched in a run that updates reference variables in place, and emit is"):
+        values("call", ("error",), resource=False)
+
+
+def test_reference_variables_train_and_return_results() -> None:
+    close(values("call", ("loss",), resource=False), values("", ("loss",), resource=False))

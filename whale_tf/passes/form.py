@@ -1,0 +1,76 @@
+"""How a Program is emitted: every op of every call inlined into the graph, or each call as one op that calls a function.
+
+Calls keep a large step small: its size grows with the number of calls, and not with calls times ops.  TensorFlow's start grows
+with a graph's size, so that is where they win.  Inlined, a step needs less memory: a call's arguments live until it ends, and its
+results appear all at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Set
+
+import networkx as nx
+
+from whale_tf.ir.batch_axis import Reduce
+from whale_tf.ir.region import Region
+from whale_tf.passes.schedule import body_graph
+from whale_tf.plan import Plan
+from whale_tf.program import EARLY, Program
+
+INLINE, CALL = "inline", "call"
+MOST_INLINED_OPS = 20_000  # under emit: auto a larger step is called; see benchmarks/README.md, "Emission"
+VERSION_1_CONTROL_FLOW = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))
+
+
+class Form(NamedTuple):
+    """``kind``: :data:`INLINE` or :data:`CALL`; ``reason``: why, as ``wh.explain()`` says it."""
+
+    kind: str
+    reason: str
+
+    @property
+    def is_called(self) -> bool:
+        return self.kind == CALL
+
+
+def choose_form(program: Program, region: Region, plan: Plan) -> Form:
+    """The form that the plan asks for, or the better one; inlined where calls are not possible."""
+    size = sum(len(program.bodies[call.body].ops) for call in program.calls)
+    if plan.emit == INLINE:
+        return Form(INLINE, "asked for")
+    if plan.emit != CALL and size <= MOST_INLINED_OPS:
+        return Form(INLINE, f"the step has {size} ops in its calls, at most {MOST_INLINED_OPS} are inlined")
+    obstacle = why_not_called(program, region, plan)
+    if not obstacle and plan.emit != CALL and has_reference_variables(program):
+        obstacle = ("reference variables are updated in place, so a tensor that is fetched beside an update cannot be computed "
+                    "anew; use resource variables, or set emit to 'call' and fetch results only")
+    if obstacle:
+        return Form(INLINE, f"not called: {obstacle}")
+    return Form(CALL, "asked for" if plan.emit == CALL else f"the step would have {size} ops inlined")
+
+
+def has_reference_variables(program: Program) -> bool:
+    """Whether a body reads a variable of TensorFlow 1's first kind."""
+    graph = program.graph
+    return any(graph.tensors[tensor].dtype.endswith("_ref") or any(
+        graph.tensors[source].dtype.endswith("_ref") for source in graph.producer(tensor).inputs)
+        for body in program.bodies for tensor in body.inputs)
+
+
+def why_not_called(program: Program, region: Region, plan: Plan) -> str:
+    """What stands against calls; empty: nothing."""
+    graph = region.graph
+    for task in plan.task_graphs:
+        if task.strategy == "split":
+            return f"TaskGraph {task.name!r} divides its ops over devices"
+    for body in program.bodies:
+        for index in body.ops:
+            if graph.ops[index].type in VERSION_1_CONTROL_FLOW:
+                return f"op {graph.ops[index].name!r} belongs to a loop or condition of TensorFlow 1"
+    early: Set[int] = {index for body in program.bodies if body.step == EARLY for index in body.ops}
+    for (op, _), conversions in region.batch.conversions.items():
+        if op in early and any(isinstance(conversion, Reduce) for conversion in conversions):
+            return f"op {graph.ops[op].name!r} needs a value of the whole mini-batch, and another such value follows from it"
+    if not nx.is_directed_acyclic_graph(body_graph(program)):
+        return "TaskGraphs need each other's results back and forth"
+    return ""

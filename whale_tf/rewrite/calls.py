@@ -1,0 +1,337 @@
+"""Batch-level ops as calls: a function for each body, and one op for each call of it.
+
+::
+
+    op graph     x ──> matmul ──> relu ──> (loss)          body t0_forward: matmul, relu
+    functions    whale_t0_forward(x, w) { matmul; relu } -> relu
+    graph        whale/g0_m0_r0/t0_forward = PartitionedCall(x of this clone, w, f=whale_t0_forward)
+
+A function holds the constants and conversions of a clone (see ``rewrite/convert.py``), so clones with the same sizes share one.
+Numbers that are known at run time only, and values of the whole mini-batch, are further arguments.  A tensor that is fetched but
+that no function returns is computed by calls of its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Callable, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.function_copy import FunctionCopy
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.batch_axis import Reduce
+from whale_tf.ir.graph import Op
+from whale_tf.passes.form import has_reference_variables
+from whale_tf.program import Body, Clone
+from whale_tf.rewrite.attributes import open_shapes, reseed
+from whale_tf.rewrite.bodies import Bodies, BodyContext
+from whale_tf.rewrite.context import ORIGINAL, Context, Copy, Place
+from whale_tf.rewrite.convert import Converter
+from whale_tf.rewrite.division import Number, Shares
+from whale_tf.rewrite.operands import Operands
+from whale_tf.rewrite.order import Order
+
+
+class Argument(NamedTuple):
+    """What a call passes: ``of(clone)`` is the name of the tensor."""
+
+    name: str
+    dtype: tf.DType
+    of: Callable[[Clone], str]
+
+
+class Function(NamedTuple):
+    """A function of the graph's library; ``results``: dtypes of what it returns."""
+
+    name: str
+    is_stateful: bool
+    arguments: Sequence[Argument]
+    results: Sequence[tf.DType]
+
+
+class _Facts(NamedTuple):
+    """What concerns all calls of a body.
+
+    Attributes:
+        waits: ops elsewhere that an op of it waits for.
+        sources: batch inputs whose shares decide numbers inside it.
+        calls_functions: it has functional ops (loops, conditions) of its own.
+        is_seeded: it draws random numbers.
+    """
+
+    waits: Sequence[int]
+    sources: Sequence[int]
+    calls_functions: bool
+    is_seeded: bool
+
+
+class Calls:
+    """Stages functions and calls.
+
+    Args:
+        after: ops outside the region that follow from it; calls cannot wait for them.
+    """
+
+    def __init__(self, context: Context, operands: Operands, bodies: Bodies, after: Set[int]) -> None:
+        self._context = context
+        self._operands = operands
+        self._bodies = bodies
+        self._after = after
+        self._functions: Dict[Hashable, Function] = {}
+        self._facts: Dict[str, _Facts] = {}
+        self._count = 0
+        axis = context.region.batch
+        self._shaped = {index for index, _ in axis.attributes}
+        self._functional = {index for index, _ in axis.bodies}
+        self._seeded = set(axis.own_seed)
+
+    def stage(self, order: Order) -> None:
+        """Stage all calls of the program."""
+        for call in self._context.program.calls:
+            body = self._context.program.bodies[call.body]
+            barriers = (order.barriers(body.task_graph, call.clone) or {}).get(body.name, ())
+            self._call(body, call.clone, barriers)
+
+    def export(self, tensor: int) -> None:
+        """Stage calls that compute a tensor which no function returns.
+
+        Raises:
+            UnsupportedOpError: it would be computed from variables that the same run updates in place.
+        """
+        context, graph = self._context, self._context.graph
+        if has_reference_variables(context.program):
+            raise UnsupportedOpError(
+                f"{graph.tensor_name(tensor)!r} is fetched in a run that updates reference variables in place, and emit is "
+                "'call', so that it would be computed from values before or after the update; set emit to 'inline', use resource "
+                "variables (tf.compat.v1.enable_resource_variables()), or fetch it in a run without the update")
+        body = context.program.bodies[context.program.body_of()[graph.tensors[tensor].op]]
+        members, needed, stack = set(body.ops), set(), [graph.tensors[tensor].op]
+        while stack:
+            index = stack.pop()
+            if index in members and index not in needed:
+                needed.add(index)
+                stack.extend(graph.predecessors(graph.ops[index]))
+        drawn = [graph.ops[index].name for index in sorted(needed & self._seeded)]
+        if drawn:
+            warnings.warn(
+                f"{graph.tensor_name(tensor)!r} is fetched from a step whose bodies are called as functions. It is computed anew "
+                f"for the fetch, and random op {drawn[0]!r} draws other numbers for it than for the step; set emit to 'inline' "
+                "to see the step's own value")
+        part = body._replace(name=f"{body.name}/{context.flat(tensor)}", ops=tuple(i for i in body.ops if i in needed),
+                             outputs=(tensor,))
+        for clone in context.clones(body.task_graph):
+            self._call(part, clone, ())
+        context.exported(tensor, f"{part.name}:0")
+
+    def _call(self, body: Body, clone: Clone, barriers: Sequence[str]) -> None:
+        context, task_graph = self._context, body.task_graph
+        function = self._function(body, clone)
+        waits = (control_for(context, wait, task_graph, clone, self._after) for wait in self._facts_of(body).waits)
+        controls = [name for name in waits if name]
+        context.edit.add(
+            "StatefulPartitionedCall" if function.is_stateful else "PartitionedCall",
+            f"{context.scope(clone)}/{body.name}",
+            [argument.of(clone) for argument in function.arguments],
+            device=context.device(task_graph, clone),
+            control_inputs=controls + list(barriers),
+            attrs={"Tin": [argument.dtype for argument in function.arguments], "Tout": list(function.results),
+                   "f": function.name},
+        )
+
+    # ---------------------------------------------------------------------------------------------------- functions
+    def _function(self, body: Body, clone: Clone) -> Function:
+        key = (body.name, body.outputs, self._numbers(body, clone))
+        if key not in self._functions:
+            self._functions[key] = self._build(body, clone)
+        return self._functions[key]
+
+    def _numbers(self, body: Body, clone: Clone) -> Hashable:
+        """What the functions of a body's clones differ by."""
+        facts, found = self._facts_of(body), []
+        position = self._operands.converter.division.position(body.task_graph, clone)
+        for source in facts.sources:
+            share = self._operands.inputs.shares(source, body.task_graph, clone.g)
+            start = share.starts[position] if facts.calls_functions else None  # elsewhere this is an argument
+            found.append(tuple(None if isinstance(n, str) else n for n in (share.sizes[position], share.total, start)))
+        return tuple(found), (clone.g, clone.r) if facts.is_seeded else None
+
+    def _facts_of(self, body: Body) -> _Facts:
+        if body.name not in self._facts:
+            graph, axis, members = self._context.graph, self._context.region.batch, set(body.ops)
+            functional = members & self._functional
+            numbered = functional.union(op for op, _ in (*axis.conversions, *axis.localise) if op in members)
+            self._facts[body.name] = _Facts(
+                sorted({c for i in body.ops for c in graph.ops[i].control_inputs if c not in members}),
+                sorted({self._operands.converter.source_of_op(graph.ops[i]) for i in numbered}),
+                bool(functional),
+                bool(functional or members & self._seeded),
+            )
+        return self._facts[body.name]
+
+    def _build(self, body: Body, clone: Clone) -> Function:
+        """The function that a clone calls, staged."""
+        context, graph = self._context, self._context.graph
+        copy = FunctionCopy(context.tf_graph)
+        arguments = _Arguments(copy)
+        inner = BodyContext(context, context.region.batch, body.task_graph)
+        converter = _CallConverter(inner, Nodes(copy), self._operands.converter, arguments)
+        members = set(body.ops)
+        originals = {index: context.edit.original(context.tf_ops[index]) for index in body.ops}
+        for index, node in originals.items():
+            waits = [graph.ops[c].name for c in graph.ops[index].control_inputs if c in members]
+            copy.insert(node, [""] * len(graph.ops[index].inputs), waits)
+
+        def value(tensor: int) -> str:
+            record = graph.tensors[tensor]
+            producer = graph.ops[record.op]
+            if record.op in originals:
+                return copy.edge(originals[record.op], record.index)
+            if producer.type == "Const" and producer.value is not None and context.region.contains(producer):
+                originals[record.op] = context.edit.original(context.tf_ops[record.op])
+                copy.insert(originals[record.op])
+                return copy.edge(originals[record.op], record.index)
+            return arguments.add(("value", tensor), context.dtype(tensor),
+                                 lambda place: self._operands.value(tensor, body.task_graph, place))
+
+        for index in body.ops:
+            op = graph.ops[index]
+            for position in range(len(op.inputs)):
+                copy.set_operand(op.name, position, self._operand(op, position, value, converter, clone))
+            self._attributes(op, copy, clone, arguments)
+        for number, tensor in enumerate(body.outputs):
+            copy.return_also(value(tensor), context.dtype(tensor), f"result_{number}")
+        name = self._fresh(body.name)
+        definition = copy.finish(name)
+        definition.attr["_noinline"].b = True
+        context.edit.add_function(definition)
+        return Function(name, definition.signature.is_stateful, arguments.items(), [context.dtype(t) for t in body.outputs])
+
+    def _operand(self, op: Op, position: int, value: Callable[[int], str], converter: _CallConverter, clone: Clone) -> str:
+        """What an op's input reads inside the function."""
+        axis, key, home = self._context.region.batch, (op.id, position), self._context.home(op)
+        tensor = op.inputs[position]
+        if key in axis.localise:
+            return converter.localised(op, position, clone)
+        conversions = axis.conversions.get(key, ())
+        reduced = [n for n, each in enumerate(conversions) if isinstance(each, Reduce)]
+        # a value of the whole mini-batch takes the place of the clone's
+        name = self._context.flat(tensor) if reduced else value(tensor)
+        for conversion in conversions[reduced[-1] if reduced else 0:]:
+            name = converter.convert(name, tensor, conversion, home, clone, op)
+        if key in self._context.rescaled:
+            name = converter.times_mini_batches(name, tensor, home, clone)
+        return name
+
+    def _attributes(self, op: Op, copy: FunctionCopy, clone: Clone, arguments: _Arguments) -> None:
+        """What differs from the original beside operands: shapes, seeds, and the functions that it calls itself."""
+        if op.id in self._shaped:
+            open_shapes(copy.node(op.name), op, self._context.region.batch)
+        if op.id in self._seeded:
+            reseed(copy.node(op.name), self._context.seed(Copy(clone.g, clone.r)))
+        if op.id in self._functional:
+            self._bodies.localise_in(
+                op, copy.node(op.name), clone,
+                lambda number, dtype, of: arguments.add(("run time", op.id, number), dtype, of))
+
+    def _fresh(self, body: str) -> str:
+        """A function name that is not taken."""
+        while True:
+            name = "whale_{}_{}".format("".join(c if c.isalnum() else "_" for c in body), self._count)
+            self._count += 1
+            if not self._context.tf_graph._is_function(name):
+                return name
+
+
+class _Arguments:
+    """The parameters of a function that is being built, each once."""
+
+    def __init__(self, copy: FunctionCopy) -> None:
+        self._copy = copy
+        self._found: Dict[Hashable, Argument] = {}
+
+    def add(self, key: Hashable, dtype: tf.DType, of: Callable[[Clone], str]) -> str:
+        """The parameter that stands for ``key``."""
+        if key not in self._found:
+            name = self._copy.parameter(f"argument_{len(self._found)}", dtype)
+            self._found[key] = Argument(name, dtype, of)
+        return self._found[key].name
+
+    def items(self) -> List[Argument]:
+        return list(self._found.values())
+
+
+class _CallConverter(Converter):
+    """Conversions inside a function: a number of the clone is a constant where it is known now, else a parameter.  Where its
+    examples begin is a parameter always, since that differs from clone to clone."""
+
+    def __init__(self, context: Context, nodes: Nodes, outer: Converter, arguments: _Arguments) -> None:
+        super().__init__(context, nodes, outer.division, outer.inputs, outer.communicator)
+        self._outer = outer
+        self._arguments = arguments
+
+    def weight(
+        self, tensor: int, task_graph: int, place: Clone, dtype: tf.DType, source: Optional[int] = None
+    ) -> Union[float, str]:
+        weight = self._outer.weight(tensor, task_graph, place, dtype, source)
+        if not isinstance(weight, str):
+            return weight
+        follows = self._outer.context.region.batch.source_of[tensor] if source is None else source
+        return self._arguments.add(("weight", follows, dtype.name), dtype,
+                                   lambda clone: str(self._outer.weight(tensor, task_graph, clone, dtype, source)))
+
+    def share_of_op(self, op: Op, task_graph: int, place: Clone) -> Tuple[Shares, int]:
+        share, position = self._outer.share_of_op(op, task_graph, place)
+        source = self.source_of_op(op)
+
+        def size_of(clone: Clone) -> Number:
+            found, own = self._outer.share_of_op(op, task_graph, clone)
+            return found.sizes[own]
+
+        def start_of(clone: Clone) -> str:
+            found, own = self._outer.share_of_op(op, task_graph, clone)
+            return self._outer.scalar(found.starts[own])
+
+        sizes, starts = list(share.sizes), list(share.starts)
+        sizes[position] = self._number(("size", source), sizes[position], size_of)
+        starts[position] = self._arguments.add(("start", source), tf.int32, start_of)
+        total = self._number(("whole", source), share.total,
+                             lambda clone: self._outer.share_of_op(op, task_graph, clone)[0].total)
+        return Shares(total, tuple(sizes), tuple(starts)), position
+
+    def totals(self, op: Op, task_graph: int) -> List[Number]:
+        source = self.source_of_op(op)
+        return [
+            self._number(("total", source, index), value,
+                         lambda clone, index=index: self._outer.totals(op, task_graph)[index])  # type: ignore[misc]
+            for index, value in enumerate(self._outer.totals(op, task_graph))
+        ]
+
+    def reduced(self, tensor: int, conversion: Reduce) -> str:
+        return self._arguments.add(("reduced", tensor, conversion), self.context.dtype(tensor),
+                                   lambda clone: self._outer.reduced(tensor, conversion))
+
+    def _number(self, key: Hashable, value: Number, of: Callable[[Clone], Number]) -> Number:
+        """A count that is known now, or the parameter that stands for it."""
+        return self._arguments.add(key, tf.int32, lambda clone: str(of(clone))) if isinstance(value, str) else value
+
+
+def control_for(
+    context: Context, wait: int, task_graph: int, place: Place, after: Set[int]
+) -> Optional[str]:
+    """Which op a clone or copy waits for where the original waits for op ``wait``; None: for none."""
+    op = context.graph.ops[wait]
+    if not context.region.contains(op):
+        return None if wait in after else op.name
+    if op.id in context.region.batch.shared:
+        return op.name
+    home = context.home(op)
+    if op.id in context.region.batch_level:
+        if not isinstance(place, Clone):
+            return None
+        peer: Place = place._replace(r=place.r % context.plan.task_graphs[home].replica_count)
+    else:
+        peer = context.copy_for(home, place)
+        if peer == ORIGINAL or op.id in context.variables:
+            return op.name
+    return context.op_in(op, peer)
