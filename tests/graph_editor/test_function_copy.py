@@ -119,3 +119,40 @@ def test_further_inputs_come_before_the_ops_a_node_waits_for():
     node = v1.NodeDef(name="n", op="While", input=["a", "b:1", "^c"])
     append_inputs(node, ["d"])
     assert list(node.input) == ["a", "b:1", "d", "^c"]
+
+
+def test_a_function_made_of_a_graphs_own_nodes(graph: tf.Graph) -> None:
+    """Two ops as a function: outputs by name and place, devices and colocations dropped, waits kept."""
+    x = v1.placeholder(tf.float32, [4], name="x")
+    with tf.device("/device:CPU:0"):
+        parts = tf.split(x, 2, name="parts")
+    with v1.control_dependencies([parts[0].op]):
+        total = tf.add(parts[0], parts[1], name="total")
+    copy = FunctionCopy(graph)
+    argument, axis = copy.parameter("argument", tf.float32), copy.const(0, "axis")
+    for op, inputs, waits in ((parts[0].op, [axis, argument], []), (total.op, ["", ""], ["parts"])):
+        assert copy.insert(op.node_def, inputs, waits).device == ""
+    for position in (0, 1):
+        copy.set_operand("total", position, copy.edge(parts[0].op.node_def, position))
+    assert list(copy.node("total").input) == ["parts:output:0", "parts:output:1", "^parts"]
+    copy.return_also(copy.edge(total.op.node_def, 0), tf.float32, "result")
+    edit = StagedEdit(graph)
+    edit.add_function(copy.finish("halves_added"))
+    edit.add("PartitionedCall", "call", ["x"], attrs={"Tin": [tf.float32], "Tout": [tf.float32], "f": "halves_added"})
+    call = edit.commit()["call"]
+    assert not copy.definition.signature.is_stateful
+    with v1.Session(graph=graph) as session:
+        assert session.run(call.outputs[0], {x: [1, 2, 3, 4]}).tolist() == [4, 6]
+
+
+def test_a_function_with_a_stateful_op_is_stateful(graph: tf.Graph) -> None:
+    v1.random_uniform([2], name="drawn")
+    copy = FunctionCopy(graph)
+    copy.insert(graph.get_operation_by_name("drawn/RandomUniform").node_def)
+    assert copy.definition.signature.is_stateful
+
+
+def test_an_output_that_an_op_does_not_have(graph: tf.Graph) -> None:
+    constant = v1.constant(1.0, name="one")
+    with pytest.raises(GraphEditError, match="node 'one' .Const. has 1 outputs, asked for number 1"):
+        FunctionCopy(graph).edge(constant.op.node_def, 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from textwrap import dedent
+from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any, Sequence
 
 import networkx
@@ -18,6 +19,7 @@ from whale_tf.passes.schedule import order_calls
 from whale_tf.plan import Plan
 from whale_tf.program import BACKWARD, FORWARD, Program
 
+ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 BODIES = """\
     t0_forward      1 ops  takes x:0, w0:0  gives layer0:0
     t0_backward     2 ops  takes x:0, back1:0, w0:0  gives grad0:0, back0:0
@@ -129,6 +131,11 @@ def test_text_names_devices_and_shortens_lists() -> None:
     assert "on CPU:1" in program.to_text(["CPU:0", "CPU:1"])
     many = program.bodies[0]._replace(inputs=tuple(range(6)))
     assert "takes x:0, w0:0, layer0:0, loss:0, 2 more  gives" in program._replace(bodies=(many,), calls=()).to_text()
+
+
+def test_the_architecture_page_shows_a_program_as_it_is() -> None:
+    text = compile_program(chain(2), plan([1, 1], 2)).to_text()
+    assert indent(text, "    ") in ARCHITECTURE.read_text(encoding="utf8")
 
 
 @pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
