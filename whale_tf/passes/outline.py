@@ -67,10 +67,10 @@ def _read_elsewhere(region: Region) -> Set[int]:
 
 
 def _is_result(region: Region, op: Op, tensor: int) -> bool:
-    """What a user is likely to fetch: results that nothing reads, and scalars of the forward pass (losses, metrics)."""
+    """What a user is likely to fetch: results that nothing reads, and scalars that no gradient function made (losses, metrics)."""
     record = region.graph.tensors[tensor]
     if record.dtype in UNSENT or record.dtype.endswith("_ref"):
         return False
     if not any(region.graph.consumers(t) for t in op.outputs):
         return True
-    return record.shape == () and op.id not in region.late
+    return record.shape == () and op.forward < 0
