@@ -67,7 +67,7 @@ def _read_elsewhere(region: Region) -> Set[int]:
 
 
 def _is_result(region: Region, op: Op, tensor: int) -> bool:
-    """What a user is likely to fetch: results that nothing reads, and scalars that no gradient function made (losses, metrics)."""
+    """What a user is likely to fetch: results that nothing reads, and scalars that no gradient function made."""
     record = region.graph.tensors[tensor]
     if record.dtype in UNSENT or record.dtype.endswith("_ref"):
         return False
