@@ -14,12 +14,12 @@ from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
-from whale_tf.capture.variables import is_update
 from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.traits import traits
 from whale_tf.parallelize import Parallelized
 from whale_tf.parallelize import parallelize as _parallelize
 from whale_tf.passes import compile_program
@@ -365,7 +365,7 @@ def _may_span(state: _Active, graph: tf.Graph) -> bool:
 def _check_gradients(state: _Active, graph: tf.Graph) -> None:
     """A graph with an optimizer's update whose gradients we did not see (a GradientTape in a graph, an imported MetaGraph) runs
     as it is; where it is asked to run otherwise, it is refused."""
-    update = next((op for op in graph.get_operations() if is_update(op.type)), None)
+    update = next((op for op in graph.get_operations() if traits(op.type).is_update), None)
     if update is None:
         return
     text = (f"op {update.name!r} updates a variable with gradients that whale_tf did not see. Compute them with "

@@ -23,20 +23,13 @@ Everything is decided on the op graph, from the names that the gradient calls le
 """
 from __future__ import annotations
 
-import re
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.capture.annotations import CALL_ATTR, PHASE_ATTR, Annotations
 from whale_tf.capture.variables import Variables, find_variables, home_variable
 from whale_tf.errors import GraphError
 from whale_tf.ir.graph import Op, OpGraph, Phase
-
-# Sources of data, and shared tables; none of them may be cloned.
-_INPUT = re.compile(r"^Placeholder|^Iterator|OneShotIterator|MultiDeviceIterator|AnonymousIterator"
-                    r"|^Optional(Get|Has)Value|Dataset|Queue|^Reader|Reader(V2)?$|HashTable")
-_INITIALISES = re.compile(r"^MakeIterator$|^InitializeTable|^LookupTableImport")
-_RESTORE = ("RestoreV2", "Restore", "RestoreSlice")
-_SAVE = _RESTORE + ("SaveV2", "Save", "SaveSlices", "MergeV2Checkpoints", "ShardedFilename", "ShardedFilespec")
+from whale_tf.ir.traits import CONDITIONALS, ENTERS, EXITS, WHILES, Role, State, traits
 
 
 class Target(NamedTuple):
@@ -118,7 +111,7 @@ class _Finder:
         self._mark_input()
         self._mark_region()
         cut = self._cut(targets)
-        restored = self._descendants([op.id for op in self.graph.ops if op.type in _RESTORE])
+        restored = self._descendants([op.id for op in self.graph.ops if traits(op.type).role is Role.RESTORE])
         self._mark_apply(cut, restored)
         self._mark_init(restored)
         self._mark_save(restored)
@@ -182,7 +175,7 @@ class _Finder:
         that keep its intermediate values.  They are the call's ops that its own ``ys`` need, or that run inside a loop
         of the forward pass, and what those need."""
         helpers: Set[int] = set()
-        if not any(op.type in _CONTROL_FLOW for op in self.graph.ops):
+        if not any(op.type in _SCOPED for op in self.graph.ops):
             return helpers
         in_forward_loop = _ops_in_forward_loops(self.graph)
         for call in self.calls:
@@ -203,7 +196,7 @@ class _Finder:
         default is computed by the model is part of the model."""
         ops = self.graph.ops
         from_variables = self._descendants(self.variables.items, control=False)
-        sources = {op.id for op in ops if _INPUT.search(op.type) and not _INITIALISES.search(op.type)
+        sources = {op.id for op in ops if traits(op.type).is_input
                    and not (op.type == "PlaceholderWithDefault" and op.id in from_variables)}
 
         def brings_data(op: int) -> bool:
@@ -252,11 +245,11 @@ class _Finder:
     def _mark_init(self, restored: Set[int]) -> None:
         ops = self.graph.ops
         initialisers = set(self.variables.initializers.values())
-        initialisers.update(op.id for op in ops if _INITIALISES.search(op.type))
+        initialisers.update(op.id for op in ops if traits(op.type).role is Role.INITIALIZE)
         initialisers = {op for op in initialisers if self._is_free(op)}
         needed = self._ancestors(initialisers, lambda op: self._is_free(op) and op not in self.variables, control=True)
         self._mark(needed, Phase.INIT)
-        self._mark((op.id for op in ops if op.type in ("IsVariableInitialized", "VarIsInitializedOp")), Phase.INIT)
+        self._mark((op.id for op in ops if traits(op.type).state is State.IS_INITIALIZED), Phase.INIT)
         for op in ops:
             if op.type == "NoOp" and op.control_inputs and self._is_free(op.id):
                 before = {Phase.INIT if self.phase[control] is None and control in restored else self.phase[control]
@@ -267,7 +260,7 @@ class _Finder:
     def _mark_save(self, restored: Set[int]) -> None:
         """Save and restore ops, what follows them, and what serves nothing else."""
         ops = self.graph.ops
-        saving = self._descendants([op.id for op in ops if op.type in _SAVE], self._is_free)
+        saving = self._descendants([op.id for op in ops if traits(op.type).role in (Role.SAVE, Role.RESTORE)], self._is_free)
         self._mark(saving | restored, Phase.SAVE)
         for op in reversed(ops):
             users = self.successors[op.id]
@@ -321,7 +314,7 @@ class _Finder:
         return found
 
 
-_CONTROL_FLOW = ("Enter", "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
+_SCOPED = ENTERS | WHILES | CONDITIONALS  # where a gradient call may have put ops into the forward pass
 
 
 def _successors(graph: OpGraph) -> List[List[int]]:
@@ -340,15 +333,15 @@ def _is_backward(op: Op) -> bool:
 def _ops_in_forward_loops(graph: OpGraph) -> Set[int]:
     """Ops inside a v1 while loop that was not made by a gradient call; a loop's frame is where its Enter ops lead."""
     forward_frames = {op.attrs["frame_name"] for op in graph.ops
-                      if op.type in ("Enter", "RefEnter") and not _is_backward(op)}
+                      if op.type in ENTERS and not _is_backward(op)}
     frame_of: Dict[int, Tuple[str, ...]] = {}  # op -> frames its outputs are in, outermost first
     inside = set()
     for op in graph.ops:
         frames = [frame_of.get(source, ()) for source in graph.predecessors(op)]
         frame = max(frames, key=len) if frames else ()
-        if op.type in ("Enter", "RefEnter"):
+        if op.type in ENTERS:
             frame += (op.attrs["frame_name"],)
         if frame and frame[-1] in forward_frames:
             inside.add(op.id)
-        frame_of[op.id] = frame[:-1] if op.type in ("Exit", "RefExit") else frame
+        frame_of[op.id] = frame[:-1] if op.type in EXITS else frame
     return inside

@@ -19,6 +19,7 @@ from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, REPLACED_ATTR
 from whale_tf.errors import GraphError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+from whale_tf.ir.traits import NEXT_ITERATIONS
 
 MAX_CONST_ELEMENTS = 4096
 
@@ -290,17 +291,14 @@ def _order(nodes: List[_Node]) -> Sequence[int]:
 
 def _is_sorted(place: int, node: _Node, nodes: List[_Node]) -> bool:
     for source, _ in node.inputs:
-        if source >= place and nodes[source].type not in _BACK_EDGES:
+        if source >= place and nodes[source].type not in NEXT_ITERATIONS:
             return False
     return not node.controls or max(node.controls) < place
 
 
 def _sources(node: _Node, nodes: List[_Node]) -> List[int]:
     """Places of the nodes that must come before ``node``."""
-    return [source for source, _ in node.inputs if nodes[source].type not in _BACK_EDGES] + node.controls
-
-
-_BACK_EDGES = ("NextIteration", "RefNextIteration")
+    return [source for source, _ in node.inputs if nodes[source].type not in NEXT_ITERATIONS] + node.controls
 
 
 # -- attribute values ---------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.region import Region
-from whale_tf.profiler.chain import ONLY_SHAPES, SAME_BUFFER, VARIABLES
+from whale_tf.ir.traits import VARIABLES
+from whale_tf.profiler.chain import ONLY_SHAPES, SAME_BUFFER
 from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.profiler.liveness import IN_PLACE
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes

@@ -15,6 +15,7 @@ from whale_tf.capture.annotations import SHARD_ATTR, Annotations
 from whale_tf.capture.variables import Variables, find_variables
 from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.traits import READS
 
 
 class TaskGraphs(NamedTuple):
@@ -213,14 +214,11 @@ def _homes(graph: OpGraph, variables: Variables, of: List[int]) -> Dict[int, int
         for reader in readers:
             op = graph.ops[reader]
             consumers = [user for output in op.outputs for user, _ in graph.consumers(output)
-                         if graph.ops[user].phase is Phase.FORWARD] if op.type in _PLAIN_READS else []
+                         if graph.ops[user].phase is Phase.FORWARD] if op.type in READS else []
             users.extend(consumers or [reader])
         if users:
             homes[variable.op] = min(of[user] for user in users)
     return homes
-
-
-_PLAIN_READS = ("Identity", "ReadVariableOp")
 
 
 # -- convexity ------------------------------------------------------------------------------------------------------
@@ -241,7 +239,7 @@ def _crossing_edges(graph: OpGraph, task_graphs: TaskGraphs, variables: Variable
 
 
 def _is_plain_read(graph: OpGraph, variables: Variables, op: int) -> bool:
-    return op in variables.read_by and graph.ops[op].type in _PLAIN_READS
+    return op in variables.read_by and graph.ops[op].type in READS
 
 
 def _cycle(edges: _Crossings) -> Optional[List[int]]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from typing import FrozenSet, Set
 
-from whale_tf.capture.variables import is_update
 from whale_tf.ir.graph import OpGraph, Phase
-from whale_tf.profiler.chain import VARIABLES, needed_by_updates
+from whale_tf.ir.traits import VARIABLES, traits
+from whale_tf.profiler.chain import needed_by_updates
 
 _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
-_INPUT = re.compile(r"^Placeholder|^Iterator|OneShotIterator|Dataset|Queue|HashTable|Reader")
 
 
 def model_phases(ops: OpGraph) -> FrozenSet[int]:
@@ -25,14 +24,14 @@ def model_phases(ops: OpGraph) -> FrozenSet[int]:
     """
     scope = _forward(ops)
     for op in ops.ops:
-        op.phase = Phase.FORWARD if op.id in scope else Phase.INPUT if _INPUT.match(op.type) else Phase.OTHER
+        op.phase = Phase.FORWARD if op.id in scope else Phase.INPUT if traits(op.type).is_input else Phase.OTHER
     return scope
 
 
 def training_phases(ops: OpGraph) -> None:
     """After :func:`model_phases`: the phases of a training step, if there is one: updates, and what else these need."""
     for op in ops.ops:
-        if op.phase is Phase.OTHER and is_update(op.type):
+        if op.phase is Phase.OTHER and traits(op.type).is_update:
             op.phase = Phase.APPLY
     needed = needed_by_updates(ops)
     for op in ops.ops:
@@ -44,12 +43,12 @@ def _forward(ops: OpGraph) -> FrozenSet[int]:
     """Ops of the forward pass."""
     gradients = {op.id for op in ops.ops if _GRADIENTS.search(op.name)}
     if not gradients:
-        return frozenset(op.id for op in ops.ops if not _INPUT.match(op.type))
+        return frozenset(op.id for op in ops.ops if not traits(op.type).is_input)
     stack = [source for index in gradients for source in ops.predecessors(ops.ops[index])]
     found: Set[int] = set()
     while stack:
         index = stack.pop()
-        if index not in found and index not in gradients and not _INPUT.match(ops.ops[index].type):
+        if index not in found and index not in gradients and not traits(ops.ops[index].type).is_input:
             found.add(index)
             stack.extend(ops.predecessors(ops.ops[index]))
     return frozenset(found)

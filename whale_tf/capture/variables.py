@@ -6,22 +6,10 @@ into function bodies; what the ops at the end do decides whether they read or wr
 """
 from __future__ import annotations
 
-import re
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Shape
-
-VARIABLE_TYPES = ("VariableV2", "Variable", "AutoReloadVariable", "VarHandleOp")
-
-_ASSIGN = re.compile(r"^Assign(Variable|AddVariable|SubVariable)Op$|^Assign(Add|Sub)?$")
-_WRITES_FIRST_INPUT = re.compile(
-    r"^(Resource)?Scatter(Nd)?(Update|Add|Sub|Mul|Div|Min|Max)$|^(Resource)?StridedSliceAssign$|^(Resource)?CountUpTo$"
-    r"|^Stateful(StandardNormal|TruncatedNormal|Uniform|UniformInt|UniformFullInt|RandomBinomial)(V2)?$"
-    r"|^RngReadAndSkip$|^RngSkip$")
-_UPDATE = re.compile(r"^(Resource)?(Sparse)?(Apply|AccumulatorApply)[A-Z]")
-_QUERIES = ("IsVariableInitialized", "VarIsInitializedOp", "VariableShape", "DestroyResourceOp")
-_PASSES_ON = ("Identity", "IdentityN", "Switch", "Merge", "Enter", "Exit", "NextIteration", "RefIdentity", "RefSwitch",
-              "RefMerge", "RefEnter", "RefExit", "RefNextIteration", "RefSelect")
+from whale_tf.ir.traits import CONDITIONALS, READS, SWITCHES, VARIABLES, WHILES, State, traits
 
 
 class Variable(NamedTuple):
@@ -90,19 +78,14 @@ class _Uses(NamedTuple):
     writes: Set[int]
 
 
-def is_update(kind: str) -> bool:
-    """Whether ops of this type are an optimizer's updates of variables."""
-    return bool(_UPDATE.match(kind))
-
-
 def find_variables(graph: OpGraph) -> Variables:
     """All variables of ``graph`` (those created inside function bodies are local to them and not listed)."""
     follow = _Follower()
-    uses = {op.id: follow.uses(graph, op.outputs[0]) for op in graph.ops if op.type in VARIABLE_TYPES}
+    uses = {op.id: follow.uses(graph, op.outputs[0]) for op in graph.ops if op.type in VARIABLES}
     updated_by: Dict[int, List[int]] = {}  # Apply* op -> its variables
     for variable, found in uses.items():
         for writer in found.writes:
-            if is_update(graph.ops[writer].type):
+            if traits(graph.ops[writer].type).is_update:
                 updated_by.setdefault(writer, []).append(variable)
     items = {}
     for variable, found in uses.items():
@@ -119,7 +102,7 @@ def find_variables(graph: OpGraph) -> Variables:
 def _first_input_variables(graph: OpGraph, found: _Uses, variable: Op) -> bool:
     """Whether ``variable`` is what some ``Apply*`` op trains (its first input), not a slot itself."""
     aliases = set(found.aliases)
-    return any(is_update(graph.ops[writer].type) and graph.ops[writer].inputs[0] in aliases
+    return any(traits(graph.ops[writer].type).is_update and graph.ops[writer].inputs[0] in aliases
                for writer in found.writes)
 
 
@@ -162,11 +145,12 @@ class _Follower:
             return self._body_effect(op, position)
         if _writes(graph, op, position):
             return False, True
-        return not (passes_on or op.type in _QUERIES or op.type == "_Retval"), False
+        return not (passes_on or op.type == "_Retval"
+                    or traits(op.type).state in (State.IS_INITIALIZED, State.HANDLE)), False
 
     def _body_effect(self, op: Op, position: int) -> Tuple[bool, bool]:
         reads = writes = False
-        argument = position - 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else position
+        argument = position - 1 if op.type in CONDITIONALS else position
         for body in (op.body or {}).values():
             key = (id(body), argument)
             if key not in self._inside:
@@ -186,21 +170,22 @@ class _Follower:
 
 def _writes(graph: OpGraph, op: Op, position: int) -> bool:
     """Whether the input at ``position`` is a reference that ``op`` writes through."""
-    if _UPDATE.match(op.type):  # the variable and its slots: the leading references
+    row = traits(op.type)
+    if row.is_update:  # the variable and its slots: the leading references
         return all(_is_reference(graph, source) for source in op.inputs[:position + 1])
-    return position == 0 and (_ASSIGN.match(op.type) or _WRITES_FIRST_INPUT.match(op.type)) is not None
+    return position == 0 and (row.is_write or row.state is State.DRAW)
 
 
 def _passed_on(graph: OpGraph, op: Op, position: int) -> List[int]:
     """Outputs of ``op`` that refer to the same variable as its input at ``position``."""
-    if op.type in _PASSES_ON:
+    if traits(op.type).passes_reference:
         if op.type == "IdentityN":
             candidates = [op.outputs[position]]
-        elif op.type in ("Switch", "RefSwitch"):
+        elif op.type in SWITCHES:
             candidates = list(op.outputs)
         else:
             candidates = [op.outputs[0]]
-    elif op.type in ("While", "StatelessWhile"):
+    elif op.type in WHILES:
         candidates = [op.outputs[position]] if position < len(op.outputs) else []
     elif position == 0 and op.outputs:
         candidates = [op.outputs[0]]  # Assign, Scatter*, Apply* hand the written reference on
@@ -221,6 +206,6 @@ def home_variable(graph: OpGraph, variables: Variables, tensor: int) -> Optional
     if tensor in variables.alias_of:
         return variables.alias_of[tensor]
     producer = graph.producer(tensor)
-    if producer.type in ("Identity", "ReadVariableOp") and producer.inputs[0] in variables.alias_of:
+    if producer.type in READS and producer.inputs[0] in variables.alias_of:
         return variables.alias_of[producer.inputs[0]]
     return None

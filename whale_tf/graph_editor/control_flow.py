@@ -24,10 +24,7 @@ from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, tf, v1
 from whale_tf.errors import GraphEditError, did_you_mean
-
-ENTER_TYPES = frozenset(["Enter", "RefEnter"])
-EXIT_TYPES = frozenset(["Exit", "RefExit"])
-NEXT_TYPES = frozenset(["NextIteration", "RefNextIteration"])
+from whale_tf.ir.traits import ENTERS, EXITS
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ def frames(graph: tf.Graph) -> Dict[str, Frame]:
 
     Cost: one look at every op's type, and a walk over the ops inside loops.
     """
-    enters = [op for op in graph.get_operations() if op.type in ENTER_TYPES]
+    enters = [op for op in graph.get_operations() if op.type in ENTERS]
     members: Dict[str, Dict[tf.Operation, None]] = {}
     parents: Dict[str, Optional[str]] = {}
     work: Deque[tf.Operation] = deque()
@@ -65,7 +62,7 @@ def frames(graph: tf.Graph) -> Dict[str, Frame]:
     waiting_exits: Dict[str, List[tf.Operation]] = {}
 
     def reach(op: tf.Operation, name: str) -> None:
-        if op.type in ENTER_TYPES:  # enters a frame of its own, from this one
+        if op.type in ENTERS:  # enters a frame of its own, from this one
             inner = frame_of[op]
             if parents.setdefault(inner, name) == name:
                 work.extend(waiting_exits.pop(inner, []))
@@ -78,7 +75,7 @@ def frames(graph: tf.Graph) -> Dict[str, Frame]:
     while work:
         op = work.popleft()
         name: Optional[str] = frame_of[op]
-        if op.type in EXIT_TYPES:
+        if op.type in EXITS:
             if name not in parents:  # its consumers run in the parent, which may be found later
                 waiting_exits.setdefault(str(name), []).append(op)
                 continue
@@ -106,7 +103,7 @@ def rename_frames(enters: Iterable[tf.Operation], rename: Callable[[str], str]) 
       enters: Enter ops, all those of a loop (other ops are passed over, so the ops of a whole clone may be given).
     """
     for op in enters:
-        if op.type in ENTER_TYPES:
+        if op.type in ENTERS:
             op._set_attr("frame_name", v1.AttrValue(s=rename(frame_name(op)).encode()))
 
 
@@ -119,10 +116,10 @@ def check_whole_loops(loops: Mapping[str, Frame], names: Set[str]) -> None:
       GraphEditError: names the loop and the ops that are missing.
     """
     for frame in loops.values():
-        if not any(op.type in ENTER_TYPES and op.name in names for op in frame.ops):
+        if not any(op.type in ENTERS and op.name in names for op in frame.ops):
             continue
         for op in frame.ops:
-            if op.name in names or op.type in EXIT_TYPES:
+            if op.name in names or op.type in EXITS:
                 continue
             readers = [consumer.name for consumer in _successors(op) if consumer.name in names]
             if readers:

@@ -16,10 +16,10 @@ from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.control import add_control_inputs, remove_control_inputs
 from whale_tf.graph_editor.select import consumers as consumers_of
 from whale_tf.graph_editor.select import predecessors
+from whale_tf.ir.traits import NEXT_ITERATIONS
 
 Edge = Tuple[tf.Operation, int]  # an op and the position of one of its inputs
 
-_BACK_EDGES = frozenset(["NextIteration", "RefNextIteration"])
 
 
 def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
@@ -105,7 +105,7 @@ def _upstream(op: tf.Operation, of_interest: Iterable[tf.Operation]) -> Set[tf.O
         if current in wanted:
             found.add(current)
         for before in predecessors(current):
-            if before not in seen and before.type not in _BACK_EDGES:
+            if before not in seen and before.type not in NEXT_ITERATIONS:
                 seen.add(before)
                 stack.append(before)
     return found

@@ -26,11 +26,12 @@ from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Ma
 from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, imported_as_written, op_def, tf, v1
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.attrs import OpSignature
-from whale_tf.graph_editor.control_flow import ENTER_TYPES, Frame, check_whole_loops, frames, fresh_frame_names
+from whale_tf.graph_editor.control_flow import Frame, check_whole_loops, frames, fresh_frame_names
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.graph_editor.names import names_taken
+from whale_tf.ir.traits import ENTERS
 
 Rename = Union[str, Callable[[str], str]]
 Device = Union[None, str, Callable[[tf.Operation], Optional[str]]]
@@ -120,7 +121,7 @@ class StagedEdit:
             data = [canonical_edge(edge) for edge in inputs]
             signature.infer_attrs(node, data, self._dtype)
             node.input.extend(data + control_edges(control_inputs))
-        if op_type in ENTER_TYPES:
+        if op_type in ENTERS:
             self._frame_names.add(node.attr["frame_name"].s.decode())
         return node.name
 
@@ -182,7 +183,7 @@ class StagedEdit:
         edges = CloneEdges(names, input_map or {}, control_map or {})
         with self._all_or_nothing(), garbage_collection_paused():
             clones = self._copy_nodes(ops, names, edges, _per_op(control_inputs))
-            enters = [node for node in clones if node.op in ENTER_TYPES]
+            enters = [node for node in clones if node.op in ENTERS]
             if enters:
                 self._separate_loops(enters, set(names))
             self._place_and_edit(ops, clones, device, edit)
@@ -208,7 +209,7 @@ class StagedEdit:
         self._check_own([op])
         self._check_free([name])
         original = self._original_nodes([op])[op.name]
-        if original.op in ENTER_TYPES:
+        if original.op in ENTERS:
             raise GraphEditError(f"op {op.name!r} ({original.op}) enters a while loop, which is cloned as a whole; use clone()")
         where, edges = canonical_device(device), [canonical_edge(edge) for edge in inputs] + control_edges(control_inputs)
         node = self._new_node(name, original)

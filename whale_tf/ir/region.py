@@ -14,14 +14,10 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tu
 
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.traits import CONTAINERS, ENTERS, EXITS, FLOW, MERGES, NEXT_ITERATIONS, SWITCHES, Role, types_of
 
-FRAME_ENTRIES = ("Enter", "RefEnter")
-FRAME_EXITS = ("Exit", "RefExit")
-CONTAINERS = frozenset(("StackV2", "Stack", "TensorArrayV3", "TensorArrayV2", "TensorArray"))
 HANDLES = ("resource", "string_ref", "string")
-HANDLE_MOVES = frozenset(
-    ("Enter", "RefEnter", "Exit", "Identity", "Switch", "Merge", "NextIteration", "TensorArrayGradV3", "TensorArrayGradV2")
-)
+_HANDLE_MOVES = types_of(*FLOW, Role.CONTAINER_GRADIENT) | {"Identity"}
 
 
 class Region(NamedTuple):
@@ -108,8 +104,8 @@ def _conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
         if op.id in in_loop:
             continue
         units = [unit_of[source] for source in graph.predecessors(op)
-                 if source in unit_of and graph.ops[source].type not in ("Merge", "RefMerge")]  # fmt: skip
-        if units or op.type in ("Switch", "RefSwitch"):
+                 if source in unit_of and graph.ops[source].type not in MERGES]  # fmt: skip
+        if units or op.type in SWITCHES:
             unit = set.union({op.id}, *units)
             unit_of.update(dict.fromkeys(unit, unit))
     return list({id(unit): unit for unit in unit_of.values()}.values())
@@ -176,7 +172,7 @@ def _reachable(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[
             ):
                 found.add(op.id)
                 changed = True
-        changed = changed and any(op.type == "NextIteration" for op in ops)
+        changed = changed and any(op.type in NEXT_ITERATIONS for op in ops)
     return found
 
 
@@ -187,7 +183,7 @@ def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
     their consumers but for the back edges of ``NextIteration``, and every op of a loop is reached from an ``Enter``.
     """
     result: Dict[int, Tuple[str, ...]] = {}
-    if not any(op.type in FRAME_ENTRIES for op in graph.ops):
+    if not any(op.type in ENTERS for op in graph.ops):
         return result
     for op in graph.ops:
         frame: Tuple[str, ...] = ()
@@ -195,7 +191,7 @@ def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
             before = frame_of_outputs(graph.ops[source], result)
             if len(before) > len(frame):
                 frame = before
-        if op.type in FRAME_ENTRIES:
+        if op.type in ENTERS:
             frame += (str(op.attrs["frame_name"]),)
         if frame:
             result[op.id] = frame
@@ -205,7 +201,7 @@ def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
 def frame_of_outputs(op: Op, frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[str, ...]:
     """Frames that an op's results are in: those of the op, but for an ``Exit``."""
     frame = frames_of.get(op.id, ())
-    return frame[:-1] if op.type in FRAME_EXITS else frame
+    return frame[:-1] if op.type in EXITS else frame
 
 
 def _loops(region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> List[Set[int]]:
@@ -229,6 +225,6 @@ def _containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
         maker = next((made_by[t] for t in op.inputs if t in made_by), None)
         if maker is not None:
             users[maker].add(op.id)
-            if op.type in HANDLE_MOVES:
+            if op.type in _HANDLE_MOVES:
                 made_by.update({t: maker for t in op.outputs if graph.tensors[t].dtype in HANDLES})
     return list(users.values())

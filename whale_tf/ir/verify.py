@@ -4,10 +4,11 @@ Checked on the way into a pass and on the way out, so that a broken graph is met
 """
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.errors import GraphError
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.traits import MERGES, NEXT_ITERATIONS, traits
 
 Offence = Tuple[Optional[Op], str]
 
@@ -56,8 +57,8 @@ def _connected(graph: OpGraph) -> Iterator[Offence]:
 def _ordered(graph: OpGraph) -> Iterator[Offence]:
     for op in graph.ops:
         for source in graph.predecessors(op):
-            if source >= op.id and not (op.type in ("Merge", "RefMerge")
-                                        and graph.ops[source].type in ("NextIteration", "RefNextIteration")):
+            if source >= op.id and not (op.type in MERGES
+                                        and graph.ops[source].type in NEXT_ITERATIONS):
                 yield op, f"comes before {graph.ops[source].name!r}, which it needs"
 
 
@@ -82,17 +83,12 @@ def _constant(graph: OpGraph) -> Iterator[Offence]:
             yield op, f"has a value of shape {tuple(op.value.shape)} but its output has {shape}"
 
 
-_ARITIES: Dict[str, Tuple[int, int]] = {
-    "Enter": (1, 1), "Exit": (1, 1), "NextIteration": (1, 1), "LoopCond": (1, 1), "Switch": (2, 2), "Const": (0, 1),
-    "Identity": (1, 1), "_Arg": (0, 1), "_Retval": (1, 0)}
-
-
 def _arity(graph: OpGraph) -> Iterator[Offence]:
     for op in graph.ops:
-        arity = _ARITIES.get(op.type)
+        arity = traits(op.type).arity
         if arity is not None and (len(op.inputs), len(op.outputs)) != arity:
             yield op, "has {} inputs and {} outputs, not {} and {}".format(len(op.inputs), len(op.outputs), *arity)
-        if op.type == "Merge" and (not op.inputs or len(op.outputs) != 2):
+        if op.type in MERGES and (not op.inputs or len(op.outputs) != 2):
             yield op, f"merges {len(op.inputs)} inputs into {len(op.outputs)} outputs"
 
 

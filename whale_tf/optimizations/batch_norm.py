@@ -33,8 +33,8 @@ from whale_tf.graph_editor import (
     reroute_tensor,
     set_input,
 )
-from whale_tf.graph_editor.control_flow import ENTER_TYPES
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.traits import ENTERS
 
 FORWARD_TYPES = frozenset(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
 GRADIENT_TYPES = frozenset(["FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"])
@@ -106,7 +106,7 @@ def _check_reachable(graph: tf.Graph, recorded: OpGraph, found: Sequence[Op]) ->
         inner = _inside(op, set()) if op.body and _is_in_region(op) else None
         if inner is not None:
             raise _unreachable(inner, f"the function body of {op.name!r} ({op.type})")
-    if found and any(op.type in ENTER_TYPES for op in recorded.ops):
+    if found and any(op.type in ENTERS for op in recorded.ops):
         loop_of = {op.name: frame.name for frame in frames(graph).values() for op in frame.ops}
         for op in found:
             if op.name in loop_of:

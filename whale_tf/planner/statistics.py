@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf.ir.graph import OpGraph, Phase
-from whale_tf.ir.region import FRAME_ENTRIES, Region
+from whale_tf.ir.region import Region
+from whale_tf.ir.traits import ENTERS
 from whale_tf.planner.assemble import Crossing, StageStatistics
 from whale_tf.planner.buckets import Gradient
 from whale_tf.profiler.op_cost import tensor_bytes
@@ -63,7 +64,7 @@ def _read_in_loops(graph: OpGraph, variable_homes: Dict[int, int]) -> List[Tuple
     return [
         (graph.ops[variable].name, home)
         for variable, home in variable_homes.items()
-        if any(graph.ops[user].type in FRAME_ENTRIES for user, _ in graph.consumers(graph.ops[variable].outputs[0]))
+        if any(graph.ops[user].type in ENTERS for user, _ in graph.consumers(graph.ops[variable].outputs[0]))
     ]
 
 

@@ -25,6 +25,7 @@ from tensorflow.python.client.session import _FetchMapper
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Processes
+from whale_tf.ir.traits import traits
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.watch import TERMINATED_STATUS, end_process, say
 from whale_tf.rewrite.processes import ancestors
@@ -75,7 +76,7 @@ class _Saved:
         ops = [each if isinstance(each, tf.Operation) else each.op for each in elements]
         key = tuple(op.name for op in ops)
         if key not in self._updating:
-            self._updating[key] = any("Apply" in op.type for op in ancestors(ops))
+            self._updating[key] = any(traits(op.type).is_update for op in ancestors(ops))
         self.runs += self._updating[key]
 
     def steps_since(self) -> int:

@@ -19,9 +19,9 @@ import numpy as np
 from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable
+from whale_tf.ir.traits import VARIABLES
 from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 
-VARIABLES = ("VariableV2", "Variable", "AutoReloadVariable", "VarHandleOp")
 # An op of these types hands its first operand's buffer on.
 SAME_BUFFER = frozenset("Identity Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape Snapshot".split())
 ONLY_SHAPES = frozenset("Shape ShapeN Size Rank".split())

@@ -6,8 +6,9 @@ import os
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.traits import READS, VARIABLES, traits
 from whale_tf.profiler.blocks import layer_starts
-from whale_tf.profiler.chain import VARIABLES, Chain
+from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
 from whale_tf.profiler.op_cost import slot_count
 from whale_tf.profiler.op_time import LAUNCH_S
@@ -96,7 +97,7 @@ def _names(chain: Chain) -> List[str]:
 
 
 def _scope(ops: Sequence[Op]) -> str:
-    paths = [op.name for op in ops if op.type not in VARIABLES and op.type not in ("Const", "Identity", "ReadVariableOp")]
+    paths = [op.name for op in ops if op.type not in VARIABLES | READS and op.type != "Const"]
     common = os.path.commonprefix([path.split("/") for path in paths or [ops[-1].name]])
     return "/".join(common) or "model"
 
@@ -113,7 +114,7 @@ def precision_of(graph: OpGraph) -> str:
 
 def _optimizer(graph: OpGraph) -> Tuple[str, float]:
     """Of the update op with most slots: its name, or that of an optimizer with as many, and bytes of state per parameter byte."""
-    updates = [op for op in graph.ops if op.phase is Phase.APPLY and "Apply" in op.type]
+    updates = [op for op in graph.ops if op.phase is Phase.APPLY and traits(op.type).is_update]
     if not updates:
         return "sgd", 0.0
     op = max(updates, key=lambda update: slot_count(update, graph))

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Optional
 
 from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.ir.region import FRAME_EXITS, frames
+from whale_tf.ir.region import frames
+from whale_tf.ir.traits import EXITS, WHILES
 
-_WHILE = ("While", "StatelessWhile")
 _Value = Callable[[OpGraph, int], Optional[int]]
 _PASSING = ("Identity", "Enter", "RefEnter", "Switch", "Merge", "Cast", "Squeeze", "StopGradient")
 
@@ -29,7 +29,7 @@ def body_runs(graph: OpGraph) -> Dict[int, int]:
         count = 1
         for frame in finder.frames.get(op.id, ()):
             count *= finder.frame_count(frame) or 1
-        if op.type in _WHILE:
+        if op.type in WHILES:
             count *= finder.while_count(op) or 1
         if count != 1:
             found[op.id] = count
@@ -87,9 +87,9 @@ class _Finder:
     def _value(self, graph: OpGraph, tensor: int) -> Optional[int]:
         """A counter's first value or its limit: a constant, or the iterations of another loop."""
         op = _source(graph, tensor)
-        if op.type in FRAME_EXITS:
+        if op.type in EXITS:
             return self.frame_count(self.frames[op.id][-1])
-        if op.type in _WHILE:
+        if op.type in WHILES:
             return self.while_count(op)
         return _constant(op)
 

@@ -24,13 +24,13 @@ from whale_tf.graph_editor.function_copy import FunctionCopy, append_inputs
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
 from whale_tf.ir.graph import Op
+from whale_tf.ir.traits import WHILES
 from whale_tf.rewrite.attributes import is_seeded, open_shapes, reseed
 from whale_tf.rewrite.context import Clone, Context
 from whale_tf.rewrite.convert import Converter
 from whale_tf.rewrite.division import Number, Shares
 
 TensorOf = Callable[[Clone], str]  # the name of a clone's tensor
-LOOPS = ("While", "StatelessWhile")
 RUN_TIME = "$"  # begins the name of a number that is known at run time only: no tensor is called so
 
 
@@ -106,7 +106,7 @@ class Bodies:
             for index, number in enumerate(run_time):
                 parameter = copy.parameter(f"whale_number_{index}", _dtype(number))
                 copy.replace({number: parameter})
-                if op.type in LOOPS and attribute == "body":
+                if op.type in WHILES and attribute == "body":
                     copy.return_also(parameter, _dtype(number))
             functions[attribute] = self._context.edit.add_function(copy.finish(self._fresh(bodies[attribute][0])))
         return _Calls(functions, run_time)
@@ -220,9 +220,9 @@ def _call(node: NodeDef, op: Op, calls: _Calls, inputs: Sequence[str]) -> None:
     if not inputs:
         return
     append_inputs(node, inputs)
-    types = node.attr["T" if op.type in LOOPS else "Tin"].list.type
+    types = node.attr["T" if op.type in WHILES else "Tin"].list.type
     types.extend(_dtype(number).as_datatype_enum for number in calls.run_time)
-    if op.type in LOOPS and node.attr["output_shapes"].list.shape:
+    if op.type in WHILES and node.attr["output_shapes"].list.shape:
         node.attr["output_shapes"].list.shape.extend(tf.TensorShape([]).as_proto() for _ in inputs)
 
 

@@ -15,20 +15,9 @@ from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.traits import PULLS
 from whale_tf.rewrite.context import Clone, Context
 from whale_tf.rewrite.division import Division, Shares
-
-PULLS = (
-    "IteratorGetNext",
-    "IteratorGetNextSync",
-    "IteratorGetNextAsOptional",
-    "QueueDequeueV2",
-    "QueueDequeueManyV2",
-    "QueueDequeueUpToV2",
-    "QueueDequeue",
-    "QueueDequeueMany",
-    "QueueDequeueUpTo",
-)
 
 
 class Inputs:

@@ -16,7 +16,8 @@ from typing import Dict, List, Tuple
 from whale_tf._tf_compat import NodeDef
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import data_inputs
-from whale_tf.ir.region import FRAME_ENTRIES, FRAME_EXITS, frames
+from whale_tf.ir.region import frames
+from whale_tf.ir.traits import ENTERS, EXITS
 from whale_tf.rewrite.context import Clone, Context
 
 Frames = Tuple[str, ...]  # frame names, outermost first
@@ -81,7 +82,7 @@ class _Entrance:
         graph = self._context.graph
         renamed: Dict[str, str] = {}
         for index in members:
-            if graph.ops[index].type in FRAME_ENTRIES:
+            if graph.ops[index].type in ENTERS:
                 attributes = self._edit.node(f"{scope}/{graph.ops[index].name}").attr
                 name = attributes["frame_name"].s.decode()
                 renamed[frames_of[index][-1]] = name
@@ -107,10 +108,10 @@ class _Entrance:
         """Frames of a tensor (or of the op at the other end of a control edge)."""
         name = edge.lstrip("^").partition(":")[0]
         frame = self._frames.get(name, ())
-        return frame[:-1] if frame and self._edit.node(name).op in FRAME_EXITS else frame
+        return frame[:-1] if frame and self._edit.node(name).op in EXITS else frame
 
     def _bring_in(self, node: NodeDef, frame: Frames) -> None:
-        if node.op in FRAME_ENTRIES:
+        if node.op in ENTERS:
             frame = frame[:-1]
         edges = data_inputs(node)
         own = [edge for edge in edges if self._of(edge) == frame]

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set
 from whale_tf._tf_compat import tf
 from whale_tf.graph_editor.nodes import set_input
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.rewrite.update import is_write
+from whale_tf.ir.traits import traits
 
 
 class VariableCopy(NamedTuple):
@@ -86,7 +86,7 @@ class Mirror:
             op: variable
             for variable in self._variables
             for op in variable.outputs[0].consumers()
-            if op not in self._handled and is_write(op.type)
+            if op not in self._handled and traits(op.type).is_write
         }
 
     def catch_up(self, is_initialized: Callable[[Sequence[tf.Tensor]], Sequence[bool]], run: Callable[[Any], Any]) -> None:

@@ -18,6 +18,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
+from whale_tf.ir.traits import PULLS
 from whale_tf.passes import compile_program
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.plan import Plan
@@ -26,7 +27,7 @@ from whale_tf.rewrite.calls import Calls
 from whale_tf.rewrite.clones import clone_region
 from whale_tf.rewrite.context import ORIGINAL, Context, Copy
 from whale_tf.rewrite.division import Division, check_divisible
-from whale_tf.rewrite.inputs import PULLS, Inputs
+from whale_tf.rewrite.inputs import Inputs
 from whale_tf.rewrite.merge import Merge
 from whale_tf.rewrite.mirror import Mirror, VariableCopy
 from whale_tf.rewrite.operands import Operands

@@ -15,10 +15,10 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.rewrite.attributes import is_seeded
 from whale_tf.rewrite.context import ORIGINAL, Context
 from whale_tf.rewrite.merge import Merge
-from whale_tf.rewrite.update import VARIABLE_TYPES, is_write
 
 
 class Shared(NamedTuple):
@@ -39,7 +39,7 @@ def leads_to_write(graph: OpGraph) -> Set[int]:
     """Ops that a variable's new value is computed from."""
     found: Set[int] = set()
     for op in reversed(graph.ops):
-        if is_write(op.type) or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
+        if traits(op.type).is_write or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
             found.add(op.id)
     return found
 
@@ -99,7 +99,7 @@ def _writes_from(graph: OpGraph, tensors: Iterable[int]) -> Set[int]:
     for op in graph.ops:
         if op.id not in reached and any(graph.tensors[tensor].op in reached for tensor in op.inputs):
             reached.add(op.id)
-    return {index for index in reached if is_write(graph.ops[index].type)}
+    return {index for index in reached if traits(graph.ops[index].type).is_write}
 
 
 def check_random(context: Context) -> None:
@@ -141,7 +141,7 @@ class Runs:
         ops = list(ops)
         key = tuple(op.name for op in ops)
         if key not in self._writes:
-            self._writes[key] = {op.name for op in ancestors(ops) if is_write(op.type)}
+            self._writes[key] = {op.name for op in ancestors(ops) if traits(op.type).is_write}
         return self._writes[key]
 
     def check(self, ops: Sequence[tf.Operation]) -> Kind:
@@ -155,7 +155,7 @@ class Runs:
             collectives, together = set(self._communicator.collectives), self._communicator.together
             reached = ancestors(ops)
             found = {op.name for op in reached if op.name in collectives}
-            updated = {op.name for op in ancestors([op for op in reached if is_write(op.type)])}
+            updated = {op.name for op in ancestors([op for op in reached if traits(op.type).is_write])}
             vain = found - updated
             refused = sorted(vain - set(together))
             if refused:
@@ -254,4 +254,4 @@ def _device_of(op: tf.Operation) -> str:
 def _variable_ops(graph: tf.Graph) -> List[tf.Operation]:
     """The global variables' ops, in an order that is the same in every process."""
     names = {variable.op.name for variable in graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)}
-    return [op for op in graph.get_operations() if op.name in names and op.type in VARIABLE_TYPES]
+    return [op for op in graph.get_operations() if op.name in names and op.type in VARIABLES]

@@ -8,8 +8,8 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
+from whale_tf.ir.traits import traits
 from whale_tf.rewrite.context import ORIGINAL, Context
-from whale_tf.rewrite.update import is_write
 
 Use = Tuple[int, int]  # (op number, input position)
 
@@ -41,7 +41,7 @@ def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int,
         for op in graph.ops:
             if op.id not in reached and any(graph.tensors[t].op in reached for t in op.inputs):
                 reached.add(op.id)
-                if op.phase is Phase.APPLY and is_write(op.type):
+                if op.phase is Phase.APPLY and traits(op.type).is_write:
                     waits.setdefault(op.id, []).append(control)
     return waits
 

@@ -12,25 +12,15 @@ those that follow from several TaskGraphs or from none (a global norm, the learn
 
 from __future__ import annotations
 
-import re
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import set_input
 from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.rewrite.context import ORIGINAL, Context, Copy
 from whale_tf.rewrite.merge import Merge
 from whale_tf.rewrite.operands import Operands
-
-VARIABLE_TYPES = ("VariableV2", "Variable", "VarHandleOp")
-_WRITE = re.compile(
-    r"^(Assign|(Resource)?(Sparse)?Apply|(Resource)?Scatter|(Resource)?StridedSliceAssign|(Resource)?CountUpTo$)"
-)
-
-
-def is_write(op_type: str) -> bool:
-    """Whether an op of this type that takes a variable's reference or handle changes the variable."""
-    return bool(_WRITE.match(op_type))
 
 
 class Update(NamedTuple):
@@ -76,9 +66,9 @@ def find_update(
         slots = {
             graph.tensors[t].op: next(iter(classes[op.id]))
             for op in apply_ops
-            if len(classes[op.id]) == 1 and is_write(op.type)
+            if len(classes[op.id]) == 1 and traits(op.type).is_write
             for t in op.inputs
-            if graph.producer(t).type in VARIABLE_TYPES
+            if graph.producer(t).type in VARIABLES
         }
         if all(slot in homes for slot in slots):
             break
@@ -91,7 +81,7 @@ def find_update(
             if op.id in single
             else False
         )
-        if op.id in single and (leads or is_write(op.type)):
+        if op.id in single and (leads or traits(op.type).is_write):
             needed.add(op.id)
     return Update(single, needed, homes)
 
@@ -154,6 +144,6 @@ def clone_update(
                     else:
                         continue
                     set_input(context.edit, f"{scope}/{op.name}", position, name)
-                if is_write(op.type):
+                if traits(op.type).is_write:
                     clones.setdefault(op.id, []).append(f"{scope}/{op.name}")
     return clones

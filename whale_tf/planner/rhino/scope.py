@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Optional, Sequence
 
 from whale_tf.ir.graph import OpGraph, Phase
-from whale_tf.planner.sharding.problem import READS, VARIABLES
+from whale_tf.ir.traits import READS, VARIABLES, Role, types_of
 from whale_tf.profiler.chain import needed_by_updates
 
 TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
-IGNORED = ("NoOp", "Const", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+_IGNORED = types_of(Role.NO_OP, Role.CONSTANT, Role.PLACEHOLDER)
 
 
 class Scope(NamedTuple):
@@ -52,7 +52,7 @@ def find_scope(graph: OpGraph, divisible: Optional[AbstractSet[int]] = None, gra
             roots[op.outputs[0]] = op.outputs[0]
         elif op.type in READS and op.inputs and op.inputs[0] in roots:
             roots[op.outputs[0]] = roots[op.inputs[0]]
-        elif op.phase in phases and op.type not in IGNORED and (op.phase is Phase.FORWARD or op.id in needed or not needed):
+        elif op.phase in phases and op.type not in _IGNORED and (op.phase is Phase.FORWARD or op.id in needed or not needed):
             ops.append(op.id)
     used = {graph.tensors[roots[t]].op for op in ops for t in graph.ops[op].inputs if t in roots}
     members = [variable for variable in variables if variable in used]

@@ -7,6 +7,7 @@ from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.traits import CONTROL_FLOW, READS, VARIABLES
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once
 from whale_tf.patterns.strategy import (
     CONTRACTIONS,
@@ -30,12 +31,7 @@ from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
 from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 
-VARIABLES = ("VariableV2", "Variable", "VarHandleOp")
-READS = ("Identity", "ReadVariableOp", "RefIdentity")
 LOSSES = ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
-CONTROL_FLOW = frozenset((
-    "Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond", "While", "StatelessWhile", "If", "StatelessIf", "Case",
-    "PartitionedCall", "StatefulPartitionedCall"))
 BATCH = "batch"
 # Terms of a sum pass through these; before any other op they are added up, so that they are added up once.
 PASSES_TERMS = frozenset((

@@ -12,10 +12,10 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import static_batch
+from whale_tf.ir.traits import CONTROL_FLOW
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.settings import batch_to_plan_for
 from whale_tf.planner.rhino.automatic import NAME, Automatic, Question, automatic
-from whale_tf.planner.sharding.problem import CONTROL_FLOW
 from whale_tf.rewrite.shard.problem import sharding_problem
 
 

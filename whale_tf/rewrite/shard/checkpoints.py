@@ -22,9 +22,9 @@ from tensorflow.python.framework import tensor_util
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR, TASK_GRAPH_ATTR
 from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.traits import READS
 from whale_tf.patterns.spread import Spread
 
-READS = ("Identity", "RefIdentity", "ReadVariableOp")
 Home = Tuple[int, int]  # TaskGraph, number of the device in it
 
 

@@ -21,14 +21,12 @@ from whale_tf._tf_compat import AttrValue, tf
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
 from whale_tf.ir.parts import even_sizes
+from whale_tf.ir.traits import traits
 from whale_tf.patterns.spread import Spread
 
 BLOCKS = 16  # in which a part is drawn that is not a run of the stream
 _RESERVED = 64  # counters that a truncated normal reserves for each element
 _PHILOX = 1  # TensorFlow's number of the algorithm
-# The op with an explicit generator state for each that keeps its own.
-_STATEFUL = {"RandomUniform": "StatefulUniform", "RandomStandardNormal": "StatefulStandardNormalV2",
-             "TruncatedNormal": "StatefulTruncatedNormal"}
 
 
 class Block(NamedTuple):
@@ -69,7 +67,7 @@ class Stream:
         self._nodes, self._op, self._operands, self._dtype, self._scope, self._device = nodes, op, operands, dtype, scope, device
         self._group = 16 // max(dtype.size, 4)
         self._counters = self._group * _RESERVED if "Truncated" in op.type else 1
-        self._state = "" if op.type not in _STATEFUL else nodes.add(
+        self._state = "" if not traits(op.type).stateful_op else nodes.add(
             "VarHandleOp", scope + "/state", [], device, dtype=tf.int64, shape=[3], container="", shared_name=scope + "/state")
 
     def part(self, shape: Sequence[int], spread: Spread, i: int) -> str:
@@ -102,7 +100,7 @@ class Stream:
         value = nodes.const(state, scope + "/state", tf.int64, device)
         assign = nodes.add("AssignVariableOp", scope + "/begin", [self._state, value], device, after, dtype=tf.int64)
         algorithm = nodes.const(_PHILOX, scope + "/algorithm", tf.int64, device)
-        return nodes.add(_STATEFUL[self._op.type], scope + "/draw", [self._state, algorithm, shape], device, [assign],
+        return nodes.add(traits(self._op.type).stateful_op, scope + "/draw", [self._state, algorithm, shape], device, [assign],
                          dtype=self._dtype, shape_dtype=tf.int64)
 
     def _stateless(self, skip: int, shape: str, scope: str, after: Sequence[str]) -> str:

@@ -20,11 +20,8 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import add_control_inputs, consumers, remove_control_inputs, set_input
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.rewrite.shard.checkpoints import READS, Checkpoints, Parts, host_of
-from whale_tf.rewrite.update import is_write
-
-QUERIES = ("IsVariableInitialized", "VarIsInitializedOp")
-WHOLE_WRITES = ("Assign", "AssignAdd", "AssignSub", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+from whale_tf.ir.traits import ASSIGNS, READS, State, traits
+from whale_tf.rewrite.shard.checkpoints import Checkpoints, Parts, host_of
 
 
 class DividedVariables:
@@ -65,10 +62,11 @@ class DividedVariables:
         self._known = len(operations)
         for variable in self._variables:
             users = [op for op in variable.op.outputs[0].consumers()
-                     if (op.name not in self._divided or op.type in READS + WHOLE_WRITES)  # later uses may need them, too
+                     if (op.name not in self._divided or op.type in READS | ASSIGNS)  # later uses may need them, too
                      and (variable.op.name, op.name) not in self._handled and op.name not in saves]
-            for op in sorted(dict.fromkeys(users), key=lambda op: not is_write(op.type)):  # writes first: reads wait for them
-                if op.name in self._divided and is_write(op.type):
+            # writes first: reads wait for them
+            for op in sorted(dict.fromkeys(users), key=lambda op: not traits(op.type).is_write):
+                if op.name in self._divided and traits(op.type).is_write:
                     self._initials[op.name] = variable
                     self._writes[op.name] = list(self._replaced[op.name])  # an initializer of all may be built later
                 elif op.name in self._divided:
@@ -190,9 +188,9 @@ class _Edit:
     def use(self, variable: Parts, op: tf.Operation) -> None:
         """One op that takes the variable's reference or handle."""
         scope = f"{self._root}/{op.name}"
-        if is_write(op.type):
+        if traits(op.type).is_write:
             self._write(variable, op, scope)
-        elif op.type in QUERIES:
+        elif traits(op.type).state is State.IS_INITIALIZED:
             name = self._clone(op, scope + "/part", {0: variable.names[0]})
             self.reads.append((op.outputs[0], name))
         elif op.type in READS:
@@ -200,14 +198,14 @@ class _Edit:
         elif variable.op.type != "VarHandleOp":
             whole = self._whole(variable, scope, self._controls(op))
             self.inputs += [(op, i, whole) for i, tensor in enumerate(op.inputs) if tensor.op is variable.op]
-        elif op.type not in ("DestroyResourceOp", "VariableShape"):
+        elif traits(op.type).state is not State.HANDLE:
             raise UnsupportedOpError(
                 f"op {op.name!r} ({op.type}) uses the handle of variable {variable.op.name!r}, which wh.split divides "
                 f"over devices; read the variable's "
                 "value instead (tf.identity(v)), or use wh.replicate for its layer")
 
     def _write(self, variable: Parts, op: tf.Operation, scope: str) -> None:
-        if op.type not in WHOLE_WRITES:
+        if op.type not in ASSIGNS:
             raise UnsupportedOpError(
                 f"op {op.name!r} ({op.type}) writes a part of variable {variable.op.name!r}, which wh.split divides "
                 f"over devices; assign the whole variable, "

@@ -1,0 +1,93 @@
+"""The table of op traits: every row is whole, and what the package's parts ask of it agrees."""
+from __future__ import annotations
+
+import pytest
+
+from tests.ir.graphs import Draft
+from whale_tf.ir import traits as table
+from whale_tf.ir.traits import TABLE, UNKNOWN, Cost, OpTraits, Role, State, traits, types_where
+from whale_tf.ir.traits.row import merged
+from whale_tf.ir.traits.row import table as section
+
+
+def test_an_op_type_has_one_row() -> None:
+    with pytest.raises(ValueError, match="'Relu' has two rows"):
+        section(("Relu Elu", OpTraits()), ("Tanh Relu", OpTraits(flops=2)))
+    with pytest.raises(ValueError, match="'Relu' has two rows"):
+        merged(section(("Relu", OpTraits())), section(("Relu", OpTraits())))
+
+
+def test_what_is_not_known_claims_nothing() -> None:
+    row = traits("SomebodysOwnOp")
+    assert row == UNKNOWN
+    assert not (row.is_input or row.is_write or row.is_update or row.only_moves or row.is_contraction or row.rule)
+    assert "SomebodysOwnOp" not in TABLE
+
+
+@pytest.mark.parametrize("type_,expected", [
+    ("ResourceApplyLamb", OpTraits(state=State.UPDATE, cost=Cost.UPDATE)),
+    ("SparseApplyLamb", OpTraits(state=State.UPDATE, cost=Cost.UPDATE)),
+    ("ApplicationOfSomething", UNKNOWN),
+    ("ShuffleDatasetV3", OpTraits(role=Role.INPUT)),
+    ("TFRecordReaderV2", OpTraits(role=Role.INPUT)),
+    ("MutableHashTableV2", OpTraits(role=Role.INPUT)),
+    ("InitializeTableFromTextFileV2", OpTraits(role=Role.INITIALIZE)),
+    ("PlaceholderOfSomebody", OpTraits(role=Role.PLACEHOLDER)),
+])
+def test_families_are_told_by_their_names(type_: str, expected: OpTraits) -> None:
+    assert traits(type_) == expected
+
+
+def test_the_table_comes_before_the_families() -> None:
+    """``IteratorGetNext`` pulls; the family of iterators says only that it is an input."""
+    assert traits("IteratorGetNext").role is Role.PULL
+    assert traits("TensorArrayV3").role is Role.CONTAINER
+    assert traits("AssignVariableOp").state is State.ASSIGN
+
+
+@pytest.mark.parametrize("type_", ["ScatterNd", "ScatterNdNonAliasingAdd", "StatefulUniform", "AccumulatorApplyGradient"])
+def test_what_does_not_write_the_models_variables(type_: str) -> None:
+    """A ScatterNd makes a tensor (``ScatterNdUpdate`` writes one); a generator's draw and an accumulator are no update."""
+    assert not traits(type_).is_write
+
+
+@pytest.mark.parametrize("type_", ["ScatterNdUpdate", "ResourceScatterAdd", "AssignSubVariableOp", "ResourceApplyAdam", "CountUpTo",
+                                   "ResourceStridedSliceAssign"])
+def test_what_writes(type_: str) -> None:
+    assert traits(type_).is_write
+
+
+@pytest.mark.parametrize("plain", sorted(type_[3:] for type_ in TABLE if type_.startswith("Ref") and type_[3:] in TABLE))
+def test_reference_versions_do_what_the_plain_ones_do(plain: str) -> None:
+    """Of control flow: a loop over a reference variable is a loop."""
+    row, reference = traits(plain), traits("Ref" + plain)
+    if row.role is not Role.COMPUTE:
+        assert reference == row._replace(value=reference.value)
+        assert all(("Ref" + plain in view) == (plain in view) for view in (
+            table.ENTERS, table.EXITS, table.NEXT_ITERATIONS, table.SWITCHES, table.MERGES, table.CONTROL_FLOW))
+
+
+def test_stateless_functions_are_functions() -> None:
+    for plain in ("While", "If", "Case"):
+        assert traits("Stateless" + plain) == traits(plain)
+        assert {plain, "Stateless" + plain} <= table.CONTROL_FLOW
+
+
+def test_a_stack_and_what_takes_its_reference_through_a_condition_stay_together() -> None:
+    """The handle of a ``Stack`` is a reference, which a ``RefSwitch`` hands on."""
+    from whale_tf.ir.region import _containers
+
+    draft = Draft()
+    graph = draft.graph
+    handle = graph.add("stack", "Stack", [], [((2,), "string_ref")]).outputs[0]
+    taken = graph.add("switch", "RefSwitch", [handle, draft.source()], [((2,), "string_ref"), ((2,), "string_ref")])
+    pushed = graph.add("push", "StackPush", [taken.outputs[1], draft.source(3)], [((3,), "float32")])
+    assert [graph.ops[i].name for i in sorted(_containers(graph, graph.ops)[0])] == ["stack", "switch", "push"]
+    assert pushed.id in _containers(graph, graph.ops)[0]
+
+
+def test_views_follow_from_rows() -> None:
+    assert table.READS == {"Identity", "RefIdentity", "ReadVariableOp"}
+    assert table.WHILES == {"While", "StatelessWhile"}
+    assert types_where(lambda row: row.state is State.ASSIGN) == table.ASSIGNS
+    assert {"Const", "NoOp"}.isdisjoint(table.CONTROL_FLOW)

@@ -1,0 +1,96 @@
+"""The table of op traits: one row for each op type, which says everything that the package knows of it.
+
+``traits(op.type)`` gives the row; :func:`types_where` and the sets below are views of the table.  Whoever adds an op type
+adds one row to one of the sections ``graph``, ``variables``, ``arithmetic`` and ``moving``, and sees there all that is asked:
+its sharding rule, its handler along the batch axis, its role and effect on variables, its memory and its cost.  Makers of
+rules, handlers and evaluators are functions elsewhere, which the row names.
+
+Types that come in families without an end (datasets, readers, custom optimizers) are told by their names; what is neither in
+the table nor in a family has the default row, which claims nothing.
+"""
+from __future__ import annotations
+
+import re
+from typing import Callable, Dict, FrozenSet, Pattern, Tuple
+
+from whale_tf.ir.traits.arithmetic import ARITHMETIC
+from whale_tf.ir.traits.graph import GRAPH
+from whale_tf.ir.traits.moving import MOVING
+from whale_tf.ir.traits.row import FLOW, Buffer, Cost, Gives, OpTraits, Recipe, Role, State, merged
+from whale_tf.ir.traits.variables import STATE
+
+TABLE = merged(GRAPH, STATE, ARITHMETIC, MOVING)
+UNKNOWN = OpTraits()
+
+# Tried in this order for types that have no row.
+FAMILIES: Tuple[Tuple[Pattern[str], OpTraits], ...] = tuple((re.compile(pattern), row) for pattern, row in (
+    (r"^InitializeTable|^LookupTableImport", OpTraits(role=Role.INITIALIZE)),
+    (r"^Placeholder", OpTraits(role=Role.PLACEHOLDER)),
+    (r"^Iterator|OneShotIterator|MultiDeviceIterator|AnonymousIterator|^Optional(Get|Has)Value|Dataset|Queue|^Reader|Reader(V2)?$"
+     r"|HashTable", OpTraits(role=Role.INPUT)),
+    (r"^(Resource)?(Sparse)?Apply[A-Z]", OpTraits(state=State.UPDATE, cost=Cost.UPDATE)),
+    (r"^(Resource)?(Sparse)?AccumulatorApply[A-Z]", OpTraits(state=State.ACCUMULATE)),
+    (r"^Assign", OpTraits(state=State.WRITE, cost=Cost.MOVE)),
+    (r"^ResourceScatter", OpTraits(state=State.WRITE)),
+    (r"^TensorArray|^TensorList", OpTraits(cost=Cost.MOVE)),
+))
+
+
+class _Rows(Dict[str, OpTraits]):
+    """The table, and what was asked of families."""
+
+    def __missing__(self, op_type: str) -> OpTraits:
+        row = next((row for pattern, row in FAMILIES if pattern.search(op_type)), UNKNOWN)
+        self[op_type] = row
+        return row
+
+
+_ROWS = _Rows(TABLE)
+
+
+def traits(op_type: str) -> OpTraits:
+    """The row of an op type: the table's, else its family's, else the default."""
+    return _ROWS[op_type]
+
+
+def types_where(accepts: Callable[[OpTraits], bool]) -> FrozenSet[str]:
+    """The op types of the table whose row is accepted."""
+    return frozenset(op_type for op_type, row in TABLE.items() if accepts(row))
+
+
+def types_of(*roles: Role) -> FrozenSet[str]:
+    """The op types of the table with one of some roles."""
+    return types_where(lambda row: row.role in roles)
+
+
+# v1 control flow and functions
+ENTERS, EXITS, NEXT_ITERATIONS = types_of(Role.ENTER), types_of(Role.EXIT), types_of(Role.NEXT_ITERATION)
+SWITCHES, MERGES = types_of(Role.SWITCH), types_of(Role.MERGE)
+WHILES, CONDITIONALS, CALLS = types_of(Role.WHILE), types_of(Role.CONDITIONAL), types_of(Role.CALL)
+CONTROL_FLOW = types_of(*FLOW, Role.LOOP_COND) | WHILES | CONDITIONALS | CALLS
+CONTAINERS = types_of(Role.CONTAINER)
+PULLS = types_of(Role.PULL)
+
+# variables
+VARIABLES = types_where(lambda row: row.state is State.VARIABLE)
+READS = types_where(lambda row: row.state is State.READ)
+ASSIGNS = types_where(lambda row: row.state is State.ASSIGN)
+
+# values
+MOVES = types_where(lambda row: row.only_moves)
+SHAPE_ONLY = types_where(lambda row: row.gives is Gives.SIZES)
+RANDOM = types_of(Role.RANDOM)
+PASSES_TERMS = types_where(lambda row: row.passes_terms)
+SHAPE_ATTRS = types_where(lambda row: row.has_shape_attr)
+
+# memory and arithmetic
+SAME_BUFFER = types_where(lambda row: row.buffer is Buffer.SAME)
+OVERWRITES = types_where(lambda row: row.buffer is Buffer.OVERWRITES)
+CONTRACTIONS = types_where(lambda row: row.cost is Cost.CONTRACTION)
+CONVOLUTIONS = types_where(lambda row: row.cost is Cost.CONVOLUTION)
+
+# divided in ways of their own
+LOOK_UPS = types_where(lambda row: row.recipe is Recipe.LOOK_UP)
+LOSSES = types_where(lambda row: row.recipe is Recipe.CLASSES)
+BATCH_NORMS = types_where(lambda row: row.rule == "normalisation.fused_batch_norm")
+BATCH_NORM_GRADIENTS = types_where(lambda row: row.rule == "normalisation.fused_batch_norm_grad")

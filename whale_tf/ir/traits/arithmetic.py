@@ -1,0 +1,146 @@
+"""Ops that compute: element by element, contractions, reductions, convolutions, losses, recurrent cells."""
+from __future__ import annotations
+
+from whale_tf.ir.traits.row import Buffer, Cost, Gives, OpTraits, Recipe, merged, table
+
+
+def _map(roles: str, value: str = "", flops: float = 1.0, passes_terms: bool = False) -> OpTraits:
+    """Element by element, operands broadcast; ``roles``: a letter per operand (:mod:`whale_tf.ir.rules.rule`)."""
+    return OpTraits(rule=f"elementwise.elementwise {roles}", value=value, buffer=Buffer.OVERWRITES, flops=flops,
+                    passes_terms=passes_terms)
+
+
+_ADD_N = OpTraits(rule="elementwise.same_shape a", buffer=Buffer.OVERWRITES)
+_QUOTIENT = OpTraits(rule="elementwise.quotient", buffer=Buffer.OVERWRITES)
+_BIAS_ADD = OpTraits(rule="elementwise.bias_add", buffer=Buffer.OVERWRITES)
+
+_ELEMENTWISE = table(
+    ("Real Imag Conj", _map("m")),
+    ("Neg", _map("m", "negative", passes_terms=True)),
+    ("ZerosLike", _map("m", "zeros_like")._replace(batch="zeros_like", gives=Gives.LIKE, cost=Cost.MOVE)),
+    ("OnesLike", _map("n", "ones_like")._replace(gives=Gives.LIKE, cost=Cost.MOVE)),
+    ("Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite "
+     "IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin "
+     "Sinh Softplus Softsign Sqrt Square Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeRaw "
+     "StringToHashBucketFast AsString StringToNumber FakeQuantWithMinMaxArgs", _map("n")),
+    ("Add AddV2", _map("aa", "add", passes_terms=True)),
+    ("Sub", _map("aa", "subtract", passes_terms=True)),
+    ("Mul", _map("mm", "multiply")),
+    ("MulNoNan", _map("mm")),
+    ("Maximum", _map("nn", "maximum")),
+    ("Minimum", _map("nn", "minimum")),
+    ("FloorDiv", _map("nn", "floor_divide")),
+    ("FloorMod", _map("nn", "remainder")),
+    ("SquaredDifference", _map("nn", flops=2)),
+    ("Equal", _map("nn", "equal")),
+    ("NotEqual", _map("nn", "not_equal")),
+    ("Less", _map("nn", "less")),
+    ("LessEqual", _map("nn", "less_equal")),
+    ("Greater", _map("nn", "greater")),
+    ("GreaterEqual", _map("nn", "greater_equal")),
+    ("LogicalAnd", _map("nn", "logical_and")),
+    ("LogicalOr", _map("nn", "logical_or")),
+    ("Pow Mod TruncateMod TruncateDiv Atan2 Xlogy Xlog1py Zeta Polygamma Igamma Igammac IgammaGradA BitwiseAnd BitwiseOr "
+     "BitwiseXor LeftShift RightShift ApproximateEqual NextAfter Complex", _map("nn")),
+    ("ClipByValue Betainc", _map("nnn")),
+    ("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad FakeQuantWithMinMaxArgsGradient",
+     _map("mn")),
+    ("TanhGrad SigmoidGrad SqrtGrad", _map("nm", flops=3)),
+    ("RsqrtGrad", _map("nm", flops=4)),
+    ("ReciprocalGrad InvGrad", _map("nm")),
+    ("GeluGrad", OpTraits(flops=10)),
+    ("SelectV2", _map("naa", "select")._replace(cost=Cost.MOVE)),
+    ("Select", OpTraits(rule="elementwise.select", value="select", cost=Cost.MOVE)),
+    ("Cast", OpTraits(rule="elementwise.cast", batch="cast", value="first", cost=Cost.MOVE, passes_terms=True)),
+    ("RealDiv DivNoNan Xdivy", _QUOTIENT),
+    ("Div", _QUOTIENT._replace(value="floor_divide")),
+    ("AddN", _ADD_N._replace(cost=Cost.ADDS, passes_terms=True)),
+    ("AccumulateNV2", _ADD_N._replace(has_shape_attr=True)),
+    ("BiasAdd BiasAddV1", _BIAS_ADD),
+)
+
+
+def _product(rule: str) -> OpTraits:
+    return OpTraits(rule=rule, cost=Cost.CONTRACTION)
+
+
+def _convolution(rule: str) -> OpTraits:
+    return OpTraits(rule=rule, cost=Cost.CONVOLUTION)
+
+
+_CONTRACTIONS = table(
+    ("MatMul SparseMatMul", _product("matmul.matmul")),
+    ("BatchMatMul BatchMatMulV2 BatchMatMulV3", _product("matmul.batch_matmul")),
+    ("Einsum", _product("matmul.einsum")),
+    ("Conv2D", _convolution("convolution.convolution 2")),
+    ("Conv3D", _convolution("convolution.convolution 3")),
+    ("DepthwiseConv2dNative", _convolution("convolution.convolution 2 1")),
+    ("Conv2DBackpropInput", _convolution("convolution.input_gradient 2")),
+    ("Conv3DBackpropInputV2", _convolution("convolution.input_gradient 3")),
+    ("DepthwiseConv2dNativeBackpropInput", _convolution("convolution.input_gradient 2 1")),
+    ("Conv2DBackpropFilter", _convolution("convolution.filter_gradient 2")),
+    ("Conv3DBackpropFilterV2", _convolution("convolution.filter_gradient 3")),
+    ("DepthwiseConv2dNativeBackpropFilter", _convolution("convolution.filter_gradient 2 1")),
+    ("Conv2DBackpropInputV2 Conv2DBackpropFilterV2 Conv3DBackpropInput Conv3DBackpropFilter", _convolution("")),
+)
+
+
+def _reduction(kind: str, value: str = "", flops: float = 1.0, passes_terms: bool = False) -> OpTraits:
+    return OpTraits(rule=f"reduction.reduction {kind}", value=value, cost=Cost.OPERAND, flops=flops, passes_terms=passes_terms)
+
+
+_REDUCTIONS = table(
+    ("Sum", _reduction("sum", "sum", passes_terms=True)),
+    ("Mean", _reduction("mean")),
+    ("Max", _reduction("max", "max")),
+    ("Min", _reduction("min", "min")),
+    ("Prod", _reduction("prod", "product")),
+    ("Any", _reduction("any", "any", flops=0)),
+    ("All", _reduction("all", "all", flops=0)),
+    ("EuclideanNorm", OpTraits(rule="reduction.reduction whole")),
+    ("L2Loss", OpTraits(rule="reduction.total sum n", cost=Cost.OPERAND, flops=2)),
+    ("BiasAddGrad", OpTraits(rule="matmul.bias_add_grad", cost=Cost.OPERAND)),
+    ("Softmax LogSoftmax", OpTraits(rule="reduction.along_last n", buffer=Buffer.OVERWRITES, flops=5, recipe=Recipe.SOFTMAX)),
+    ("Cumsum", OpTraits(rule="reduction.along_axis m")),
+    ("Cumprod CumulativeLogsumexp", OpTraits(rule="reduction.along_axis n")),
+    ("ReverseV2", OpTraits(rule="reduction.along_axis m", cost=Cost.MOVE)),
+    ("Reverse", OpTraits(cost=Cost.MOVE)),
+    ("ReverseSequence", OpTraits(rule="reduction.reverse_sequence", cost=Cost.MOVE)),
+    ("ArgMax ArgMin", OpTraits(rule="reduction.arg_extreme", cost=Cost.OPERAND)),
+    ("TopK TopKV2", OpTraits(rule="reduction.top_k")),
+    ("InTopK InTopKV2", OpTraits(rule="reduction.in_top_k")),
+)
+
+_NORM = OpTraits(rule="normalisation.fused_batch_norm", cost=Cost.OPERAND, flops=8)
+
+_NETWORKS = table(
+    ("AvgPool", OpTraits(rule="convolution.pooling m 2", cost=Cost.POOL)),
+    ("AvgPool3D", OpTraits(rule="convolution.pooling m 3", cost=Cost.POOL)),
+    ("MaxPool", OpTraits(rule="convolution.pooling n 2", cost=Cost.POOL)),
+    ("MaxPool3D", OpTraits(rule="convolution.pooling n 3", cost=Cost.POOL)),
+    ("MaxPoolGrad MaxPool3DGrad", OpTraits(rule="convolution.pooling_gradient xyy x nnm", cost=Cost.POOL)),
+    ("MaxPoolGradGrad", OpTraits(rule="convolution.pooling_gradient xyx y nnm")),
+    ("AvgPoolGrad", OpTraits(rule="convolution.average_gradient 2", cost=Cost.POOL)),
+    ("AvgPool3DGrad", OpTraits(rule="convolution.average_gradient 3", cost=Cost.POOL)),
+    ("LRN", OpTraits(rule="convolution.local_response", cost=Cost.OPERAND, flops=10)),
+    ("LRNGrad", OpTraits(rule="convolution.local_response", cost=Cost.OPERAND, flops=20)),
+    ("ResizeBilinear ResizeNearestNeighbor ResizeBicubic", OpTraits(rule="convolution.resize")),
+    ("ResizeBilinearGrad ResizeNearestNeighborGrad ResizeBicubicGrad", OpTraits(rule="convolution.resize_gradient")),
+    ("ExtractImagePatches", OpTraits(rule="convolution.patches")),
+    ("FusedBatchNorm FusedBatchNormV2", _NORM),
+    ("FusedBatchNormV3", _NORM._replace(buffer=Buffer.OVERWRITES)),
+    ("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3",
+     OpTraits(rule="normalisation.fused_batch_norm_grad", cost=Cost.OPERAND, flops=14)),
+    ("SoftmaxCrossEntropyWithLogits",
+     OpTraits(rule="loss.softmax_cross_entropy", cost=Cost.OPERAND, flops=6, recipe=Recipe.CLASSES)),
+    ("SparseSoftmaxCrossEntropyWithLogits",
+     OpTraits(rule="loss.sparse_softmax_cross_entropy", cost=Cost.OPERAND, flops=6, recipe=Recipe.CLASSES)),
+    ("LSTMBlockCell", OpTraits(rule="recurrent.cell lstm")),
+    ("LSTMBlockCellGrad", OpTraits(rule="recurrent.cell lstm_gradient")),
+    ("BlockLSTM BlockLSTMV2", OpTraits(rule="recurrent.cell lstm_sequence")),
+    ("BlockLSTMGrad BlockLSTMGradV2", OpTraits(rule="recurrent.cell lstm_sequence_gradient")),
+    ("GRUBlockCell", OpTraits(rule="recurrent.cell gru")),
+    ("GRUBlockCellGrad", OpTraits(rule="recurrent.cell gru_gradient")),
+)
+
+ARITHMETIC = merged(_ELEMENTWISE, _CONTRACTIONS, _REDUCTIONS, _NETWORKS)

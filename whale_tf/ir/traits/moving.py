@@ -1,0 +1,84 @@
+"""Ops that move, cut, join, repeat, pick or place elements, and those that compute with shapes."""
+from __future__ import annotations
+
+from whale_tf.ir.traits.row import Buffer, Cost, Gives, OpTraits, Recipe, merged, table
+
+
+def _move(rule: str, batch: str = "", value: str = "", gives: Gives = Gives.OTHER) -> OpTraits:
+    """Reads and writes memory and computes nothing."""
+    return OpTraits(rule=rule, batch=batch, value=value, gives=gives, cost=Cost.MOVE)
+
+
+_RESHAPE = OpTraits(gives=Gives.RESHAPED, buffer=Buffer.SAME, cost=Cost.FREE, passes_terms=True)
+_SIZES = OpTraits(rule="shape.shape_of", batch="shape_of", gives=Gives.SIZES, cost=Cost.FREE)
+
+_SHAPES = table(
+    ("Shape ShapeN Size Rank", _SIZES),
+    ("Reshape", _RESHAPE._replace(rule="shape.reshape", batch="reshape", value="reshape")),
+    ("ExpandDims", _RESHAPE._replace(rule="shape.expand_dims", value="expand_dims")),
+    ("Squeeze", _RESHAPE._replace(rule="shape.squeeze", value="squeeze")),
+    ("Transpose", _move("shape.transpose", value="transpose", gives=Gives.REORDERED)._replace(passes_terms=True)),
+    ("Pack", _move("shape.pack", value="pack")),
+    ("Unpack", _move("shape.unpack", value="unpack")),
+    ("Concat", _move("shape.concat", "concat", "concat_axis_first")),
+    ("ConcatV2", _move("shape.concat", "concat", "concat")),
+    ("Split", _move("shape.split", "split", "split")),
+    ("SplitV", _move("shape.split", "split", "split_sizes")),
+    ("Slice", _move("shape.slice_", "slice_", "slice", Gives.ELEMENTS)),
+    ("StridedSlice", _move("shape.strided_slice", "strided_slice", "strided_slice", Gives.ELEMENTS)),
+    ("StridedSliceGrad", _move("shape.strided_slice_grad", "strided_slice_grad")),
+    ("Pad", _move("shape.pad", value="pad")),
+    ("PadV2 MirrorPad", _move("shape.pad")),
+    ("MirrorPadGrad", _move("shape.mirror_pad_grad")),
+    ("Tile", _move("shape.tile", "tile", "tile", Gives.ELEMENTS)._replace(generates=True)),
+    ("BroadcastTo", _move("shape.broadcast_to")._replace(generates=True)),
+    ("Fill", _move("shape.fill", value="fill")._replace(generates=True)),
+    ("Range", _move("shape.range_", "range_", "range")._replace(generates=True)),
+    ("MatrixBandPart MatrixDiag MatrixDiagPart MatrixDiagV3 MatrixDiagPartV3", _move("shape.matrix_part m")),
+    ("MatrixDiagV2 MatrixDiagPartV2", _move("")),
+    ("MatrixInverse Cholesky", OpTraits(rule="shape.matrix_part n")),
+    ("SpaceToBatchND BatchToSpaceND", _move("shape.space_to_batch", "space_to_batch")),
+    ("SpaceToBatch BatchToSpace", _move("")),
+    ("SpaceToDepth DepthToSpace", _move("shape.depth_space")),
+    ("BroadcastGradientArgs", OpTraits(rule="state.undivided", batch="broadcast_args", value="broadcast_gradient_args",
+                                       cost=Cost.FREE)),
+    ("BroadcastArgs", OpTraits(rule="state.undivided", batch="broadcast_args", value="broadcast_args")),
+    ("ConcatOffset", _move("state.undivided", "concat_offset", "concat_offset")),
+    ("InvertPermutation", _move("state.undivided", value="invert_permutation")),
+    ("ListDiff", OpTraits(rule="state.undivided", value="list_diff")),
+)
+
+
+def _segments(kind: str, unsorted: bool) -> OpTraits:
+    """A row per segment; the ids of ``Unsorted...`` may be anywhere."""
+    costs = Cost.OPERAND if kind == "sum" else Cost.RESULT
+    return OpTraits(rule=f"gather.segments {kind}", batch="segment" if unsorted else "", cost=costs)
+
+
+_LOOK_UP = OpTraits(cost=Cost.LOOK_UP, recipe=Recipe.LOOK_UP)
+_STITCH = _move("gather.dynamic_stitch", "dynamic_stitch", "dynamic_stitch")
+
+_ROWS = table(
+    ("Gather GatherV2", _LOOK_UP._replace(rule="gather.gather", batch="gather", value="gather", gives=Gives.ELEMENTS)),
+    ("ResourceGather", _LOOK_UP._replace(rule="gather.resource_gather", batch="resource_gather")),
+    ("GatherNd", OpTraits(rule="gather.gather_nd", batch="gather_nd", cost=Cost.LOOK_UP)),
+    ("ScatterNd", _move("gather.scatter_nd", "scatter_nd")),
+    ("TensorScatterUpdate TensorScatterAdd TensorScatterSub", OpTraits(rule="gather.tensor_scatter")),
+    ("OneHot", _move("gather.one_hot")),
+    ("DynamicStitch ParallelDynamicStitch", _STITCH),
+    ("DynamicPartition", _move("gather.dynamic_partition", "dynamic_partition")),
+    ("Where", _move("gather.where", "where")),
+    ("Unique UniqueV2", _move("state.undivided")),
+    ("UniqueWithCounts", OpTraits(rule="state.undivided")),
+    ("SparseSegmentSum SparseSegmentSumWithNumSegments", OpTraits(rule="gather.row_join")),
+    ("SegmentSum", _segments("sum", False)),
+    ("SegmentMax", _segments("max", False)),
+    ("SegmentMin", _segments("min", False)),
+    ("SegmentProd", _segments("prod", False)),
+    ("UnsortedSegmentSum", _segments("sum", True)),
+    ("UnsortedSegmentMax", _segments("max", True)),
+    ("UnsortedSegmentMin", _segments("min", True)),
+    ("UnsortedSegmentProd", _segments("prod", True)),
+)
+
+MOVING = merged(_SHAPES, _ROWS)

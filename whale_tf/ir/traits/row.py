@@ -1,0 +1,184 @@
+"""What a row of the table says of an op type."""
+from __future__ import annotations
+
+from enum import Enum
+from typing import Dict, NamedTuple, Optional, Tuple
+
+
+class Role(Enum):
+    """What an op is to the graph around it."""
+
+    COMPUTE = "compute"
+    CONSTANT = "constant"
+    NO_OP = "no op"  # control edges only
+    PLACEHOLDER = "placeholder"
+    INPUT = "input"  # makes, moves or describes data from outside, or a table that all share; never cloned
+    PULL = "pull"  # takes the next elements from an iterator or queue
+    INITIALIZE = "initialize"  # of an iterator or look-up table
+    SAVE = "save"
+    RESTORE = "restore"
+    RANDOM = "random"  # draws numbers
+    ENTER, EXIT, NEXT_ITERATION = "enter", "exit", "next iteration"  # v1 while loops
+    LOOP_COND = "loop condition"
+    SWITCH, MERGE = "switch", "merge"  # v1 conditionals and while loops
+    WHILE = "while"  # functional
+    CONDITIONAL = "conditional"  # functional; operand 0 chooses the branch
+    CALL = "call"  # functional
+    ARGUMENT, RESULT = "argument", "result"  # of a function body
+    CONTAINER = "container"  # makes a stack or a tensor array
+    CONTAINER_GRADIENT = "container gradient"  # makes the handle of a tensor array's gradients from the array's
+    EMPTY_LIST = "empty list"  # makes a tensor list, or an optional, without values
+
+
+FLOW = (Role.ENTER, Role.EXIT, Role.NEXT_ITERATION, Role.SWITCH, Role.MERGE)
+
+
+class State(Enum):
+    """What an op does to the variable that an operand refers to (by a reference or a resource handle)."""
+
+    NONE = "none"
+    VARIABLE = "variable"  # it is the variable
+    TEMPORARY = "temporary"  # a variable that lives within one step
+    READ = "read"  # takes the whole value (of an Identity: where its operand is a reference)
+    IS_INITIALIZED = "is initialized"
+    HANDLE = "handle"  # neither reads nor writes the value
+    ASSIGN = "assign"  # writes every element: assigns, adds or subtracts a tensor of the variable's shape
+    WRITE = "write"  # writes some elements, or counts
+    UPDATE = "update"  # an optimizer's
+    DRAW = "draw"  # advances a random generator's own variable
+    ACCUMULATE = "accumulate"  # adds to a gradient accumulator
+
+
+class Gives(Enum):
+    """The result's elements, where they follow from the first operand without arithmetic."""
+
+    OTHER = "other"
+    SAME = "same"  # the operand
+    RESHAPED = "reshaped"  # its elements in the same order
+    REORDERED = "reordered"
+    ELEMENTS = "elements"  # some of its elements, perhaps repeated
+    SIZES = "sizes"  # its shape alone is read, and told
+    LIKE = "like"  # its shape alone is read; a constant of that shape
+
+
+class Buffer(Enum):
+    """The memory of the result."""
+
+    NEW = "new"
+    SAME = "same"  # the first operand's buffer is handed on
+    OVERWRITES = "overwrites"  # may take the place of an operand that nobody reads afterwards
+
+
+class Cost(Enum):
+    """What an op costs; ``OpTraits.flops`` is the number for each element."""
+
+    FREE = "free"  # a buffer is handed on, or nothing is computed at all
+    BODY = "body"  # what its function body costs
+    MOVE = "move"  # reads and writes memory, computes nothing
+    LOOK_UP = "look up"  # as MOVE, of the rows that it returns
+    RESULT = "result"  # FLOPs per element of the first result
+    OPERAND = "operand"  # FLOPs per element of the first operand: reductions, losses, normalisation
+    ADDS = "adds"  # one per element and operand but the first
+    POOL = "pool"  # one per element of a window
+    CONTRACTION = "contraction"  # two per combination of the rule's factors
+    CONVOLUTION = "convolution"  # ... but for the image's
+    UPDATE = "update"  # FLOPs per element of the variable; reads and writes its slots, too
+
+
+class Recipe(Enum):
+    """Ops that have a way of their own to be divided along a dimension that their rule needs whole."""
+
+    NONE = "none"
+    CLASSES = "classes"  # cross-entropy, along the classes
+    SOFTMAX = "softmax"  # along the last dimension
+    LOOK_UP = "look up"  # along the rows of the table
+
+
+class OpTraits(NamedTuple):
+    """One row: everything the package knows of an op type.  The defaults are what is taken of an unknown one.
+
+    Attributes:
+        rule: maker of the sharding rule (factors, roles, aliases): ``module.function arguments`` in
+            :mod:`whale_tf.ir.rules`; "" for none.
+        batch: handler in :mod:`whale_tf.ir.batch_axis` where the batch axis is not a matter of the rule alone.
+        value: evaluator in :mod:`whale_tf.ir.extents` of integer operands.
+        role, state, gives, buffer, recipe: see the enumerations.
+        cost: what to count, and ``flops`` for each of it.
+        passes_terms: terms of a sum may pass through and be added up behind it.
+        passes_reference: results refer to the variable that the operand refers to.
+        generates: the result's shape is an operand; rows of it can be made without the others.
+        has_shape_attr: the attribute ``shape`` is the result's, and must not say the whole batch's size in a clone.
+        philox: a random op whose numbers follow from a Philox generator's counter.
+        stateful_op: the op that draws the same numbers from a generator state of its own.
+        arity: numbers of inputs and outputs, where every op of the type has the same.
+    """
+
+    rule: str = ""
+    batch: str = ""
+    value: str = ""
+    role: Role = Role.COMPUTE
+    state: State = State.NONE
+    gives: Gives = Gives.OTHER
+    buffer: Buffer = Buffer.NEW
+    cost: Cost = Cost.RESULT
+    flops: float = 1.0
+    recipe: Recipe = Recipe.NONE
+    passes_terms: bool = False
+    passes_reference: bool = False
+    generates: bool = False
+    has_shape_attr: bool = False
+    philox: bool = False
+    stateful_op: str = ""
+    arity: Optional[Tuple[int, int]] = None
+
+    @property
+    def is_input(self) -> bool:
+        """Brings in data, or is a table that all share."""
+        return self.role in (Role.PLACEHOLDER, Role.INPUT, Role.PULL)
+
+    @property
+    def is_write(self) -> bool:
+        """Changes a variable of the model."""
+        return self.state in (State.ASSIGN, State.WRITE, State.UPDATE)
+
+    @property
+    def is_update(self) -> bool:
+        """An optimizer's update of variables, or of the accumulators that stand before one."""
+        return self.state in (State.UPDATE, State.ACCUMULATE)
+
+    @property
+    def only_moves(self) -> bool:
+        """The result has the operand's elements, all of them."""
+        return self.gives in (Gives.SAME, Gives.RESHAPED, Gives.REORDERED)
+
+    @property
+    def is_contraction(self) -> bool:
+        """Limited by arithmetic: a matrix product, an einsum or a convolution."""
+        return self.cost in (Cost.CONTRACTION, Cost.CONVOLUTION)
+
+
+Table = Dict[str, OpTraits]
+
+
+def table(*rows: Tuple[str, OpTraits]) -> Table:
+    """A section of the table, from rows and the op types (divided by spaces) that share each.
+
+    Raises:
+        ValueError: an op type has two rows.
+    """
+    return merged(*({name: row} for names, row in rows for name in names.split()))
+
+
+def merged(*sections: Table) -> Table:
+    """Sections as one table.
+
+    Raises:
+        ValueError: an op type has two rows.
+    """
+    result: Table = {}
+    for section in sections:
+        double = result.keys() & section.keys()
+        if double:
+            raise ValueError(f"op type {sorted(double)[0]!r} has two rows; one row says everything of it")
+        result.update(section)
+    return result
