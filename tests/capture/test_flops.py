@@ -8,7 +8,8 @@ import pytest
 from models import bert, vgg
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.record import record
-from whale_tf.profiler.op_cost import CONTRACTIONS, op_costs
+from whale_tf.ir.traits import traits
+from whale_tf.profiler.op_cost import op_costs
 
 
 def by_tensorflow(graph: Any) -> Dict[str, float]:
@@ -35,7 +36,7 @@ def test_contractions_cost_what_tensorflow_says(module: Any, config: Any) -> Non
     ours = op_costs(ops)
     compared = 0
     for op in ops.ops:
-        if CONTRACTIONS.match(op.type) and theirs.get(op.name) and not op.attrs.get("adj_x"):  # which tf.profiler ignores
+        if traits(op.type).is_contraction and theirs.get(op.name) and not op.attrs.get("adj_x"):  # which tf.profiler ignores
             assert ours[op.id].flops == theirs[op.name], (op.name, op.type)
             compared += 1
     assert compared > 10

@@ -91,13 +91,15 @@ def test_unknown_sizes_count_as_the_batch() -> None:
         op_costs(draft.graph)
 
 
-def loop(start: int, limit: int, comparison: str = "Less") -> Tuple[Draft, int]:
-    """A v1 loop around a product; returns the loop's exit."""
+def loop(start: int, limit: int, comparison: str = "Less", through: str = "") -> Tuple[Draft, int]:
+    """A v1 loop around a product, the limit behind an op of type ``through``; returns the loop's exit."""
     draft = Draft()
     frame = {"frame_name": "loop"}
     enter = draft.op("Enter", [draft.const(start)], (), dtype="int32", attrs=frame)
     merge = draft.op("Merge", [enter], (), (), dtype="int32")
-    limit_in = draft.op("Enter", [draft.const(limit)], (), dtype="int32", attrs=frame)
+    constant = draft.const(limit)
+    limit_in = draft.op("Enter", [draft.op(through, [constant], (), dtype="int32") if through else constant], (), dtype="int32",
+                        attrs=frame)
     draft.op("LoopCond", [draft.op(comparison, [merge, limit_in], (), dtype="bool")], (), dtype="bool")
     x, w = (draft.op("Enter", [draft.source(*shape)], shape, attrs=frame) for shape in ((4, 5), (5, 6)))
     draft.op("MatMul", [x, w], (4, 6), name="product")
@@ -108,6 +110,12 @@ def loop(start: int, limit: int, comparison: str = "Less") -> Tuple[Draft, int]:
 def test_a_loops_ops_run_as_often_as_its_counter_says(start: int, limit: int, comparison: str, count: int) -> None:
     graph = loop(start, limit, comparison)[0].graph
     assert op_costs(graph)[graph.op("product").id].flops == count * 2 * 4 * 5 * 6
+
+
+@pytest.mark.parametrize("through", ["Identity", "PreventGradient", "EnsureShape", "Reshape", "ExpandDims", "Cast"])
+def test_a_limit_is_known_behind_what_hands_it_on(through: str) -> None:
+    graph = loop(0, 7, "Less", through)[0].graph
+    assert op_costs(graph)[graph.op("product").id].flops == 7 * 2 * 4 * 5 * 6
 
 
 def test_a_gradients_loop_runs_as_often_as_the_forward_loop() -> None:

@@ -17,8 +17,8 @@ from whale_tf.errors import GraphError, PlanError
 from whale_tf.ir.batch_axis import find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase, Shape
 from whale_tf.ir.region import Region, find_region
-from whale_tf.ir.traits import VARIABLES
-from whale_tf.profiler.chain import SAME_BUFFER, Chain, chain_of
+from whale_tf.ir.traits import SAME_BUFFER, VARIABLES
+from whale_tf.profiler.chain import Chain, chain_of
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes
 
 

@@ -9,10 +9,8 @@ from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import VARIABLES
-from whale_tf.profiler.chain import ONLY_SHAPES, SAME_BUFFER
+from whale_tf.ir.traits import OVERWRITES, SAME_BUFFER, SHAPE_ONLY, VARIABLES
 from whale_tf.profiler.graph_profile import precision_of
-from whale_tf.profiler.liveness import IN_PLACE
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes
 from whale_tf.simulator.step_graph import PER_MICRO_BATCH, PER_STEP, UPDATES, StepGraph, StepOp, StepTensor, StepVariable
 
@@ -95,9 +93,9 @@ def _takes_over(op: Op, graph: OpGraph) -> bool:
         return False
     if op.type in SAME_BUFFER:
         return True
-    readers = {user for user, _ in graph.consumers(op.inputs[0]) if graph.ops[user].type not in ONLY_SHAPES}
+    readers = {user for user, _ in graph.consumers(op.inputs[0]) if graph.ops[user].type not in SHAPE_ONLY}
     same = tensor_bytes(graph, op.inputs[0]) == tensor_bytes(graph, op.outputs[0])
-    return op.type in IN_PLACE and len(readers) == 1 and same
+    return op.type in OVERWRITES and len(readers) == 1 and same
 
 
 def _variables(captured: Captured, graph: OpGraph, home: Dict[int, int]) -> Tuple[StepVariable, ...]:

@@ -34,10 +34,8 @@ from whale_tf.graph_editor import (
     set_input,
 )
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.traits import ENTERS
+from whale_tf.ir.traits import BATCH_NORM_GRADIENTS, BATCH_NORMS, ENTERS
 
-FORWARD_TYPES = frozenset(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
-GRADIENT_TYPES = frozenset(["FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"])
 TAGS = (TASK_GRAPH_ATTR, PHASE_ATTR, CALL_ATTR)
 
 
@@ -98,7 +96,7 @@ def _is_in_region(op: Op) -> bool:
 
 
 def _uses_batch_statistics(op: Op) -> bool:
-    return op.type in FORWARD_TYPES | GRADIENT_TYPES and bool(op.attrs.get("is_training", True))
+    return op.type in BATCH_NORMS | BATCH_NORM_GRADIENTS and bool(op.attrs.get("is_training", True))
 
 
 def _check_reachable(graph: tf.Graph, recorded: OpGraph, found: Sequence[Op]) -> None:
@@ -153,7 +151,7 @@ class _Decomposer:
     def run(self, ops: Sequence[tf.Operation]) -> None:
         for op in ops:  # producers first
             with self._in_place_of(op):
-                results = self._forward(op) if op.type in FORWARD_TYPES else self._backward(op)
+                results = self._forward(op) if op.type in BATCH_NORMS else self._backward(op)
             self._replace(op, results)
 
     def _forward(self, op: tf.Operation) -> List[tf.Tensor]:
@@ -199,7 +197,7 @@ class _Decomposer:
         for old, new in zip(op.outputs, results):
             new.set_shape(old.shape)
             readers = [reader for reader, _ in consumers(old)
-                       if not (op.type in FORWARD_TYPES and reader.type in GRADIENT_TYPES and old.value_index > 2)]
+                       if not (op.type in BATCH_NORMS and reader.type in BATCH_NORM_GRADIENTS and old.value_index > 2)]
             if readers:
                 for reader, position in reroute_tensor(old, new, readers, check_cycles=False):
                     self._done.did(set_input, reader, position, old)

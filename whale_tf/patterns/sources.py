@@ -6,13 +6,9 @@ from typing import Optional
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules import View
-from whale_tf.ir.rules.random import SHAPED
+from whale_tf.ir.traits import GENERATORS, RANDOM, traits
 from whale_tf.patterns.spread import Spread, everywhere
 from whale_tf.patterns.strategy import ADVANCED, CUT, RESEEDED, SHARDS, Localise, Strategy
-
-# Random ops whose kernels count through a Philox generator.
-PHILOX = frozenset(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniformV2",
-                    "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"))
 
 
 def source(op: Op, view: View, spread: Spread) -> Optional[Strategy]:
@@ -25,9 +21,9 @@ def source(op: Op, view: View, spread: Spread) -> Optional[Strategy]:
     whole = (everywhere,) * len(op.inputs)
     if op.type == "Const":
         return Strategy("cut", CUT, whole, (spread,))
-    if op.type not in SHAPED or None in (view.shape(op.outputs[0]) or (None,)):
+    if op.type not in GENERATORS & RANDOM or None in (view.shape(op.outputs[0]) or (None,)):
         return None
-    if op.type in PHILOX and is_seeded(op):
+    if traits(op.type).philox and is_seeded(op):
         return Strategy("advanced", ADVANCED, whole, (spread,))
     if view.value(op.inputs[0]) is None:
         return None

@@ -17,7 +17,6 @@ from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
-from whale_tf.ir.rules.random import RANDOM
 from whale_tf.ir.rules.rule import (
     ADDED,
     MAX,
@@ -31,11 +30,10 @@ from whale_tf.ir.rules.rule import (
     ShapeOperand,
 )
 from whale_tf.ir.rules.shape import refine
+from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, LOOK_UPS, RANDOM, SHAPE_ONLY, Recipe, traits
 from whale_tf.patterns.spread import Spread, each, everywhere, once, partial, shard
 
 # What only moves elements is done again on every device that needs its result: the operand is sent once, for all of them.
-MOVES = frozenset(("Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose", "PreventGradient"))
-SHAPE_ONLY = ("Shape", "ShapeN", "Size", "Rank")
 # How a strategy is carried out.
 ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"
 CLASSES, SOFTMAX, LOOK_UP, ROWS = "classes", "softmax", "look-up", "rows"
@@ -313,17 +311,17 @@ class _Finder:
 
     def _recipe(self, factor: str, needs: Tuple[Spread, ...], gives: Tuple[Spread, ...]) -> Optional[Strategy]:
         """Ops with a recipe of their own for a factor that their rule needs whole or looks up by number."""
-        op, kind, others = self.op, self.op.type, self.count - 1
-        if kind in ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits") and factor == "c":
-            sparse = kind.startswith("Sparse")
+        op, recipe, others = self.op, traits(self.op.type).recipe, self.count - 1
+        if recipe is Recipe.CLASSES and factor == "c":
+            sparse = op.type.startswith("Sparse")
             if not needs[0].is_shard or needs[1].is_shard == sparse:
                 return None  # labels that broadcast along the classes
             return Strategy("class_sharded", CLASSES, needs, (once, gives[1]), (), (),
                             (6 if sparse else 5) * others * self._elements(op.outputs[0]))
-        if kind in ("Softmax", "LogSoftmax"):
+        if recipe is Recipe.SOFTMAX:
             rows = self._elements(op.outputs[0]) // max(self.sizes[factor], 1)
             return Strategy("softmax_sharded", SOFTMAX, needs, gives, (), (), 4 * others * rows)
-        if kind in ("Gather", "GatherV2", "ResourceGather") and not op.attrs.get("batch_dims"):
+        if recipe is Recipe.LOOK_UP and not op.attrs.get("batch_dims"):
             return Strategy("embedding", LOOK_UP, needs, (partial,))
         if self.rule.alias and needs[0].is_shard and needs[0].dim == 0:
             return Strategy("rows", ROWS, needs, tuple(needs[0] for _ in op.outputs))
@@ -356,9 +354,9 @@ def is_float(dtype: str) -> bool:
 def pattern_name(op: Op, rule: Rule, factor: str) -> str:
     """What dividing ``factor`` is called: by which of the two operands have it, for contractions."""
     dims: List[AnyDims] = list(rule.inputs)
-    if op.type.startswith(("Conv", "Depthwise")):
+    if op.type in CONVOLUTIONS:
         return {"o": "output_channel", "i": "input_channel"}.get(factor, factor)
-    if op.type in ("Gather", "GatherV2", "ResourceGather"):
+    if op.type in LOOK_UPS:
         return "embedding_column" if _has(dims[0], factor) else "indices"
     if len(dims) >= 2 and op.type in CONTRACTIONS:
         first, second = _has(dims[0], factor), _has(dims[1], factor)
@@ -373,8 +371,3 @@ def _has(dims: AnyDims, factor: str) -> bool:
 
 
 STACK = "stack"  # the pattern of many products side by side: attention's heads, experts
-CONTRACTIONS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "SparseMatMul"))
-CONVOLUTIONS = frozenset(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv2DBackpropFilter",
-                          "Conv3DBackpropInputV2", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropInput",
-                          "DepthwiseConv2dNativeBackpropFilter"))
-LOOK_UPS = frozenset(("Gather", "GatherV2", "ResourceGather"))

@@ -19,12 +19,8 @@ import numpy as np
 from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable
-from whale_tf.ir.traits import VARIABLES
+from whale_tf.ir.traits import SAME_BUFFER, SHAPE_ONLY, VARIABLES
 from whale_tf.profiler.op_cost import OpCost, tensor_bytes
-
-# An op of these types hands its first operand's buffer on.
-SAME_BUFFER = frozenset("Identity Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape Snapshot".split())
-ONLY_SHAPES = frozenset("Shape ShapeN Size Rank".split())
 
 
 class Chain(NamedTuple):
@@ -207,7 +203,7 @@ def buffer_of(graph: OpGraph, tensor: int) -> int:
 def _activations(region: Region, place: Mapping[int, int], count: int) -> np.ndarray:
     """Bytes of each segment's tensors that backward ops read."""
     graph = region.graph
-    kept = {buffer_of(graph, tensor) for index in region.late if graph.ops[index].type not in ONLY_SHAPES
+    kept = {buffer_of(graph, tensor) for index in region.late if graph.ops[index].type not in SHAPE_ONLY
             for tensor in graph.ops[index].inputs}
     sizes = np.zeros(count)
     for tensor in kept:

@@ -105,7 +105,7 @@ def _scope(ops: Sequence[Op]) -> str:
 def precision_of(graph: OpGraph) -> str:
     """Of the variables' values; the narrowest that a contraction computes in."""
     found = {graph.tensors[op.outputs[0]].dtype for op in graph.ops
-             if op.phase is Phase.FORWARD and op.type in ("MatMul", "Conv2D", "BatchMatMul", "BatchMatMulV2", "Einsum")}
+             if op.phase is Phase.FORWARD and traits(op.type).is_contraction}
     for dtype in ("bfloat16", "float16", "float32", "float64"):
         if dtype in found:
             return _PRECISIONS[dtype]

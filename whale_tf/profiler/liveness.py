@@ -16,12 +16,9 @@ from typing import Dict, NamedTuple, Optional, Sequence, Set
 
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.region import Region
-from whale_tf.ir.rules import elementwise
-from whale_tf.profiler.chain import ONLY_SHAPES, buffer_of
+from whale_tf.ir.traits import OVERWRITES, SHAPE_ONLY
+from whale_tf.profiler.chain import buffer_of
 from whale_tf.profiler.op_cost import tensor_bytes
-
-# Results may take an operand's place: what computes element by element.
-IN_PLACE = frozenset(elementwise.RULES) - {"IdentityN", "Cast", "Select"} | {"Softmax", "LogSoftmax", "FusedBatchNormV3"}
 
 
 class MicroBatchMemory(NamedTuple):
@@ -100,7 +97,7 @@ class _Play:
         found: Dict[int, int] = {}
         for place, index in enumerate(self.order):
             op = self.graph.ops[index]
-            if op.type not in ONLY_SHAPES:
+            if op.type not in SHAPE_ONLY:
                 for tensor in op.inputs:
                     found[buffer_of(self.graph, tensor)] = place
         return found
@@ -139,7 +136,7 @@ class _Play:
 
     def _replaced(self, op: Op, tensor: int, place: int) -> Optional[int]:
         """The operand whose memory the result takes over."""
-        if op.type in IN_PLACE:
+        if op.type in OVERWRITES:
             for operand in op.inputs:
                 source = buffer_of(self.graph, operand)
                 if source in self.alive and self.last_use.get(source) == place and self.alive[source] == self._size(tensor):

@@ -8,14 +8,14 @@ cost a few FLOPs for each element; what limits them is the memory they read and 
 
 from __future__ import annotations
 
-import re
-from typing import Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 import numpy as np
 
 from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.rules import NoRule, Rule, View, rule_for
+from whale_tf.ir.traits import CONDITIONALS, Cost, OpTraits, traits
 from whale_tf.profiler.trip_count import body_runs
 
 
@@ -35,42 +35,6 @@ class OpCost(NamedTuple):
 
 FREE = OpCost(0.0, 0.0)
 
-CONTRACTIONS = re.compile(
-    r"^(MatMul|SparseMatMul|BatchMatMul(V2|V3)?|Einsum|(Conv[23]D|DepthwiseConv2dNative)(Backprop(Input|Filter))?(V2)?)$")
-
-# Buffers are handed on, or nothing is computed at all.
-_FREE = frozenset("""Const Placeholder PlaceholderV2 PlaceholderWithDefault Variable VariableV2 VarHandleOp AutoReloadVariable
-    Identity IdentityN RefIdentity StopGradient PreventGradient Reshape Squeeze ExpandDims Shape ShapeN Size Rank ReadVariableOp
-    NoOp Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration LoopCond ControlTrigger
-    BroadcastGradientArgs VariableShape IteratorGetNext IteratorV2 OneShotIterator _Arg _Retval EnsureShape Snapshot
-    StackPushV2 StackPopV2 TensorArrayV3 TensorArrayGradV3 TensorListReserve EmptyTensorList StackV2 Assert
-    While StatelessWhile If StatelessIf Case PartitionedCall StatefulPartitionedCall""".split())
-
-# FLOPs per element of the results where it is not 0 (moving data) or 1.
-_PER_RESULT: Mapping[str, float] = {
-    "Softmax": 5, "LogSoftmax": 5, "SquaredDifference": 2, "TanhGrad": 3,
-    "SigmoidGrad": 3, "GeluGrad": 10, "RsqrtGrad": 4, "SqrtGrad": 3}  # fmt: skip
-
-# FLOPs per element of the first float operand: reductions, losses, normalisation.
-_PER_OPERAND: Mapping[str, float] = {
-    "Sum": 1, "Mean": 1, "Max": 1, "Min": 1, "Prod": 1, "All": 0, "Any": 0, "L2Loss": 2, "BiasAddGrad": 1, "ArgMax": 1,
-    "ArgMin": 1, "SoftmaxCrossEntropyWithLogits": 6, "SparseSoftmaxCrossEntropyWithLogits": 6, "UnsortedSegmentSum": 1,
-    "SegmentSum": 1, "FusedBatchNorm": 8, "FusedBatchNormV2": 8, "FusedBatchNormV3": 8, "FusedBatchNormGrad": 14,
-    "FusedBatchNormGradV2": 14, "FusedBatchNormGradV3": 14, "LRN": 10, "LRNGrad": 20}  # fmt: skip
-
-_MOVES = re.compile(
-    r"^(Transpose|Concat(V2)?|Split(V)?|Slice|StridedSlice(Grad)?|Pad(V2)?|MirrorPad(Grad)?|Tile|BroadcastTo|Fill|Range|Pack|"
-    r"Unpack|Gather(V2|Nd)?|ResourceGather|ScatterNd|OneHot|DynamicStitch|DynamicPartition|Cast|ZerosLike|OnesLike|"
-    r"Reverse(V2|Sequence)?|Select(V2)?|Where|Unique(V2)?|TensorArray.*|TensorList.*|Assign.*|Space.*|Batch.*|DepthToSpace|"
-    r"MatrixDiag.*|MatrixBandPart|InvertPermutation|ConcatOffset)$")
-
-# FLOPs of an optimizer's update per element of the variable: its formula counted term by term.
-_UPDATES: Mapping[str, float] = {
-    "GradientDescent": 2, "ProximalGradientDescent": 4, "Momentum": 4, "KerasMomentum": 4, "Adam": 12, "AdaMax": 9,
-    "Adagrad": 5, "AdagradV2": 6, "Adadelta": 12, "RMSProp": 9, "CenteredRMSProp": 13, "Ftrl": 14, "FtrlV2": 16, "AddSign": 8,
-    "PowerSign": 9}  # fmt: skip
-_UPDATE = re.compile(r"^(Resource)?(Sparse)?Apply([A-Za-z0-9]+)$")
-_POOL = re.compile(r"^(Avg|Max)Pool(3D)?(Grad)?$")
 
 
 def tensor_bytes(graph: OpGraph, tensor: int) -> int:
@@ -121,37 +85,37 @@ class _Costs:
     def cost(self, op: Op) -> OpCost:
         if op.body:
             return self._functional(op)
-        if op.type in _FREE:
+        row = traits(op.type)
+        if row.cost in (Cost.FREE, Cost.BODY):
             return FREE
-        update = _UPDATE.match(op.type)
-        if update is not None:
-            return self._update(op, _UPDATES.get(update.group(3), 1.0))
+        if row.cost is Cost.UPDATE:
+            return self._update(op, row.flops)
         moved = float(sum(tensor_bytes(self.graph, t) for t in [*set(op.inputs), *op.outputs]))
-        if CONTRACTIONS.match(op.type):
+        if row.is_contraction:
             return OpCost(contraction_flops(op, self.graph, self._view), moved, True)
-        return OpCost(self._by_elements(op), self._touched(op, moved))
+        return OpCost(self._by_elements(op, row), self._touched(op, row, moved))
 
-    def _touched(self, op: Op, moved: float) -> float:
+    def _touched(self, op: Op, row: OpTraits, moved: float) -> float:
         """A look-up reads the rows it returns, not the table."""
-        if op.type in ("Gather", "GatherV2", "ResourceGather", "GatherNd"):
+        if row.cost is Cost.LOOK_UP:
             return float(2 * tensor_bytes(self.graph, op.outputs[0]) + tensor_bytes(self.graph, op.inputs[1]))
         return moved
 
-    def _by_elements(self, op: Op) -> float:
-        if _MOVES.match(op.type) or not op.outputs:
+    def _by_elements(self, op: Op, row: OpTraits) -> float:
+        if row.cost in (Cost.MOVE, Cost.LOOK_UP) or not op.outputs:
             return 0.0
-        if op.type in _PER_OPERAND:
-            return _PER_OPERAND[op.type] * elements(self.graph, op.inputs[0])
-        if op.type == "AddN":
+        if row.cost is Cost.OPERAND:
+            return row.flops * elements(self.graph, op.inputs[0])
+        if row.cost is Cost.ADDS:
             return float((len(op.inputs) - 1) * elements(self.graph, op.outputs[0]))
-        if _POOL.match(op.type):
+        if row.cost is Cost.POOL:
             window = float(np.prod(op.attrs.get("ksize") or [1]))
             # forward: the results; gradient: the operand of the results' size comes back over every window
             small = min(elements(self.graph, t) or elements(self.graph, op.outputs[0]) for t in (op.inputs[-1], op.outputs[0]))
             return window * small
         if not self.graph.tensors[op.outputs[0]].dtype.startswith(("float", "bfloat", "half", "double", "complex")):
             return 0.0
-        return _PER_RESULT.get(op.type, 1.0) * elements(self.graph, op.outputs[0])
+        return row.flops * elements(self.graph, op.outputs[0])
 
     def _update(self, op: Op, per_element: float) -> OpCost:
         """The largest operand that is not a handle stands for the gradient; slots are read and written, too."""
@@ -165,7 +129,7 @@ class _Costs:
     def _functional(self, op: Op) -> OpCost:
         """If and Case: the dearest branch; While: one run of condition and body; calls: the body."""
         costs = [self._body(body) for body in (op.body or {}).values()]
-        if op.type in ("If", "StatelessIf", "Case", "StatelessCase"):
+        if op.type in CONDITIONALS:
             return max(costs, key=lambda cost: (cost.flops, cost.bytes))
         return _added(costs)
 
@@ -203,7 +167,7 @@ def contraction_flops(op: Op, graph: OpGraph, view: Optional[View] = None) -> fl
     except NoRule as error:
         raise PlanError(f"the FLOPs of op {op.name!r} ({op.type}) are not known: {error}") from None
     sizes = _factor_sizes(op, rule, graph)
-    is_convolution = "onv" in op.type
+    is_convolution = traits(op.type).cost is Cost.CONVOLUTION
     product = 1.0
     for factor in rule.factors:
         if is_convolution and factor.startswith("x"):

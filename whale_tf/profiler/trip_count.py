@@ -15,10 +15,10 @@ from typing import Callable, Dict, List, Optional
 
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import frames
-from whale_tf.ir.traits import EXITS, WHILES
+from whale_tf.ir.traits import ENTERS, EXITS, MERGES, SWITCHES, WHILES, Gives, types_where
 
 _Value = Callable[[OpGraph, int], Optional[int]]
-_PASSING = ("Identity", "Enter", "RefEnter", "Switch", "Merge", "Cast", "Squeeze", "StopGradient")
+_PASSING = ENTERS | SWITCHES | MERGES | types_where(lambda row: row.gives in (Gives.SAME, Gives.RESHAPED)) | {"Cast"}
 
 
 def body_runs(graph: OpGraph) -> Dict[int, int]:
@@ -76,7 +76,7 @@ class _Finder:
         if op.type == "LogicalAnd":
             known = [count for t in op.inputs for count in [self._least(graph, t, value)] if count is not None]
             return min(known) if known else None
-        if op.type not in ("Less", "LessEqual", "Greater", "GreaterEqual"):
+        if not op.type.startswith(("Less", "Greater")):
             return None
         left, right = (value(graph, t) for t in op.inputs)
         if left is None or right is None:

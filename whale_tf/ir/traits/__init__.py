@@ -77,9 +77,10 @@ READS = types_where(lambda row: row.state is State.READ)
 ASSIGNS = types_where(lambda row: row.state is State.ASSIGN)
 
 # values
-MOVES = types_where(lambda row: row.only_moves)
+MOVES = types_where(lambda row: row.only_moves and not row.stops_gradient)  # cheap to do again wherever it is read
 SHAPE_ONLY = types_where(lambda row: row.gives is Gives.SIZES)
 RANDOM = types_of(Role.RANDOM)
+GENERATORS = types_where(lambda row: row.generates)
 PASSES_TERMS = types_where(lambda row: row.passes_terms)
 SHAPE_ATTRS = types_where(lambda row: row.has_shape_attr)
 

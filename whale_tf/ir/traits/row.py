@@ -104,7 +104,8 @@ class OpTraits(NamedTuple):
         value: evaluator in :mod:`whale_tf.ir.extents` of integer operands.
         role, state, gives, buffer, recipe: see the enumerations.
         cost: what to count, and ``flops`` for each of it.
-        passes_terms: terms of a sum may pass through and be added up behind it.
+        passes_terms: terms of a sum may pass through; before any other op they are added up, so that this is done once.
+        stops_gradient: its result has none, though it has the operand's elements.
         passes_reference: results refer to the variable that the operand refers to.
         generates: the result's shape is an operand; rows of it can be made without the others.
         has_shape_attr: the attribute ``shape`` is the result's, and must not say the whole batch's size in a clone.
@@ -124,6 +125,7 @@ class OpTraits(NamedTuple):
     flops: float = 1.0
     recipe: Recipe = Recipe.NONE
     passes_terms: bool = False
+    stops_gradient: bool = False
     passes_reference: bool = False
     generates: bool = False
     has_shape_attr: bool = False

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from whale_tf.ir.graph import Op, Shape
-from whale_tf.ir.traits import READS
+from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, LOOK_UPS, LOSSES, READS, SHAPE_ONLY
 from whale_tf.patterns.spread import Spread, everywhere, once
-from whale_tf.patterns.strategy import CONTRACTIONS, CONVOLUTIONS, LOOK_UPS, ONCE, SHAPE_ONLY, SIZES, Strategy
+from whale_tf.patterns.strategy import ONCE, SIZES, Strategy
 from whale_tf.planner.rhino.collectives import PICOSECONDS
 from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.search import Answer
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.sharding.assignment import Choice
-from whale_tf.planner.sharding.problem import LOSSES
 
 HOME = 0  # all is one TaskGraph
-WORTH_DIVIDING = CONTRACTIONS | CONVOLUTIONS | LOOK_UPS | frozenset(LOSSES)
+WORTH_DIVIDING = CONTRACTIONS | CONVOLUTIONS | LOOK_UPS | LOSSES
 
 
 def assignment_of(answer: Answer) -> Assignment:

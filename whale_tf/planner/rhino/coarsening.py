@@ -18,7 +18,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf.patterns.strategy import CONTRACTIONS, CONVOLUTIONS
+from whale_tf.ir.traits import traits
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import MAX_ENTRIES, Elimination, eliminate
 from whale_tf.planner.rhino.problem import Problem
@@ -57,7 +57,7 @@ def coarsen(problem: Problem) -> Coarse:
     for op in reversed(problem.scope.ops):
         for source in before[op]:
             latest[source] = min(latest[source], latest[op] - 1)
-    heavy = [op for op in problem.scope.ops if graph.ops[op].type in CONTRACTIONS | CONVOLUTIONS and earliest[op] == latest[op]]
+    heavy = [op for op in problem.scope.ops if traits(graph.ops[op].type).is_contraction and earliest[op] == latest[op]]
     critical = sorted(heavy, key=lambda op: earliest[op])
     times = [earliest[op] for op in critical]
     segment = [0] * len(problem.costs.nodes)

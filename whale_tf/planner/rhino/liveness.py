@@ -16,12 +16,12 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from whale_tf.ir.graph import Phase
+from whale_tf.ir.traits import SAME_BUFFER, SHAPE_ONLY
 from whale_tf.patterns.spread import EACH, Spread
-from whale_tf.patterns.strategy import SHAPE_ONLY
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.problem import Layouts, Problem
 from whale_tf.planner.rhino.work import elements, item_bytes
-from whale_tf.profiler.chain import SAME_BUFFER, buffer_of
+from whale_tf.profiler.chain import buffer_of
 
 Pairs = Mapping[Tuple[int, int], np.ndarray]
 

@@ -22,11 +22,11 @@ from whale_tf.cluster.devices import Device
 from whale_tf.errors import ConfigError
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.parts import even_sizes
+from whale_tf.ir.traits import SHAPE_ONLY, Cost, traits
 from whale_tf.patterns.spread import EACH, Spread, everywhere, shard
 from whale_tf.patterns.strategy import (
     LINEAR,
     ONCE,
-    SHAPE_ONLY,
     Strategy,
     computed_once,
     look,
@@ -37,7 +37,7 @@ from whale_tf.planner.rhino.collectives import PICOSECONDS, Ring, conversion, la
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.scope import Scope
-from whale_tf.planner.rhino.work import FREE, Work, elements, flops, item_bytes
+from whale_tf.planner.rhino.work import Work, elements, flops, item_bytes
 
 Layouts = Tuple[Spread, ...]
 
@@ -143,7 +143,7 @@ class Problem:
         total = flops(op, operands, results)
         compute, exchange = [], []
         for strategy in found:
-            compute.append(0 if op.type in FREE else self._compute(op, strategy, total, operands, results))
+            compute.append(0 if traits(op.type).cost is Cost.FREE else self._compute(op, strategy, total, operands, results))
             moved = 4.0 * strategy.exchanged
             exchange.append(int(round(self.ring.exchange_seconds(moved) * PICOSECONDS)) if moved else 0)
         needs = tuple(tuple(layout_of(s.needs[i]) for s in found) for i in range(len(op.inputs)))

@@ -19,6 +19,7 @@ import numpy as np
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import InfeasibleError
+from whale_tf.ir.traits import traits
 from whale_tf.planner.result import SearchResult, Stage, kind_of
 from whale_tf.planner.rhino.pipeline import Flow, StageProblem, Stages, stage_program
 from whale_tf.planner.virtual_device import dealt
@@ -26,7 +27,7 @@ from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source, profile_of
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.profiler.op_cost import CONTRACTIONS, OpCost, tensor_bytes
+from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 from whale_tf.profiler.op_time import LAUNCH_S, op_seconds
 from whale_tf.schedule import warmup_depths
 
@@ -60,7 +61,7 @@ def units_of(chain: Chain, device: Device) -> Units:
             sources.setdefault(reader, []).append(producer)
     heavy: List[int] = []  # sets as bits
     for segment, ops in enumerate(chain.ops):
-        own = 1 << segment if any(CONTRACTIONS.match(graph.ops[op].type) for op in ops) else 0
+        own = 1 << segment if any(traits(graph.ops[op].type).is_contraction for op in ops) else 0
         for source in sources.get(segment, ()):
             own |= heavy[source]
         heavy.append(own)

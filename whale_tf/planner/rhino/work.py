@@ -9,14 +9,10 @@ import numpy as np
 from whale_tf.cluster.devices import Device
 from whale_tf.ir.graph import Op, Shape
 from whale_tf.ir.rules.matmul import parse_equation
-from whale_tf.patterns.strategy import CONTRACTIONS, CONVOLUTIONS, NOMINAL_SIZE, SHAPE_ONLY
+from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, Cost, traits
+from whale_tf.patterns.strategy import NOMINAL_SIZE
 
 PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-# Results that are their operand under another name, or a constant: nothing is computed when the graph runs.
-FREE = frozenset(SHAPE_ONLY) | frozenset((
-    "Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Const", "VariableV2", "Variable",
-    "VarHandleOp", "ReadVariableOp", "Placeholder", "PlaceholderV2", "IteratorGetNext", "NoOp", "VariableShape"))
-
 
 class Work(NamedTuple):
     """``flops`` of the whole op; ``bytes`` of its operands and results together, if all are whole."""
@@ -51,7 +47,7 @@ def item_bytes(dtype: str) -> int:
 def flops(op: Op, operands: Sequence[Shape], results: Sequence[Shape]) -> float:
     """Floating-point operations of an op: twice the multiplications of a contraction or convolution, else one per element of
     the largest operand or result."""
-    if op.type in FREE or op.type.startswith("Gather"):
+    if traits(op.type).cost in (Cost.FREE, Cost.LOOK_UP):
         return 0.0
     if op.type == "Einsum":
         labels, _ = parse_equation(str(op.attrs.get("equation", "")), [len(shape or ()) for shape in operands])

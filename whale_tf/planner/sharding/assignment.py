@@ -10,11 +10,11 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
-from whale_tf.ir.traits import VARIABLES
+from whale_tf.ir.traits import LOSSES, VARIABLES
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.force import forced_patterns
-from whale_tf.planner.sharding.problem import BATCH, LOSSES, Problem, State
+from whale_tf.planner.sharding.problem import BATCH, Problem, State
 from whale_tf.planner.sharding.search import cheapest
 
 

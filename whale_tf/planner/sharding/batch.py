@@ -16,10 +16,8 @@ from whale_tf.errors import ConfigError
 from whale_tf.ir.batch_axis import EXTENT
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.region import Region
-from whale_tf.ir.rules.random import RANDOM
-from whale_tf.ir.traits import VARIABLES
+from whale_tf.ir.traits import MOVES, RANDOM, VARIABLES
 from whale_tf.patterns.spread import EVERYWHERE
-from whale_tf.patterns.strategy import MOVES
 from whale_tf.planner.sharding.assignment import Assignment
 from whale_tf.planner.sharding.problem import BATCH, Problem
 

@@ -6,7 +6,8 @@ from typing import Dict, List, Mapping, Optional
 
 from whale_tf.errors import ConfigError, PlanError, did_you_mean
 from whale_tf.ir.graph import Op
-from whale_tf.planner.sharding.problem import LOSSES, Problem
+from whale_tf.ir.traits import LOSSES
+from whale_tf.planner.sharding.problem import Problem
 
 
 def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[str, str]]) -> Dict[int, str]:

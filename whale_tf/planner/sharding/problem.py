@@ -7,17 +7,12 @@ from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.traits import CONTROL_FLOW, READS, VARIABLES
+from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, traits
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once
 from whale_tf.patterns.strategy import (
-    CONTRACTIONS,
-    CONVOLUTIONS,
     LINEAR,
-    LOOK_UPS,
-    MOVES,
     NOMINAL_SIZE,
     ONCE,
-    SHAPE_ONLY,
     SIZES,
     Sizes,
     Strategies,
@@ -31,12 +26,7 @@ from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
 from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 
-LOSSES = ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
 BATCH = "batch"
-# Terms of a sum pass through these; before any other op they are added up, so that they are added up once.
-PASSES_TERMS = frozenset((
-    "Identity", "StopGradient", "PreventGradient", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Cast", "AddN", "Add",
-    "AddV2", "Sub", "Neg", "Sum"))
 
 
 class SplitTaskGraph(NamedTuple):
@@ -121,7 +111,7 @@ class Problem:
         """Ops that are worth dividing: contractions, convolutions, look-ups in a variable."""
         if op.type in LOOK_UPS:
             return self.is_variable(self.root(op.inputs[0]))
-        return op.type in CONTRACTIONS or op.type in CONVOLUTIONS
+        return traits(op.type).is_contraction
 
     def undivided(self, op: Op) -> Strategy:
         """``batch`` where the devices have examples of their own and the op's results count them, else ``once``.  Both exchange
@@ -192,7 +182,7 @@ class Problem:
             follows = op.type in VARIABLES or any(trained[t] for t in op.inputs)
             for t in op.outputs:
                 dtype = self.graph.tensors[t].dtype
-                trained[t] = follows and op.type != "StopGradient" and (is_float(dtype) or dtype == "resource")
+                trained[t] = follows and not traits(op.type).stops_gradient and (is_float(dtype) or dtype == "resource")
         return trained
 
     def _check_control_flow(self) -> None:

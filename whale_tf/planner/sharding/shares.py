@@ -16,7 +16,8 @@ from typing import Iterable, Mapping, Sequence, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules import View
-from whale_tf.patterns.strategy import CONTRACTIONS, STACK, strategies
+from whale_tf.ir.traits import CONTRACTIONS
+from whale_tf.patterns.strategy import STACK, strategies
 from whale_tf.planner.slices import UNITS_PER_DEVICE, follows_devices, replica_slices
 
 

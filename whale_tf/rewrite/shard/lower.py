@@ -24,6 +24,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.extents import Size, Value, as_value
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.rules import rule_for
+from whale_tf.ir.traits import MOVES, SHAPE_ATTRS
 from whale_tf.patterns.spread import Spread, everywhere, once
 from whale_tf.patterns.strategy import (
     ADVANCED,
@@ -31,7 +32,6 @@ from whale_tf.patterns.strategy import (
     CUT,
     EXTREME,
     LOOK_UP,
-    MOVES,
     RESEEDED,
     ROWS,
     SIZES,
@@ -47,8 +47,6 @@ from whale_tf.rewrite.shard.initial import Stream, cut
 from whale_tf.rewrite.shard.recipes import Rows, Softmax, combine
 from whale_tf.rewrite.shard.tags import TaggedStage
 from whale_tf.rewrite.shard.values import Values
-
-SHAPE_ATTRIBUTES = ("EnsureShape", "PlaceholderWithDefault")
 
 
 class Lowering:
@@ -130,7 +128,7 @@ class Lowering:
                 self._keep_rows(op, node.name, operands, strategy.needs[0], home, i)
             if strategy.how == RESEEDED:
                 self._reseed(op, node, home, i)
-            if op.type in SHAPE_ATTRIBUTES and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
+            if op.type in SHAPE_ATTRS and strategy.gives[0].is_shard and not node.attr["shape"].shape.unknown_rank:
                 node.attr["shape"].shape.dim[strategy.gives[0].dim].size = strategy.gives[0].sizes[i]
             results.append(node.name)
         self.done[op.name] = [[name] for name in results]
