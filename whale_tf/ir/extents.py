@@ -18,6 +18,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from whale_tf.ir.traits import traits
+
 Symbol = Tuple[Any, ...]
 Monomial = Tuple[Symbol, ...]
 BATCH: Symbol = ("batch",)
@@ -427,44 +429,44 @@ def _first(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:
     return [inputs[0]]
 
 
+# By name: the rows of :mod:`whale_tf.ir.traits` give them as ``value``.
 EVALUATORS: Dict[str, Evaluator] = {
-    "Identity": _first, "StopGradient": _first, "Cast": _first, "PreventGradient": _first, "Snapshot": _first,
-    "Enter": _first, "Exit": _first,
-    "Add": _elementwise(lambda a, b: a + b), "AddV2": _elementwise(lambda a, b: a + b),
-    "Sub": _elementwise(lambda a, b: a - b), "Mul": _elementwise(lambda a, b: a * b),
-    "FloorDiv": _elementwise(lambda a, b: a // b), "Div": _elementwise(lambda a, b: a // b),
-    "FloorMod": _elementwise(lambda a, b: a % b), "Maximum": _elementwise(maximum), "Minimum": _elementwise(minimum),
-    "Neg": lambda attrs, inputs: [_array(-inputs[0])],
-    "Equal": _compare(lambda d: d == 0), "NotEqual": _compare(lambda d: d != 0), "Less": _compare(lambda d: d < 0),
-    "LessEqual": _compare(lambda d: d <= 0), "Greater": _compare(lambda d: d > 0),
-    "GreaterEqual": _compare(lambda d: d >= 0),
-    "LogicalAnd": _elementwise(lambda a, b: int(a and b)), "LogicalOr": _elementwise(lambda a, b: int(a or b)),
-    "Select": lambda attrs, inputs: [np.where(as_value(inputs[0]).astype(bool), inputs[1], inputs[2])],
-    "SelectV2": lambda attrs, inputs: [np.where(as_value(inputs[0]).astype(bool), inputs[1], inputs[2])],
-    "Prod": _reduce(lambda a, b: a * b, 1), "Sum": _reduce(lambda a, b: a + b, 0),
-    "Max": _reduce(maximum, None), "Min": _reduce(minimum, None),
-    "All": _reduce(lambda a, b: int(a and b), 1), "Any": _reduce(lambda a, b: int(a or b), 0),
-    "StridedSlice": _strided_slice, "Slice": _slice, "Reshape": _reshape, "Squeeze": _squeeze,
-    "ExpandDims": lambda attrs, inputs: [np.expand_dims(inputs[0], _int(inputs[1]))],
-    "Transpose": lambda attrs, inputs: [np.transpose(inputs[0], _ints(inputs[1]))],
-    "Pack": lambda attrs, inputs: [np.stack(list(inputs), axis=attrs.get("axis", 0))],
-    "Unpack": _unpack, "Pad": _pad, "Split": _split, "SplitV": _split_v,
-    "ConcatV2": lambda attrs, inputs: _concat(inputs[-1], inputs[:-1]),
-    "Concat": lambda attrs, inputs: _concat(inputs[0], inputs[1:]),
-    "Tile": lambda attrs, inputs: [np.tile(inputs[0], _ints(inputs[1]))],
-    "Range": _range, "Fill": _fill, "DynamicStitch": _dynamic_stitch, "ParallelDynamicStitch": _dynamic_stitch,
-    "Gather": _gather, "GatherV2": _gather, "ConcatOffset": _concat_offset,
-    "BroadcastGradientArgs": _broadcast_gradient_args, "BroadcastArgs": _broadcast_args,
-    "InvertPermutation": _invert_permutation, "ListDiff": _list_diff,
-    "ZerosLike": lambda attrs, inputs: [as_value(np.zeros(inputs[0].shape, dtype=int))],
-    "OnesLike": lambda attrs, inputs: [as_value(np.ones(inputs[0].shape, dtype=int))],
+    "first": _first,
+    "add": _elementwise(lambda a, b: a + b), "subtract": _elementwise(lambda a, b: a - b),
+    "multiply": _elementwise(lambda a, b: a * b), "floor_divide": _elementwise(lambda a, b: a // b),
+    "remainder": _elementwise(lambda a, b: a % b), "maximum": _elementwise(maximum), "minimum": _elementwise(minimum),
+    "negative": lambda attrs, inputs: [_array(-inputs[0])],
+    "equal": _compare(lambda d: d == 0), "not_equal": _compare(lambda d: d != 0), "less": _compare(lambda d: d < 0),
+    "less_equal": _compare(lambda d: d <= 0), "greater": _compare(lambda d: d > 0),
+    "greater_equal": _compare(lambda d: d >= 0),
+    "logical_and": _elementwise(lambda a, b: int(a and b)), "logical_or": _elementwise(lambda a, b: int(a or b)),
+    "select": lambda attrs, inputs: [np.where(as_value(inputs[0]).astype(bool), inputs[1], inputs[2])],
+    "product": _reduce(lambda a, b: a * b, 1), "sum": _reduce(lambda a, b: a + b, 0),
+    "max": _reduce(maximum, None), "min": _reduce(minimum, None),
+    "all": _reduce(lambda a, b: int(a and b), 1), "any": _reduce(lambda a, b: int(a or b), 0),
+    "strided_slice": _strided_slice, "slice": _slice, "reshape": _reshape, "squeeze": _squeeze,
+    "expand_dims": lambda attrs, inputs: [np.expand_dims(inputs[0], _int(inputs[1]))],
+    "transpose": lambda attrs, inputs: [np.transpose(inputs[0], _ints(inputs[1]))],
+    "pack": lambda attrs, inputs: [np.stack(list(inputs), axis=attrs.get("axis", 0))],
+    "unpack": _unpack, "pad": _pad, "split": _split, "split_sizes": _split_v,
+    "concat": lambda attrs, inputs: _concat(inputs[-1], inputs[:-1]),
+    "concat_axis_first": lambda attrs, inputs: _concat(inputs[0], inputs[1:]),
+    "tile": lambda attrs, inputs: [np.tile(inputs[0], _ints(inputs[1]))],
+    "range": _range, "fill": _fill, "dynamic_stitch": _dynamic_stitch, "gather": _gather, "concat_offset": _concat_offset,
+    "broadcast_gradient_args": _broadcast_gradient_args, "broadcast_args": _broadcast_args,
+    "invert_permutation": _invert_permutation, "list_diff": _list_diff,
+    "zeros_like": lambda attrs, inputs: [as_value(np.zeros(inputs[0].shape, dtype=int))],
+    "ones_like": lambda attrs, inputs: [as_value(np.ones(inputs[0].shape, dtype=int))],
 }
 
 
 def evaluate(op_type: str, attrs: Dict[str, Any], inputs: Sequence[Value]) -> Optional[List[Value]]:
     """Outputs of an integer op, None where they do not follow from the operands' values."""
+    name = traits(op_type).value
+    if not name:
+        return None
     try:
-        results = list(EVALUATORS[op_type](attrs, inputs))
+        results = list(EVALUATORS[name](attrs, inputs))
     except (ValueError, IndexError, TypeError, ZeroDivisionError, KeyError):
         return None
     return results if all(r.size <= MAX_ELEMENTS for r in results) else None

@@ -9,11 +9,12 @@ from typing import List, Optional, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import Refuse
 from whale_tf.ir.batch_axis.operands import Operands
-from whale_tf.ir.batch_axis.propagate import Propagation, handles
+from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
-from whale_tf.ir.batch_axis.state import BATCHED, LOOP, LOOP_ENDS, VARIABLE, ZERO
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, VARIABLE, ZERO
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout, sharded
+from whale_tf.ir.traits import NEXT_ITERATIONS, traits
 
 MAX_MERGE_VISITS = 12
 Root = Tuple[object, ...]
@@ -43,7 +44,7 @@ def pass_through(state: Propagation, op: Op, tensor: int, results: Sequence[int]
                 state.set_sizes(result, shape)
 
 
-@handles("Enter", "RefEnter")
+@handler
 def enter(state: Propagation, op: Op) -> None:
     tensor, result = op.inputs[0], op.outputs[0]
     layout = state.layout(tensor)
@@ -64,23 +65,23 @@ def enter(state: Propagation, op: Op) -> None:
     state.flags[result] |= LOOP
 
 
-@handles("Exit", "RefExit")
+@handler
 def leave(state: Propagation, op: Op) -> None:
     pass_through(state, op, op.inputs[0], op.outputs)
     state.flags[op.outputs[0]] &= ~LOOP
 
 
-@handles("NextIteration", "RefNextIteration")
+@handler
 def next_iteration(state: Propagation, op: Op) -> None:
     pass_through(state, op, op.inputs[0], op.outputs)
 
 
-@handles("Identity", "RefIdentity")
+@handler
 def identity(state: Propagation, op: Op) -> None:
     pass_through(state, op, op.inputs[0], op.outputs)
 
 
-@handles("IdentityN")
+@handler
 def identities(state: Propagation, op: Op) -> None:
     for tensor, result in zip(op.inputs, op.outputs):
         if tensor in state.result.unknown:
@@ -89,14 +90,14 @@ def identities(state: Propagation, op: Op) -> None:
             pass_through(state, op, tensor, [result])
 
 
-@handles("Assert", "Print", "PrintV2", "Abort")
+@handler
 def look(state: Propagation, op: Op) -> None:
     """Each clone checks and prints its own part."""
     if op.outputs:
         pass_through(state, op, op.inputs[0], op.outputs)
 
 
-@handles("LoopCond")
+@handler
 def loop_condition(state: Propagation, op: Op) -> None:
     _decide(state, op, 0, ["n"])
 
@@ -115,18 +116,18 @@ def _decide(state: Propagation, op: Op, position: int, roles: List[str]) -> None
         plan.record()
 
 
-@handles("Switch", "RefSwitch")
+@handler
 def switch(state: Propagation, op: Op) -> None:
     _decide(state, op, 1, ["m", "n"])
     pass_through(state, op, op.inputs[0], op.outputs)
 
 
-@handles("Merge", "RefMerge")
+@handler
 def merge(state: Propagation, op: Op) -> None:
     """All inputs that are known must agree; whole values among divided ones are divided where they enter the loop."""
     tensors = state.graph.tensors
     known = [i for i, t in enumerate(op.inputs) if state.visited[tensors[t].op]]
-    is_loop = any(state.graph.ops[tensors[t].op].type in LOOP_ENDS for t in op.inputs)
+    is_loop = any(state.graph.ops[tensors[t].op].type in NEXT_ITERATIONS for t in op.inputs)
     if is_loop:
         state.loop_merges.add(op.id)
         if not state.is_settled:  # what the first round did not understand may come right in the next
@@ -186,7 +187,7 @@ def _join(state: Propagation, op: Op, known: Sequence[int], layouts: Sequence[La
 # ---------------------------------------------------------------------------------------------------------------------
 # Stacks and tensor arrays: what is written has one layout, which every reader gets.
 
-@handles("StackV2", "Stack", "TensorArrayV3", "TensorArrayV2", "TensorArray")
+@handler
 def make_container(state: Propagation, op: Op) -> None:
     if any(state.layouts.get(t) is EXTENT for t in op.inputs):
         raise Refuse("it has an element for each example")
@@ -195,7 +196,7 @@ def make_container(state: Propagation, op: Op) -> None:
     state.flags[op.outputs[0]] |= BATCHED
 
 
-@handles("TensorArrayGradV3", "TensorArrayGradWithShape")
+@handler
 def array_gradient(state: Propagation, op: Op) -> None:
     """A second array of the same size, one for each name of a gradient call."""
     root = _root(state, op)
@@ -257,7 +258,7 @@ def _bring(state: Propagation, op: Op, value: int, layout: Layout, target: Layou
 
 
 def _shift(op: Op) -> int:
-    return 1 if op.type in ("TensorArrayScatterV3", "TensorArrayUnpack") else 0
+    return 1 if traits(op.type).batch == "array_scatter" else 0
 
 
 def read(state: Propagation, op: Op, result: int, shift: int = 0) -> None:
@@ -282,7 +283,7 @@ def _plain_index(state: Propagation, op: Op, position: int) -> None:
         raise Refuse("it has an element for each example")
 
 
-@handles("StackPushV2", "StackPush")
+@handler
 def push(state: Propagation, op: Op) -> None:
     tensor = op.inputs[1]
     if state.layout(tensor) is EXTENT:  # a shape that the gradient needs: the pop reads the same
@@ -303,7 +304,7 @@ def _keep_extent(state: Propagation, op: Op, tensor: int) -> None:
     pass_through(state, op, tensor, op.outputs)
 
 
-@handles("StackPopV2", "StackPop")
+@handler
 def pop(state: Propagation, op: Op) -> None:
     root = _root(state, op)
     value = state.containers.extents.get(root)
@@ -314,26 +315,26 @@ def pop(state: Propagation, op: Op) -> None:
     read(state, op, op.outputs[0])
 
 
-@handles("TensorArrayWriteV3", "TensorArrayWriteV2")
+@handler
 def array_write(state: Propagation, op: Op) -> None:
     _plain_index(state, op, 1)
     write(state, op, 2, state.layout(op.inputs[2]))
 
 
-@handles("TensorArrayReadV3", "TensorArrayReadV2")
+@handler
 def array_read(state: Propagation, op: Op) -> None:
     _plain_index(state, op, 1)
     read(state, op, op.outputs[0])
 
 
-@handles("TensorArrayGatherV3", "TensorArrayGatherV2")
+@handler
 def array_gather(state: Propagation, op: Op) -> None:
     _plain_index(state, op, 1)
     state.arrays[op.id] = "used"
     read(state, op, op.outputs[0], 1)
 
 
-@handles("TensorArrayScatterV3", "TensorArrayScatterV2")
+@handler
 def array_scatter(state: Propagation, op: Op) -> None:
     _plain_index(state, op, 1)
     layout = state.layout(op.inputs[2])
@@ -344,13 +345,13 @@ def array_scatter(state: Propagation, op: Op) -> None:
     write(state, op, 2, layout)
 
 
-@handles("TensorArrayConcatV3", "TensorArraySplitV3")
+@handler
 def array_join(state: Propagation, op: Op) -> None:
     content, _ = state.containers.contents.get(_root(state, op), (None, 0))
     if (content is not None and not content.is_replicated) or any(t in state.layouts for t in op.inputs):
         raise Refuse("it joins elements of unknown lengths")
 
 
-@handles("TensorArraySizeV3", "TensorArrayCloseV3", "StackCloseV2", "StackClose")
+@handler
 def array_size(state: Propagation, op: Op) -> None:
     """Nothing of the elements."""

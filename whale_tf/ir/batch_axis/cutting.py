@@ -5,7 +5,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
-from whale_tf.ir.batch_axis.propagate import Propagation, handles
+from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT
 from whale_tf.ir.extents import Size, SizeLike, Value, vector
 from whale_tf.ir.graph import Op
@@ -42,7 +42,7 @@ def _whole_extent(blocks: Blocks) -> Optional[int]:
     return None if blocks is None or -1 in blocks else sum(blocks)
 
 
-@handles("Slice")
+@handler
 def slice_(state: Propagation, op: Op) -> None:
     layout = state.data_layout(op.inputs[0])
     if not layout.is_sharded:
@@ -89,7 +89,7 @@ def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
     plan.record()
 
 
-@handles("StridedSlice")
+@handler
 def strided_slice(state: Propagation, op: Op) -> None:
     layout = state.data_layout(op.inputs[0])
     if not layout.is_sharded:
@@ -152,7 +152,7 @@ def _localise_bounds(state: Propagation, op: Op, term: Stride, first: int, start
         state.localise_elements(op, first + 1, {term.term: (stop,)})
 
 
-@handles("StridedSliceGrad")
+@handler
 def strided_slice_grad(state: Propagation, op: Op) -> None:
     """The gradient's rows go back between zeros; the filled shape must become the clone's."""
     gradient = op.inputs[4]
@@ -202,7 +202,7 @@ def _kept(terms: Sequence[Stride], dim: int) -> Stride:
     return kept[dim]
 
 
-@handles("Concat", "ConcatV2")
+@handler
 def concat(state: Propagation, op: Op) -> None:
     """Along the batch dimension the parts' blocks follow each other."""
     rule = rule_for(op, state.graph, state)
@@ -248,7 +248,7 @@ def _join_offsets(state: Propagation, op: Op, parts: Sequence[int], plan: Operan
         carry_offsets(state, op, plan)
 
 
-@handles("Split", "SplitV")
+@handler
 def split(state: Propagation, op: Op) -> None:
     """Along the batch dimension parts must end where blocks end."""
     data, axis_at = (op.inputs[1], 0) if op.type == "Split" else (op.inputs[0], 2)
@@ -285,7 +285,7 @@ def _part_lengths(state: Propagation, op: Op, extent: int) -> List[int]:
     return [known.get(j, extent - sum(known.values())) for j in range(count)]
 
 
-@handles("ConcatOffset")
+@handler
 def concat_offset(state: Propagation, op: Op) -> None:
     """Where each part of a Concat begins; constants of the whole batch beside clones' shapes are localised."""
     axis = state.ints(op, 0)

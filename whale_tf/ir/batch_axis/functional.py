@@ -12,7 +12,7 @@ from whale_tf.ir.batch_axis.blocks import Refuse, localise_vector
 from whale_tf.ir.batch_axis.control_flow import pass_through
 from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.promote import promote
-from whale_tf.ir.batch_axis.propagate import Propagation, handles
+from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
 from whale_tf.ir.batch_axis.state import BATCHED, LOOP, VARIABLE, ZERO, Given
 from whale_tf.ir.extents import Size
@@ -146,7 +146,7 @@ def decide(state: Propagation, op: Op, tensor: int) -> None:
         state.inexact[op.id] = f"{state.graph.tensor_name(tensor)!r} is a value over the batch of which each part has its own"
 
 
-@handles("While", "StatelessWhile")
+@handler
 def while_loop(state: Propagation, op: Op) -> None:
     if op.body is None:
         raise Refuse("its body is not known")
@@ -180,7 +180,7 @@ def _key(state: Given) -> Tuple[object, ...]:
     return state.layout, state.flags, repr(state.value), state.offset
 
 
-@handles("If", "StatelessIf", "Case", "StatelessCase")
+@handler
 def branches(state: Propagation, op: Op) -> None:
     if op.body is None:
         raise Refuse("its branches are not known")
@@ -199,7 +199,7 @@ def branches(state: Propagation, op: Op) -> None:
     deliver(state, op, joined)
 
 
-@handles("PartitionedCall", "StatefulPartitionedCall", "RemoteCall")
+@handler
 def call(state: Propagation, op: Op) -> None:
     if not op.body:
         raise Refuse("its body is not known")
@@ -213,7 +213,7 @@ def call(state: Propagation, op: Op) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Tensor lists: values of dtype variant, made empty (flag ZERO) and then filled.
 
-@handles("EmptyTensorList", "TensorListReserve")
+@handler
 def make_list(state: Propagation, op: Op) -> None:
     if state.layouts.get(op.inputs[1]) is EXTENT:
         raise Refuse("it has an element for each example")
@@ -243,7 +243,7 @@ def _element_shape(state: Propagation, op: Op, position: int, dim: int, layout: 
         state.localise_elements(op, position, {dim: layout.blocks})
 
 
-@handles("TensorListPushBack", "TensorListSetItem")
+@handler
 def list_write(state: Propagation, op: Op) -> None:
     items, item = op.inputs[0], op.inputs[-1]
     if op.type == "TensorListSetItem" and op.inputs[1] in state.layouts:
@@ -265,7 +265,7 @@ def list_write(state: Propagation, op: Op) -> None:
         state.lists[result] = state.lists[items]
 
 
-@handles("TensorListPopBack", "TensorListGetItem")
+@handler
 def list_read(state: Propagation, op: Op) -> None:
     if op.type == "TensorListGetItem" and op.inputs[1] in state.layouts:
         raise Refuse("it has an element for each example")
@@ -276,7 +276,7 @@ def list_read(state: Propagation, op: Op) -> None:
         state.lists[op.outputs[0]] = state.lists[op.inputs[0]]
 
 
-@handles("TensorListStack", "TensorListGather")
+@handler
 def list_stack(state: Propagation, op: Op) -> None:
     have = given(state, op.inputs[0])
     layout = have.layout
@@ -288,7 +288,7 @@ def list_stack(state: Propagation, op: Op) -> None:
     deliver(state, op, [have._replace(layout=layout)])
 
 
-@handles("TensorListFromTensor")
+@handler
 def list_from_tensor(state: Propagation, op: Op) -> None:
     have = given(state, op.inputs[0])
     layout = have.layout
@@ -300,17 +300,17 @@ def list_from_tensor(state: Propagation, op: Op) -> None:
     deliver(state, op, [have._replace(layout=layout)])
 
 
-@handles("TensorListResize")
+@handler
 def list_resize(state: Propagation, op: Op) -> None:
     pass_through(state, op, op.inputs[0], op.outputs)
 
 
-@handles("TensorListLength", "TensorListElementShape", "OptionalHasValue")
+@handler
 def list_length(state: Propagation, op: Op) -> None:
     """The same for all clones, or (an element's shape) already the clone's own."""
 
 
-@handles("OptionalFromValue", "OptionalGetValue")
+@handler
 def optional(state: Propagation, op: Op) -> None:
     """A branch's intermediate results on their way to its gradient."""
     if len(op.inputs) != 1 or len(op.outputs) != 1:
@@ -318,12 +318,12 @@ def optional(state: Propagation, op: Op) -> None:
     deliver(state, op, [given(state, op.inputs[0])])
 
 
-@handles("OptionalNone")
+@handler
 def no_value(state: Propagation, op: Op) -> None:
     state.flags[op.outputs[0]] |= ZERO | BATCHED
 
 
-@handles("ZerosLike")
+@handler
 def zeros_like(state: Propagation, op: Op) -> None:
     """Zeros laid out as the operand; for a list, one that elements of any layout may be added to."""
     layout = state.layout(op.inputs[0])

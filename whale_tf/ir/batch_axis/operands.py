@@ -16,6 +16,7 @@ from whale_tf.ir.batch_axis.state import LOOP, MOVES, VARIABLE, ZERO, State
 from whale_tf.ir.extents import Size, is_static, static_ints
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
+from whale_tf.ir.traits import Gives, traits
 
 
 class Operands:
@@ -197,7 +198,7 @@ def carry_offsets(state: State, op: Op, plan: Operands) -> None:
     if not any(offsets):
         return
     carried: Union[int, Tuple[int, ...], None] = None
-    if op.type in ("Add", "AddV2", "Sub") and all(isinstance(o, int) for o in offsets):
+    if traits(op.type).value in ("add", "subtract") and all(isinstance(o, int) for o in offsets):
         sign = -1 if op.type == "Sub" else 1
         carried = offsets[0] + sign * offsets[1]  # type: ignore[operator]
     elif op.type == "Mul" and all(isinstance(o, int) for o in offsets):
@@ -205,7 +206,7 @@ def carry_offsets(state: State, op: Op, plan: Operands) -> None:
         factor = static_ints(state.value(op.inputs[other])) if not offsets[other] else None
         if factor is not None and len(set(factor)) == 1:
             carried = offsets[1 - other] * factor[0]  # type: ignore[operator]
-    elif not any(offsets[1:]) and (op.type in MOVES or op.type in ("Tile", "Slice", "StridedSlice", "GatherV2") or (
+    elif not any(offsets[1:]) and (op.type in MOVES or traits(op.type).gives is Gives.ELEMENTS or (
             op.type == "Cast" and state.is_integer(op.outputs[0]))):
         carried = offsets[0]
     elif op.type == "Pack" and all(isinstance(o, int) for o in offsets):

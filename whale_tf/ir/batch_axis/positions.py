@@ -9,7 +9,7 @@ from typing import Any, List, Tuple, Union
 
 from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of
 from whale_tf.ir.batch_axis.operands import Operands
-from whale_tf.ir.batch_axis.propagate import Propagation, handles
+from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, Localise
 from whale_tf.ir.extents import Size
 from whale_tf.ir.graph import Op
@@ -19,7 +19,7 @@ from whale_tf.ir.rules import rule_for
 _ELSEWHERE = "it looks up examples by a number that does not follow the example's own position"
 
 
-@handles("Range")
+@handler
 def range_(state: Propagation, op: Op) -> None:
     """``range(0, c b, d)`` gives positions, ``c / d`` per example."""
     values = [state.value(t) for t in op.inputs]
@@ -50,7 +50,7 @@ def _moves_along(offset: Union[int, Tuple[int, ...]], blocks: Blocks) -> bool:
     return blocks is not None and len(blocks) == 1 and blocks[0] > 0 and offset == blocks[0]
 
 
-@handles("Gather", "GatherV2")
+@handler
 def gather(state: Propagation, op: Op) -> None:
     params, indices = op.inputs[:2]
     layout, index = state.data_layout(params), state.data_layout(indices)
@@ -69,7 +69,7 @@ def gather(state: Propagation, op: Op) -> None:
     state.learn_sizes(op)
 
 
-@handles("GatherNd")
+@handler
 def gather_nd(state: Propagation, op: Op) -> None:
     params, indices = op.inputs
     layout, index = state.data_layout(params), state.data_layout(indices)
@@ -93,7 +93,7 @@ def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, 
         raise Refuse(_ELSEWHERE)
 
 
-@handles("Where")
+@handler
 def where(state: Propagation, op: Op) -> None:
     """The clone's true elements, as positions in its own part."""
     layout = state.data_layout(op.inputs[0])
@@ -108,7 +108,7 @@ def where(state: Propagation, op: Op) -> None:
     state.set(op.outputs[0], sharded(0, None), state.source(op))
 
 
-@handles("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+@handler
 def segment(state: Propagation, op: Op) -> None:
     """Sums into rows of the batch stay local where the ids move along; else they are sums over the batch."""
     data, ids, count = op.inputs
@@ -132,7 +132,7 @@ def segment(state: Propagation, op: Op) -> None:
     state.apply(op, rule_for(op, state.graph, state))
 
 
-@handles("ScatterNd")
+@handler
 def scatter_nd(state: Propagation, op: Op) -> None:
     """Stores into rows of the batch by positions that move along."""
     indices, updates, target = op.inputs
@@ -162,7 +162,7 @@ def scatter_nd(state: Propagation, op: Op) -> None:
     plan.record()
 
 
-@handles("DynamicPartition")
+@handler
 def dynamic_partition(state: Propagation, op: Op) -> None:
     """Rows dealt out by data: each part keeps the order of the examples."""
     layout, parts = state.data_layout(op.inputs[0]), state.data_layout(op.inputs[1])
@@ -184,7 +184,7 @@ def dynamic_partition(state: Propagation, op: Op) -> None:
         state.set(result, sharded(0, None, layout.power), state.source(op))
 
 
-@handles("DynamicStitch", "ParallelDynamicStitch")
+@handler
 def dynamic_stitch(state: Propagation, op: Op) -> None:
     """Rows put back to positions that move along the batch."""
     half = len(op.inputs) // 2
@@ -200,7 +200,7 @@ def dynamic_stitch(state: Propagation, op: Op) -> None:
     state.set(op.outputs[0], sharded(0, (offset,), layouts[0].power), state.source(op))
 
 
-@handles("ResourceGather")
+@handler
 def resource_gather(state: Propagation, op: Op) -> None:
     if any(state.layouts.get(t) is EXTENT for t in op.inputs):
         raise Refuse("it looks up a row by the batch's size")

@@ -19,9 +19,8 @@ from whale_tf.ir.batch_axis.propagate import Propagation
 from whale_tf.ir.batch_axis.result import Slice
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules import NoRule, Rule, rule_for
-from whale_tf.ir.rules.random import SHAPED
+from whale_tf.ir.traits import GENERATORS
 
-GENERATORS = frozenset(("Fill", "Tile", "BroadcastTo", "Range")) | SHAPED
 Demand = Union[None, str, Tuple[int, Blocks]]  # None: no use yet; WHOLE; or the slice
 WHOLE = "whole"
 

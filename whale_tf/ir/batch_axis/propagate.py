@@ -1,8 +1,8 @@
 """Propagation: one visit per op in creation order, plus a work list for what loops and promotions change.
 
 Most ops follow their sharding rule (:meth:`Propagation.apply`).  Ops whose batch axis is not a matter of factors alone have
-a handler of their own (``HANDLERS``, filled by the modules ``reshaping``, ``cutting``, ``positions``, ``control_flow`` and
-``functional``).
+a handler of their own: the ``batch`` of their row, a function of ``reshaping``, ``cutting``, ``positions``, ``control_flow``
+or ``functional``.
 """
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Inexact, U
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
     LOOP,
-    LOOP_ENDS,
-    MERGES,
     MOVES,
-    SHAPE_ATTRIBUTES,
     SHAPE_ONLY,
     UNIFORM,
     VARIABLE,
@@ -27,23 +24,22 @@ from whale_tf.ir.batch_axis.state import (
     Given,
     State,
 )
-from whale_tf.ir.extents import EVALUATORS, Size, SizeLike, evaluate
+from whale_tf.ir.extents import Size, SizeLike, evaluate
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import SHARDED, Layout
 from whale_tf.ir.rules import NoRule, Rule, rule_for
-from whale_tf.ir.rules.random import RANDOM
 from whale_tf.ir.rules.rule import HALO, LOOKUP, MEAN, STATISTIC, STATISTIC_GRADIENT, WHOLE, AnyDims
+from whale_tf.ir.traits import MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
 
 Handler = Callable[["Propagation", Op], None]
-HANDLERS: Dict[str, Handler] = {}
+HANDLERS: Dict[str, Handler] = {}  # by name
 
 
-def handles(*types: str) -> Callable[[Handler], Handler]:
-    """Register the handler of some op types."""
-    def register(function: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(types, function))
-        return function
-    return register
+def handler(function: Handler) -> Handler:
+    """Register a handler under its name, which rows of the table of op traits give as ``batch``."""
+    assert function.__name__ not in HANDLERS, f"two handlers are called {function.__name__}"
+    HANDLERS[function.__name__] = function
+    return function
 
 
 class Propagation(State):
@@ -112,7 +108,7 @@ class Propagation(State):
         if first and op.id in self.waiting:
             for waiting in self.waiting.pop(op.id):
                 self.push(waiting)
-        if first and op.type in LOOP_ENDS:
+        if first and op.type in NEXT_ITERATIONS:
             self._push_consumers(op)
 
     def _visit_slowly(self, op: Op, flag: int, first: bool) -> None:
@@ -186,15 +182,15 @@ class Propagation(State):
             self.shared.add(op.id)
         if (not is_batched and op.type not in _ALWAYS) or self._as_extent(op):
             return
-        handler = HANDLERS.get(op.type)
-        if handler is not None:
-            handler(self, op)
+        own = traits(op.type).batch
+        if own:
+            HANDLERS[own](self, op)
         elif is_batched:
             self.apply(op, rule_for(op, self.graph, self))
 
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""
-        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or op.type not in EVALUATORS:
+        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not traits(op.type).value:
             return False
         if not all(self.is_integer(t) for t in op.outputs):
             return False
@@ -243,7 +239,7 @@ class Propagation(State):
             if is_uniform and layout.is_sharded and kind == "pass":
                 self.flags[t] |= UNIFORM
             self.infer_sizes(op, rule, t, dims)
-        if op.type in SHAPE_ATTRIBUTES and self.layout(op.outputs[0]).is_sharded:
+        if op.type in SHAPE_ATTRS and self.layout(op.outputs[0]).is_sharded:
             self.open_attribute(op, "shape", self.layout(op.outputs[0]).dim)
         if op.type in RANDOM:
             (self.shared if factor is None else self.seeded).add(op.id)
@@ -314,6 +310,5 @@ class Propagation(State):
         self.set_sizes(tensor, sizes)
 
 
-_ALWAYS = VARIABLES | RANDOM | frozenset((
-    "Enter", "RefEnter", "Exit", "RefExit", "Merge", "RefMerge", "StackV2", "Stack", "TensorArrayV3", "TensorArray",
-    "TensorArrayV2", "TensorListReserve", "EmptyTensorList", "OptionalNone"))
+# Ops that are looked at although no operand depends on the batch: they draw, begin something, or stand in a loop.
+_ALWAYS = VARIABLES | types_of(Role.RANDOM, Role.ENTER, Role.EXIT, Role.MERGE, Role.CONTAINER, Role.EMPTY_LIST)

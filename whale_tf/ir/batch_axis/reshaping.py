@@ -7,7 +7,7 @@ import numpy as np
 
 from whale_tf.ir.batch_axis.blocks import Blocks, Refuse, blocks_of, extent_layout, localise_vector
 from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
-from whale_tf.ir.batch_axis.propagate import Propagation, handles
+from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT
 from whale_tf.ir.batch_axis.state import UNIFORM, ZERO
 from whale_tf.ir.extents import (
@@ -28,7 +28,7 @@ from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.rules import rule_for
 
 
-@handles("Shape", "ShapeN", "Size", "Rank")
+@handler
 def shape_of(state: Propagation, op: Op) -> None:
     """Sizes of a divided tensor are those of the clone's part."""
     for tensor, result in zip(op.inputs, op.outputs):
@@ -42,7 +42,7 @@ def shape_of(state: Propagation, op: Op) -> None:
         state.set_value(result, value, state.source(op))
 
 
-@handles("Cast")
+@handler
 def cast(state: Propagation, op: Op) -> None:
     """The batch size as a float is a replicated value of power -1."""
     tensor = op.inputs[0]
@@ -53,7 +53,7 @@ def cast(state: Propagation, op: Op) -> None:
         state.apply(op, rule_for(op, state.graph, state))
 
 
-@handles("BroadcastGradientArgs", "BroadcastArgs")
+@handler
 def broadcast_args(state: Propagation, op: Op) -> None:
     """One operand's shape may be a constant of the whole batch while the other's is the clone's."""
     values = [state.value(t) for t in op.inputs]
@@ -89,7 +89,7 @@ def _harmonise(state: Propagation, op: Op, position: int, mine: List[SizeLike], 
             mine[j] = other[j - len(mine) + len(other)]
 
 
-@handles("Reshape")
+@handler
 def reshape(state: Propagation, op: Op) -> None:
     """The batch dimension is ``(major, batch, minor)``; find the dimension of the target that holds it."""
     data, target = op.inputs
@@ -244,7 +244,7 @@ def _divide(a: SizeLike, b: SizeLike) -> SizeLike:
         raise Refuse("the batch dimension is cut in pieces")
 
 
-@handles("Tile")
+@handler
 def tile(state: Propagation, op: Op) -> None:
     """A batch dimension repeated ``k`` times is ``k`` times its blocks; a size of one may be repeated per example."""
     layout = state.data_layout(op.inputs[0])
@@ -272,7 +272,7 @@ def tile(state: Propagation, op: Op) -> None:
     plan.record()
 
 
-@handles("SpaceToBatchND", "BatchToSpaceND")
+@handler
 def space_to_batch(state: Propagation, op: Op) -> None:
     """Offsets within a block of pixels become major factors of the batch dimension, and back."""
     layout = state.data_layout(op.inputs[0])

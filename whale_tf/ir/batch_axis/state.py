@@ -10,17 +10,15 @@ from whale_tf.ir.extents import Size, SizeLike, Value, batch_size, depends_on_ba
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.layout import Layout
 from whale_tf.ir.rules import View
+from whale_tf.ir.traits import FLOW, Gives, traits, types_where
+from whale_tf.ir.traits import State as VariableState
 
 # Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs attention; it lives in a loop;
 # it is the same for all examples (or drawn anew), so that any blocks of the same total describe it.
 VARIABLE, ZERO, BATCHED, LOOP, UNIFORM = 1, 2, 4, 8, 16
-VARIABLES = frozenset(("Variable", "VariableV2", "VarHandleOp", "AutoReloadVariable", "TemporaryVariable", "VarHandlesOp"))
-SHAPE_ONLY = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"))
-MOVES = frozenset(("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "Transpose", "Snapshot", "Enter", "Exit",
-                   "PreventGradient", "Switch", "Merge", "NextIteration"))
-SHAPE_ATTRIBUTES = frozenset(("EnsureShape", "PlaceholderWithDefault", "AccumulateNV2"))
-LOOP_ENDS = frozenset(("NextIteration", "RefNextIteration"))
-MERGES = frozenset(("Merge", "RefMerge"))
+VARIABLES = types_where(lambda row: row.state in (VariableState.VARIABLE, VariableState.TEMPORARY))
+SHAPE_ONLY = types_where(lambda row: row.gives in (Gives.SIZES, Gives.LIKE))  # results know nothing of the operand's elements
+MOVES = types_where(lambda row: row.only_moves or row.role in FLOW)
 INTEGERS = ("int", "uint", "bool")
 MAX_OPAQUE = 16  # elements of an unknown integer tensor that get a symbol each
 
@@ -173,7 +171,7 @@ class State(View):
             return tuple(None if isinstance(s, Size) else s for s in self.sizes[tensor])
         if shape is None:
             producer = self.graph.producer(tensor)
-            if producer.type in ("ZerosLike", "OnesLike", "Identity"):
+            if traits(producer.type).gives in (Gives.SAME, Gives.LIKE):
                 return self.shape(producer.inputs[0])
         return shape
 
