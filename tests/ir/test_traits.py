@@ -5,9 +5,18 @@ import pytest
 
 from tests.ir.graphs import Draft
 from whale_tf.ir import traits as table
+from whale_tf.ir.batch_axis.propagate import HANDLERS
+from whale_tf.ir.batch_axis.state import Options
+from whale_tf.ir.batch_axis.state import State as BatchState
+from whale_tf.ir.extents import EVALUATORS
+from whale_tf.ir.graph import Phase
+from whale_tf.ir.rules import maker
 from whale_tf.ir.traits import TABLE, UNKNOWN, Cost, OpTraits, Role, State, traits, types_where
 from whale_tf.ir.traits.row import merged
 from whale_tf.ir.traits.row import table as section
+from whale_tf.planner.rhino.work import flops
+from whale_tf.profiler.graph_profile import precision_of
+from whale_tf.profiler.op_cost import op_costs
 
 
 def test_an_op_type_has_one_row() -> None:
@@ -91,3 +100,42 @@ def test_views_follow_from_rows() -> None:
     assert table.WHILES == {"While", "StatelessWhile"}
     assert types_where(lambda row: row.state is State.ASSIGN) == table.ASSIGNS
     assert {"Const", "NoOp"}.isdisjoint(table.CONTROL_FLOW)
+
+
+@pytest.mark.parametrize("type_", ["IdentityN", "EnsureShape", "Switch", "BroadcastGradientArgs", "ResourceGather", "GatherNd"])
+def test_what_computes_nothing_is_free_in_every_search(type_: str) -> None:
+    """Rhino's estimate counts no FLOPs where the profiler counts none."""
+    draft = Draft()
+    draft.op(type_, [draft.source(6, 8), draft.source(6, 8)], (6, 8))
+    assert op_costs(draft.graph)[-1].flops == 0
+    assert flops(draft.graph.ops[-1], [(6, 8), (6, 8)], [(6, 8)]) == 0
+
+
+@pytest.mark.parametrize("type_", ["MatMul", "BatchMatMulV3", "DepthwiseConv2dNative"])
+def test_every_contraction_says_the_precision(type_: str) -> None:
+    draft = Draft()
+    draft.op(type_, [draft.source(6, 8), draft.source(6, 8)], (6, 8), dtype="bfloat16")
+    draft.graph.ops[-1].phase = Phase.FORWARD
+    assert precision_of(draft.graph) == "bf16"
+
+
+def test_a_type_that_stops_the_gradient_is_no_move() -> None:
+    """What moves is done again where it is read, and its gradient with it; there is none behind a StopGradient."""
+    assert traits("StopGradient").only_moves and "StopGradient" not in table.MOVES
+    assert "PreventGradient" in table.MOVES
+
+
+def test_rows_name_what_there_is() -> None:
+    """Makers of rules, handlers and evaluators exist, and each is some op type's."""
+    rows = TABLE.values()
+    assert {row.batch for row in rows} == set(HANDLERS) | {""}
+    assert {row.value for row in rows} == set(EVALUATORS) | {""}
+    assert all(callable(maker(row.rule)) for row in rows if row.rule)
+
+
+@pytest.mark.parametrize("type_", ["StopGradient", "PreventGradient", "EnsureShape", "ZerosLike"])
+def test_a_shape_is_known_through_what_keeps_it(type_: str) -> None:
+    draft = Draft()
+    result = draft.op(type_, [draft.source(3, 5)], None)
+    state = BatchState(draft.graph, {}, None, Options())
+    assert state.shape(result) == (3, 5)

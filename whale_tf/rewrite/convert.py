@@ -291,7 +291,7 @@ class Converter:
 
     def _arithmetic(self, op_type: str, a: Number, b: Number, scope: str) -> Number:
         if not isinstance(a, str) and not isinstance(b, str):
-            return {"Mul": a * b, "Add": a + b, "Sub": a - b}[op_type]
+            return a * b if op_type == "Mul" else a + b if op_type == "Add" else a - b
         if op_type == "Mul" and b == 1:
             return a
         names = [

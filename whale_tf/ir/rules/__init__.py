@@ -1,11 +1,12 @@
-"""The rule table: one sharding rule per op type (DESIGN section 5).
+"""Sharding rules: one for each op type (DESIGN section 5).
 
-``rule_for(op, graph)`` gives the rule of one op, built from its attributes, constant operands and shapes.  The rules lie
-in one file per family; each file ends in the table of its op types.
+``rule_for(op, graph)`` gives the rule of one op, built from its attributes, constant operands and shapes.  The makers lie in
+one file per family; the ``rule`` of an op type's row (:mod:`whale_tf.ir.traits`) names its maker: ``"shape.reshape"`` is the
+function ``reshape`` of the file ``shape``, and ``"state.update vsg"`` what ``update("vsg")`` returns.
 """
 from __future__ import annotations
 
-from typing import Dict, Optional
+from typing import Dict, Optional, Union
 
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.rules import (
@@ -23,11 +24,28 @@ from whale_tf.ir.rules import (
     state,
 )
 from whale_tf.ir.rules.rule import Builder, NoRule, Rule, ShapeOperand, View
+from whale_tf.ir.traits import TABLE
 
-COMPUTING = (elementwise, matmul, reduction, shape, convolution, normalisation, gather, loss, random, recurrent)
-RULES: Dict[str, Builder] = {}
-for _family in COMPUTING + (state, control_flow):
-    RULES.update(_family.RULES)
+_FILES = {"control_flow": control_flow, "convolution": convolution, "elementwise": elementwise, "gather": gather, "loss": loss,
+          "matmul": matmul, "normalisation": normalisation, "random": random, "recurrent": recurrent, "reduction": reduction,
+          "shape": shape, "state": state}
+
+
+def maker(rule: str) -> Builder:
+    """The maker that a row's ``rule`` names."""
+    name, *arguments = rule.split()
+    file, _, function = name.partition(".")
+    found = getattr(_FILES[file], function)
+    builder: Builder = found(*map(_argument, arguments)) if arguments else found
+    return builder
+
+
+def _argument(text: str) -> Union[int, str]:
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+_MAKERS: Dict[str, Builder] = {rule: maker(rule) for rule in {row.rule for row in TABLE.values() if row.rule}}
+RULES: Dict[str, Builder] = {op_type: _MAKERS[row.rule] for op_type, row in TABLE.items() if row.rule}
 
 
 def rule_for(op: Op, graph: OpGraph, view: Optional[View] = None) -> Rule:
@@ -38,7 +56,7 @@ def rule_for(op: Op, graph: OpGraph, view: Optional[View] = None) -> Rule:
             ops: it remembers what it computed.
 
     Raises:
-        NoRule: the op type is not in the table, or a shape or constant that its rule depends on is not known.
+        NoRule: the op type has no rule, or a shape or constant that its rule depends on is not known.
     """
     builder = RULES.get(op.type)
     if builder is None:
@@ -46,4 +64,4 @@ def rule_for(op: Op, graph: OpGraph, view: Optional[View] = None) -> Rule:
     return builder(op, view if view is not None else View(graph))
 
 
-__all__ = ["COMPUTING", "RULES", "NoRule", "Rule", "ShapeOperand", "View", "rule_for"]
+__all__ = ["RULES", "NoRule", "Rule", "ShapeOperand", "View", "rule_for"]

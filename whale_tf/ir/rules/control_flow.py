@@ -5,7 +5,7 @@ How a container's contents are divided does not follow from one op's operands (s
 """
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import List
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import SAME, AnyDims, Builder, Dims, Rule, View, axes
@@ -55,12 +55,3 @@ def _element_dims(view: View, tensor: int, stacked: int) -> AnyDims:
     steps: Dims = (("step",),) if stacked else ()
     return steps + axes(rank - stacked)
 
-
-RULES: Dict[str, Builder] = {
-    "Enter": passing, "RefEnter": passing, "Exit": passing, "RefExit": passing, "NextIteration": passing,
-    "RefNextIteration": passing, "Switch": switch, "RefSwitch": switch, "Merge": merge, "RefMerge": merge,
-    "StackPushV2": element(1), "StackPopV2": element(-1), "TensorArrayWriteV3": element(2), "TensorArrayReadV3": element(-1),
-    "TensorArrayScatterV3": element(2, 1), "TensorArrayGatherV3": element(-1, 1), "TensorListPushBack": element(1),
-    "TensorListPopBack": element(-1), "TensorListSetItem": element(2), "TensorListGetItem": element(-1),
-    "TensorListStack": element(-1, 1), "TensorListFromTensor": element(0, 1), "TensorListGather": element(-1, 1),
-}

@@ -1,7 +1,7 @@
 """Convolutions, pooling and image resizing: ``nhwi,hwio->nhwo``; images need their neighbours' rims."""
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Dict, Tuple
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import HALO, SUM, WHOLE, Builder, Dims, Rule, ShapeOperand, View, attr, axes
@@ -24,25 +24,36 @@ def _kinds(spatial: int, *contracted: str) -> Dict[str, str]:
     return kinds
 
 
-def convolution(spatial: int, depthwise: bool = False) -> Dict[str, Builder]:
-    """Builders of forward, input gradient and filter gradient."""
-    kernel: Dims = tuple((f"k{d}",) for d in range(spatial)) + (("i",), ("o",))
+def _kernel(spatial: int) -> Dims:
+    return tuple((f"k{d}",) for d in range(spatial)) + (("i",), ("o",))
 
-    def dims(op: Op) -> List[Dims]:
-        return [image(op, spatial, "i", "x"), image(op, spatial, "i", "y", "o") if depthwise else image(op, spatial, "o", "y")]
 
-    def forward(op: Op, view: View) -> Rule:
-        x, y = dims(op)
-        return Rule((x, kernel), (y,), "mm", _kinds(spatial, *([] if depthwise else ["i"])))
+def _images(op: Op, spatial: int, depthwise: int) -> Tuple[Dims, Dims]:
+    """Of the convolution's operand and result."""
+    y = image(op, spatial, "i", "y", "o") if depthwise else image(op, spatial, "o", "y")
+    return image(op, spatial, "i", "x"), y
 
-    def input_gradient(op: Op, view: View) -> Rule:
-        x, y = dims(op)
-        return Rule((None, kernel, y), (x,), "nmm", _kinds(spatial, "o"), (ShapeOperand(0, x),))
 
-    def filter_gradient(op: Op, view: View) -> Rule:
-        x, y = dims(op)
+def convolution(spatial: int, depthwise: int = 0) -> Builder:
+    def build(op: Op, view: View) -> Rule:
+        x, y = _images(op, spatial, depthwise)
+        return Rule((x, _kernel(spatial)), (y,), "mm", _kinds(spatial, *([] if depthwise else ["i"])))
+    return build
+
+
+def input_gradient(spatial: int, depthwise: int = 0) -> Builder:
+    def build(op: Op, view: View) -> Rule:
+        x, y = _images(op, spatial, depthwise)
+        return Rule((None, _kernel(spatial), y), (x,), "nmm", _kinds(spatial, "o"), (ShapeOperand(0, x),))
+    return build
+
+
+def filter_gradient(spatial: int, depthwise: int = 0) -> Builder:
+    def build(op: Op, view: View) -> Rule:
+        kernel = _kernel(spatial)
+        x, y = _images(op, spatial, depthwise)
         return Rule((x, None, y), (kernel,), "mnm", _kinds(spatial, "n"), (ShapeOperand(1, kernel),))
-    return {"": forward, "BackpropInput": input_gradient, "BackpropFilter": filter_gradient}
+    return build
 
 
 def pooling(role: str, spatial: int) -> Builder:
@@ -91,19 +102,3 @@ def patches(op: Op, view: View) -> Rule:
     y = image(op, 2, "o", "y")
     return Rule((x,), (y,), "m", {**_kinds(2), "c": WHOLE, "o": WHOLE})
 
-
-RULES: Dict[str, Builder] = {
-    "AvgPool": pooling("m", 2), "AvgPool3D": pooling("m", 3), "MaxPool": pooling("n", 2), "MaxPool3D": pooling("n", 3),
-    "MaxPoolGrad": pooling_gradient("xyy", "x", "nnm"), "MaxPool3DGrad": pooling_gradient("xyy", "x", "nnm"),
-    "MaxPoolGradGrad": pooling_gradient("xyx", "y", "nnm"), "AvgPoolGrad": average_gradient(2),
-    "AvgPool3DGrad": average_gradient(3), "LRN": local_response, "LRNGrad": local_response,
-    "ResizeBilinear": resize, "ResizeNearestNeighbor": resize, "ResizeBicubic": resize,
-    "ResizeBilinearGrad": resize_gradient, "ResizeNearestNeighborGrad": resize_gradient,
-    "ResizeBicubicGrad": resize_gradient, "ExtractImagePatches": patches,
-}
-for _suffix, _builder in convolution(2).items():
-    RULES["Conv2D" + _suffix] = _builder
-for _suffix, _builder in convolution(3).items():
-    RULES["Conv3D" + _suffix + ("V2" if _suffix else "")] = _builder
-for _suffix, _builder in convolution(2, depthwise=True).items():
-    RULES["DepthwiseConv2dNative" + _suffix] = _builder

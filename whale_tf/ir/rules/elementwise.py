@@ -1,6 +1,6 @@
 """Element by element: outputs have the (broadcast) shape of the operands.
 
-The letters after an op type are the operands' roles (see :mod:`whale_tf.ir.rules.rule`).
+Roles are a letter for each operand (see :mod:`whale_tf.ir.rules.rule`).
 """
 from __future__ import annotations
 
@@ -51,13 +51,6 @@ def elementwise(roles: str) -> Builder:
     """A builder for ops with one role per operand."""
     def build(op: Op, view: View) -> Rule:
         return elementwise_rule(roles, len(op.outputs), tuple(map(view.shape, op.inputs)))
-    return build
-
-
-def variadic(role: str) -> Builder:
-    """A builder for ops with any number of operands of one role."""
-    def build(op: Op, view: View) -> Rule:
-        return elementwise_rule(role * len(op.inputs), len(op.outputs), tuple(map(view.shape, op.inputs)))
     return build
 
 
@@ -119,34 +112,3 @@ def bias_add(op: Op, view: View) -> Rule:
     channel = full[1 if op.attrs.get("data_format") == "NCHW" else -1]
     return Rule((full, (channel,)), (full,), "aa")
 
-
-def _table(roles: str, types: str) -> Dict[str, Builder]:
-    builder = elementwise(roles)
-    return dict.fromkeys(types.split(), builder)
-
-
-RULES: Dict[str, Builder] = {
-    **_table("m", "Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 Snapshot Neg Real Imag Conj "
-                  "EnsureShape PlaceholderWithDefault RefIdentity DeepCopy DebugGradientIdentity Copy CopyHost "
-                  "XlaSharding DebugIdentity"),
-    **_table("n", "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv "
-                  "Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint "
-                  "Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh ComplexAbs Angle "
-                  "OnesLike BesselI0e BesselI1e Bucketize PopulationCount DecodeRaw StringToHashBucketFast AsString "
-                  "StringToNumber FakeQuantWithMinMaxArgs"),
-    **_table("m", "ZerosLike"),
-    **_table("aa", "Add AddV2 Sub"),
-    **_table("mm", "Mul MulNoNan"),
-    **_table("nn", "Maximum Minimum Pow SquaredDifference FloorDiv FloorMod Mod TruncateMod TruncateDiv Equal NotEqual "
-                   "Less LessEqual Greater GreaterEqual LogicalAnd LogicalOr Atan2 Xlogy Xlog1py Zeta Polygamma Igamma "
-                   "Igammac IgammaGradA BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift ApproximateEqual NextAfter "
-                   "Complex"),
-    **_table("nnn", "ClipByValue Betainc"),
-    **_table("mn", "ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad "
-                   "FakeQuantWithMinMaxArgsGradient"),
-    **_table("nm", "TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad"),
-    **_table("naa", "SelectV2"),
-    "RealDiv": quotient, "Div": quotient, "DivNoNan": quotient, "Xdivy": quotient,
-    "AddN": same_shape("a"), "AccumulateNV2": same_shape("a"), "IdentityN": each("a"), "Cast": cast, "Select": select,
-    "BiasAdd": bias_add, "BiasAddV1": bias_add, "Print": per_row, "PrintV2": per_row,
-}

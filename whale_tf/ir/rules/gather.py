@@ -1,14 +1,11 @@
 """Look-ups by index, and sums and stores by index."""
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Tuple
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import (
     LOOKUP,
-    MAX,
-    MIN,
-    PROD,
     SUM,
     WHOLE,
     AnyDims,
@@ -87,20 +84,21 @@ def tensor_scatter(op: Op, view: View) -> Rule:
     return Rule((result, indices, indices[:-1] + result[depth:]), (result,), "ana", kinds)
 
 
-def segment_sum(op: Op, view: View) -> Rule:
-    """(data, segment ids, [count]) -> one row per segment."""
-    data, ids = view.need_rank(op.inputs[0]), view.rank(op.inputs[1])
-    ids = 1 if op.type.startswith("Segment") else ids
-    if ids is None:
-        raise NoRule("the rank of its segment ids is not known")
-    full = axes(data)
-    result: Dims = (("segment",),) + full[ids:]
-    operation = op.type.rsplit("Segment", 1)[1]
-    # without a count the number of results depends on the ids, which differ from shard to shard
-    how = {"Sum": SUM, "Max": MAX, "Min": MIN, "Prod": PROD}[operation] if len(op.inputs) > 2 else WHOLE
-    inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
-    roles = ("m" if operation == "Sum" else "n") + "n" * (len(op.inputs) - 1)
-    return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
+def segments(kind: str) -> Builder:
+    """(data, segment ids, [count]) -> one row per segment: the sum, the maximum ... of its rows."""
+    def build(op: Op, view: View) -> Rule:
+        data, ids = view.need_rank(op.inputs[0]), view.rank(op.inputs[1])
+        ids = 1 if op.type.startswith("Segment") else ids
+        if ids is None:
+            raise NoRule("the rank of its segment ids is not known")
+        full = axes(data)
+        result: Dims = (("segment",),) + full[ids:]
+        # without a count the number of results depends on the ids, which differ from shard to shard
+        how = kind if len(op.inputs) > 2 else WHOLE
+        inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
+        roles = ("m" if kind == SUM else "n") + "n" * (len(op.inputs) - 1)
+        return Rule(inputs, (result,), roles, {**{f[0]: how for f in full[:ids]}, "segment": WHOLE})
+    return build
 
 
 def one_hot(op: Op, view: View) -> Rule:
@@ -142,13 +140,3 @@ def where(op: Op, view: View) -> Rule:
     full = axes(view.need_rank(op.inputs[0]))
     return Rule((full,), ((("row",), ("which",)),), "n", {**{f[0]: WHOLE for f in full}, "row": WHOLE, "which": WHOLE})
 
-
-RULES: Dict[str, Builder] = {
-    "Gather": gather, "GatherV2": gather, "ResourceGather": resource_gather, "GatherNd": gather_nd,
-    "ScatterNd": scatter_nd, "TensorScatterUpdate": tensor_scatter, "TensorScatterAdd": tensor_scatter,
-    "TensorScatterSub": tensor_scatter,
-    "OneHot": one_hot, "DynamicStitch": dynamic_stitch, "ParallelDynamicStitch": dynamic_stitch,
-    "DynamicPartition": dynamic_partition, "Where": where,
-}
-RULES.update({"SparseSegmentSum": row_join, "SparseSegmentSumWithNumSegments": row_join})
-RULES.update({prefix + "Segment" + kind: segment_sum for prefix in ("", "Unsorted") for kind in ("Sum", "Max", "Min", "Prod")})

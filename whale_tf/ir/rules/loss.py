@@ -1,11 +1,9 @@
 """Losses with a gradient of their own."""
 from __future__ import annotations
 
-from typing import Dict
-
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.elementwise import elementwise_rule
-from whale_tf.ir.rules.rule import WHOLE, Builder, Dims, Rule, View
+from whale_tf.ir.rules.rule import WHOLE, Dims, Rule, View
 
 _ROWS: Dims = (("b",),)
 _LOGITS: Dims = (("b",), ("c",))
@@ -23,8 +21,3 @@ def sparse_softmax_cross_entropy(op: Op, view: View) -> Rule:
     """(logits, class numbers) -> (loss per row, gradient)."""
     return Rule((_LOGITS, _ROWS), (_ROWS, _LOGITS), "nn", {"c": WHOLE})
 
-
-RULES: Dict[str, Builder] = {
-    "SoftmaxCrossEntropyWithLogits": softmax_cross_entropy,
-    "SparseSoftmaxCrossEntropyWithLogits": sparse_softmax_cross_entropy,
-}

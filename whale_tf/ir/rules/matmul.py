@@ -1,10 +1,10 @@
 """Contractions: MatMul, BatchMatMul, Einsum and the bias gradient."""
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import SUM, Builder, Dims, NoRule, Rule, View, attr, axes, named
+from whale_tf.ir.rules.rule import SUM, Dims, NoRule, Rule, View, attr, axes, named
 
 
 def matmul(op: Op, view: View) -> Rule:
@@ -65,8 +65,3 @@ def bias_add_grad(op: Op, view: View) -> Rule:
     channel = full[1 if op.attrs.get("data_format") == "NCHW" else -1]
     return Rule((full,), ((channel,),), "m", {f[0]: SUM for f in full if f != channel})
 
-
-RULES: Dict[str, Builder] = {
-    "MatMul": matmul, "BatchMatMul": batch_matmul, "BatchMatMulV2": batch_matmul, "BatchMatMulV3": batch_matmul,
-    "Einsum": einsum, "BiasAddGrad": bias_add_grad, "SparseMatMul": matmul,
-}

@@ -5,7 +5,7 @@ from typing import Dict
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.convolution import image
-from whale_tf.ir.rules.rule import STATISTIC, STATISTIC_GRADIENT, SUM, Builder, Dims, Rule, View, attr
+from whale_tf.ir.rules.rule import STATISTIC, STATISTIC_GRADIENT, SUM, Dims, Rule, View, attr
 
 _CHANNEL: Dims = (("c",),)
 
@@ -36,6 +36,3 @@ def fused_batch_norm_grad(op: Op, view: View) -> Rule:
     unused = (None,) * (len(op.outputs) - 3)
     return Rule((x, x, _CHANNEL) + reserves, (x, _CHANNEL, _CHANNEL) + unused, "m" + "n" * (len(op.inputs) - 1), kinds)
 
-
-RULES: Dict[str, Builder] = dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), fused_batch_norm)
-RULES.update(dict.fromkeys(("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), fused_batch_norm_grad))

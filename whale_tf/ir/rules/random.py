@@ -1,17 +1,8 @@
 """Random ops: the shape is an operand; a shard draws numbers of its own."""
 from __future__ import annotations
 
-from typing import Dict, FrozenSet
-
 from whale_tf.ir.graph import Op
-from whale_tf.ir.rules.rule import WHOLE, Builder, NoRule, Rule, ShapeOperand, View, axes
-
-SHAPED: FrozenSet[str] = frozenset((
-    "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniform",
-    "StatelessRandomNormal", "StatelessTruncatedNormal", "StatelessRandomUniformInt", "StatelessRandomUniformV2",
-    "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", "StatelessRandomUniformIntV2"))
-RANDOM: FrozenSet[str] = SHAPED | frozenset((
-    "Multinomial", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "ParameterizedTruncatedNormal"))
+from whale_tf.ir.rules.rule import WHOLE, NoRule, Rule, ShapeOperand, View, axes
 
 
 def drawn(op: Op, view: View) -> Rule:
@@ -34,6 +25,3 @@ def shuffle(op: Op, view: View) -> Rule:
     full = axes(view.need_rank(op.inputs[0]))
     return Rule((full,), (full,), "m", {f[0]: WHOLE for f in full[:1]})
 
-
-RULES: Dict[str, Builder] = dict.fromkeys(SHAPED, drawn)
-RULES.update({"Multinomial": multinomial, "RandomShuffle": shuffle})

@@ -1,16 +1,11 @@
 """Reductions, and ops that need one axis whole (softmax, cumulative sums, sorting)."""
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import List
 
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import (
-    ALL,
-    ANY,
-    MAX,
     MEAN,
-    MIN,
-    PROD,
     SUM,
     WHOLE,
     AnyDims,
@@ -95,12 +90,3 @@ def reverse_sequence(op: Op, view: View) -> Rule:
     row = attr(op, "batch_dim", 0) % rank
     return Rule((full, (full[row],)), (full,), "mn", whole([attr(op, "seq_dim", 0)], rank))
 
-
-RULES: Dict[str, Builder] = {
-    "Sum": reduction(SUM), "Mean": reduction(MEAN), "Max": reduction(MAX), "Min": reduction(MIN), "Prod": reduction(PROD),
-    "Any": reduction(ANY), "All": reduction(ALL), "EuclideanNorm": reduction(WHOLE), "L2Loss": total(SUM, "n"),
-    "Softmax": along_last("n"), "LogSoftmax": along_last("n"), "Cumsum": along_axis("m"), "Cumprod": along_axis("n"),
-    "CumulativeLogsumexp": along_axis("n"), "ReverseV2": along_axis("m"),
-    "ArgMax": arg_extreme, "ArgMin": arg_extreme, "TopK": top_k, "TopKV2": top_k, "InTopK": in_top_k,
-    "InTopKV2": in_top_k, "ReverseSequence": reverse_sequence,
-}

@@ -237,8 +237,7 @@ def pad(op: Op, view: View) -> Rule:
     full = axes(rank)
     padded = [d for d in range(rank) if widths[2 * d] or widths[2 * d + 1]]
     result = tuple((f"cut{d}",) if d in padded else f for d, f in enumerate(full))
-    roles = {"PadV2": "ana"}.get(op.type, "mn")
-    inputs: Tuple[AnyDims, ...] = (full, None, ()) if op.type == "PadV2" else (full, None)
+    inputs, roles = ((full, None, ()), "ana") if op.type == "PadV2" else ((full, None), "mn")  # type: Tuple[AnyDims, ...], str
     return Rule(inputs, (result,), roles, {**whole(padded, rank), **{f"cut{d}": WHOLE for d in padded}})
 
 
@@ -332,15 +331,3 @@ def shape_of(op: Op, view: View) -> Rule:
     inputs = tuple(axes(view.rank(t) or 0) if view.rank(t) is not None else SAME for t in op.inputs)
     return Rule(inputs, (None,) * len(op.outputs), "n" * len(op.inputs))
 
-
-RULES: Dict[str, Builder] = {
-    "Reshape": reshape, "ExpandDims": expand_dims, "Squeeze": squeeze, "Transpose": transpose, "Pack": pack,
-    "Unpack": unpack, "Concat": concat, "ConcatV2": concat, "Split": split, "SplitV": split, "Slice": slice_,
-    "StridedSlice": strided_slice, "StridedSliceGrad": strided_slice_grad, "Pad": pad, "PadV2": pad, "MirrorPad": pad,
-    "MirrorPadGrad": mirror_pad_grad, "Tile": tile, "BroadcastTo": broadcast_to, "Fill": fill, "Range": range_,
-    "MatrixBandPart": matrix_part("m"), "MatrixDiag": matrix_part("m"), "MatrixDiagPart": matrix_part("m"),
-    "MatrixDiagV3": matrix_part("m"), "MatrixDiagPartV3": matrix_part("m"), "MatrixInverse": matrix_part("n"),
-    "Cholesky": matrix_part("n"), "SpaceToBatchND": space_to_batch, "BatchToSpaceND": space_to_batch,
-    "SpaceToDepth": depth_space, "DepthToSpace": depth_space,
-    "Shape": shape_of, "ShapeN": shape_of, "Size": shape_of, "Rank": shape_of,
-}

@@ -11,24 +11,6 @@ from typing import Dict, List, Tuple
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import LOOKUP, SAME, WHOLE, AnyDims, Builder, Dims, Rule, View, axes
 
-_DENSE = {
-    "ApplyGradientDescent": "vsg", "ApplyMomentum": "vvsgs", "ApplyKerasMomentum": "vvsgs", "ApplyAdam": "vvvssssssg",
-    "ApplyAdamWithAmsgrad": "vvvvssssssg", "ApplyAdaMax": "vvvsssssg", "ApplyAdagrad": "vvsg", "ApplyAdagradV2": "vvssg",
-    "ApplyAdagradDA": "vvvgssss", "ApplyRMSProp": "vvvssssg", "ApplyCenteredRMSProp": "vvvvssssg",
-    "ApplyAdadelta": "vvvsssg", "ApplyFtrl": "vvvgssss", "ApplyFtrlV2": "vvvgsssss", "ApplyAddSign": "vvssssg",
-    "ApplyPowerSign": "vvssssg", "ApplyProximalGradientDescent": "vsssg", "ApplyProximalAdagrad": "vvsssg",
-}
-_SPARSE = {
-    "ApplyMomentum": "vvsris", "ApplyKerasMomentum": "vvsris", "ApplyAdagrad": "vvsri", "ApplyAdagradV2": "vvssri",
-    "ApplyAdagradDA": "vvvrissss", "ApplyRMSProp": "vvvssssri", "ApplyCenteredRMSProp": "vvvvssssri",
-    "ApplyAdadelta": "vvvsssri", "ApplyFtrl": "vvvrissss", "ApplyFtrlV2": "vvvrisssss",
-    "ApplyProximalGradientDescent": "vsssri", "ApplyProximalAdagrad": "vvsssri",
-}
-_WRITES = {"Assign": "vg", "AssignAdd": "vg", "AssignSub": "vg", "AssignVariableOp": "vg", "AssignAddVariableOp": "vg",
-           "AssignSubVariableOp": "vg"}
-_SCATTERS = {prefix + "Scatter" + kind: "vir" for prefix in ("", "Resource")
-             for kind in ("Add", "Sub", "Update", "Mul", "Div", "Min", "Max")}
-
 
 def update(letters: str) -> Builder:
     """A builder for an update with the given operands."""
@@ -77,19 +59,3 @@ def undivided(op: Op, view: View) -> Rule:
     """Neither operands nor results are divided."""
     return Rule((None,) * len(op.inputs), (None,) * len(op.outputs), "n" * len(op.inputs))
 
-
-RULES: Dict[str, Builder] = {"ReadVariableOp": read}
-for _name, _letters in list(_DENSE.items()) + list(_WRITES.items()) + list(_SCATTERS.items()):
-    RULES[_name] = update(_letters)
-RULES.update({"Resource" + name: update(letters) for name, letters in _DENSE.items()})
-for _name, _letters in _SPARSE.items():
-    RULES["Sparse" + _name] = RULES["ResourceSparse" + _name] = update(_letters)
-_SOURCES = """Const Placeholder PlaceholderV2 Variable VariableV2 VarHandleOp AutoReloadVariable TemporaryVariable
-    IteratorGetNext IteratorV2 OneShotIterator ImmutableConst Empty EmptyTensorList TensorListReserve StackV2 TensorArrayV3
-    OptionalNone _Arg"""
-_UNDIVIDED = """NoOp Assert VariableShape VarIsInitializedOp IsVariableInitialized BroadcastGradientArgs BroadcastArgs
-    InvertPermutation ConcatOffset ListDiff ControlTrigger LoopCond DestroyResourceOp StackCloseV2 TensorArrayCloseV3
-    TensorArraySizeV3 TensorArrayGradV3 TensorListLength TensorListElementShape Abort CountUpTo Unique UniqueV2
-    UniqueWithCounts DestroyTemporaryVariable"""
-RULES.update(dict.fromkeys(_SOURCES.split(), source))
-RULES.update(dict.fromkeys(_UNDIVIDED.split(), undivided))
