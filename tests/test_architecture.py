@@ -1,14 +1,18 @@
-"""The layers of the package: imports point downward, without cycles, and the pure half knows no TensorFlow."""
+"""The layers of the package: imports point downward, without cycles, and the pure half knows no TensorFlow; what is known of
+op types stands in one table."""
 from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
-from typing import Dict, Iterator, List, NamedTuple, Set
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set
 
 import networkx
 import pytest
+
+from whale_tf.ir.traits import TABLE
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "whale_tf"
@@ -98,6 +102,56 @@ def impure(imports: List[Import]) -> List[Import]:
     return [i for i in imports if floor(i.source) in PURE and i.target.split(".")[0] in TENSORFLOW]
 
 
+class OpTypes(NamedTuple):
+    """A collection of op type names that is written out in a module."""
+
+    module: str
+    line: int
+    names: List[str]
+
+    def __str__(self) -> str:
+        return f"{self.module} line {self.line} lists {', '.join(self.names)}"
+
+
+def op_types(module: str, source: str) -> Iterator[OpTypes]:
+    """Every tuple, list, set, dict, call, split text and regular expression that names three or more op types (as a whole, a
+    dict by its keys), most of its strings being op types."""
+    for node in ast.walk(ast.parse(source)):
+        words: List[str] = []
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            words = [text for item in node.elts for text in _text(item)]
+        elif isinstance(node, ast.Dict):
+            words = [text for item in node.keys for text in _text(item)]
+        elif isinstance(node, ast.Call):
+            words = [text for item in node.args for text in _text(item)]
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+                words = " ".join(_text(node.func.value)).split()
+            elif isinstance(node.func, ast.Attribute) and node.func.attr == "compile":
+                words = re.findall(r"\w+", " ".join(words))
+        names = [word for word in words if word in TABLE]
+        if len(names) >= 3 and 2 * len(names) >= len(words):
+            yield OpTypes(module, node.lineno, names)
+
+
+def _text(node: Optional[ast.AST]) -> List[str]:
+    """A literal string."""
+    value = getattr(node, "value", getattr(node, "s", None))  # a Str on Python 3.7, a Constant after it
+    return [value] if isinstance(value, str) else []
+
+
+# Modules that may list op types, and why.
+LISTS_OP_TYPES: Dict[str, str] = {}
+
+
+def test_op_types_are_listed_in_one_table() -> None:
+    found: List[OpTypes] = []
+    for name, path in sorted(module_files(os.path.join(ROOT, PACKAGE)).items()):
+        if not name.startswith(f"{PACKAGE}.ir.traits") and name not in LISTS_OP_TYPES:
+            with open(path, encoding="utf8") as handle:
+                found += op_types(name, handle.read())
+    assert not [str(item) for item in found], "let a row of ir/traits say it, and ask for the rows that do (types_where)"
+
+
 def test_every_module_has_a_floor() -> None:
     unknown = {floor(name) for name in module_files(os.path.join(ROOT, PACKAGE))} - set(FLOORS) - {""}
     assert not unknown, f"give {sorted(unknown)} a place in FLOORS (and in docs/architecture.md)"
@@ -166,3 +220,24 @@ class TestTheChecksThemselves:
         assert impure(self.found("whale_tf.ir.graph", "import tensorflow.compat.v1 as tf"))
         assert impure(self.found("whale_tf.ir.graph", "def f():\n    from tensorflow.python import ops"))
         assert not impure(self.found("whale_tf.api", "import tensorflow as tf"))
+
+    @pytest.mark.parametrize("source", [
+        "READS = ('Identity', 'ReadVariableOp', 'RefIdentity')",
+        "READS = frozenset(['Identity', 'ReadVariableOp', 'RefIdentity'])",
+        "COSTS = {'Relu': 1, 'Gelu': 10, 'Tanh': 3, 'Exp': 2}",
+        "def f(op):\n    return op.type in {'Add', 'AddV2', 'Sub'}",
+        "FREE = 'Const Identity Reshape'.split()",
+        "FLOW = re.compile('^(Enter|Exit|Ref(Enter|Exit))$')",
+        "@handles('Stack', 'StackV2', 'TensorArrayV3')\ndef f(op): ...",
+    ])
+    def test_table_of_op_types(self, source: str) -> None:
+        assert [item.line for item in op_types("whale_tf.ir.region", source)]
+
+    @pytest.mark.parametrize("source", [
+        "PAIR = ('Enter', 'RefEnter')",
+        "WORDS = ('Enter', 'the', 'Exit', 'or', 'Merge', 'it', 'all')",
+        "MATRIX = [[1, 2], [3, 4]]\nNAMES = {'weights': 1, 'biases': 2, 'steps': 3}",
+        "TEXT = 'Const Identity Reshape'",
+    ])
+    def test_what_is_no_table_of_op_types(self, source: str) -> None:
+        assert not list(op_types("whale_tf.ir.region", source))

@@ -133,6 +133,14 @@ def test_extremes_over_the_batch(g: Draft) -> None:
     assert axis.layout(scaled) == axis.layout(other) == sharded(0)
 
 
+@pytest.mark.parametrize("type_", ["Identity", "EnsureShape", "StopGradient", "Reshape"])
+def test_an_extreme_passes_what_only_hands_it_on(g: Draft, type_: str) -> None:
+    x = g.source(None, 3)
+    largest = g.op("Max", [x, g.const([0])], (3,))
+    again = g.op(type_, [largest, g.const([3])] if type_ == "Reshape" else [largest], (3,))
+    assert analyse(g.graph, {x: 0}).layout(again) == Layout("max")
+
+
 def test_batch_statistics_of_fused_batch_norm(g: Draft) -> None:
     x, scale, offset = g.source(B, 5, 5, 4), g.variable(4), g.variable(4)
     empty = g.const(np.zeros(0, np.float32))

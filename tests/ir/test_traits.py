@@ -5,6 +5,8 @@ import pytest
 
 from tests.ir.graphs import Draft
 from whale_tf.ir import traits as table
+from whale_tf.ir.batch_axis.blocks import REPLICATED_0
+from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
 from whale_tf.ir.batch_axis.propagate import HANDLERS
 from whale_tf.ir.batch_axis.state import Options
 from whale_tf.ir.batch_axis.state import State as BatchState
@@ -111,6 +113,14 @@ def test_what_computes_nothing_is_free_in_every_search(type_: str) -> None:
     assert flops(draft.graph.ops[-1], [(6, 8), (6, 8)], [(6, 8)]) == 0
 
 
+@pytest.mark.parametrize("type_,computes", [("BatchToSpaceND", False), ("BatchMatrixInverse", True), ("BatchFFT", True)])
+def test_a_batch_of_matrices_is_computed(type_: str, computes: bool) -> None:
+    """``BatchToSpace`` moves elements; other names that begin with ``Batch`` say that an op takes many matrices."""
+    draft = Draft()
+    draft.op(type_, [draft.source(6, 8)], (6, 8))
+    assert op_costs(draft.graph)[-1].flops == computes * 48
+
+
 @pytest.mark.parametrize("type_", ["MatMul", "BatchMatMulV3", "DepthwiseConv2dNative"])
 def test_every_contraction_says_the_precision(type_: str) -> None:
     draft = Draft()
@@ -139,3 +149,15 @@ def test_a_shape_is_known_through_what_keeps_it(type_: str) -> None:
     result = draft.op(type_, [draft.source(3, 5)], None)
     state = BatchState(draft.graph, {}, None, Options())
     assert state.shape(result) == (3, 5)
+
+
+@pytest.mark.parametrize("type_", ["Identity", "Reshape", "EnsureShape", "Slice", "Gather", "GatherV2"])
+def test_positions_stay_positions_where_elements_are_picked(type_: str) -> None:
+    """The first operand holds positions: three for each example of the batch."""
+    draft = Draft()
+    table_ = draft.source(6, dtype="int32")
+    result = draft.op(type_, [table_, draft.source(2, dtype="int32")], (2,), dtype="int32")
+    state = BatchState(draft.graph, {}, None, Options())
+    state.offsets[table_] = 3
+    carry_offsets(state, draft.graph.ops[-1], Operands(state, draft.graph.ops[-1], "mn", [REPLICATED_0] * 2))
+    assert state.offsets[result] == 3

@@ -158,6 +158,17 @@ def _masked(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     return minimised(OPTIMIZERS["adam"](), tf.reduce_mean(rows), {})
 
 
+def _known_shapes(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    """Ops with the result's shape as an attribute between Megatron's pair of layers, in the batch's sum beside it."""
+    def head(x: tf.Tensor) -> tf.Tensor:
+        hidden = tf.ensure_shape(tf.nn.relu(dense(x, 4 * WIDTH, "wide")), [None, 4 * WIDTH])
+        hidden = tf.raw_ops.AccumulateNV2(inputs=[hidden, tf.stop_gradient(tf.tanh(hidden))], shape=hidden.shape)
+        return dense(hidden, WIDTH, "narrow")
+
+    outputs = stages.run([layer("features", WIDTH), head], inputs["x"])
+    return minimised(OPTIMIZERS["adam"](), tf.reduce_mean(tf.square(outputs)), {})
+
+
 def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Script]:
     """A table with sparse gradients, and repeated rows in a batch."""
     def build(inputs: Inputs, stages: Stages, dtype: str) -> Script:
@@ -174,6 +185,7 @@ def _look_up(optimizer: Callable[[], tf.train.Optimizer]) -> Callable[..., Scrip
 SPLIT_CASES: Dict[str, Case] = {
     "transformer": Case(_sequences, _transformer),
     "masked": Case(_vectors, _masked),
+    "known_shapes": Case(_vectors, _known_shapes),
     **{"experts_" + name: Case(_vectors, _experts(OPTIMIZERS[name])) for name in ("adam", "adafactor", "lamb")},
     "dense_labels": Case(_vectors, _classifier(OPTIMIZERS["sgd"], True)),
     **{"classifier_" + name: Case(_vectors, _classifier(make, False)) for name, make in OPTIMIZERS.items()},

@@ -132,6 +132,14 @@ def test_float32() -> None:
     check("transformer", (-2,), 2, Setting(dtype="float32"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["column", "row"])
+def test_attributes_that_say_a_shape(pattern: str) -> None:
+    """They say that of the part."""
+    shards = check("known_shapes", (-3,), 3, REFERENCES, patterns__force={"wide": pattern})
+    assert shards["wide/MatMul"] == pattern
+
+
 # -- hybrids -----------------------------------------------------------------------------------------------------------
 
 

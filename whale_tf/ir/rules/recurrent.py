@@ -12,7 +12,7 @@ _CELLS: Dict[str, Tuple[str, str, str]] = {
     "lstm_gradient": ("bI bH bH WG H H H G bH bH bH bH bH bH bH bH", "bH bG H H H", "nnnnnnnnnnnnnnaa"),
     "lstm_sequence": ("- tbI bH bH WG H H H G", "tbH tbH tbH tbH tbH tbH tbH", "nnnnnnnnn"),
     "lstm_sequence_gradient": ("- tbI bH bH WG H H H G tbH tbH tbH tbH tbH tbH tbH tbH tbH",
-                      "tbI bH bH WG H H H G", "nnnnnnnnnnnnnnnnaa"),
+                               "tbI bH bH WG H H H G", "nnnnnnnnnnnnnnnnaa"),
     "gru": ("bI bH WG WH G H", "bH bH bH bH", "nnnnnn"),
     "gru_gradient": ("bI bH WG WH G H bH bH bH bH", "bI bH bH bG", "nnnnnnnnna"),
 }
