@@ -14,6 +14,7 @@ from whale_tf.cluster.description import (
     NodeDescription,
     part_of_node,
 )
+from whale_tf.cluster.reading import MAX_DEVICES, at_most
 from whale_tf.errors import ClusterError
 
 ROCE_LATENCY_S = 5e-6  # RDMA network, a switch hop included
@@ -95,11 +96,13 @@ def builtin_cluster(text: str) -> Optional[ClusterDescription]:
     """
     name, colon, size_text = text.strip().lower().partition(":")
     row = BUILTIN.get(name)
-    if row is None or not (size_text.isdigit() or not colon):
+    if row is None or not (size_text.isdecimal() or not colon):
         return None
     if not colon:
         return ClusterDescription(name=name, nodes=tuple(row.nodes(row.size)))
-    return ClusterDescription(name=text.strip().lower(), nodes=_sized(name, row, int(size_text)))
+    size = int(size_text[:20])  # more digits are too many anyway
+    at_most(size, MAX_DEVICES, f"the number of devices in {text!r}")
+    return ClusterDescription(name=text.strip().lower(), nodes=_sized(name, row, size))
 
 
 def _sized(name: str, row: Builtin, size: int) -> Tuple[NodeDescription, ...]:

@@ -11,7 +11,7 @@ from whale_tf.cluster.builtin import BUILTIN, builtin_cluster
 from whale_tf.cluster.defaults import default_cluster
 from whale_tf.cluster.description import ClusterDescription
 from whale_tf.cluster.detect import local_gpu, own_types, table_name
-from whale_tf.cluster.reading import from_json_value, whole
+from whale_tf.cluster.reading import MAX_DEVICES, MAX_DEVICES_PER_NODE, at_most, from_json_value, whole
 from whale_tf.errors import ClusterError, did_you_mean
 
 MAX_GPUS_PER_NODE = 16
@@ -56,6 +56,7 @@ def parse_short_form(text: str) -> ClusterDescription:
     Raises ClusterError.
     """
     parts = [_part(part.strip(), text) for part in text.split(",")]
+    at_most(sum(part.nodes * part.per_node for part in parts), MAX_DEVICES, f"the number of devices in {text!r}")
     gpu = local_gpu() if any(part.type.lower() == "gpu" for part in parts) else None
     own = own_types([gpu] if gpu else [])
     gpu_name = (table_name(gpu) or gpu.name) if gpu else "V100-32GB"
@@ -67,6 +68,7 @@ def parse_short_form(text: str) -> ClusterDescription:
             raise ClusterError(
                 f"{text!r} has {part.per_node} GPUs in one node, expected at most {MAX_GPUS_PER_NODE}; write the "
                 f"nodes, e.g. '{max(1, part.per_node // 8)}x{row.name}:8'")
+        at_most(part.per_node, MAX_DEVICES_PER_NODE, f"the number of devices of a node in {text!r}")
         nodes += [[row.name] * part.per_node] * part.nodes
     return default_cluster(nodes, text, own)
 

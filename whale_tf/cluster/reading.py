@@ -1,6 +1,7 @@
 """The JSON format (docs/cluster.md) to a description, with one clear message for whatever is wrong."""
 from __future__ import annotations
 
+import re
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
 from pydantic import ValidationError
@@ -18,6 +19,8 @@ from whale_tf.errors import ClusterError, did_you_mean
 
 _CLUSTER_KEYS = ("name", "nodes", "device_types")
 _NODE_KEYS = ("count", "devices", "links", "nic")
+MAX_DEVICES = 1 << 16  # of a cluster, which takes seconds to make then
+MAX_DEVICES_PER_NODE = 512  # every pair of them has a path of its own
 
 
 def from_json_value(value: Any) -> ClusterDescription:
@@ -34,9 +37,13 @@ def from_json_value(value: Any) -> ClusterDescription:
     if not isinstance(nodes, (list, tuple)) or not nodes:
         raise ClusterError(f'"nodes" is {nodes!r}, expected a list of at least one node, e.g. '
                            '[{"devices": "V100-32GB:8", "links": "default"}]')
-    expanded: List[Any] = []
+    expanded: List[NodeDescription] = []
+    total = 0
     for number, body in enumerate(nodes):
-        expanded += _expand_node(body, f"nodes[{number}]", own)
+        same = _expand_node(body, f"nodes[{number}]", own)
+        total += len(same) * len(same[0].devices)
+        at_most(total, MAX_DEVICES, f"the number of devices up to nodes[{number}]")
+        expanded += same
     try:
         return ClusterDescription.model_validate(
             {"name": value.get("name", "cluster"), "nodes": tuple(expanded), "device_types": types})
@@ -91,20 +98,29 @@ def _device_list(value: Any, where: str, own: Mapping[str, hardware.DeviceType])
             count = text if text else 1
         if not isinstance(kind, str):
             raise ClusterError(f'{where} has no device type: {entry!r}; expected {{"type": "V100-32GB", "count": 8}}')
-        names += [hardware.device_type(kind, own).name] * whole(count, where)
+        same = whole(count, where)
+        at_most(len(names) + same, MAX_DEVICES_PER_NODE, where)
+        names += [hardware.device_type(kind, own).name] * same
     return names
 
 
 def whole(value: Union[int, str, Any], where: str) -> int:
-    """``value`` as a count of at least 1."""
+    """``value`` as a count from 1 to :data:`MAX_DEVICES`."""
     number: Optional[int] = None
     if isinstance(value, int) and not isinstance(value, bool):
         number = value
-    elif isinstance(value, str) and value.lstrip("-").isdigit():
-        number = int(value)
+    elif isinstance(value, str) and re.fullmatch(r"-?\d+", value):
+        number = int(value[:20])  # more digits are too many anyway
     if number is None or number < 1:
         raise ClusterError(f"{where} is {value!r}, expected a whole number of at least 1")
+    at_most(number, MAX_DEVICES, where)
     return number
+
+
+def at_most(number: int, limit: int, where: str) -> None:
+    """Refuse a count that is too large."""
+    if number > limit:
+        raise ClusterError(f"{where} is {number}, expected at most {limit}")
 
 
 def _readable(error: Exception, where: str) -> ClusterError:
