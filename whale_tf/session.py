@@ -254,7 +254,7 @@ class Fetches:
             known = self._parallel.get(current.name)
             if known is None and current.name in context.graph:
                 known = current.name in self._after
-            if known is None and current.name.startswith(context.name()):
+            if known is None and current.name.startswith(context.name("")):
                 known = True
             if known:
                 self._parallel[op.name] = True

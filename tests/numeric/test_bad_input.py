@@ -162,6 +162,13 @@ def parallelize_without_an_update() -> None:
     wh.parallelize()
 
 
+def batch_size_that_the_graph_contradicts() -> None:
+    """The input's batch size is not known, and 32 examples are assumed; the model is written for 64."""
+    wh.init({"auto_parallel": True}, cluster="cpu:2")
+    noise = tf.placeholder(tf.float32, [None, 4], name="noise")
+    train(tf.reduce_mean(tf.square(tf.reshape(dense(noise, 4, "one"), [64, 4]))))
+
+
 def op_added_to_the_region_later() -> None:
     wh.init(cluster="cpu:2")
     x = tf.placeholder(tf.float32, [8, 4])
@@ -200,6 +207,7 @@ EXPECTED: Dict[Callable[[], None], Tuple[Type[Exception], Tuple[str, ...]]] = {
     parallelize_without_an_update: (wh.PlanError, ("minimize",)),
     op_added_to_the_region_later: (wh.WhaleError, ("later",)),
     eager_execution: (wh.AnnotationError, ("graph", "eager")),
+    batch_size_that_the_graph_contradicts: (wh.PlanError, ("noise:0", "32 do not fit", "64", "'Reshape'", "auto.batch_size")),
 }
 
 

@@ -141,6 +141,19 @@ def test_summaries_show_the_whole_batch() -> None:
 
 
 @pytest.mark.slow
+def test_a_scope_whose_name_begins_like_ours_is_the_users() -> None:
+    """Later ops in the user's scope ``whales`` are no clones, so a tensor of the model may be fed to them."""
+    def body(model: Small, session: tf.Session) -> np.ndarray:
+        step(model, session)
+        hidden = session.graph.get_tensor_by_name("Tanh:0")
+        with tf.name_scope("whales"):
+            doubled = 2.0 * hidden
+        return session.run(doubled, {hidden: ROWS})
+
+    assert_same(locally_and_parallel(body))
+
+
+@pytest.mark.slow
 def test_global_step_counts_steps() -> None:
     def body(model: Small, session: tf.Session) -> int:
         for _ in range(3):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, Mapping
 
 from whale_tf._tf_compat import GraphDef, tf
+from whale_tf.errors import PlanError
 from whale_tf.ir.graph import OpGraph, Shape
 
 
@@ -18,6 +20,9 @@ def sized(graph: tf.Graph, ops: OpGraph, sources: Mapping[int, int], batch: int)
     Args:
         graph: what ``ops`` was recorded from.
         sources: batch inputs, by tensor, and their batch dimension.
+
+    Raises:
+        PlanError: with that batch size the sizes of the graph contradict each other.
     """
     unknown = {tensor: dim for tensor, dim in sources.items() if _is_unknown(ops.tensors[tensor].shape, dim)}
     shapes: Dict[int, Shape] = {}
@@ -26,9 +31,24 @@ def sized(graph: tf.Graph, ops: OpGraph, sources: Mapping[int, int], batch: int)
         nodes = {node.name: node for node in graph_def.node}
         for tensor, dim in unknown.items():
             _set(nodes[ops.producer(tensor).name], ops.tensors[tensor].index, dim, batch)
-        shapes = _inferred(graph_def, ops)
+        try:
+            shapes = _inferred(graph_def, ops)
+        except ValueError as error:
+            raise _contradiction(ops, sources, unknown, batch, error) from None
     known = (shapes.get(tensor, record.shape) for tensor, record in enumerate(ops.tensors))
     return ops.with_shapes({tensor: _filled(shape, batch) for tensor, shape in enumerate(known)})
+
+
+def _contradiction(ops: OpGraph, sources: Mapping[int, int], unknown: Mapping[int, int], batch: int,
+                   error: ValueError) -> PlanError:
+    taken = ", ".join(ops.tensor_name(tensor) for tensor in unknown)
+    static = {ops.tensor_name(tensor): ops.tensors[tensor].shape[dim]  # type: ignore[index]
+              for tensor, dim in sources.items() if tensor not in unknown and ops.tensors[tensor].shape is not None}
+    beside = "".join(f", {name} has {size}" for name, size in static.items())
+    reason = str(error).splitlines()[0].partition(" with input shapes")[0]
+    reason = re.sub(r"'\{\{node ([^}]*)\}\}.*", r"'\1'", reason).rstrip(".")
+    return PlanError(f"the graph does not say how many examples its inputs have ({taken}), and {batch} do not fit it{beside}: "
+                     f"{reason}. Set auto.batch_size to the size of the mini-batches, or give the inputs a static batch size")
 
 
 def _is_unknown(shape: Shape, dim: int) -> bool:
