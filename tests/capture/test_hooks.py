@@ -1,11 +1,13 @@
 """Hooks call back, change nothing by themselves, and leave TensorFlow as it was."""
 from __future__ import annotations
 
+import inspect
 from typing import Any, Iterator, List
 
 import pytest
 import tensorflow as tf
 
+import whale_tf as wh
 from tests.capture.models import MODELS, placeholder
 from whale_tf.capture import hooks
 from whale_tf.capture.annotations import annotations_of
@@ -41,10 +43,8 @@ def recording(log: List[str]) -> hooks.Callbacks:
 
     return hooks.Callbacks(
         before_finalize=lambda graph: log.append("before_finalize"),
-        before_scaffold=lambda scaffold: log.append("before_scaffold"), session_config=config, run=through("run"),
-        make_callable=through("make_callable"), partial_run_setup=through("partial_run_setup"),
-        partial_run=through("partial_run"), before_extend=lambda session: log.append("before_extend"),
-        saver_built=lambda saver: log.append("saver_built"))
+        session_config=config, run=through("run"), make_callable=through("make_callable"),
+        partial_run_setup=through("partial_run_setup"), before_extend=lambda session: log.append("before_extend"))
 
 
 def test_uninstall_restores_the_identical_objects() -> None:
@@ -109,7 +109,7 @@ def test_every_way_to_run_calls_back() -> None:
             del log[:]
             handle = session.partial_run_setup([y], [x])
             assert session.partial_run(handle, y, {x: 4.0}) == 5.0
-            assert log == ["partial_run_setup", "before_extend", "partial_run"]
+            assert log == ["partial_run_setup", "before_extend"]
 
 
 def test_the_callback_gets_the_arguments_of_run() -> None:
@@ -151,21 +151,19 @@ def test_monitored_session_order() -> None:
         x = v1.get_default_graph().get_tensor_by_name("x:0")
         v1.train.get_or_create_global_step()
         with v1.train.MonitoredSession() as session:
-            assert log[:4] == ["before_scaffold", "saver_built", "before_finalize", "session_config"]
+            assert log[:2] == ["before_finalize", "session_config"]
             session.run("train", {x: [[0.0] * 8]})
     assert log.count("before_finalize") == 1
 
 
-def test_savers() -> None:
-    built: List[Any] = []
-    hooks.install(hooks.Callbacks(saver_built=built.append))
-    with tf.Graph().as_default():
-        v1.get_variable("v", [1])
-        saver = v1.train.Saver()
-        deferred = v1.train.Saver(defer_build=True)
-        assert built == [saver]
-        deferred.build()
-        assert built == [saver, deferred]
+def test_every_callback_has_a_user() -> None:
+    """Of those that a hook calls, none is left at its default by wh.init."""
+    wh.init(cluster="cpu:1")
+    try:
+        callbacks = inspect.getclosurevars(v1.Session.run).nonlocals["callbacks"]
+    finally:
+        wh.shutdown()
+    assert [name for name, value in callbacks._asdict().items() if value is hooks.Callbacks._field_defaults[name]] == []
 
 
 def test_finalize_calls_back_once_and_not_for_function_bodies() -> None:

@@ -30,17 +30,14 @@ class Callbacks(NamedTuple):
     Attributes:
         gradients: (gradients, what they were taken by) -> the gradients that the caller gets.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
-        before_scaffold: (scaffold), before ``Scaffold.finalize`` builds init ops and the saver.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
         session_target: (target, that ConfigProto) -> the target to use.
         create_session: (session creator, original, whether it is a chief's) -> a session, initialised or restored.
         run: (session, original, fetches, feed_dict, options, run_metadata) -> the fetched values.
         make_callable: (session, original, fetches, feed_list, accept_options) -> a callable.
         partial_run_setup: (session, original, fetches, feeds) -> a handle.
-        partial_run: (session, original, handle, fetches, feed_dict) -> the fetched values.
         before_extend: (session), before the session takes over ops that are new in its graph; every way to run ends
             here.
-        saver_built: (saver), after ``Saver.build`` made its ops.
         save: (saver, original, arguments of ``Saver.save``) -> the checkpoint's path.
         add_event: (original, event), for every event that goes to an event file.
         dataset: (dataset) -> the dataset to make an iterator of.
@@ -48,16 +45,13 @@ class Callbacks(NamedTuple):
 
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
-    before_scaffold: Callable[[Any], None] = lambda scaffold: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
     session_target: Callable[[str, Any], str] = lambda target, config: target
     create_session: Function = lambda creator, original, is_chief: original()
     run: Function = lambda session, original, *arguments: original(*arguments)
     make_callable: Function = lambda session, original, *arguments: original(*arguments)
     partial_run_setup: Function = lambda session, original, *arguments: original(*arguments)
-    partial_run: Function = lambda session, original, *arguments: original(*arguments)
     before_extend: Callable[[Any], None] = lambda session: None
-    saver_built: Callable[[Any], None] = lambda saver: None
     save: Function = lambda saver, original, *args, **kwargs: original(*args, **kwargs)
     add_event: Callable[[Callable[[Any], None], Any], None] = lambda original, event: original(event)
     dataset: Callable[[Any], Any] = lambda dataset: dataset
@@ -121,13 +115,6 @@ def _graph_finalize(original: Function, callbacks: Callbacks) -> Function:
     return finalize
 
 
-def _scaffold_finalize(original: Function, callbacks: Callbacks) -> Function:
-    def finalize(self: Any) -> Any:
-        callbacks.before_scaffold(self)
-        return original(self)
-    return finalize
-
-
 def _session_init(original: Function, callbacks: Callbacks) -> Function:
     def __init__(self: Any, target: str = "", graph: Optional[tf.Graph] = None, config: Any = None) -> None:
         config = callbacks.session_config(target, graph, config)
@@ -165,27 +152,11 @@ def _session_partial_run_setup(original: Function, callbacks: Callbacks) -> Func
     return partial_run_setup
 
 
-def _session_partial_run(original: Function, callbacks: Callbacks) -> Function:
-    def partial_run(self: Any, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:
-        return callbacks.partial_run(self, functools.partial(original, self), handle, fetches, feed_dict)
-    return partial_run
-
-
 def _session_extend_graph(original: Function, callbacks: Callbacks) -> Function:
     def _extend_graph(self: Any) -> Any:
         callbacks.before_extend(self)
         return original(self)
     return _extend_graph
-
-
-def _saver_build(original: Function, callbacks: Callbacks) -> Function:
-    def build(self: Any) -> Any:
-        was_built = self._is_built  # Scaffold builds again what is built; nothing happens then
-        result = original(self)
-        if not was_built:
-            callbacks.saver_built(self)
-        return result
-    return build
 
 
 def _saver_save(original: Function, callbacks: Callbacks) -> Function:
@@ -225,8 +196,6 @@ HOOKS: Tuple[Hook, ...] = (
     Hook(gradients_util, "_GradientsHelper", _gradients_helper),
     Hook(gradients_util, "_MaybeCompile", _maybe_compile),
     Hook(tf.Graph, "finalize", _graph_finalize),
-    Hook(v1.train.Scaffold, "finalize", _scaffold_finalize),
-    Hook(v1.train.Saver, "build", _saver_build),
     Hook(v1.train.Saver, "save", _saver_save),
     Hook(v1.train.ChiefSessionCreator, "create_session", _chief_create_session),
     Hook(v1.train.WorkerSessionCreator, "create_session", _worker_create_session),
@@ -238,7 +207,6 @@ HOOKS: Tuple[Hook, ...] = (
     Hook(BaseSession, "run", _session_run),
     Hook(BaseSession, "make_callable", _session_make_callable),
     Hook(BaseSession, "partial_run_setup", _session_partial_run_setup),
-    Hook(BaseSession, "partial_run", _session_partial_run),
     Hook(BaseSession, "_extend_graph", _session_extend_graph),
 )
 
