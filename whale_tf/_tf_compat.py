@@ -7,18 +7,95 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Iterator, Optional, Sequence
+import importlib
+import re
+import warnings
+from typing import Any, Iterable, Iterator, List, Optional, Sequence
+
+from whale_tf.errors import UnsupportedTensorFlowError
 
 try:
     import tensorflow as tf
-    from tensorflow.python.framework import ops as framework_ops
 except ImportError as error:
     raise ImportError(
         "whale_tf rewrites TensorFlow graphs, and no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
-__all__ = ["AttrValue", "FunctionDef", "GraphDef", "NodeDef", "OpDef", "collectives_carry_float16",
-           "imported_as_written", "op_def", "sharded_by_file", "static_dims", "tf", "v1"]
+__all__ = ["AttrValue", "BaseSession", "DatasetIterator", "DatasetV1", "DatasetV1Adapter", "EventFileWriter", "FetchMapper",
+           "FunctionDef", "GraphDef", "NodeDef", "OpDef", "check_version", "collectives_carry_float16",
+           "eager_outside_functions", "gradients_util", "imperative_grad", "imported_as_written", "lacking", "op_def",
+           "sharded_by_file", "static_dims", "tf", "v1"]
+
+SUPPORTED = "1.15 and 2.4 to 2.21"
+OLDEST_2, NEWEST = (2, 4), (2, 21)
+
+
+def check_version() -> None:
+    """Warn of a TensorFlow that is newer than those whale_tf was tested with.
+
+    Raises:
+        UnsupportedTensorFlowError: it is older than the supported ones, or between them.
+    """
+    text = getattr(tf, "__version__", "of no version")
+    match = re.match(r"(\d+)\.(\d+)", text)
+    version = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+    if version < (1, 15) or (2, 0) <= version < OLDEST_2:
+        raise UnsupportedTensorFlowError(
+            f"TensorFlow {text} is installed, but whale_tf runs with {SUPPORTED}; install one of these, e.g. "
+            "pip install 'tensorflow>=2.4,<2.22'")
+    if version > NEWEST:
+        warnings.warn(f"TensorFlow {text} is newer than the releases that whale_tf was tested with ({SUPPORTED})")
+
+
+def lacking(names: Iterable[str]) -> UnsupportedTensorFlowError:
+    """The error where this TensorFlow has no longer what whale_tf needs of it beside the documented names."""
+    return UnsupportedTensorFlowError(
+        f"TensorFlow {tf.__version__} does not have {', '.join(names)}, which whale_tf needs; it was tested with "
+        f"{SUPPORTED}: install one of these, e.g. pip install 'tensorflow>=2.4,<2.22'")
+
+
+def _undocumented(*places: str) -> List[Any]:
+    """Objects (``module:name``) and modules below ``tensorflow.python``.
+
+    Raises:
+        UnsupportedTensorFlowError: this TensorFlow lacks some of them.
+    """
+    found, missing = [], []
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            item = importlib.import_module("tensorflow.python." + module)
+            found.append(getattr(item, name) if name else item)
+        except (ImportError, AttributeError):
+            missing.append("tensorflow.python." + place.replace(":", "."))
+    if missing:
+        raise lacking(missing)
+    return found
+
+
+def _check_methods() -> None:
+    """Methods that edits of graphs call.
+
+    Raises:
+        UnsupportedTensorFlowError: this TensorFlow lacks some of them.
+    """
+    needed = {tf.Graph: ("_attr_scope", "_unsafe_unfinalize"),
+              tf.Operation: ("_add_control_inputs", "_clear_attr", "_control_outputs", "_get_control_flow_context",
+                             "_remove_all_control_inputs", "_set_attr", "_set_control_flow_context", "_set_device",
+                             "_update_input")}
+    missing = [f"tf.{owner.__name__}.{name}" for owner, names in needed.items() for name in names if not hasattr(owner, name)]
+    if missing:
+        raise lacking(missing)
+
+
+check_version()
+_check_methods()
+(BaseSession, FetchMapper, DatasetV1, DatasetV1Adapter, DatasetIterator, EventFileWriter, gradients_util, imperative_grad,
+ _framework_ops, eager_outside_functions) = _undocumented(
+    "client.session:BaseSession", "client.session:_FetchMapper", "data.ops.dataset_ops:DatasetV1",
+    "data.ops.dataset_ops:DatasetV1Adapter", "data.ops.iterator_ops:Iterator",
+    "summary.writer.event_file_writer:EventFileWriter", "ops.gradients_util", "eager.imperative_grad", "framework.ops",
+    "framework.ops:executing_eagerly_outside_functions")
 
 # Names of protos for annotations: type checkers see all of TensorFlow as Any.
 AttrValue = Any
@@ -70,7 +147,7 @@ def static_dims(tensor: tf.Tensor) -> Optional[Sequence[Optional[int]]]:
     return None if shape.rank is None else shape.as_list()
 
 
-_PLAIN_TENSORS: Any = getattr(framework_ops, "SymbolicTensor", ())
+_PLAIN_TENSORS: Any = getattr(_framework_ops, "SymbolicTensor", ())
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from whale_tf.passes import compile_program
 from whale_tf.passes.form import INLINE
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
+from whale_tf.planner.auto.settings import wants_search
 from whale_tf.planner.explain import explain_plan
 from whale_tf.processes.datasets import explained, share, take_all
 from whale_tf.processes.runtime import Runtime, runtime_of
@@ -56,7 +57,6 @@ class _Active:
         self.processes = processes
         self.runtime = runtime_of(processes, config.communication.start_timeout_s)
         self.termination = Termination(processes, self.runtime)
-        self.default: Optional[_Strategy] = None
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
@@ -93,6 +93,7 @@ def init(
 
     Raises:
         ConfigError, ClusterError, PlanError: the argument is not valid.
+        UnsupportedTensorFlowError: whale_tf does not run with the installed TensorFlow.
     """
     global _active
     processes = find_processes()
@@ -103,8 +104,8 @@ def init(
         processes,
     )
     shutdown()
-    _active = parsed
     hooks.install(_callbacks(parsed))
+    _active = parsed
     if processes.count > 1 or LAUNCHED in os.environ:
         parsed.termination.install()
 
@@ -156,7 +157,7 @@ class _Strategy:
 
     def __enter__(self) -> _Strategy:
         _require(f"wh.{self.kind}")
-        graph = capture_annotations.current_graph()
+        graph = capture_annotations.current_graph(f"wh.{self.kind}")
         self._block = capture_annotations.annotate(graph, self.kind, self.device_count, self.name)
         self._block.__enter__()
         return self
@@ -189,12 +190,12 @@ def split(device_count: Optional[int] = None, name: Optional[str] = None) -> _St
 
 def set_default_strategy(strategy: Optional[_Strategy]) -> None:
     """The strategy of ops outside every annotation, for the current graph (Whale 3.1); None takes it back."""
-    state = _require("wh.set_default_strategy")
-    state.default = strategy
-    if strategy is not None and not tf.executing_eagerly():
-        capture_annotations.set_default_strategy(
-            v1.get_default_graph(), strategy.kind, strategy.device_count, strategy.name
-        )
+    _require("wh.set_default_strategy")
+    graph = capture_annotations.current_graph("wh.set_default_strategy")
+    if strategy is None:
+        capture_annotations.forget_default_strategy(graph)
+    else:
+        capture_annotations.set_default_strategy(graph, strategy.kind, strategy.device_count, strategy.name)
 
 
 def total_devices() -> int:
@@ -378,6 +379,33 @@ def _check_gradients(state: _Active, graph: tf.Graph) -> None:
         warnings.warn(text + ": this graph trains on one device")
 
 
+def _refuse_outside_graph(state: _Active) -> None:
+    """Training that no Session runs is local; where more than that was asked for, it is refused.
+
+    Raises:
+        PlanError
+    """
+    asked = _more_than_local(state)
+    if asked is not None:
+        raise PlanError(
+            f"wh.init() was given {asked}, but here TensorFlow trains eagerly or in a tf.function (as Keras' fit and "
+            "train_on_batch do), which whale_tf does not divide. Train in graph mode: tf.compat.v1.disable_eager_execution() "
+            "first, then a tf.compat.v1.train optimizer and tf.compat.v1.Session; or call wh.shutdown() before training on one "
+            "device")
+
+
+def _more_than_local(state: _Active) -> Optional[str]:
+    """What wh.init was asked for beyond local training on one device."""
+    pipeline, count = state.config.pipeline, len(state.cluster.devices)
+    if state.plan is not None:
+        return "a plan"
+    if wants_search(state.config):
+        return "auto_parallel or num_task_graph"
+    if count > 1:
+        return f"{count} devices"
+    return f"{pipeline.num_micro_batch} micro-batches" if (pipeline.num_micro_batch or 1) > 1 else None
+
+
 def _sharing(state: _Active) -> Optional[Cluster]:
     """What says in which parts processes share input pipelines; None: in equal ones."""
     return None if state.config.balance.algorithm == "even" else state.cluster
@@ -470,6 +498,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
 
     return hooks.Callbacks(
         gradients=gradients,
+        outside_graph=lambda: _refuse_outside_graph(state),
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
         session_target=session_target,

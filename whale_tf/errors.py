@@ -11,6 +11,12 @@ from typing import Iterable, Optional
 class WhaleError(Exception):
     """Base class of all errors raised on purpose by whale_tf."""
 
+    ag_pass_through = True  # AutoGraph, which traces a tf.function, raises them as they are
+
+
+class UnsupportedTensorFlowError(WhaleError, ImportError):
+    """The installed TensorFlow is none that whale_tf runs with."""
+
 
 class ConfigError(WhaleError, ValueError):
     """A configuration key or value is not valid."""

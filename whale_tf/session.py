@@ -10,9 +10,7 @@ import contextlib
 import functools
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from tensorflow.python.client import session as tf_session
-
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import FetchMapper, tf, v1
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
@@ -349,7 +347,7 @@ def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any
 def _elements(session: Any, fetches: Any) -> Tuple[Any, List[Fetch]]:
     """TensorFlow's own mapper of a fetch structure, and the tensors and ops in it."""
     with session.graph.as_default():
-        mapper = tf_session._FetchMapper.for_fetch(fetches)
+        mapper = FetchMapper.for_fetch(fetches)
     return mapper, list(mapper.unique_fetches())
 
 

@@ -146,7 +146,7 @@ def test_inside_a_function_that_is_traced(graph: Any) -> None:
 
     @tf.function
     def step(x: Any) -> Any:
-        with notes.annotate(notes.current_graph(), "replicate", 1):
+        with notes.annotate(v1.get_default_graph(), "replicate", 1):
             y = x + 1.0
         found.append(tag(y.op))
         return y
@@ -170,9 +170,36 @@ def test_default_strategy(graph: Any) -> None:
 def test_eager_execution_is_refused() -> None:
     if v1.executing_eagerly():
         with pytest.raises(AnnotationError, match="tf.Graph"):
-            notes.current_graph()
+            notes.current_graph("wh.replicate")
     with tf.Graph().as_default() as graph:
-        assert notes.current_graph() is graph
+        assert notes.current_graph("wh.replicate") is graph
+
+
+def test_function_bodies_are_refused(control_flow: Any) -> None:
+    control_flow(True)
+
+    def body() -> Any:
+        notes.current_graph("wh.split")
+        return tf.constant(1.0)
+
+    with tf.Graph().as_default():
+        with pytest.raises(AnnotationError, match="wh.split is used in the body of a function .*around the whole call"):
+            v1.cond(v1.placeholder(tf.bool, []), body, body)
+        with pytest.raises(AnnotationError, match="in the body of a function"):
+            tf.data.Dataset.range(3).map(lambda i: body())
+
+
+def test_a_default_strategy_that_was_taken_back_leaves_the_others_as_they_are(graph: Any) -> None:
+    notes.forget_default_strategy(graph)  # nothing to take back
+    first = notes.set_default_strategy(graph, "replicate", 2)
+    with notes.annotate(graph, "split", 2) as experts:
+        x = placeholder()
+    notes.forget_default_strategy(graph)
+    table = notes.annotations_of(graph)
+    assert (table.default, table.items) == (None, [experts])
+    assert tag(x.op) == experts.index == first.index + 1
+    second = notes.set_default_strategy(graph, "replicate", 4)
+    assert second.index > experts.index and table.items == [experts, second]
 
 
 def test_gradient_call_is_noted(graph: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.capture.models import dense, placeholder
-from whale_tf.capture.annotations import Annotations, annotate, annotations_of, set_default_strategy
+from whale_tf.capture.annotations import Annotations, annotate, annotations_of, forget_default_strategy, set_default_strategy
 from whale_tf.capture.phases import find_phases
 from whale_tf.capture.record import record
 from whale_tf.capture.task_graphs import TaskGraphs, assign, check_convex, find_detour
@@ -170,6 +170,20 @@ def test_default_strategy_takes_what_is_not_annotated(graph: Any) -> None:
     assert (of["first/MatMul"], of["second/MatMul"], of["third/MatMul"], of["loss"]) == (1, 0, 1, 1)
     detour = find_detour(ops, task_graphs)
     assert detour is not None  # legal without micro-batches; who plans decides
+
+
+def test_a_default_strategy_that_was_taken_back_takes_nothing(graph: Any) -> None:
+    set_default_strategy(graph, "replicate", 2)
+    h = dense(placeholder(), 8, "first")
+    with annotate(graph, "split", 2, "experts"):
+        h = dense(h, 8, "second")
+    with annotate(graph, "replicate", 2, "rest"):
+        loss = tf.reduce_mean(dense(h, 2, "third"), name="loss")
+    minimize(loss)
+    forget_default_strategy(graph)
+    ops, task_graphs = assigned(graph)
+    of = by_name(ops, task_graphs)
+    assert (of["first/MatMul"], of["second/MatMul"], of["third/MatMul"], of["loss"]) == (0, 0, 1, 1)
 
 
 def test_without_annotations_nothing_is_assigned(graph: Any) -> None:

@@ -21,7 +21,7 @@ import dataclasses
 import weakref
 from typing import Any, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
 
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import eager_outside_functions, tf, v1
 from whale_tf.errors import AnnotationError
 
 STRATEGIES = ("replicate", "split")
@@ -78,7 +78,7 @@ class Annotations:
     """The annotations and gradient calls of one graph, in the order they were made.
 
     Attributes:
-        items: the annotations; ``items[i].index == i``.
+        items: the annotations, by rising index; a default strategy that was taken back leaves a gap.
         default: the strategy of forward ops outside every annotation (one of ``items``), or None.
         gradient_calls: finished calls; a call that raised is not kept.
         calls_started: how many calls there were, failed ones too.
@@ -90,6 +90,12 @@ class Annotations:
         self.gradient_calls: List[GradientCall] = []
         self.calls_started = 0
         self._open: Optional[Annotation] = None
+        self._count = 0
+
+    def next_index(self) -> int:
+        """An index that no annotation has had."""
+        self._count += 1
+        return self._count - 1
 
     def enter(self, strategy: str, device_count: Optional[int], name: Optional[str]) -> Annotation:
         """The annotation a ``with`` block stands for: a known one if ``name`` is known, else a new one.
@@ -106,7 +112,7 @@ class Annotations:
                         f"entered again as {_call_text(strategy, device_count)}. The same name continues the same "
                         "TaskGraph, so give the same strategy and device count, or another name.")
                 return item
-        index = len(self.items)
+        index = self.next_index()
         item = Annotation(index, strategy, device_count, name or f"{strategy}_{index}")
         self.items.append(item)
         return item
@@ -128,17 +134,27 @@ def forget() -> None:
     _ANNOTATIONS.clear()
 
 
-def current_graph() -> tf.Graph:
-    """The graph that ops are being added to.
+def current_graph(caller: str) -> tf.Graph:
+    """The graph that ops are being added to, for ``caller``.
 
     Raises:
-        AnnotationError: eager execution: there is no graph to annotate.
+        AnnotationError: eager execution, where there is no graph to annotate, or a function that is being traced.
     """
     if tf.executing_eagerly():
         raise AnnotationError(
-            "wh.replicate and wh.split annotate the ops of a graph, but TensorFlow is executing eagerly. Build the "
-            "model inside `with tf.Graph().as_default():`, or call tf.compat.v1.disable_eager_execution() first.")
-    return v1.get_default_graph()
+            f"{caller} is about the ops of a graph, but TensorFlow is executing eagerly. Build the model inside "
+            "`with tf.Graph().as_default():`, or call tf.compat.v1.disable_eager_execution() first.")
+    graph = v1.get_default_graph()
+    if not graph.building_function:
+        return graph
+    if eager_outside_functions():
+        raise AnnotationError(
+            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf does not divide. Build and train the model in "
+            "graph mode: tf.compat.v1.disable_eager_execution() first, no tf.function, a tf.compat.v1.train optimizer and "
+            "tf.compat.v1.Session.")
+    raise AnnotationError(
+        f"{caller} is used in the body of a function ({getattr(graph, 'name', '')!r}), such as a branch of tf.cond. A loop, "
+        "condition or function call is in one TaskGraph: put the annotation around the whole call.")
 
 
 @contextlib.contextmanager
@@ -187,11 +203,19 @@ def set_default_strategy(graph: tf.Graph, strategy: str, device_count: Optional[
             "it before the `with` block.")
     _check_arguments(strategy, device_count)
     replaced = annotations.default
-    index = len(annotations.items) if replaced is None else replaced.index
+    index = annotations.next_index() if replaced is None else replaced.index
     item = Annotation(index, strategy, device_count, name or "default")
-    annotations.items[index:index + 1] = [item]
+    kept = [other for other in annotations.items if other is not replaced]
+    annotations.items = sorted(kept + [item], key=lambda other: other.index)
     annotations.default = item
     return item
+
+
+def forget_default_strategy(graph: tf.Graph) -> None:
+    """Take back what :func:`set_default_strategy` said, if it was called."""
+    annotations = annotations_of(graph)
+    annotations.items = [item for item in annotations.items if item is not annotations.default]
+    annotations.default = None
 
 
 @contextlib.contextmanager

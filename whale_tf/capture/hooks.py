@@ -11,13 +11,19 @@ import inspect
 import threading
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
-from tensorflow.python.client.session import BaseSession
-from tensorflow.python.data.ops.dataset_ops import DatasetV1, DatasetV1Adapter
-from tensorflow.python.data.ops.iterator_ops import Iterator
-from tensorflow.python.ops import gradients_util
-from tensorflow.python.summary.writer.event_file_writer import EventFileWriter
-
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import (
+    BaseSession,
+    DatasetIterator,
+    DatasetV1,
+    DatasetV1Adapter,
+    EventFileWriter,
+    eager_outside_functions,
+    gradients_util,
+    imperative_grad,
+    lacking,
+    tf,
+    v1,
+)
 from whale_tf.capture.annotations import FORWARD_ATTR, gradient_call, gradient_names
 
 Function = Callable[..., Any]
@@ -29,6 +35,8 @@ class Callbacks(NamedTuple):
 
     Attributes:
         gradients: (gradients, what they were taken by) -> the gradients that the caller gets.
+        outside_graph: (), before gradients of variables are taken in eager execution or in a tf.function: training that no
+            Session runs.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
         session_target: (target, that ConfigProto) -> the target to use.
@@ -44,6 +52,7 @@ class Callbacks(NamedTuple):
     """
 
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
+    outside_graph: Callable[[], None] = lambda: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
     session_target: Callable[[str, Any], str] = lambda target, config: target
@@ -83,6 +92,10 @@ def _gradients_helper(original: Function, callbacks: Callbacks) -> Function:
         in_body = src_graph is not None and src_graph is not v1.get_default_graph()
         if _depth.value or in_body or tf.executing_eagerly():
             return original(ys, xs, *args, **kwargs)
+        if eager_outside_functions():
+            if _has_variables(xs):
+                callbacks.outside_graph()
+            return original(ys, xs, *args, **kwargs)
         _depth.value += 1
         try:
             with gradient_call(v1.get_default_graph(), ys, xs) as call:
@@ -104,6 +117,23 @@ def _maybe_compile(original: Function, callbacks: Callbacks) -> Function:
         with graph._attr_scope({FORWARD_ATTR: v1.AttrValue(s=op.name.encode())}):
             return original(scope, op, func, grad_fn)
     return wrapper
+
+
+def _imperative_grad(original: Function, callbacks: Callbacks) -> Function:
+    """What every ``GradientTape.gradient`` ends in: those of Keras' ``fit``, of optimizers' ``minimize``, of training loops.
+    A tape in a graph that a Session runs is found in that graph."""
+
+    def imperative_gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        if eager_outside_functions() and _has_variables(sources):
+            callbacks.outside_graph()
+        return original(tape, target, sources, *args, **kwargs)
+    return imperative_gradient
+
+
+def _has_variables(xs: Any) -> bool:
+    """Whether some of ``xs`` are variables (Keras 3 has a class of its own), or their handles."""
+    return any(isinstance(x, tf.Variable) or hasattr(x, "handle") or getattr(x, "dtype", None) == tf.resource
+               for x in tf.nest.flatten(xs))
 
 
 # -- graphs, sessions and savers ------------------------------------------------------------------------------------
@@ -195,6 +225,7 @@ def _make_initializer(original: Function, callbacks: Callbacks) -> Function:
 HOOKS: Tuple[Hook, ...] = (
     Hook(gradients_util, "_GradientsHelper", _gradients_helper),
     Hook(gradients_util, "_MaybeCompile", _maybe_compile),
+    Hook(imperative_grad, "imperative_grad", _imperative_grad),
     Hook(tf.Graph, "finalize", _graph_finalize),
     Hook(v1.train.Saver, "save", _saver_save),
     Hook(v1.train.ChiefSessionCreator, "create_session", _chief_create_session),
@@ -202,7 +233,7 @@ HOOKS: Tuple[Hook, ...] = (
     Hook(EventFileWriter, "add_event", _add_event),
     Hook(DatasetV1, "_make_one_shot_iterator", _make_iterator),
     Hook(DatasetV1, "_make_initializable_iterator", _make_iterator),
-    Hook(Iterator, "make_initializer", _make_initializer),
+    Hook(DatasetIterator, "make_initializer", _make_initializer),
     Hook(BaseSession, "__init__", _session_init),
     Hook(BaseSession, "run", _session_run),
     Hook(BaseSession, "make_callable", _session_make_callable),
@@ -221,8 +252,15 @@ _installed: List[_Installed] = []
 
 
 def install(callbacks: Callbacks) -> None:
-    """Put all hooks in place.  Installing again replaces the callbacks; wrappers never stack."""
+    """Put all hooks in place.  Installing again replaces the callbacks; wrappers never stack.
+
+    Raises:
+        UnsupportedTensorFlowError: this TensorFlow lacks something that is hooked.
+    """
     uninstall()
+    missing = [f"{hook.owner.__name__}.{hook.attribute}" for hook in HOOKS if hook.attribute not in vars(hook.owner)]
+    if missing:
+        raise lacking(missing)
     try:
         for hook in HOOKS:
             original = vars(hook.owner)[hook.attribute]

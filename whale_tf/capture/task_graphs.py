@@ -129,9 +129,9 @@ def _annotated_inside(op: Op, seen: Set[int]) -> Optional[Op]:
 
 
 def _check_annotations(graph: OpGraph, annotations: Annotations) -> None:
-    phases: List[Set[Phase]] = [set() for _ in annotations.items]
+    phases: Dict[int, Set[Phase]] = {item.index: set() for item in annotations.items}
     for op in graph.ops:
-        if 0 <= op.task_graph < len(phases):
+        if op.task_graph in phases:
             phases[op.task_graph].add(op.phase)
     for item in annotations.items:
         if item is annotations.default or Phase.FORWARD in phases[item.index]:
@@ -150,13 +150,13 @@ def _check_annotations(graph: OpGraph, annotations: Annotations) -> None:
 def _annotated(graph: OpGraph, annotations: Annotations) -> List[int]:
     """Membership of the forward ops that were created under an annotation or have a default strategy."""
     of = [-1] * len(graph.ops)
-    default = annotations.default.index if annotations.default is not None else -1
-    count = len(annotations.items)
+    places = {item.index: place for place, item in enumerate(annotations.items)}
+    default = places[annotations.default.index] if annotations.default is not None else -1
     for op in graph.ops:
         if op.phase is not Phase.FORWARD:
             continue
-        if 0 <= op.task_graph < count and not op.attrs.get("_whale_phase"):
-            of[op.id] = op.task_graph
+        if op.task_graph in places and not op.attrs.get("_whale_phase"):
+            of[op.id] = places[op.task_graph]
         else:
             of[op.id] = default
     return of

@@ -21,9 +21,7 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Optional, Sequence, Tuple
 
-from tensorflow.python.client.session import _FetchMapper
-
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import FetchMapper, tf, v1
 from whale_tf.cluster import Processes
 from whale_tf.ir.traits import traits
 from whale_tf.processes.runtime import Runtime
@@ -72,7 +70,7 @@ class _Saved:
         if self.clock is not None or self.session() is not session:
             return
         with session.graph.as_default():
-            elements = _FetchMapper.for_fetch(fetches).unique_fetches()
+            elements = FetchMapper.for_fetch(fetches).unique_fetches()
         ops = [each if isinstance(each, tf.Operation) else each.op for each in elements]
         key = tuple(op.name for op in ops)
         if key not in self._updating:

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from tensorflow.python.framework import tensor_util
-
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR, TASK_GRAPH_ATTR
 from whale_tf.graph_editor.nodes import Nodes
@@ -179,7 +177,7 @@ def host_of(device: str) -> str:
 
 def _entries(op: tf.Operation, dtypes: Sequence[Any]) -> Optional[List[Entry]]:
     """What a SaveV2 or RestoreV2 lists; None: it is computed."""
-    names, specs = (tensor_util.constant_value(tensor) for tensor in op.inputs[1:3])
+    names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:3])
     if names is None or specs is None:
         return None
     return [Entry(name, spec, tf.as_dtype(dtype)) for name, spec, dtype in zip(names, specs, dtypes)]
