@@ -4,7 +4,7 @@ A ring all-reduce of ``n`` bytes among ``W`` processes takes ``2 (W-1) a + 2 (W-
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  Sending a gradient along with others saves the first
 term and costs two copies, into the bucket and out of it: ``4 n / m`` with memory bandwidth ``m``.  So gradients below
 ``(W-1) a m / 2`` bytes are gathered, until the latency is a tenth of the transfer: ``10 W a b`` bytes.  ``a`` is the link's
-latency and, between CPU devices, :data:`REMOTE_CALL_S`.
+latency; between CPU devices it is at least :data:`REMOTE_CALL_S`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 
-# What a step of TensorFlow's ring between CPU devices costs beside the wire: its remote calls and their threads.  Measured
-# (TensorFlow 2.21, two processes on two cores): 15 collectives of 50 to 80 KB took 5.5 ms a step more than one of them all.
+# What a step of TensorFlow's ring between CPU devices costs beside the wire: its remote calls and their threads.  Measured on
+# two cores of an AMD EPYC (TensorFlow 2.21, a process on each): 15 sums of 50 to 80 KB took 5.5 ms a step more than one of them
+# all, so each of 14 took 0.4 ms, in 2 (W-1) = 2 steps of the ring.  `whale calibrate` measures the same on any machine
+# (communicators.processes.alpha_s); as the adapters' latency_s in a cluster description it counts where it is larger.
 REMOTE_CALL_S = 2e-4
 
 
@@ -46,7 +48,7 @@ def limits(cluster: Cluster, processes: Sequence[Sequence[int]], bucket_bytes: O
     count = len(processes)
     link = cluster.bottleneck(part[0] for part in processes)
     devices = [cluster.devices[part[0]] for part in processes]
-    latency_s = link.latency_s + max(REMOTE_CALL_S if device.kind == "CPU" else 0.0 for device in devices)
+    latency_s = max([link.latency_s] + [REMOTE_CALL_S for device in devices if device.kind == "CPU"])
     memory = min(device.memory_bandwidth_bytes_per_s for device in devices)
     return Limits((count - 1) * latency_s * memory / 2, 10 * count * latency_s * link.bandwidth_bytes_per_s)
 

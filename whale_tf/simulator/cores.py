@@ -28,8 +28,10 @@ from whale_tf.simulator.engine import LOOK, Times, _Engine
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.program import COMPUTATION, GRADIENT
 
-# Ops whose kernels take less than TensorFlow's kOpIsExpensiveThresholdCycles (8,000, at 2.6 GHz here) run on the thread that made
-# them ready.  In a plan these take 1.3 to 1.9 times as long as in the local script: ReluGrads of 2.6 us take 3.5 to 5.
+# Ops whose kernels take less than TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
+# At 2.6 GHz, the clock of the machine that benchmarks/README.md describes, that is 3.1 us in a plan.  In traced steps of plans of
+# `python -m benchmarks.accuracy` such ops take 1.3 to 1.9 times as long as in the local script, whose times count here:
+# ReluGrads of 2.6 us take 3.5 to 5.  No calibration measures this.
 SHORT_S = 8000 / 2.6e9 / 1.3
 
 
