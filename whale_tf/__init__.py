@@ -23,6 +23,7 @@ from whale_tf.errors import (
     PlanError,
     ProcessLostError,
     UnsupportedOpError,
+    UnsupportedTensorFlowError,
     WhaleError,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "PlanError",
     "ProcessLostError",
     "UnsupportedOpError",
+    "UnsupportedTensorFlowError",
     "WhaleError",
 ] + list(_API)
 
