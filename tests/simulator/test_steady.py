@@ -57,3 +57,12 @@ def test_thousands_of_changed_plans_reuse_the_compiled_one() -> None:
     for count in range(1, 9):
         result = simulator.run(strategy._replace(num_micro_batch=count))
         assert result.program.instructions is first.program.instructions
+
+
+def test_a_compiled_plan_is_not_reused_for_another_estimator() -> None:
+    """Each estimator is gone before the next is made, which may then stand at the same address."""
+    model = chain_model(2)
+    simulator = Simulator(flat_cluster(2), NO_RESERVE)
+    strategy = pipeline(model, 2, 1, "backward_first", (1, 1))
+    for seconds in range(1, 11):
+        assert simulator.run(strategy, KnownTimes(model, seconds, 2 * seconds)).step_time_s == pytest.approx(6 * seconds)

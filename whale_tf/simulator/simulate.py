@@ -183,8 +183,8 @@ class Simulator:
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
         key = (
-            id(strategy.model),
-            id(estimator),
+            _Same(strategy.model),
+            _Same(estimator),
             strategy.op_configs,
             strategy.recompute,
             stages,
@@ -195,7 +195,7 @@ class Simulator:
             strategy.buckets,
         )
         found = self._programs.pop(key, None)
-        if found is None or found[0].strategy.model is not strategy.model:
+        if found is None:
             options = self.options
             estimator = estimator or OpEstimator(
                 strategy.model, options.efficiency, options.profiles, options.allow_roofline, options.calibration
@@ -207,6 +207,22 @@ class Simulator:
         if len(self._programs) > self._keep:
             self._programs.popitem(last=False)
         return found
+
+
+class _Same:
+    """A key that equals another only for the very same object, which it keeps alive: an id alone is given again to a later
+    object once the first is gone."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
 
 
 def gamma_of(cluster: Cluster, device: int, options: Options) -> float:
