@@ -248,16 +248,15 @@ def _searched(graph: tf.Graph, captured: Captured, region: Region, cluster: Clus
     captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
     region = region._replace(task_graph=captured.task_graph)
     plan = assemble(_facts(captured, region), cluster, config, decision_of(choice, cluster, config))
-    plan = _with_memory(plan, captured, region._replace(graph=chain.graph), choice.profile)
+    plan = _with_memory(plan, captured, region._replace(graph=chain.graph))
     return _Searched(captured, region, plan, choice=choice)
 
 
-def _with_memory(plan: Plan, captured: Captured, sized: Region, profile: ModelProfile) -> Plan:
+def _with_memory(plan: Plan, captured: Captured, sized: Region) -> Plan:
     """The plan with peaks from the graph's own tensors in place of the search's, which knows layers only."""
     gradients = {tensor for target in captured.phases.targets for tensor in target.tensors}
-    stages = _stages(captured, sized)
-    sizes = [stage.parameter_bytes for stage in stages]
-    peaks = device_peaks(plan, sized, gradients, sizes, profile.optimizer_bytes_per_parameter_byte)
+    sizes = [stage.parameter_bytes + stage.state_bytes for stage in _stages(captured, sized)]
+    peaks = device_peaks(plan, sized, gradients, sizes)
     return plan.model_copy(update={"estimate": plan.estimate.model_copy(update={"peak_memory_bytes": tuple(peaks)})})
 
 
@@ -273,7 +272,8 @@ def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
         for name in call.grads
         if isinstance(name, str) and name.partition(":")[0] in captured.graph
     }
-    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls)
+    state = captured.state_bytes()
+    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls, state)
 
 
 def _inputs(captured: Captured) -> Dict[str, int]:

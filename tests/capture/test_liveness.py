@@ -63,7 +63,7 @@ def test_devices_hold_variables_slots_and_their_part(slices: Any) -> None:
     region, gradients = two_layers()
     task = TaskGraphPlan(name="model", devices=((0, 1),), slices=slices)
     plan = Plan(graph="g", num_devices=3, task_graphs=(task,))
-    found = device_peaks(plan, region, gradients, [KERNEL], slots=1.0)
+    found = device_peaks(plan, region, gradients, [2 * KERNEL])
     memory = micro_batch_memory(region, gradients, 0, replicas=2)
     shares = (1.0, 1.0) if slices is None else (1.5, 0.5)
     assert found == [int(2 * KERNEL + memory.peak(1, 1, share)) for share in shares] + [0]

@@ -15,7 +15,7 @@ from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec
 
 SPECS = [TaskGraphSpec("features", "replicate", 2), TaskGraphSpec("classes", "split", 2),
          TaskGraphSpec("classes/batch", "replicate", 2, batch_of=1)]
-STAGE = StageStatistics((), 0, 4, ())
+STAGE = StageStatistics((), 0, 4, 8, ())
 
 
 def plan_of(cluster: str, **config: Any) -> Plan:

@@ -16,7 +16,7 @@ from whale_tf.planner.auto.settings import search_plan
 from whale_tf.planner.buckets import Gradient, Limits, buckets, limits
 
 PARTS = ((0, 1), (2, 3))
-STAGE = StageStatistics((), 0, 4, (Gradient("w", 4),))
+STAGE = StageStatistics((), 0, 4, 8, (Gradient("w", 4),))
 
 
 def plan_of(*counts: Any, **config: Any) -> Plan:

@@ -33,10 +33,10 @@ def test_units_go_into_heads(stacks: Tuple[int, ...], count: int, units: int) ->
     assert units_for(stacks, count) == units
 
 
-def shares(rows: Sequence[Sequence[int]], cluster: Cluster = MIXED, algorithm: str = "exact", variable_bytes: float = 0.0
+def shares(rows: Sequence[Sequence[int]], cluster: Cluster = MIXED, algorithm: str = "exact", resident_bytes: float = 0.0
            ) -> Tuple[int, ...]:
     """Of a TaskGraph without stacks."""
-    return device_shares("t", rows, cluster, algorithm, (), Sizes(OpGraph()), {}, variable_bytes)
+    return device_shares("t", rows, cluster, algorithm, (), Sizes(OpGraph()), {}, resident_bytes)
 
 
 def test_shares_follow_speed_and_memory() -> None:
@@ -45,6 +45,6 @@ def test_shares_follow_speed_and_memory() -> None:
     assert shares([(0, 1), (1, 0)]) == (1, 1), "each place has a slow device"
     assert shares([(0, 1)], algorithm="even") == (1, 1)
     assert shares([(0, 1)], Cluster.parse("P100-16GB:2")) == (1, 1)
-    assert shares([(0, 1)], variable_bytes=11.5 * 2 ** 30) == (11, 5), "46 GiB with gradients and slots"
+    assert shares([(0, 1)], resident_bytes=46 * 2 ** 30) == (11, 5)
     with pytest.raises(InfeasibleError, match="TaskGraph 't' on devices \\[0, 1\\]"):
-        shares([(0, 1)], variable_bytes=16 * 2 ** 30)
+        shares([(0, 1)], resident_bytes=64 * 2 ** 30)

@@ -10,7 +10,7 @@ from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record
 from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex, complete
 from whale_tf.capture.unseen import model_phases
-from whale_tf.capture.variables import Variables
+from whale_tf.capture.variables import Variables, optimizer_state
 from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse, find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase
@@ -61,6 +61,12 @@ class Captured(NamedTuple):
         if self.axis is not None and options == Options():
             return self.axis
         return analyse(self.graph, self.sources, self.scope, options)
+
+    def state_bytes(self) -> Dict[int, int]:
+        """Trained variable -> bytes of what its optimizer keeps for it."""
+        variables = self.phases.variables
+        state = optimizer_state(self.graph, variables, {variable for _, variable in self.gradients})
+        return {owner: sum(variables[one].bytes for one in kept) for owner, kept in state.items()}
 
 
 def capture(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
 from whale_tf.capture.sizes import sized
-from whale_tf.capture.variables import Variable
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
 from whale_tf.profiler.chain import Chain, chain_of, needed_by_updates
@@ -21,13 +20,9 @@ def captured_chain(graph: tf.Graph, captured: Captured, region: Region, batch: i
         PlanError: the model has no part to cut, or its costs are not known.
     """
     ops = sized(graph, captured.graph, captured.sources, batch)
-    parameters = {variable: _bytes(captured.phases.variables.items[variable]) for _, variable in captured.gradients}
+    parameters = {variable: captured.phases.variables[variable].bytes for _, variable in captured.gradients}
     needed = needed_by_updates(ops)
     costs = [cost if op.id in needed or op.phase is not Phase.BACKWARD else FREE
              for op, cost in zip(ops.ops, op_costs(ops, batch))]
-    return chain_of(region._replace(graph=ops), costs, parameters, batch)
-
-
-def _bytes(variable: Variable) -> int:
-    elements = tf.TensorShape(variable.shape).num_elements()
-    return (elements or 0) * int(tf.as_dtype(variable.dtype).size)
+    chain = chain_of(region._replace(graph=ops), costs, parameters, batch)
+    return chain._replace(state_bytes=sum(captured.state_bytes().values()))

@@ -7,7 +7,7 @@ from typing import Dict, List, Set, Tuple
 
 from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured
-from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import OVERWRITES, SAME_BUFFER, SHAPE_ONLY, VARIABLES
 from whale_tf.profiler.graph_profile import precision_of
@@ -100,18 +100,12 @@ def _takes_over(op: Op, graph: OpGraph) -> bool:
 
 def _variables(captured: Captured, graph: OpGraph, home: Dict[int, int]) -> Tuple[StepVariable, ...]:
     """Variables of the region, each with its slots."""
-    items = captured.phases.variables.items
+    variables, state = captured.phases.variables, captured.state_bytes()
     return tuple(
         StepVariable(graph.ops[number].name, captured.variable_homes[number], _shard(graph.ops[number]),
-                     sum(_value_bytes(items[one].shape, items[one].dtype) for one in (number,) + items[number].slots))
-        for number in captured.variable_homes if number in items)  # fmt: skip
+                     float(variables[number].bytes + state.get(number, 0)))
+        for number in captured.variable_homes if number in variables)  # fmt: skip
 
 
 def _shard(op: Op) -> int:
     return max(0, int(op.attrs.get(SHARD_ATTR, 0)))
-
-
-def _value_bytes(shape: Shape, dtype: str) -> float:
-    single = OpGraph()
-    op = single.add("value", "Const", outputs=[(shape, dtype)])
-    return float(tensor_bytes(single, op.outputs[0]))

@@ -6,9 +6,12 @@ into function bodies; what the ops at the end do decides whether they read or wr
 """
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from collections import deque
+from typing import Collection, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from whale_tf.ir.graph import Op, OpGraph, Shape
+import numpy as np
+
+from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.traits import CONDITIONALS, READS, SWITCHES, VARIABLES, WHILES, State, traits
 
 
@@ -36,6 +39,16 @@ class Variable(NamedTuple):
     initializer: int
     aliases: Tuple[int, ...]
     slots: Tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of the value; 0 where a dimension is not known, or the size of an element (strings)."""
+        sizes = [0] if self.shape is None else [size or 0 for size in self.shape]
+        try:
+            itemsize = np.dtype(self.dtype.replace("bfloat16", "float16")).itemsize
+        except TypeError:
+            return 0
+        return int(np.prod(sizes, dtype=np.int64)) * itemsize
 
 
 class Variables:
@@ -97,6 +110,40 @@ def find_variables(graph: OpGraph) -> Variables:
             tuple(sorted(found.reads)), tuple(sorted(found.writes)), _initializer(graph, op, found.writes),
             tuple(found.aliases), tuple(sorted(slots)) if first_written else ())
     return Variables(items)
+
+
+def optimizer_state(graph: OpGraph, variables: Variables, trained: Collection[int]) -> Dict[int, List[int]]:
+    """Trained variable -> the variables that its optimizer keeps for it, whether one op updates them or many elementary ones.
+
+    These are written in every step and lead to the write of a trained variable; what leads to several (a step count, the
+    powers of Adam's decay rates) belongs to the one it reaches first::
+
+        m ──> m' = b m + (1 - b) g ──> w' = w - r m'          m belongs to w
+    """
+    found: Dict[int, List[int]] = {}
+    for variable in variables:
+        if variable.op not in trained and any(graph.ops[op].phase is Phase.APPLY for op in variable.writes):
+            owner = _first_reached(graph, variables, variable, trained)
+            if owner is not None:
+                found.setdefault(owner, []).append(variable.op)
+    return found
+
+
+def _first_reached(graph: OpGraph, variables: Variables, variable: Variable, trained: Collection[int]) -> Optional[int]:
+    queue = deque(user for tensor in variable.aliases for user, _ in graph.consumers(tensor))
+    seen = set(queue)
+    while queue:
+        op = graph.ops[queue.popleft()]
+        if op.phase is Phase.APPLY:
+            for written in variables.written_by.get(op.id, ()):
+                if written in trained:
+                    return written
+        for tensor in op.outputs:
+            for user, _ in graph.consumers(tensor):
+                if user not in seen:
+                    seen.add(user)
+                    queue.append(user)
+    return None
 
 
 def _first_input_variables(graph: OpGraph, found: _Uses, variable: Op) -> bool:

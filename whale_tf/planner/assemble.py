@@ -32,6 +32,7 @@ class StageStatistics(NamedTuple):
         ops: names of its forward ops.
         activation_bytes: forward tensors that backward ops read, of the whole mini-batch (0: batch size not known).
         parameter_bytes: its variables.
+        state_bytes: what the optimizer keeps for them (momentum one slot, Adam two).
         gradients: of its variables, in the order they become ready.
         read_in_loops: names of its variables whose handles version 1 while loops take in.
     """
@@ -39,8 +40,14 @@ class StageStatistics(NamedTuple):
     ops: Tuple[str, ...]
     activation_bytes: int
     parameter_bytes: int
+    state_bytes: int
     gradients: Tuple[Gradient, ...]
     read_in_loops: Tuple[str, ...] = ()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Parameters, gradients and optimizer state: what a device holds whatever the micro-batch."""
+        return 2 * self.parameter_bytes + self.state_bytes
 
 
 class Crossing(NamedTuple):
@@ -195,7 +202,7 @@ def _slices(
         cluster,
         None if batch is None else batch // parts,
         warmup * stage.activation_bytes / parts,
-        4.0 * stage.parameter_bytes,
+        stage.resident_bytes,
         config.balance.algorithm,
     )
 
@@ -234,8 +241,7 @@ def _warmups(
     for stage, row, count in zip(stages, rows, counts):
         device = cluster.devices[row[0][0]]
         per_micro_batch = stage.activation_bytes // (micro_batches * count)
-        # weights, gradients and two slots of Adam
-        free = device.memory_bytes - 4 * stage.parameter_bytes
+        free = device.memory_bytes - stage.resident_bytes
         limits.append(max(1, free // per_micro_batch) if per_micro_batch else micro_batches)
     policy: str = config.pipeline.warmup
     if policy == "auto":

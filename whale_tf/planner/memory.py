@@ -9,14 +9,13 @@ from whale_tf.plan import Plan
 from whale_tf.profiler.liveness import micro_batch_memory
 
 
-def device_peaks(plan: Plan, region: Region, gradients: Set[int], parameter_bytes: Sequence[int], slots: float) -> List[int]:
+def device_peaks(plan: Plan, region: Region, gradients: Set[int], variable_bytes: Sequence[int]) -> List[int]:
     """Bytes of each device: variables with their slots, and the most that a step holds beside them.
 
     Args:
         region: its graph has the static shapes of a whole mini-batch of all model replicas, its TaskGraphs are the plan's.
         gradients: tensors that hold gradients of variables.
-        parameter_bytes: variables of each TaskGraph.
-        slots: bytes of optimizer state per parameter byte.
+        variable_bytes: variables of each TaskGraph, and what the optimizer keeps for them.
     """
     peaks = [0.0] * plan.num_devices
     for index, task in enumerate(plan.task_graphs):
@@ -28,5 +27,5 @@ def device_peaks(plan: Plan, region: Region, gradients: Set[int], parameter_byte
                 share = size * task.device_count / sum(sizes)  # of an equal part
                 peaks[device] += memory.peak(task.warmup, plan.num_micro_batch, share)
         for device in task.variable_devices:
-            peaks[device] += parameter_bytes[index] * (1 + slots)
+            peaks[device] += variable_bytes[index]
     return [int(peak) for peak in peaks]

@@ -18,6 +18,7 @@ def stage_statistics(
     variable_homes: Dict[int, int],
     count: int,
     calls: Mapping[int, int],
+    state_bytes: Mapping[int, int],
 ) -> List[StageStatistics]:
     """One for each TaskGraph.
 
@@ -25,6 +26,7 @@ def stage_statistics(
         gradients: (gradient tensor, variable op) in the order the gradients become ready.
         calls: gradient tensor -> number of the gradient call.
         variable_homes: variable op -> TaskGraph.
+        state_bytes: variable op -> bytes of what its optimizer keeps for it.
     """
     graph = region.graph
     ops: List[List[str]] = [[] for _ in range(count)]
@@ -40,11 +42,12 @@ def stage_statistics(
                 for t in op.inputs
                 if graph.tensors[t].op in region.batch_level and graph.tensors[t].op not in region.late
             )
-    parameters = [0] * count
+    parameters, state = [0] * count, [0] * count
     found: List[List[Gradient]] = [[] for _ in range(count)]
     for tensor, variable in gradients:
         home = variable_homes.get(variable, 0)
         parameters[home] += tensor_bytes(graph, tensor)
+        state[home] += state_bytes.get(variable, 0)
         found[home].append(_gradient(region, tensor, variable, home, calls.get(tensor, -1)))
     loops = _read_in_loops(graph, variable_homes)
     return [
@@ -52,6 +55,7 @@ def stage_statistics(
             tuple(ops[i]),
             sum(tensor_bytes(graph, t) for t in kept[i]),
             parameters[i],
+            state[i],
             tuple(found[i]),
             tuple(name for name, home in loops if home == i),
         )

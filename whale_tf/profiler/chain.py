@@ -37,6 +37,7 @@ class Chain(NamedTuple):
         activation_bytes: computed here, read by backward ops.
         crossing_bytes: computed here or before, read by forward ops behind.
         batch: examples of the mini-batch.
+        state_bytes: what the optimizer keeps beside parameters and gradients, of the whole model.
     """
 
     graph: OpGraph
@@ -50,6 +51,7 @@ class Chain(NamedTuple):
     activation_bytes: np.ndarray
     crossing_bytes: np.ndarray
     batch: int
+    state_bytes: int = 0
 
     @property
     def size(self) -> int:
@@ -70,7 +72,7 @@ class Chain(NamedTuple):
             self.graph, joined(self.ops), joined(self.backward),
             total(self.forward_flops), total(self.backward_flops), total(self.traffic_bytes), total(self.launches),
             total(self.parameter_bytes), total(self.activation_bytes), self.crossing_bytes[np.array(ends) - 1],
-            self.batch)  # fmt: skip
+            self.batch, self.state_bytes)  # fmt: skip
 
     def name(self, segment: int) -> str:
         return self.graph.ops[self.ops[segment][-1]].name

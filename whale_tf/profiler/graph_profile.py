@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.traits import READS, VARIABLES, traits
@@ -47,7 +47,7 @@ def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None)
     traffic and overhead are a third of those of both.
     """
     batch, names = float(chain.batch), _names(chain)
-    optimizer, state = _optimizer(chain.graph)
+    parameters = float(chain.parameter_bytes.sum())
     layers = [
         LayerProfile(
             name=names[i],
@@ -63,8 +63,9 @@ def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None)
         for i in range(chain.size)]  # fmt: skip
     return ModelProfile(
         name=source.name, source=f"recorded from a graph with mini-batches of {chain.batch}",
-        precision=precision_of(chain.graph), batch_granularity=1, optimizer=optimizer,
-        optimizer_bytes_per_parameter_byte=state, graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
+        precision=precision_of(chain.graph), batch_granularity=1, optimizer=_optimizer(chain.graph),
+        optimizer_bytes_per_parameter_byte=chain.state_bytes / parameters if parameters else 0.0,
+        graph=source.fingerprint, layers=tuple(layers))  # fmt: skip
 
 
 def _measurement(chain: Chain, segment: int, times: OpTimes) -> Measurement:
@@ -112,12 +113,10 @@ def precision_of(graph: OpGraph) -> str:
     return "fp32"
 
 
-def _optimizer(graph: OpGraph) -> Tuple[str, float]:
-    """Of the update op with most slots: its name, or that of an optimizer with as many, and bytes of state per parameter byte."""
+def _optimizer(graph: OpGraph) -> str:
+    """Of the update op with most slots: its name, or that of an optimizer with as many."""
     updates = [op for op in graph.ops if op.phase is Phase.APPLY and traits(op.type).is_update]
     if not updates:
-        return "sgd", 0.0
+        return "sgd"
     op = max(updates, key=lambda update: slot_count(update, graph))
-    slots = slot_count(op, graph)
-    name = _OPTIMIZERS.get(op.type.rpartition("Apply")[2]) or ("sgd", "momentum", "adam")[min(slots, 2)]
-    return name, float(slots)
+    return _OPTIMIZERS.get(op.type.rpartition("Apply")[2]) or ("sgd", "momentum", "adam")[min(slot_count(op, graph), 2)]

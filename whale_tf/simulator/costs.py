@@ -13,7 +13,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import PlanError
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY, Calibration
-from whale_tf.simulator.model_graph import KINDS, OPTIMIZERS, ModelGraph
+from whale_tf.simulator.model_graph import KINDS, ModelGraph
 
 
 class Efficiency(NamedTuple):
@@ -83,12 +83,6 @@ class OpEstimator:
         self.profiles = profiles
         self.allow_roofline = allow_roofline
         self._rates: Dict[Tuple[str, bool], Tuple[float, float]] = {}
-        if model.optimizer not in OPTIMIZERS:
-            raise PlanError(
-                "model {!r} uses optimizer {!r}, known ones are {}".format(
-                    model.name, model.optimizer, ", ".join(sorted(OPTIMIZERS))
-                )
-            )
         for op in model.ops:
             if op.kind not in KINDS:
                 raise PlanError(

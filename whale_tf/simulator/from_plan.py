@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.simulator.configs import OpAxis, OpConfig
-from whale_tf.simulator.model_graph import ACTIVATION, PARAMETER, ModelGraph, ModelOp, ModelTensor, Use
+from whale_tf.simulator.model_graph import ACTIVATION, OPTIMIZERS, PARAMETER, ModelGraph, ModelOp, ModelTensor, Use
 from whale_tf.simulator.step_graph import PER_MICRO_BATCH, StepGraph
 from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, device_groups, propagate_configs
 
@@ -159,4 +159,4 @@ def _model_of(step: StepGraph, examples: float) -> ModelGraph:
         flops = row.flops * (scale if per_batch else 1.0)
         ops.append(ModelOp((row.name,), "recorded", {"b": examples} if per_batch else {}, uses, outputs,
                            flops if row.contraction else 0.0))  # fmt: skip
-    return ModelGraph(step.name, int(round(examples)), step.precision, "sgd", tuple(tensors), tuple(ops))
+    return ModelGraph(step.name, int(round(examples)), step.precision, OPTIMIZERS["sgd"], tuple(tensors), tuple(ops))

@@ -7,7 +7,9 @@ they follow from the kind of the forward op (:data:`KINDS`).
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+
+from whale_tf.errors import PlanError, did_you_mean
 
 ACTIVATION = "activation"
 PARAMETER = "parameter"
@@ -115,13 +117,13 @@ class ModelGraph(NamedTuple):
     Attributes:
         batch: examples in a micro-batch (the size of dimension ``b``).
         precision: what arithmetic runs in (a key of a device's ``peak_flops_per_s``).
-        optimizer: a key of :data:`OPTIMIZERS`.
+        optimizer: what its update keeps and moves.
     """
 
     name: str
     batch: int
     precision: str
-    optimizer: str
+    optimizer: Optimizer
     tensors: Tuple[ModelTensor, ...]
     ops: Tuple[ModelOp, ...]
 
@@ -155,8 +157,8 @@ class Optimizer(NamedTuple):
     """Per parameter: ``state_bytes`` kept beside value and gradient, and ``passes`` over memory (in parameters read or
     written) of one update."""
 
-    state_bytes: int
-    passes: int
+    state_bytes: float
+    passes: float
 
 
 OPTIMIZERS: Dict[str, Optimizer] = {
@@ -172,7 +174,19 @@ OPTIMIZERS: Dict[str, Optimizer] = {
 class Builder:
     """Builds a :class:`ModelGraph` op by op; ``scope`` nests nodes of the strategy tree."""
 
-    def __init__(self, name: str, batch: int, precision: str = "fp32", optimizer: str = "adam") -> None:
+    def __init__(
+        self, name: str, batch: int, precision: str = "fp32", optimizer: Union[str, Optimizer] = "adam"
+    ) -> None:
+        """``optimizer``: a key of :data:`OPTIMIZERS`, or one of its own.
+
+        Raises:
+            PlanError: an unknown optimizer.
+        """
+        if isinstance(optimizer, str):
+            if optimizer not in OPTIMIZERS:
+                raise PlanError("model {!r} uses optimizer {!r}, known ones are {}.{}".format(
+                    name, optimizer, ", ".join(sorted(OPTIMIZERS)), did_you_mean(optimizer, OPTIMIZERS)))
+            optimizer = OPTIMIZERS[optimizer]
         self.name = name
         self.batch = batch
         self.precision = precision

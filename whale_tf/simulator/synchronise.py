@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.simulator.compiler import Compiler
 from whale_tf.simulator.configs import TensorConfig, fractions, tensor_config
-from whale_tf.simulator.model_graph import OPTIMIZERS, ModelTensor
+from whale_tf.simulator.model_graph import ModelTensor
 from whale_tf.simulator.network import host_link
 from whale_tf.simulator.program import GRADIENT, UPDATE, Instruction
 from whale_tf.simulator.strategy_tree import sharded_over_replicas
@@ -40,7 +40,7 @@ class Synchroniser:
         self.compiler = compiler
         self.strategy = compiler.strategy
         self.model = compiler.model
-        self.optimizer = OPTIMIZERS[self.model.optimizer]
+        self.optimizer = self.model.optimizer
         self._bucket_of: Dict[Tuple[int, int], int] = {}  # (parameter, stage) -> buffer its summed gradient is in
         self.static_bytes: Dict[int, Dict[str, float]] = {
             device: {} for stage in self.strategy.stages for device in stage.devices
@@ -225,7 +225,7 @@ class Synchroniser:
     def _count_static(self, one: Ready) -> None:
         tensor = self.model.tensors[one.parameter]
         zero, cut = self.strategy.zero, self._stored(one)
-        per_element = float(self.optimizer.state_bytes)
+        per_element = self.optimizer.state_bytes
         if tensor.itemsize < 4:
             per_element += STATE_BYTES_PER_MASTER
         held = (

@@ -29,7 +29,7 @@ def device_shares(
     ops: Iterable[Op],
     view: View,
     batch: Mapping[int, int],
-    variable_bytes: float,
+    resident_bytes: float,
 ) -> Tuple[int, ...]:
     """Shares that follow the devices' speed and memory; equal ones on equal devices, and where the configuration says so.
 
@@ -39,7 +39,7 @@ def device_shares(
         algorithm: a key of :data:`whale_tf.balance.SOLVERS`.
         ops: the TaskGraph's forward ops.
         batch: tensor -> the dimension that counts examples.
-        variable_bytes: of the whole TaskGraph; with gradients and two slots four times that is divided.
+        resident_bytes: variables, gradients and optimizer state of the whole TaskGraph, which are divided.
 
     Raises:
         InfeasibleError: no division fits in memory.
@@ -48,7 +48,7 @@ def device_shares(
     if not follows_devices(rows, cluster, algorithm):
         return even
     units = fitting_units(ops, view, len(even), batch)
-    return replica_slices(name, rows, cluster, units, 4.0 * variable_bytes, 0.0, algorithm) or even
+    return replica_slices(name, rows, cluster, units, resident_bytes, 0.0, algorithm) or even
 
 
 def fitting_units(ops: Iterable[Op], view: View, count: int, batch: Mapping[int, int]) -> int:

@@ -96,7 +96,8 @@ def _shares(
     """What each device of a split TaskGraph takes, by the devices' speed and memory."""
     graph = local.graph
     ops = [op for op in graph.ops if local.task_graph[op.id] == number and op.phase is Phase.FORWARD]
-    size = sum(tensor_bytes(graph, gradient) for gradient, variable in local.gradients
+    state = local.state_bytes()
+    size = sum(2 * tensor_bytes(graph, gradient) + state.get(variable, 0) for gradient, variable in local.gradients
                if local.variable_homes.get(variable) == number)
     name, algorithm = local.specs[number].name, config.balance.algorithm
     return device_shares(name, rows, cluster, algorithm, ops, Sizes(graph), examples, size)
