@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from whale_tf.errors import GraphError
 from whale_tf.ir import extents
-from whale_tf.ir.extents import Size, as_value, batch_size, evaluate, vector
+from whale_tf.ir.extents import Size, as_value, batch_size, evaluate, scalar, vector
 
 T = Size.of(("dim", 3, 1))
 
@@ -62,7 +63,7 @@ def test_reduced_shape_of_a_dynamic_mean() -> None:
     assert whole[()] == 12 * batch_size
 
 
-@pytest.mark.parametrize("op, attrs, inputs", [
+CASES = [
     ("StridedSlice", {"shrink_axis_mask": 1}, [[7, 8, 9], [1], [2], [1]]),
     ("StridedSlice", {"begin_mask": 1, "end_mask": 1}, [[7, 8, 9], [0], [0], [-1]]),
     ("Slice", {}, [[7, 8, 9], [1], [-1]]), ("GatherV2", {}, [[7, 8, 9], [2, 0], 0]), ("Pack", {"axis": 0}, [1, 2, 3]),
@@ -72,7 +73,10 @@ def test_reduced_shape_of_a_dynamic_mean() -> None:
     ("SplitV", {}, [[1, 2, 3], [1, 2], 0]), ("Split", {"num_split": 2}, [0, [1, 2, 3, 4]]), ("Unpack", {"axis": 0}, [[1, 2]]),
     ("ConcatOffset", {}, [1, [2, 3], [2, 4]]), ("Pad", {}, [[1, 2], [[1, 0]]]), ("FloorMod", {}, [[5, -1], 3]),
     ("Equal", {}, [[1, 2], [1, 3]]), ("ExpandDims", {}, [[1, 2], 0]), ("Squeeze", {"squeeze_dims": [0]}, [[[1, 2]]]),
-])
+]
+
+
+@pytest.mark.parametrize("op, attrs, inputs", CASES)
 def test_evaluators_on_numbers(op: str, attrs: dict, inputs: list) -> None:
     from tests.ir.reference import REFERENCE  # the same op types, written with plain NumPy
 
@@ -89,3 +93,33 @@ def test_what_cannot_be_known_is_none() -> None:
     assert evaluate("Range", {}, [as_value(0), vector([batch_size])[0:1].reshape(()), as_value(1)]) is None
     equal = evaluate("Equal", {}, [vector([batch_size, 2 * batch_size]), vector([batch_size, batch_size])])
     assert equal is not None and list(equal[0]) == [1, 0]
+
+
+@pytest.mark.parametrize("op, attrs, inputs", CASES + [
+    ("FloorDiv", {}, [[4, 6], [2, 3]]), ("Maximum", {}, [[1, 2], 3]), ("Prod", {}, [[2, 3], [0]]), ("Less", {}, [[1, 2], 2]),
+    ("DynamicStitch", {}, [[0], [1], [2], [3]]), ("BroadcastArgs", {}, [[1, 3], [2, 3]]), ("Select", {}, [1, 2, 3]),
+])
+@pytest.mark.parametrize("size", [batch_size, 2 * batch_size + 1, T])
+def test_no_evaluator_fails_on_sizes(op: str, attrs: dict, inputs: list, size: Size) -> None:
+    """Each number in turn is one that nobody knows: either the rest says enough, or there is no value."""
+    for position, operand in enumerate(inputs):
+        for index in np.ndindex(*np.shape(operand)):
+            values = [as_value(x).copy() for x in inputs]
+            values[position][index] = size
+            evaluate(op, attrs, values)
+
+
+@pytest.mark.parametrize("op, attrs, inputs, message", [
+    ("GatherV2", {}, [[7, 8], [2], 0], "index 2 is out of bounds"), ("Reshape", {}, [[1, 2, 3], [2, 2]], "cannot reshape"),
+    ("ConcatV2", {}, [[1, 2], [[3]], 0], "dimension"), ("Split", {}, [0, [1, 2]], "KeyError: 'num_split'"),
+    ("StridedSlice", {"shrink_axis_mask": 1}, [[7, 8], [2], [3], [1]], "IndexError"),
+])
+def test_what_no_graph_can_hold_is_an_error_that_names_the_op(op: str, attrs: dict, inputs: list, message: str) -> None:
+    with pytest.raises(GraphError, match=f"'broken' \\({op}\\) has no value for operands .*{message}"):
+        evaluate(op, attrs, [as_value(x) for x in inputs], "broken")
+
+
+def test_a_division_by_zero_and_unwritten_elements_have_no_value() -> None:
+    assert evaluate("FloorDiv", {}, [as_value(1), as_value(0)]) is None
+    assert evaluate("FloorMod", {}, [scalar(batch_size), as_value(0)]) is None
+    assert evaluate("DynamicStitch", {}, [as_value([1]), as_value([5])]) is None

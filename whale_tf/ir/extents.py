@@ -18,12 +18,17 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from whale_tf.errors import GraphError
 from whale_tf.ir.traits import traits
 
 Symbol = Tuple[Any, ...]
 Monomial = Tuple[Symbol, ...]
 BATCH: Symbol = ("batch",)
 MAX_ELEMENTS = 1 << 16  # larger integer constants are data, not extents
+
+
+class UnknownExtent(ValueError):
+    """A number that does not follow from what is known of the batch."""
 
 
 class Size:
@@ -66,7 +71,7 @@ class Size:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: SizeLike) -> SizeLike:
-        """Exact division; ValueError where the quotient is no polynomial."""
+        """Exact division; UnknownExtent where the quotient is no polynomial."""
         return _divide(self, other)
 
     def __rfloordiv__(self, other: SizeLike) -> SizeLike:
@@ -74,6 +79,10 @@ class Size:
 
     def __mod__(self, other: SizeLike) -> SizeLike:
         _divide(self, other)
+        return 0
+
+    def __rmod__(self, other: SizeLike) -> SizeLike:
+        _divide(other, self)
         return 0
 
     def __eq__(self, other: object) -> bool:
@@ -131,17 +140,17 @@ def _divide(numerator: SizeLike, denominator: SizeLike) -> SizeLike:
         return 1
     divisor = _terms(denominator)
     if len(divisor) != 1:
-        raise ValueError(f"{numerator} // {denominator} is no polynomial")
+        raise UnknownExtent(f"{numerator} // {denominator} is no polynomial")
     (factors, scale), = divisor.items()
     terms: Dict[Monomial, int] = {}
     for monomial, coefficient in _terms(numerator).items():
         rest = list(monomial)
         for symbol in factors:
             if symbol not in rest:
-                raise ValueError(f"{numerator} // {denominator} is no polynomial")
+                raise UnknownExtent(f"{numerator} // {denominator} is no polynomial")
             rest.remove(symbol)
         if coefficient % scale:
-            raise ValueError(f"{numerator} // {denominator} is not exact")
+            raise UnknownExtent(f"{numerator} // {denominator} is not exact")
         terms[tuple(rest)] = coefficient // scale
     return _make(terms)
 
@@ -193,7 +202,7 @@ def product(sizes: Sequence[SizeLike]) -> SizeLike:
 
 
 def maximum(a: SizeLike, b: SizeLike) -> SizeLike:
-    """The larger of two sizes; ValueError where that depends on the symbols' values."""
+    """The larger of two sizes; UnknownExtent where that depends on the symbols' values."""
     if isinstance(a, Size) or isinstance(b, Size):
         difference = a - b
         if isinstance(difference, int):
@@ -202,7 +211,7 @@ def maximum(a: SizeLike, b: SizeLike) -> SizeLike:
             if all(sign * c > 0 for m, c in difference.terms.items() if m) and (
                     sign * sum(difference.terms.values()) >= 0):
                 return winner  # all symbols are at least one
-        raise ValueError(f"max({a}, {b}) is not known")
+        raise UnknownExtent(f"max({a}, {b}) is not known")
     return max(a, b)
 
 
@@ -214,7 +223,7 @@ def broadcast_gradient_args(a: Sequence[SizeLike], b: Sequence[SizeLike]) -> Tup
     """Axes that the gradients of two broadcast operands are summed over, as TensorFlow's op of that name.
 
     Raises:
-        ValueError: where an unknown size in front of the batch dimension decides it.
+        UnknownExtent: where an unknown size in front of the batch dimension decides it.
     """
     rank = max(len(a), len(b))
     pairs = list(zip([1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b)))
@@ -222,7 +231,7 @@ def broadcast_gradient_args(a: Sequence[SizeLike], b: Sequence[SizeLike]) -> Tup
     doubtful = False
     for axis, (x, y) in enumerate(pairs):
         if doubtful and any(isinstance(s, Size) and s.depends_on_batch for s in (x, y)):
-            raise ValueError("a broadcast with unknown sizes in front of the batch dimension")
+            raise UnknownExtent("a broadcast with unknown sizes in front of the batch dimension")
         if x != y and not (_is_one(x) or _is_one(y)):
             doubtful = True  # equal, or one of them is 1: either way the batch dimension behind moves
         if _is_one(x):
@@ -257,7 +266,7 @@ def _array(result: Any) -> Value:
 def _ints(value: Value) -> List[int]:
     result = static_ints(value)
     if result is None:
-        raise ValueError("an axis or index that is not known")
+        raise UnknownExtent("an axis or index that is not known")
     return result
 
 
@@ -274,7 +283,7 @@ def _reduce(function: Callable[[Any, Any], Any], start: Optional[int]) -> Evalua
         rest = moved.shape[len(axes):]
         flat = moved.reshape((-1,) + rest) if axes else moved[None]
         if flat.shape[0] == 0 and start is None:
-            raise ValueError("an empty reduction")
+            raise UnknownExtent("an empty reduction")
         result = np.empty(rest, dtype=object)
         for index in np.ndindex(*rest):
             column = list(flat[(slice(None),) + index])
@@ -329,14 +338,14 @@ def _range(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:
     start, limit, delta = (_int(v) for v in inputs)
     count = len(range(start, limit, delta))
     if count > MAX_ELEMENTS:
-        raise ValueError("a range too long to be an extent")
+        raise UnknownExtent("a range too long to be an extent")
     return [vector(list(range(start, limit, delta)))]
 
 
 def _fill(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:
     shape = _ints(inputs[0])
     if int(np.prod(shape, dtype=np.int64)) > MAX_ELEMENTS:
-        raise ValueError("too large to be an extent")
+        raise UnknownExtent("too large to be an extent")
     result = np.empty(shape, dtype=object)
     result[...] = inputs[1][()]
     return [result]
@@ -348,16 +357,18 @@ def _dynamic_stitch(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[
     result = np.empty(1 + max([i for part in indices for i in part] or [-1]), dtype=object)
     for part, data in zip(indices, inputs[half:]):
         if data.ndim > 1:
-            raise ValueError("rows are no extents")
+            raise UnknownExtent("rows are no extents")
         for position, element in zip(part, data.flat):
             result[position] = element
+    if None in result.tolist():
+        raise UnknownExtent("elements that no operand gives")
     return [result]
 
 
 def _gather(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:
     axis = _int(inputs[2]) if len(inputs) > 2 else 0
     if attrs.get("batch_dims", 0):
-        raise ValueError("a batched gather of extents")
+        raise UnknownExtent("a batched gather of extents")
     return [_array(np.take(inputs[0], np.array(_ints(inputs[1]), dtype=int).reshape(inputs[1].shape), axis=axis))]
 
 
@@ -420,7 +431,7 @@ def _compare(function: Callable[[int], bool]) -> Evaluator:
         if isinstance(difference, Size):
             if difference.affine is not None and difference.affine[0] == 0:  # the sign of c b is that of c
                 return int(function(difference.affine[1]))
-            raise ValueError("a comparison that depends on the batch")
+            raise UnknownExtent("a comparison that depends on the batch")
         return int(function(difference))
     return _elementwise(decide)
 
@@ -460,13 +471,23 @@ EVALUATORS: Dict[str, Evaluator] = {
 }
 
 
-def evaluate(op_type: str, attrs: Dict[str, Any], inputs: Sequence[Value]) -> Optional[List[Value]]:
-    """Outputs of an integer op, None where they do not follow from the operands' values."""
-    name = traits(op_type).value
-    if not name:
+def evaluate(op_type: str, attrs: Dict[str, Any], inputs: Sequence[Value], name: str = "") -> Optional[List[Value]]:
+    """Outputs of an integer op, None where they do not follow from the operands' values.
+
+    Args:
+        name: of the op, for messages.
+
+    Raises:
+        GraphError: operands or attributes that the op cannot have.
+    """
+    evaluator = EVALUATORS.get(traits(op_type).value)
+    if evaluator is None:
         return None
     try:
-        results = list(EVALUATORS[name](attrs, inputs))
-    except (ValueError, IndexError, TypeError, ZeroDivisionError, KeyError):
+        results = list(evaluator(attrs, inputs))
+    except (UnknownExtent, ZeroDivisionError):  # what divides by zero may stand in a branch that never runs
         return None
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise GraphError("op {!r} ({}) has no value for operands {} and attributes {}: {}: {}; check what it reads".format(
+            name, op_type, [value.tolist() for value in inputs], attrs, type(error).__name__, error)) from error
     return results if all(r.size <= MAX_ELEMENTS for r in results) else None

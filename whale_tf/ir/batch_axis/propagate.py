@@ -197,7 +197,7 @@ class Propagation(State):
         values = [self.value(t) for t in op.inputs]
         if any(v is None for v in values):
             return False
-        results = evaluate(op.type, op.attrs, [v for v in values if v is not None])
+        results = evaluate(op.type, op.attrs, [v for v in values if v is not None], op.name)
         if results is None:
             return False
         for t, value in zip(op.outputs, results):

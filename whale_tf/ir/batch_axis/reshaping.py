@@ -13,6 +13,7 @@ from whale_tf.ir.batch_axis.state import UNIFORM, ZERO
 from whale_tf.ir.extents import (
     Size,
     SizeLike,
+    UnknownExtent,
     Value,
     as_value,
     batch_size,
@@ -65,7 +66,7 @@ def broadcast_args(state: Propagation, op: Op) -> None:
     if op.type == "BroadcastGradientArgs":
         try:
             results: Sequence[Value] = [as_value(x) for x in broadcast_gradient_args(a, b)]
-        except ValueError as reason:
+        except UnknownExtent as reason:
             raise Refuse(f"it is {reason}")
     else:
         rank = max(len(a), len(b))
@@ -240,7 +241,7 @@ def _is_one(size: SizeLike) -> bool:
 def _divide(a: SizeLike, b: SizeLike) -> SizeLike:
     try:
         return a // b
-    except (ValueError, ZeroDivisionError):
+    except (UnknownExtent, ZeroDivisionError):
         raise Refuse("the batch dimension is cut in pieces")
 
 

@@ -122,7 +122,7 @@ class View:
         inputs = [self.value(t) for t in op.inputs]
         if not inputs or any(v is None for v in inputs):
             return None
-        results = evaluate(op.type, op.attrs, [v for v in inputs if v is not None])
+        results = evaluate(op.type, op.attrs, [v for v in inputs if v is not None], op.name)
         return results[self.graph.tensors[tensor].index] if results else None
 
     def ints(self, op: Op, position: int) -> Optional[List[int]]:
