@@ -112,7 +112,7 @@ def test_set_input_refuses_positions_and_foreign_tensors(graph):
         set_input(op(graph, "ga"), 2, tensor(graph, "b"))
     with tf.Graph().as_default():
         foreign = tf.zeros([2], name="foreign")
-    with pytest.raises(GraphEditError, match="'foreign:0', which belongs to another graph"):
+    with pytest.raises(GraphEditError, match="'foreign:0' belongs to another graph than 'ga'"):
         set_input(op(graph, "ga"), 0, foreign)
 
 

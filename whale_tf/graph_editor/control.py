@@ -9,6 +9,7 @@ from typing import Iterable, List, Optional, Sequence
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import GraphEditError
+from whale_tf.graph_editor.one_graph import check_one_graph
 from whale_tf.graph_editor.select import backward
 
 
@@ -18,20 +19,24 @@ def add_control_inputs(op: tf.Operation, befores: Iterable[tf.Operation]) -> Non
     Raises:
       GraphEditError: an op of another graph, or ``op`` itself.
     """
+    befores = list(dict.fromkeys(befores))
+    check_one_graph([op, *befores])
+    if op in befores:
+        raise GraphEditError(f"op {op.name!r} cannot wait for itself")
     present = set(op.control_inputs)
-    new = [before for before in dict.fromkeys(befores) if before not in present]
-    for before in new:
-        if before.graph is not op.graph:
-            raise GraphEditError(f"op {op.name!r} cannot wait for {before.name!r}, which belongs to another graph")
-        if before is op:
-            raise GraphEditError(f"op {op.name!r} cannot wait for itself")
+    new = [before for before in befores if before not in present]
     op._add_control_inputs(new)
 
 
 def remove_control_inputs(op: tf.Operation, befores: Optional[Iterable[tf.Operation]] = None) -> List[tf.Operation]:
-    """Lets ``op`` no longer wait for ``befores`` (None: for anything). Returns the ops it waited for."""
+    """Lets ``op`` no longer wait for ``befores`` (None: for anything). Returns the ops it waited for.
+
+    Raises:
+      GraphEditError: an op of another graph.
+    """
     present = list(op.control_inputs)
-    removed = set(present) if befores is None else set(befores)
+    removed = set(present if befores is None else befores)
+    check_one_graph([op, *removed])
     gone = [before for before in present if before in removed]
     if gone:
         op._remove_all_control_inputs()
@@ -43,10 +48,11 @@ def barrier(ops: Sequence[tf.Operation], name: str, device: str = "") -> tf.Oper
     """A new NoOp that runs after all of ``ops``.
 
     Raises:
-      GraphEditError: no ops are given.
+      GraphEditError: no ops are given, or ops of several graphs.
     """
     if not ops:
         raise GraphEditError(f"barrier {name!r}: give at least one op to wait for")
+    check_one_graph(ops)
     graph = ops[0].graph
     with graph.as_default(), graph.control_dependencies(None), graph.control_dependencies(ops), \
             graph.device(device or None):
@@ -71,8 +77,9 @@ def order(first: Sequence[tf.Operation], then: Sequence[tf.Operation], name: str
       The NoOp, or None where the ops wait for one another directly.
 
     Raises:
-      GraphEditError: an op of ``first`` depends on one of ``then`` (a cycle would arise).
+      GraphEditError: an op of ``first`` depends on one of ``then`` (a cycle would arise), or ops of several graphs.
     """
+    check_one_graph([*first, *then])
     if check_cycles and first and then:
         upstream = set(backward(first))
         cycle = [op.name for op in then if op in upstream]

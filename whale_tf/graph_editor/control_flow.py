@@ -24,6 +24,7 @@ from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, tf, v1
 from whale_tf.errors import GraphEditError, did_you_mean
+from whale_tf.graph_editor.one_graph import check_one_graph
 from whale_tf.ir.traits import ENTERS, EXITS
 
 
@@ -101,7 +102,12 @@ def rename_frames(enters: Iterable[tf.Operation], rename: Callable[[str], str]) 
 
     Args:
       enters: Enter ops, all those of a loop (other ops are passed over, so the ops of a whole clone may be given).
+
+    Raises:
+      GraphEditError: ops of several graphs.
     """
+    enters = list(enters)
+    check_one_graph(enters)
     for op in enters:
         if op.type in ENTERS:
             op._set_attr("frame_name", v1.AttrValue(s=rename(frame_name(op)).encode()))

@@ -14,6 +14,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Union
 from whale_tf._tf_compat import tf
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.edges import COLOCATE
+from whale_tf.graph_editor.one_graph import check_one_graph
 
 
 @functools.lru_cache(maxsize=4096)
@@ -42,8 +43,10 @@ def place(ops: Iterable[tf.Operation], device: Union[str, Callable[[tf.Operation
       keep_colocation: leave ``_class`` entries alone.
 
     Raises:
-      GraphEditError: not the name of a device.
+      GraphEditError: not the name of a device, or ops of several graphs.
     """
+    ops = list(ops)
+    check_one_graph(ops)
     for op in ops:
         choice = device if isinstance(device, str) else device(op)
         if choice is not None:
@@ -64,7 +67,13 @@ def merge_device(op: tf.Operation, device: str) -> str:
 
 
 def by_device(ops: Iterable[tf.Operation]) -> Dict[str, List[tf.Operation]]:
-    """The ops of each requested device ("" for those that request none)."""
+    """The ops of each requested device ("" for those that request none).
+
+    Raises:
+      GraphEditError: ops of several graphs.
+    """
+    ops = list(ops)
+    check_one_graph(ops)
     groups: Dict[str, List[tf.Operation]] = {}
     for op in ops:
         groups.setdefault(op.device, []).append(op)
@@ -78,7 +87,13 @@ def colocated_with(op: tf.Operation) -> List[str]:
 
 
 def drop_colocation(ops: Iterable[tf.Operation]) -> None:
-    """Removes what ties ops to other ops' devices."""
+    """Removes what ties ops to other ops' devices.
+
+    Raises:
+      GraphEditError: ops of several graphs.
+    """
+    ops = list(ops)
+    check_one_graph(ops)
     for op in ops:
         if colocated_with(op):
             op._clear_attr("_class")

@@ -14,6 +14,7 @@ from typing import Iterable, List, Optional, Set, Tuple
 from whale_tf._tf_compat import tf
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.control import add_control_inputs, remove_control_inputs
+from whale_tf.graph_editor.one_graph import check_one_graph
 from whale_tf.graph_editor.select import consumers as consumers_of
 from whale_tf.graph_editor.select import predecessors
 from whale_tf.ir.traits import NEXT_ITERATIONS
@@ -36,8 +37,7 @@ def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     if not 0 <= index < len(op.inputs):
         raise GraphEditError(f"op {op.name!r} has {len(op.inputs)} inputs, there is none at position {index}")
     old = op.inputs[index]
-    if tensor.graph is not op.graph:
-        raise GraphEditError(f"op {op.name!r} cannot read {tensor.name!r}, which belongs to another graph")
+    check_one_graph([op, tensor])
     if tensor.dtype.base_dtype != old.dtype.base_dtype:
         raise GraphEditError(f"input {index} of {op.name!r} has dtype {old.dtype.base_dtype.name}, {tensor.name!r} "
                              f"has {tensor.dtype.base_dtype.name}; insert a Cast")
@@ -76,12 +76,13 @@ def reroute_tensor(old: tf.Tensor, new: tf.Tensor, consumers: Optional[Iterable[
       GraphEditError: ``new`` depends on a given consumer (a cycle would arise), a given op does not read ``old``, or
         the edge cannot move (see ``set_input``). All edges are then as they were.
     """
+    wanted = None if consumers is None else list(dict.fromkeys(consumers))
+    check_one_graph([old, new, *(wanted or ())])
     edges = consumers_of(old)
     upstream = _upstream(new.op, {op for op, _ in edges}) if check_cycles else {new.op}
-    if consumers is None:
+    if wanted is None:
         edges = [(op, index) for op, index in edges if op not in upstream]
     else:
-        wanted = dict.fromkeys(consumers)
         edges = [(op, index) for op, index in edges if op in wanted]
         strangers = [op.name for op in wanted if op not in {reader for reader, _ in edges}]
         if strangers:
@@ -135,6 +136,7 @@ def swap_tensors(a: tf.Tensor, b: tf.Tensor) -> None:
     Raises:
       GraphEditError: an edge cannot move (see ``set_input``), or a cycle would arise. All edges are then as they were.
     """
+    check_one_graph([a, b])
     of_a, of_b = consumers_of(a), consumers_of(b)
     cycle = _upstream(b.op, {op for op, _ in of_a}) | _upstream(a.op, {op for op, _ in of_b})
     if cycle:
@@ -166,6 +168,7 @@ def replace_op(old: tf.Operation, new: tf.Operation) -> List[Edge]:
       GraphEditError: ``new`` has fewer outputs than are read of ``old``, or an edge cannot move (see ``set_input``).
         All edges are then as they were.
     """
+    check_one_graph([old, new])
     read = [tensor for tensor in old.outputs if tensor.consumers()]
     if read and read[-1].value_index >= len(new.outputs):
         raise GraphEditError(f"{new.name!r} has {len(new.outputs)} outputs, but output {read[-1].value_index} of "

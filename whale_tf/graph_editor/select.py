@@ -7,7 +7,8 @@
           └──> e                 between([a], [c])       [a, b, c]
                                  boundary([b, c])        inputs (a:0), outputs (b:0, c:0)
 
-All answers are lists in an order that does not change from run to run.
+All answers are lists in an order that does not change from run to run. Ops and tensors of different graphs in one call are
+refused with a GraphEditError.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from typing import Callable, Deque, Dict, Iterable, List, Optional, Tuple, Union
 from whale_tf._tf_compat import tf
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.device import canonical_device
+from whale_tf.graph_editor.one_graph import check_one_graph
 
 OpOrTensor = Union[tf.Operation, tf.Tensor]
 
@@ -117,6 +119,8 @@ def forward(starts: Iterable[OpOrTensor], *, stop: Iterable[tf.Operation] = (),
       control: follow control edges too.
     """
     first: List[tf.Operation] = []
+    starts = list(starts)
+    check_one_graph(starts)
     for start in starts:
         first.extend([start] if isinstance(start, tf.Operation) else start.consumers())
     return _walk(first, lambda op: successors(op, control), stop, within)
@@ -129,14 +133,16 @@ def backward(ends: Iterable[OpOrTensor], *, stop: Iterable[tf.Operation] = (),
     Args:
       stop, within, control: as for ``forward``.
     """
+    ends = list(ends)
+    check_one_graph(ends)
     first = [end if isinstance(end, tf.Operation) else end.op for end in ends]
     return _walk(first, lambda op: predecessors(op, control), stop, within)
 
 
 def _walk(first: Iterable[tf.Operation], neighbours: Callable[[tf.Operation], List[tf.Operation]],
           stop: Iterable[tf.Operation], within: Optional[Iterable[tf.Operation]]) -> List[tf.Operation]:
-    allowed = None if within is None else set(within)
-    stops = set(stop)
+    first, allowed, stops = list(first), None if within is None else set(within), set(stop)
+    check_one_graph([*first[:1], *stops, *(allowed or ())])
     seen: Dict[tf.Operation, None] = {}
     queue: Deque[tf.Operation] = deque(first)
     while queue:
@@ -157,6 +163,8 @@ def between(starts: Iterable[OpOrTensor], ends: Iterable[OpOrTensor], *, control
         x ──> a ──> b ──> y        between([x], [y])  ->  [x, a, b, y]
               └───> c                                      # c leads nowhere
     """
+    starts, ends = list(starts), list(ends)
+    check_one_graph([*starts, *ends])
     upstream = set(backward(ends, control=control))
     return forward(starts, within=upstream, control=control)
 
@@ -164,6 +172,7 @@ def between(starts: Iterable[OpOrTensor], ends: Iterable[OpOrTensor], *, control
 def boundary(ops: Iterable[tf.Operation]) -> Boundary:
     """Tensors and control edges that cross the border of a set of ops, each once, in the order of ``ops``."""
     ops = list(dict.fromkeys(ops))
+    check_one_graph(ops)
     inside = set(ops)
     # by name: tensors of a tf.function's graph cannot be dictionary keys
     inputs = {tensor.name: tensor for op in ops for tensor in op.inputs if tensor.op not in inside}

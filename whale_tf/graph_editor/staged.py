@@ -259,8 +259,7 @@ class StagedEdit:
     def _check_own(self, ops: Iterable[tf.Operation]) -> None:
         foreign = [op.name for op in ops if op.graph is not self.graph]
         if foreign:
-            raise GraphEditError(f"ops to clone belong to another graph: {_some(foreign)}; clone them from an edit of that graph"
-                                 )
+            raise GraphEditError(f"ops to clone belong to another graph: {_some(foreign)}; clone them in an edit of theirs")
 
     def _check_free(self, names: Collection[str]) -> None:
         clash = [new for new in names if new in self._taken or new in self._staged]

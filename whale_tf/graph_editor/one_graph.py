@@ -1,0 +1,23 @@
+"""Ops and tensors of one call belong to one graph."""
+from __future__ import annotations
+
+from typing import Iterable, Union
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import GraphEditError
+
+
+def check_one_graph(things: Iterable[Union[tf.Operation, tf.Tensor]]) -> None:
+    """Refuses ops and tensors of different graphs.
+
+    Raises:
+      GraphEditError: names the first that does not belong to the graph of the others before it.
+    """
+    things = list(things)
+    for thing in things[1:]:
+        first = things[0]
+        if thing.graph is not first.graph:
+            look_up = "get_operation_by_name" if isinstance(thing, tf.Operation) else "get_tensor_by_name"
+            raise GraphEditError(
+                f"{thing.name!r} belongs to another graph than {first.name!r}; take it from that graph: "
+                f"graph.{look_up}({thing.name!r})")
