@@ -34,25 +34,26 @@ class PaperRow(NamedTuple):
 
 
 TABLE_5 = tuple(PaperRow(model, batch, config, plan, ratio) for model, batch, plans in (
-    ("resnet-50", 2048, (("DP", None), ("DP", None), ("DP", None))),
-    ("vgg-19", 2048, (("DP", None), ("DP", None), ("15:1", 0.40))),
+    ("resnet-50@dapple", 2048, (("DP", None), ("DP", None), ("DP", None))),
+    ("vgg-19@dapple", 2048, (("DP", None), ("DP", None), ("15:1", 0.40))),
     ("gnmt-16", 1024, (("8:8", 0.10), ("8:8", 0.10), ("straight", 3.75))),
-    ("bert-48", 64, (("8:8", 0.06), ("straight", 0.50), ("straight", 1.25))),
+    ("bert-48@dapple", 64, (("8:8", 0.06), ("straight", 0.50), ("straight", 1.25))),
     ("xlnet-36", 128, (("8:8", 0.03), ("8:8", 0.03), ("straight", 0.67))),
     ("amoebanet-36", 128, (("8:8", 0.18), ("11:5", 0.14), ("11:5", 0.35))),
 ) for config, (plan, ratio) in zip("abc", plans))
 
 # Table VII: last layers of the stages (numbered from 0) and their devices, DAPPLE's plan and PipeDream's (None: straight)
 TABLE_7: Mapping[str, Tuple[int, Sequence[Tuple[int, int]], Optional[Sequence[Tuple[int, int]]]]] = {
-    "vgg-19": (1024, ((16, 14), (25, 2)), ((11, 8), (17, 6), (19, 1), (25, 1))),
+    "vgg-19@dapple": (1024, ((16, 14), (25, 2)), ((11, 8), (17, 6), (19, 1), (25, 1))),
     "amoebanet-36": (128, ((30, 8), (43, 8)), None),
-    "bert-large": (128, ((13, 8), (26, 8)), ((4, 2), (13, 6), (16, 2), (19, 2), (22, 2), (26, 2))),
+    "bert-large@dapple": (128, ((13, 8), (26, 8)), ((4, 2), (13, 6), (16, 2), (19, 2), (22, 2), (26, 2))),
     "xlnet-36": (128, ((22, 8), (41, 8)), None),
 }
 
-FIGURE_12 = {"vgg-19": 2048, "gnmt-16": 1024, "bert-48": 64, "xlnet-36": 128, "amoebanet-36": 128}  # Table V's batches
-FIGURE_14 = {"gnmt-16": 2048, "bert-48": 128, "xlnet-36": 128, "amoebanet-36": 256}
-PAPER_POLICIES = {"bert-48": 1.0, "xlnet-36": 1.02, "vgg-19": 1.1, "gnmt-16": 1.31}  # Table IV, PB over PA on config A
+# Table V's batches
+FIGURE_12 = {"vgg-19@dapple": 2048, "gnmt-16": 1024, "bert-48@dapple": 64, "xlnet-36": 128, "amoebanet-36": 128}
+FIGURE_14 = {"gnmt-16": 2048, "bert-48@dapple": 128, "xlnet-36": 128, "amoebanet-36": 256}
+PAPER_POLICIES = {"bert-48@dapple": 1.0, "xlnet-36": 1.02, "vgg-19@dapple": 1.1, "gnmt-16": 1.31}  # Table IV, config A
 
 _FOUND: Dict[Tuple[str, str, int, str], List[Candidate]] = {}
 
@@ -250,7 +251,7 @@ def report_scale(console: Console) -> None:
     rows = []
     for size in (8, 16, 32, 64, 128, 256, 512, 1024):
         start = time.process_time()
-        best = dapple.search(load_builtin("bert-48"), Cluster.parse(f"dapple-a:{size}"), 4 * size)[0]
+        best = dapple.search(load_builtin("bert-48@dapple"), Cluster.parse(f"dapple-a:{size}"), 4 * size)[0]
         rows.append([str(size), f"{time.process_time() - start:.1f}", f"{best.latency_s:.3f}", best.describe()])
     console.print(table("search cost: BERT-48, 4 sequences a device, config A", ["devices", "CPU s", "step s", "plan"], rows))
 

@@ -98,7 +98,7 @@ def cost(reference: Optional[str]) -> List[Row]:
         with open(os.path.join(reference, "simulation_cost_measured.json"), encoding="utf8") as handle:
             known = {(row["model"], row["gpus"]): row["total_s"] for row in json.load(handle)["table_VI"]}
     rows: List[Row] = []
-    for name, batch in (("vgg19", 32), ("gpt2", 4)):
+    for name, batch in (("vgg-19", 32), ("gpt2", 4)):
         for count in (1, 2, 4, 8, 16, 32):
             cluster = Cluster.parse("hc2")
             model = built_in_model(name, batch * count)
@@ -107,7 +107,7 @@ def cost(reference: Optional[str]) -> List[Row]:
                 run = partial(_data_parallel, model, count, cluster, collapse)
                 tasks.append(run().tasks)
                 seconds.append(cpu_seconds(run))
-            theirs = known.get((name, count))
+            theirs = known.get((name.replace("-", ""), count))
             rows.append(
                 (
                     name,
@@ -192,9 +192,9 @@ def settings() -> List[Setting]:
         return strategy._replace(op_configs=tuple(configs))
 
     return [
-        Setting("resnet50", 32, data, channels),
-        Setting("inception_v3", 32, data, channels),
-        Setting("vgg19", 32, data, channels),
+        Setting("resnet-50", 32, data, channels),
+        Setting("inception-v3", 32, data, channels),
+        Setting("vgg-19", 32, data, channels),
         Setting("gpt2", 1, data, channels),
         Setting("gpt-1.5b", 1, zero, shard_and_pipeline),
         Setting("dlrm", 256, data, tables),

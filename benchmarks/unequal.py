@@ -20,8 +20,8 @@ from whale_tf.planner.result import SearchResult, Stage
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
 # local batches that fit 16 GiB and are usual for the model; the paper does not give its own
-DATA_PARALLEL = (("resnet-50", 64, "1.3 to 1.4"), ("bert-large", 6, "1.3 to 1.4"), ("gnmt-16", 64, "1.3 to 1.4"))
-PIPELINES = (("bert-large", 64, 16, "about 1.2"), ("t5-large", 32, 16, "about 1.2"))
+DATA_PARALLEL = (("resnet-50@dapple", 64, "1.3 to 1.4"), ("bert-large@dapple", 6, "1.3 to 1.4"), ("gnmt-16", 64, "1.3 to 1.4"))
+PIPELINES = (("bert-large@dapple", 64, 16, "about 1.2"), ("t5-large", 32, 16, "about 1.2"))
 
 
 def data_parallel(profile: ModelProfile, cluster: Cluster, local: int, balance: str) -> Choice:

@@ -60,13 +60,13 @@ def pipeline_and_data(stages: int, count: int, per_device: int) -> Simulation:
 def classifiers() -> List[Row]:
     """Figs. 13 and 14: features replicated, classes divided, on the same devices."""
     found: List[Row] = []
-    for name, paper in (("resnet50-100k", {8: "1.13", 16: "1.66", 32: "2.43"}), ("resnet50-1m", {8: "dp oom", 32: "dp oom"})):
+    for name, paper in (("resnet-50-100k", {8: "1.13", 16: "1.66", 32: "2.43"}), ("resnet-50-1m", {8: "dp oom", 32: "dp oom"})):
         for count, text in paper.items():
             plain, split = data_and_hybrid(name, count)
             ratio = "dp oom" if plain.oom else f"{split.samples_per_s / plain.samples_per_s:.2f}"
             found.append((name, count, "hybrid over data parallel", text, ratio))
-    rates = [data_and_hybrid("resnet50-1m", count)[1].samples_per_s for count in (8, 32)]
-    found.append(("resnet50-1m", 32, "hybrid, scaling from 8 GPUs", "95%", f"{rates[1] / rates[0] / 4:.0%}"))
+    rates = [data_and_hybrid("resnet-50-1m", count)[1].samples_per_s for count in (8, 32)]
+    found.append(("resnet-50-1m", 32, "hybrid, scaling from 8 GPUs", "95%", f"{rates[1] / rates[0] / 4:.0%}"))
     return found
 
 

@@ -21,14 +21,14 @@ def run(*arguments: str) -> Any:
 
 
 def plan(*more: str) -> List[str]:
-    return ["plan", "--model", "vgg-19", "--cluster", "dapple-c:4", "--global-batch", "512", *more]
+    return ["plan", "--model", "vgg-19@dapple", "--cluster", "dapple-c:4", "--global-batch", "512", *more]
 
 
 def test_json_object() -> None:
     result = run(*plan("--json"))
     assert result.exit_code == 0
     value = json.loads(result.stdout)
-    assert value["model"] == "vgg-19" and value["search"] == "dapple" and value["num_devices"] == 4
+    assert value["model"] == "vgg-19@dapple" and value["search"] == "dapple" and value["num_devices"] == 4
     assert sorted(device for stage in value["stages"] for device in stage["devices"]) == [0, 1, 2, 3]
 
 
@@ -62,7 +62,7 @@ def test_a_written_plan_is_explained(tmp_path: Any) -> None:
 
 def test_list() -> None:
     names = json.loads(run("plan", "--list", "--json").stdout)
-    asked = {"bert-48", "xlnet-36", "gnmt-16", "vgg-19", "resnet-50", "amoebanet-36", "gpt2-24", "transgan"}
+    asked = {"bert-48@dapple", "xlnet-36", "gnmt-16", "vgg-19@dapple", "resnet-50@dapple", "amoebanet-36", "gpt2-24", "transgan"}
     assert asked <= set(names["models"])
     assert {"dapple-a", "dapple-b", "dapple-c", "amp-het", "amp-homogeneous"} <= set(names["clusters"])
     assert {"dapple", "amp"} <= set(names["searches"])
@@ -71,9 +71,10 @@ def test_list() -> None:
 
 @pytest.mark.parametrize("arguments,part", [
     (["plan", "--model", "bert-49", "--cluster", "dapple-a", "--global-batch", "8"], "Did you mean 'bert-48'?"),
-    (["plan", "--model", "bert-48", "--cluster", "dapple-d", "--global-batch", "8"], "dapple"),
+    (["plan", "--model", "bert-48@dapple", "--cluster", "dapple-d", "--global-batch", "8"], "dapple"),
     (["plan", "--model", "moe-32e-10b", "--cluster", "dapple-b:2", "--global-batch", "8", "--search", "amp"], "GiB"),
-    (["plan", "--model", "bert-48"], "--cluster")])
+    (["plan", "--model", "dlrm", "--cluster", "dapple-a", "--global-batch", "8"], "`whale simulate --model dlrm`"),
+    (["plan", "--model", "bert-48@dapple"], "--cluster")])
 def test_errors_are_one_message(arguments: List[str], part: str) -> None:
     result = run(*arguments)
     assert result.exit_code != 0 and "Traceback" not in result.output
@@ -82,7 +83,7 @@ def test_errors_are_one_message(arguments: List[str], part: str) -> None:
 
 @pytest.mark.slow
 def test_picture_shows_stages_over_devices() -> None:
-    found = search("vgg-19", "dapple-a", 512, "two-stages")
+    found = search("vgg-19@dapple", "dapple-a", 512, "two-stages")
     lines = [line.plain for line in picture(found, Cluster.parse("dapple-a"))]
     shown = [int(label) for line in lines for label in line.split()[2:]]
     first = found.stages[0].all_devices

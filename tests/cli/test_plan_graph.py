@@ -204,15 +204,16 @@ def test_scripts_that_do_not_go_with_it(tmp_path: Any, search: str, batch: int, 
 
 
 def test_profiles() -> None:
-    result = plan("vgg-19", "dapple-c:4", "rhino")
-    assert result.exit_code == 1 and "reads an op graph, and 'vgg-19' is a profile of layers" in result.output
-    result = plan("vgg-19", "dapple-c:4", "auto", "--recompute")
+    result = plan("vgg-19@dapple", "dapple-c:4", "rhino")
+    assert result.exit_code == 1 and "reads an op graph, and 'vgg-19@dapple' is a profile of layers" in result.output
+    result = plan("vgg-19@dapple", "dapple-c:4", "auto", "--recompute")
     assert result.exit_code == 1 and "leave --recompute out" in result.output
 
 
 @pytest.mark.slow
 def test_all_searches_of_a_profile() -> None:
-    result = run("plan", "--model", "vgg-19", "--cluster", "dapple-c:4", "--global-batch", "512", "--search", "auto", "--json")
+    result = run("plan", "--model", "vgg-19@dapple", "--cluster", "dapple-c:4", "--global-batch", "512", "--search", "auto",
+                 "--json")
     assert result.exit_code == 0
     value = json.loads(result.stdout)
     assert value["search"] in ("dapple", "amp", "auto", "data-parallel") and value["runners_up"]

@@ -81,7 +81,7 @@ def test_bounds_enclose() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model,cluster,batch,micro_batches", [
-    ("bert-large", "dapple-a", 128, 8), ("vgg-19", "dapple-c", 2048, 4), ("gnmt-16", "dapple-a", 1024, 2)])
+    ("bert-large@dapple", "dapple-a", 128, 8), ("vgg-19@dapple", "dapple-c", 2048, 4), ("gnmt-16", "dapple-a", 1024, 2)])
 def test_exact_is_no_worse_than_the_others_on_real_models(model: str, cluster: str, batch: int, micro_batches: int) -> None:
     costs = Costs(load_builtin(model), Servers(Cluster.parse(cluster)), batch, micro_batches)
     best = exact.solve(costs)

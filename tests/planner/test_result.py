@@ -68,7 +68,7 @@ def test_pipelines_side_by_side_are_model_replicas() -> None:
 def test_plan_of_another_profile_is_refused() -> None:
     found = search(profile(), "dapple-b:2", 4)
     with pytest.raises(PlanError, match="searched for 'small'"):
-        found.to_plan(load_builtin("bert-48"))
+        found.to_plan(load_builtin("bert-48@dapple"))
 
 
 def test_profile_without_batch_size() -> None:

@@ -21,7 +21,7 @@ SMALL = "V100-16GB:2,V100-16GB:2"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dapple", "amp"])
-@pytest.mark.parametrize("model", ["bert-48", "vgg-19"])
+@pytest.mark.parametrize("model", ["bert-48@dapple", "vgg-19@dapple"])
 def test_a_found_plan_is_legal_and_runs_through_json(method: str, model: str) -> None:
     found = search(model, SMALL, 16, method)
     profile = load_builtin(model)
@@ -38,7 +38,7 @@ def test_a_found_plan_is_legal_and_runs_through_json(method: str, model: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gnmt-16", "vgg-19"])
+@pytest.mark.parametrize("model", ["gnmt-16", "vgg-19@dapple"])
 def test_the_exact_planner_is_never_slower_than_any_baseline(model: str) -> None:
     profile, cluster = load_builtin(model), Cluster.parse(SMALL)
     best = dapple.search(profile, cluster, 32, "exact")[0]
@@ -54,7 +54,7 @@ def test_latency_is_the_papers_equation_for_one_stage() -> None:
 
 
 @pytest.mark.parametrize("arguments,words", [
-    (["--model", "bert-49"], "bert-48"), (["--model", "bert-48", "--search", "dappel"], "dapple")])
+    (["--model", "bert-49"], "bert-48@dapple"), (["--model", "bert-48@dapple", "--search", "dappel"], "dapple")])
 def test_command_line_names_what_is_wrong(arguments: List[str], words: str) -> None:
     base = ["plan", "--cluster", "cpu:2", "--global-batch", "4"]
     result = CliRunner().invoke(app, base + arguments)
@@ -64,7 +64,7 @@ def test_command_line_names_what_is_wrong(arguments: List[str], words: str) -> N
 
 @pytest.mark.slow
 def test_command_line_prints_one_object() -> None:
-    result = CliRunner().invoke(app, ["plan", "--model", "vgg-19", "--cluster", SMALL, "--global-batch", "16", "--json"])
+    result = CliRunner().invoke(app, ["plan", "--model", "vgg-19@dapple", "--cluster", SMALL, "--global-batch", "16", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert {"search", "kind", "stages", "micro_batches", "latency_s", "peak_memory_bytes", "search_seconds"} <= set(found)

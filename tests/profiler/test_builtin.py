@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.profiler.builtin import make
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
+from whale_tf.simulator.zoo import make
 
 MEGA, GIGA = 1e6, 1e9
 
@@ -18,12 +18,13 @@ def test_files_are_what_the_script_makes() -> None:
 
 # DAPPLE Table II; Rhino Tables 1 to 4 ("Wide-ResNet", see convolutional.residual: no reading meets all four of its rows)
 @pytest.mark.parametrize("name,millions,tolerance", [
-    ("gnmt-16", 291, 0.03), ("bert-48", 640, 0.03), ("xlnet-36", 500, 0.06), ("resnet-50", 24.5, 0.06), ("vgg-19", 137, 0.06),
+    ("gnmt-16", 291, 0.03), ("bert-48@dapple", 640, 0.03), ("xlnet-36", 500, 0.06),
+    ("resnet-50@dapple", 24.5, 0.06), ("vgg-19@dapple", 137, 0.06),
     ("amoebanet-36", 933, 0.01), ("gpt-medium", 350, 0.03), ("gpt-large", 760, 0.03), ("gpt-xl", 1300, 0.03),
     ("gpt-2.7b", 2700, 0.03), ("gpt-6.7b", 6700, 0.03), ("moe-8e-380m", 380, 0.03), ("moe-8e-760m", 760, 0.03),
     ("moe-16e-1.3b", 1300, 0.05), ("moe-16e-2.4b", 2400, 0.03), ("moe-32e-10b", 10000, 0.03), ("vgg-19-1m", 4200, 0.02),
     ("dnabert", 162, 0.04), ("unet", 33, 0.07), ("wide-resnet-1.3b", 1300, 0.27), ("wide-resnet-2.6b", 2600, 0.27),
-    ("wide-resnet-6b", 6000, 0.27), ("wide-resnet-12b", 12000, 0.02), ("bert-large", 340, 0.03),
+    ("wide-resnet-6b", 6000, 0.27), ("wide-resnet-12b", 12000, 0.02), ("bert-large@dapple", 340, 0.03),
     ("t5-large", 770, 0.05)])
 def test_parameters(name: str, millions: float, tolerance: float) -> None:
     assert load_builtin(name).parameter_bytes / 4 / MEGA == pytest.approx(millions, rel=tolerance)
@@ -31,8 +32,8 @@ def test_parameters(name: str, millions: float, tolerance: float) -> None:
 
 # DAPPLE Table I.  Its activation sizes count both directions of the profile batch (Table II) at the split of Table V.
 @pytest.mark.parametrize("name,layer,megabytes,tolerance", [
-    ("gnmt-16", "decoder_0", 26, 0.02), ("bert-48", "layer_22", 8.8, 0.03), ("xlnet-36", "layer_17", 4.2, 0.01),
-    ("vgg-19", "pool5", 6, 0.08), ("amoebanet-36", "cell_23", 11.2, 0.16)])
+    ("gnmt-16", "decoder_0", 26, 0.02), ("bert-48@dapple", "layer_22", 8.8, 0.03), ("xlnet-36", "layer_17", 4.2, 0.01),
+    ("vgg-19@dapple", "pool5", 6, 0.08), ("amoebanet-36", "cell_23", 11.2, 0.16)])
 def test_boundary_activations(name: str, layer: str, megabytes: float, tolerance: float) -> None:
     profile = load_builtin(name)
     size = next(row.output_bytes for row in profile.layers if row.name == layer)
@@ -40,7 +41,8 @@ def test_boundary_activations(name: str, layer: str, megabytes: float, tolerance
 
 
 @pytest.mark.parametrize("name,gigabytes,tolerance", [
-    ("gnmt-16", 1.1, 0.08), ("bert-48", 2.8, 0.1), ("xlnet-36", 2.1, 0.01), ("amoebanet-36", 3.7, 0.02), ("vgg-19", 0.55, 0.06)])
+    ("gnmt-16", 1.1, 0.08), ("bert-48@dapple", 2.8, 0.1), ("xlnet-36", 2.1, 0.01), ("amoebanet-36", 3.7, 0.02),
+    ("vgg-19@dapple", 0.55, 0.06)])
 def test_gradients(name: str, gigabytes: float, tolerance: float) -> None:
     assert load_builtin(name).parameter_bytes / GIGA == pytest.approx(gigabytes, rel=tolerance)
 
@@ -53,7 +55,8 @@ def memory_gigabytes(profile: ModelProfile) -> float:
 # DAPPLE Table II's memory cost.  Left out, because the paper disagrees with itself there: BERT-48 (11.4 GB, of which Table VIII
 # gives 10.2 to the parameters; Table VI's stages need 3 GB for one micro-batch of half the model), GNMT-16 (3.9 GB, less than
 # 16 bytes for each of its parameters) and ResNet-50 (1 GB for 128 images).
-@pytest.mark.parametrize("name,gigabytes,tolerance", [("xlnet-36", 12, 0.2), ("vgg-19", 5.6, 0.1), ("amoebanet-36", 20, 0.25)])
+@pytest.mark.parametrize("name,gigabytes,tolerance", [
+    ("xlnet-36", 12, 0.2), ("vgg-19@dapple", 5.6, 0.1), ("amoebanet-36", 20, 0.25)])
 def test_memory(name: str, gigabytes: float, tolerance: float) -> None:
     assert memory_gigabytes(load_builtin(name)) == pytest.approx(gigabytes, rel=tolerance)
 
@@ -61,7 +64,7 @@ def test_memory(name: str, gigabytes: float, tolerance: float) -> None:
 def test_bert_48_activations_against_table_vi() -> None:
     """GPipe with two micro-batches peaks 1.5 GB (stage mean) above DAPPLE, which keeps 2 and 1: so half the model keeps 3 GB
     for a micro-batch of two."""
-    profile = load_builtin("bert-48")
+    profile = load_builtin("bert-48@dapple")
     half = sum(layer.activation_bytes for layer in profile.layers) * 2 / 2 / GIGA
     assert half == pytest.approx(3.0, rel=0.1)
 
@@ -88,7 +91,7 @@ def test_granularity_of_layers() -> None:
     """DAPPLE Table VII numbers layers from 0 to 25 (VGG-19), 43 (AmoebaNet-36), 26 (BERT Large), 41 (XLNet-36); AMP's Tables 6
     and 11 from 0 to 29 and 55."""
     counts = {name: len(load_builtin(name).layers) for name in builtin_names()}
-    expected = {"vgg-19": 26, "amoebanet-36": 44, "bert-large": 27, "xlnet-36": 42, "gpt2-24": 30, "transgan": 56}
+    expected = {"vgg-19@dapple": 26, "amoebanet-36": 44, "bert-large@dapple": 27, "xlnet-36": 42, "gpt2-24": 30, "transgan": 56}
     assert {name: counts[name] for name in expected} == expected
 
 
@@ -96,7 +99,7 @@ def test_throughput_is_that_of_a_v100() -> None:
     """Sanity against published float32 training throughput of one V100: ResNet-50 350 to 400 images/s, VGG about 200 to 250,
     BERT-Large (S 384) 8 to 14 sequences/s."""
     device = Cluster.parse("dapple-b").devices[0]
-    for name, low, high in (("resnet-50", 300, 420), ("vgg-19", 140, 260), ("bert-large", 8, 14)):
+    for name, low, high in (("resnet-50@dapple", 300, 420), ("vgg-19@dapple", 140, 260), ("bert-large@dapple", 8, 14)):
         profile = load_builtin(name)
         batch = profile.batch_granularity or 1
         total = sum(sum(layer_seconds(profile, layer, device, batch)[:2]) for layer in profile.layers)

@@ -8,9 +8,9 @@ from typing import Iterator, NamedTuple, Optional
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.simulator import Options, Strategy, uniform_3d
-from whale_tf.simulator.builtin.recommendation import dlrm
-from whale_tf.simulator.builtin.transformers import transformer
-from whale_tf.simulator.builtin.vision import mlp
+from whale_tf.simulator.zoo.recommendation import dlrm
+from whale_tf.simulator.zoo.transformers import transformer
+from whale_tf.simulator.zoo.vision import mlp
 
 CLUSTERS = ("cpu:8", "hc1", "hc2", "a100:16", "dapple-a", "dapple-b", "whale-8v100-8p100", "whale-4v100-4p100")
 

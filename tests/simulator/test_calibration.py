@@ -8,8 +8,8 @@ import pytest
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.simulator import Calibration, Options, calibrated, simulate, uniform_3d
-from whale_tf.simulator.builtin.vision import mlp
 from whale_tf.simulator.simulate import Simulator, gamma_of
+from whale_tf.simulator.zoo.vision import mlp
 
 GIVEN: Dict[str, Any] = {
     "device": "CPU",

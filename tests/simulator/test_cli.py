@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from whale_tf.cli.plan import plan
 from whale_tf.cli.simulate import compare, simulate
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.simulator import built_in_model
@@ -14,6 +15,7 @@ from whale_tf.simulator import built_in_model
 app = typer.Typer()
 app.command()(simulate)
 app.command()(compare)
+app.command()(plan)
 
 
 def call(*arguments: str) -> Any:
@@ -75,9 +77,9 @@ def test_files(tmp_path: Any) -> None:
 
 def test_a_plan_file_with_a_built_in_model(tmp_path: Any) -> None:
     ops = tuple(op.name for op in built_in_model("mlp", 1).ops)
-    plan = Plan(graph="mlp", num_devices=2, task_graphs=(TaskGraphPlan(name="all", ops=ops, devices=((0, 1),)),))
+    made = Plan(graph="mlp", num_devices=2, task_graphs=(TaskGraphPlan(name="all", ops=ops, devices=((0, 1),)),))
     path = tmp_path / "plan.json"
-    path.write_text(plan.to_json())
+    path.write_text(made.to_json())
     result = call("simulate", "--plan", str(path), "--cluster", "cpu:2", "--global-batch", "8", "--json")
     assert result.exit_code == 0, result.output
     uniform = call("simulate", "--model", "mlp", "--cluster", "cpu:2", "--dp", "2", "--global-batch", "8", "--json")
@@ -85,6 +87,20 @@ def test_a_plan_file_with_a_built_in_model(tmp_path: Any) -> None:
     ranked = call("compare", str(path), "1x2x1", "2x1x1", "--model", "mlp", "--cluster", "cpu:2", "--global-batch", "8", "--json")
     rows = [json.loads(line) for line in ranked.stdout.splitlines()]
     assert [row["step_time_s"] for row in rows] == sorted(row["step_time_s"] for row in rows) and len(rows) == 3
+
+
+def test_models_of_both_kinds_by_name_and_the_plans_that_searches_write_for_them(tmp_path: Any) -> None:
+    path = str(tmp_path / "plan.json")
+    for name, batch in (("gpt2", "16"), ("xlnet-36", "16")):
+        options = ("--model", name, "--cluster", "dapple-c:2", "--global-batch", batch)
+        assert call("simulate", *options, "--dp", "2").exit_code == 0
+        assert call("plan", *options, "--search", "data-parallel", "-o", path).exit_code == 0
+        steps = []
+        for more in ((), ("--model", name)):
+            result = call("simulate", "--plan", path, *more, "--cluster", "dapple-c:2", "--global-batch", batch, "--json")
+            assert result.exit_code == 0, result.output
+            steps.append(json.loads(result.stdout)["step_time_s"])
+        assert steps[0] == steps[1]
 
 
 def test_a_profile(tmp_path: Any) -> None:

@@ -11,9 +11,9 @@ from whale_tf.plan import GradientPlan, Plan, TaskGraphPlan
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import LayerEstimator, layer_names, layered_model, simulate, strategy_from_plan, uniform_3d
-from whale_tf.simulator.builtin.vision import mlp
 from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.costs import OpEstimator
+from whale_tf.simulator.zoo.vision import mlp
 
 
 def names(*blocks: str) -> List[str]:

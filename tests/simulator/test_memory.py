@@ -5,7 +5,7 @@ import pytest
 from tests.simulator.synthetic import NO_RESERVE, KnownTimes, chain_model, flat_cluster, pipeline
 from whale_tf.cluster import Cluster
 from whale_tf.simulator import Options, built_in_model, simulate, uniform_3d
-from whale_tf.simulator.builtin.transformers import transformer
+from whale_tf.simulator.zoo.transformers import transformer
 
 
 def small(batch: int = 8):  # type: ignore[no-untyped-def]

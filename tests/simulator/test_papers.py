@@ -52,7 +52,7 @@ def test_proteus_table_v_order_on_hc1() -> None:
 
 @pytest.mark.slow
 def test_proteus_figure_9_vgg19_is_sensitive_to_overlap_and_not_to_sharing() -> None:
-    model = built_in_model("vgg19", 8 * 32)
+    model = built_in_model("vgg-19", 8 * 32)
     cluster = Cluster.parse("hc1")
     full, no_overlap, no_sharing = (
         simulate(uniform_3d(model, 8), cluster, options).step_time_s
@@ -106,8 +106,8 @@ def policies(name: str, batch: int, split: Sequence[int], count: int) -> float:
 @pytest.mark.slow
 def test_dapple_table_iv_policy_b_pays_where_stages_talk_much() -> None:
     """Measured: VGG-19 gains 10% (its stages talk for 0.16 of their time), BERT-48 0% (0.06), XLNet-36 2% (0.03)."""
-    assert policies("vgg-19", 256, (13, 6), 8) > 1.05
-    assert policies("bert-48", 16, (23, 25), 4) < 1.03
+    assert policies("vgg-19@dapple", 256, (13, 6), 8) > 1.05
+    assert policies("bert-48@dapple", 16, (23, 25), 4) < 1.03
     assert policies("xlnet-36", 8, (18, 18), 16) < 1.03
 
 
@@ -117,12 +117,12 @@ def test_whale_figures_13_and_14() -> None:
     speedups = {}
     for count in (8, 16, 32):
         cluster = Cluster.parse("whale-v100" if count == 32 else f"whale-v100:{count}")
-        model = built_in_model("resnet50-100k", 32 * count)
+        model = built_in_model("resnet-50-100k", 32 * count)
         both = [simulate(strategy, cluster).samples_per_s for strategy in (uniform_3d(model, count), hybrid(model, count))]
         speedups[count] = both[1] / both[0]
     assert speedups[8] == pytest.approx(1.13, abs=0.15) and speedups[32] == pytest.approx(2.43, rel=0.2)
     assert speedups[8] < speedups[16] < speedups[32]
-    million = built_in_model("resnet50-1m", 32 * 8)
+    million = built_in_model("resnet-50-1m", 32 * 8)
     assert simulate(uniform_3d(million, 8), Cluster.parse("whale-v100:8")).oom
     assert not simulate(hybrid(million, 8), Cluster.parse("whale-v100:8")).oom
 

@@ -12,7 +12,7 @@ import pytest
 
 from whale_tf.cluster import Cluster
 from whale_tf.simulator import simulate, uniform_3d
-from whale_tf.simulator.builtin.vision import mlp
+from whale_tf.simulator.zoo.vision import mlp
 from whale_tf.viz.report import write_report
 from whale_tf.viz.timeline import COLOURS
 

@@ -6,7 +6,7 @@ from tests.simulator.synthetic import NO_RESERVE, KnownTimes, chain_model, flat_
 from whale_tf.cluster import Cluster
 from whale_tf.schedule import warmup_depths
 from whale_tf.simulator import Options, Simulation, Simulator, simulate, uniform_3d
-from whale_tf.simulator.builtin.vision import mlp
+from whale_tf.simulator.zoo.vision import mlp
 
 STEADY = NO_RESERVE._replace(steady_state=True)
 

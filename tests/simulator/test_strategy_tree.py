@@ -6,12 +6,12 @@ from tests.simulator.synthetic import NO_RESERVE, KnownTimes, chain_model, flat_
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.simulator import ScheduleConfig, StrategyTree, built_in_model, op_config, simulate, uniform_3d
-from whale_tf.simulator.builtin.transformers import transformer
-from whale_tf.simulator.builtin.vision import mlp
 from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SEND_RECV
 from whale_tf.simulator.uniform import balanced_stages, micro_batch_size
+from whale_tf.simulator.zoo.transformers import transformer
+from whale_tf.simulator.zoo.vision import mlp
 
 
 def labels(strategy, cluster: str = "hc1") -> list:  # type: ignore[no-untyped-def]

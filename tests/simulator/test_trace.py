@@ -18,8 +18,8 @@ from whale_tf.simulator import (
     uniform_3d,
     write_chrome,
 )
-from whale_tf.simulator.builtin.vision import mlp
 from whale_tf.simulator.trace import executed_s
+from whale_tf.simulator.zoo.vision import mlp
 from whale_tf.viz.report import html_report
 from whale_tf.viz.timeline import blocks_of, memory_figure, svg_text, timeline_figure
 

@@ -18,6 +18,7 @@ from whale_tf.planner.explain import explain_plan, patterns_table
 from whale_tf.planner.result import SearchResult
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
+from whale_tf.simulator import MODELS, built_in_model, model_names
 
 GIB = float(1 << 30)
 COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
@@ -85,6 +86,9 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, recomp
             planned = plan_model(model, name, cluster, method, global_batch)
             return Answer(planned.result, planned.profile, planned.plan)
         profile = profile_model(model, [], global_batch, name).profile
+    elif model in MODELS and model not in builtin_names():
+        raise PlanError(f"model {model!r} has sparse gradients, which a profile of layers cannot say; use "
+                        f"`whale simulate --model {model}` with --dp, --tp and --pp, or another model (whale plan --list)")
     else:
         profile = ModelProfile.parse(model)
     if method == "rhino":
@@ -150,15 +154,20 @@ def _short(value: Any) -> str:
 
 
 def _list(as_json: bool) -> None:
-    names = {"models": list(builtin_names()), "clusters": list(BUILTIN), "searches": [*METHODS, *ON_GRAPHS]}
+    names = {"models": list(model_names()), "clusters": list(BUILTIN), "searches": [*METHODS, *ON_GRAPHS]}
     if as_json:
         typer.echo(json.dumps(names))
         return
     console = Console()
     models = Table("model", "layers", "parameters", "batch granularity", "source")
     for name in names["models"]:
+        if name not in builtin_names():
+            models.add_row(name, "none: `whale simulate` only", f"{built_in_model(name, 1).parameter_count / 1e6:,.0f}M", "",
+                           MODELS[name].source)
+            continue
         profile = load_builtin(name)
-        models.add_row(name, str(len(profile.layers)), f"{profile.parameter_bytes / 4e6:,.0f}M",
+        itemsize = 2 if profile.precision in ("fp16", "bf16") else 4
+        models.add_row(name, str(len(profile.layers)), f"{profile.parameter_bytes / itemsize / 1e6:,.0f}M",
                        str(profile.batch_granularity), profile.source)
     clusters = Table("cluster", "source")
     for name, row in BUILTIN.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Set, Tuple
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.table import Table
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.plan import Plan
-from whale_tf.profiler.model_profile import ModelProfile, builtin_names
+from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import (
     MODELS,
     Calibration,
@@ -29,6 +29,7 @@ from whale_tf.simulator import (
     layer_names,
     layered_model,
     micro_batch_size,
+    model_names,
     strategy_from_plan,
     trace_of,
     under,
@@ -68,7 +69,7 @@ class Uniform(NamedTuple):
 
 def simulate(
     plan: Optional[str] = typer.Option(None, help="plan.json (written by `whale plan` or wh.current_plan())"),
-    model: Optional[str] = typer.Option(None, help="built-in model: {}, bert-N".format(", ".join(sorted(MODELS)))),
+    model: Optional[str] = typer.Option(None, help="built-in model: {}, bert-N".format(", ".join(model_names()))),
     profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
     ops: Optional[str] = typer.Option(None, help="with --plan: the step op by op, written by `whale profile --ops`"),
     cluster: str = typer.Option(..., help="cluster.json, or a name: hc1, hc2, hc3, a100:1024, cpu:4, 2xV100-32GB:8"),
@@ -176,16 +177,22 @@ def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan]) 
     if profile is not None:
         parsed = ModelProfile.parse(profile)
         return Source(parsed.name, parsed)
-    if model is None and plan is not None and plan.graph in builtin_names():
-        return Source(plan.graph, ModelProfile.parse(plan.graph))
-    if model is None and plan is not None and plan.graph in MODELS:
+    if model is None and plan is not None and plan.graph in model_names():
         model = plan.graph
     if model is None:
         raise PlanError(
             "nothing says what the ops cost: a plan holds names, not times; add --model gpt2, or --profile with "
             "a profile that `whale profile` wrote"
         )
+    if model_names().get(model):
+        layers = ModelProfile.parse(model)
+        if model not in MODELS or (plan is not None and _names(plan) <= set(layer_names(layers))):  # what searches write
+            return Source(model, layers)
     return Source(model, None)
+
+
+def _names(plan: Plan) -> Set[str]:
+    return {name for task in plan.task_graphs for name in task.ops}
 
 
 def _run_uniform(

@@ -18,9 +18,6 @@ from whale_tf.errors import PlanError, did_you_mean
 
 VERSION = 1
 
-# Optimizer state beside the parameter and its gradient, in bytes per parameter byte.
-OPTIMIZER_STATE: Mapping[str, float] = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "rmsprop": 2.0}
-
 
 class _Value(BaseModel):
     """A frozen, strictly validated part of a profile."""

@@ -1,6 +1,6 @@
 """Predict a step of any strategy on any described cluster: time, memory, timeline (Proteus, on our Plan).
 
-model         layers and ops over named dimensions       model_graph, builtin, layered
+model         layers and ops over named dimensions       model_graph, zoo, layered
 strategy      how each is partitioned and scheduled      configs, strategy_tree, uniform, from_plan
 compile       collectives where configs differ           transformation, compiler, synchronise -> program
 collapse      one of each class of equal devices         collapse
@@ -11,7 +11,6 @@ look          memory, use, bottleneck, trace             memory, result, trace
 
 from __future__ import annotations
 
-from whale_tf.simulator.builtin import MODELS, built_in_model
 from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
 from whale_tf.simulator.costs import Efficiency, OpEstimator, Profile
@@ -24,6 +23,7 @@ from whale_tf.simulator.step_graph import StepGraph, under
 from whale_tf.simulator.strategy_tree import Strategy, StrategyTree
 from whale_tf.simulator.trace import Trace, TraceEvent, to_chrome, trace_of, trace_of_run_metadata, write_chrome
 from whale_tf.simulator.uniform import micro_batch_size, uniform_3d
+from whale_tf.simulator.zoo import MODELS, built_in_model, model_names
 
 __all__ = [
     "Builder",
@@ -51,6 +51,7 @@ __all__ = [
     "layer_names",
     "layered_model",
     "micro_batch_size",
+    "model_names",
     "op_config",
     "simulate",
     "strategy_from_plan",

@@ -21,7 +21,7 @@ BYTE = 1  # tensors are counted in bytes here: shapes come from a profile, not f
 def layered_model(profile: ModelProfile, batch: int) -> ModelGraph:
     """The profile's layers for a micro-batch of ``batch`` samples; op ``<layer>/layer`` is the layer itself."""
     slots = profile.optimizer_bytes_per_parameter_byte
-    b = Builder(profile.name, batch, profile.precision, Optimizer(4 * slots, 3 + 2 * slots))
+    b = Builder(profile.name, batch, profile.precision, Optimizer(profile.optimizer, 4 * slots, 3 + 2 * slots))
     tied: Dict[str, int] = {}
     x = b.tensor("samples", "b u", (batch, 0.0), "input", BYTE)
     for layer in profile.layers:

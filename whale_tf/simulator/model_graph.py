@@ -157,17 +157,18 @@ class Optimizer(NamedTuple):
     """Per parameter: ``state_bytes`` kept beside value and gradient, and ``passes`` over memory (in parameters read or
     written) of one update."""
 
+    name: str
     state_bytes: float
     passes: float
 
 
 OPTIMIZERS: Dict[str, Optimizer] = {
-    "sgd": Optimizer(0, 3),
-    "momentum": Optimizer(4, 5),
-    "adagrad": Optimizer(4, 5),
-    "rmsprop": Optimizer(8, 7),
-    "adam": Optimizer(8, 7),
-    "adafactor": Optimizer(0, 4),  # row and column sums only: about sqrt(size) numbers
+    "sgd": Optimizer("sgd", 0, 3),
+    "momentum": Optimizer("momentum", 4, 5),
+    "adagrad": Optimizer("adagrad", 4, 5),
+    "rmsprop": Optimizer("rmsprop", 8, 7),
+    "adam": Optimizer("adam", 8, 7),
+    "adafactor": Optimizer("adafactor", 0, 4),  # row and column sums only: about sqrt(size) numbers
 }
 
 

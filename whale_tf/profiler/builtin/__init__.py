@@ -1,1 +1,1 @@
-"""Built-in model profiles: the benchmark models of the papers, as JSON made by ``make.py`` from the tables beside it."""
+"""The zoo's models as profiles: JSON that ``python -m whale_tf.simulator.zoo.make`` writes."""

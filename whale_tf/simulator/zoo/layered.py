@@ -1,35 +1,37 @@
-"""Writes the built-in model profiles: ``python -m whale_tf.profiler.builtin.make`` (``--check``: compare, write nothing).
+"""Models that are defined by layers, as the papers' planners saw them.
 
 Sizes are those of the papers' benchmarks: DAPPLE (section VI-A, Tables I and II), AMP (section 4.3), Rhino (Tables 1 to 4).
 """
 from __future__ import annotations
 
-import os
-import sys
 from typing import Dict, List, Sequence
 
-from whale_tf.profiler.builtin import convolutional, transformers
-from whale_tf.profiler.model_profile import OPTIMIZER_STATE, LayerProfile, ModelProfile
-
-HERE = os.path.dirname(os.path.abspath(__file__))
+from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
+from whale_tf.simulator.model_graph import OPTIMIZERS
+from whale_tf.simulator.zoo import layered_convolutional as convolutional
+from whale_tf.simulator.zoo import layered_transformers as transformers
 
 
 def profile(name: str, layers: Sequence[LayerProfile], granularity: int, optimizer: str, source: str) -> ModelProfile:
     return ModelProfile(name=name, source=source, batch_granularity=granularity, optimizer=optimizer,
-                        optimizer_bytes_per_parameter_byte=OPTIMIZER_STATE[optimizer], layers=tuple(layers))
+                        optimizer_bytes_per_parameter_byte=OPTIMIZERS[optimizer].state_bytes / 4, layers=tuple(layers))
 
 
 def dapple() -> List[ModelProfile]:
-    """Batch granularity: the profile batch of Table II.  GNMT: 25 tokens a sentence, the length with which Table I's
+    """DAPPLE's own models, ``@dapple`` where the zoo has a model of that name.  BERT reads 384 tokens and answers questions (the
+    zoo's: 512, with its vocabulary at every position), convolutions of 3 x 3 are Winograd's, every element-wise op of
+    TensorFlow 1 keeps its result, and a mini-batch below the profile batch takes as long as a whole one.
+
+    Batch granularity: the profile batch of Table II.  GNMT: 25 tokens a sentence, the length with which Table I's
     boundary (hidden states and context of 64 sentences, forward and back) is met."""
     text, image = "DAPPLE section VI-A, Tables I and II: ", "DAPPLE section VI-A, 224 x 224: "
     return [
-        profile("bert-48", transformers.bert(48, 384, 1024, 16, 30522), 2, "adam", text + "48 layers, S 384"),
-        profile("bert-large", transformers.bert(24, 384, 1024, 16, 30522), 2, "adam", "DAPPLE Table VII: 24 layers, S 384"),
+        profile("bert-48@dapple", transformers.bert(48, 384, 1024, 16, 30522), 2, "adam", text + "48 layers, S 384"),
+        profile("bert-large@dapple", transformers.bert(24, 384, 1024, 16, 30522), 2, "adam", "DAPPLE Table VII, S 384"),
         profile("xlnet-36", transformers.xlnet(36, 512, 1024, 16, 32000), 1, "adam", text + "36 layers, S 512"),
         profile("gnmt-16", transformers.gnmt(25, 1024, 36560), 64, "adam", text + "8 + 8 LSTM layers, S 25"),
-        profile("vgg-19", convolutional.vgg19(1000), 32, "sgd", image + "VGG-19"),
-        profile("resnet-50", convolutional.residual("resnet", (3, 4, 6, 3), 64, 1, 1000), 128, "momentum",
+        profile("vgg-19@dapple", convolutional.vgg19(1000), 32, "sgd", image + "VGG-19"),
+        profile("resnet-50@dapple", convolutional.residual("resnet", (3, 4, 6, 3), 64, 1, 1000), 128, "momentum",
                 image + "ResNet-50"),
         profile("amoebanet-36", convolutional.amoebanet(36, 512), 1, "rmsprop", image + "AmoebaNet-D, 36 cells, 933M"),
     ]
@@ -92,24 +94,3 @@ def rhino() -> List[ModelProfile]:
 
 def every() -> Dict[str, ModelProfile]:
     return {made.name: made for made in dapple() + amp() + rhino() + whale()}
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Writes one file for each profile, or with ``--check`` tells which files differ (exit status 1)."""
-    stale = []
-    for name, made in every().items():
-        path, text = os.path.join(HERE, name + ".json"), made.to_json()
-        if "--check" in arguments:
-            with open(path, encoding="utf8") as handle:
-                if handle.read() != text:
-                    stale.append(name)
-        else:
-            with open(path, "w", encoding="utf8") as handle:
-                handle.write(text)
-    if stale:
-        print("stale profiles: {}".format(", ".join(stale)))
-    return 1 if stale else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

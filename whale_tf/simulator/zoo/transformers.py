@@ -7,7 +7,7 @@ splits).
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 from whale_tf.simulator.model_graph import Builder, ModelGraph
 
@@ -64,13 +64,20 @@ def _experts(b: Builder, x: int, inner: int, experts: int, capacity_factor: floa
     return b.op("combine", "concat", "e b k o, b s e -> b s o", (y, gates), 2.0 * moved, whole=("s", "e", "k"))
 
 
-def _embedding(b: Builder, hidden: int, length: int, vocabulary: int) -> int:
+def _embedding(b: Builder, prefix: str, hidden: int, length: int, vocabulary: int) -> Tuple[int, int]:
+    """The embedded tokens, and the table of tokens: alone in its layer, so that the head may share it."""
+    with b.scope(prefix + "embedding"):
+        x, table = _look_up(b, hidden, length, vocabulary)
+    with b.scope(prefix + "positions"):
+        positions = b.parameter("positions", "s h", (length, hidden))
+        x = b.op("add_positions", "bias", "b s h, s h -> b s h", (x, positions), float(b.tensors[x].size))
+        return b.pointwise("dropout", "dropout", x, mask=True), table
+
+
+def _look_up(b: Builder, hidden: int, length: int, vocabulary: int) -> Tuple[int, int]:
     ids = b.input("ids", "b s", (b.batch, length))
     table = b.parameter("tokens", "v h", (vocabulary, hidden))
-    x = b.op("lookup", "embedding", "b s, v h -> b s h", (ids, table), float(b.batch * length * hidden), split="v")
-    positions = b.parameter("positions", "s h", (length, hidden))
-    x = b.op("add_positions", "bias", "b s h, s h -> b s h", (x, positions), float(b.tensors[x].size))
-    return b.pointwise("dropout", "dropout", x, mask=True)
+    return b.op("lookup", "embedding", "b s, v h -> b s h", (ids, table), float(b.batch * length * hidden), split="v"), table
 
 
 def _token_loss(b: Builder, x: int, vocabulary: int, table: Optional[int]) -> None:
@@ -129,21 +136,19 @@ def transformer(
     """
     b = Builder(name, batch, precision, optimizer)
     inner = inner or 4 * hidden
-    with b.scope("embedding"):
-        x = _embedding(b, hidden, length, vocabulary)
-        table = 1
+    x, table = _embedding(b, "", hidden, length, vocabulary)
     for layer in range(layers):
         with b.scope(f"block{layer}"):
             x = _block(b, x, heads, inner, pre_norm, experts=experts)
     if decoder_layers:
         memory = x
-        with b.scope("decoder_embedding"):
-            x = _embedding(b, hidden, length, vocabulary)
+        x, table = _embedding(b, "decoder_", hidden, length, vocabulary)
         for layer in range(decoder_layers):
             with b.scope(f"decoder_block{layer}"):
                 x = _block(b, x, heads, inner, pre_norm, memory, experts)
-    with b.scope("head"):
-        if pre_norm:
+    if pre_norm:
+        with b.scope("final_norm"):
             x = b.layer_norm("norm", x)
+    with b.scope("head"):
         _token_loss(b, x, vocabulary, table if tied else None)
     return b.graph()

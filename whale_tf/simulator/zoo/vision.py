@@ -98,27 +98,29 @@ def _class_loss(b: Builder, x: int) -> None:
 
 def vgg19(batch: int, size: int = 224, classes: int = 1000) -> ModelGraph:
     """VGG19 (144M parameters): sixteen convolutions, three wide dense layers."""
-    b = Builder("vgg19", batch, optimizer="momentum")
+    b = Builder("vgg-19", batch, optimizer="momentum")
     x = _image(b, size)
-    for block, (count, channels) in enumerate(((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))):
-        with b.scope(f"block{block}"):
-            for layer in range(count):
-                name = f"conv{layer}"
-                x = b.bias(name + "_bias", _convolution(b, name, x, channels, 3))
-                x = b.pointwise(name + "_relu", "relu", x)
+    for block, (count, channels) in enumerate(((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)), 1):
+        for layer in range(1, count + 1):
+            with b.scope(f"conv{block}_{layer}"):
+                x = b.bias("bias", _convolution(b, "conv", x, channels, 3))
+                x = b.pointwise("relu", "relu", x)
+        with b.scope(f"pool{block}"):
             x = _pool(b, "pool", x, 2, 2)
-    with b.scope("classifier"):
+    with b.scope("fc1"):
         _, height, width, depth = b.tensors[x].shape
         weight = b.parameter("fc1_w", "y x c o", (height, width, depth, 4096))
         x = b.bias("fc1_bias", b.op("fc1", "matmul", "b y x c, y x c o -> b o", (x, weight), split="o"))
         x = b.pointwise("fc1_dropout", "dropout", b.pointwise("fc1_relu", "relu", x), mask=True)
+    with b.scope("fc2"):
         x = _dense(b, "fc2", x, 4096, split="f")
         x = b.pointwise("fc2_dropout", "dropout", b.pointwise("fc2_relu", "relu", x), mask=True)
+    with b.scope("prediction"):
         _class_loss(b, _dense(b, "fc3", x, classes))
     return b.graph()
 
 
-def resnet50(batch: int, size: int = 224, classes: int = 1000, name: str = "resnet50") -> ModelGraph:
+def resnet50(batch: int, size: int = 224, classes: int = 1000, name: str = "resnet-50") -> ModelGraph:
     """ResNet-50 (25.6M parameters with 1,000 classes)."""
     b = Builder(name, batch, optimizer="momentum")
     x = _image(b, size)
@@ -177,7 +179,7 @@ def _towers(b: Builder, x: int, towers: Sequence[Tower], pool_units: int = 0, po
 
 def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph:
     """Inception-V3 without its auxiliary head (23.8M parameters)."""
-    b = Builder("inception_v3", batch, optimizer="momentum")
+    b = Builder("inception-v3", batch, optimizer="momentum")
     x = _image(b, size)
     with b.scope("stem"):
         for number, unit in enumerate(((32, 3, 2, False), (32, 3, 1, False), (64, 3, 1, True))):

@@ -1,0 +1,43 @@
+"""Writes every model's profile: ``python -m whale_tf.simulator.zoo.make`` (``--check``: compare, write nothing)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Dict, Sequence
+
+from whale_tf import profiler
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator.zoo import MODELS, layered
+from whale_tf.simulator.zoo.derived import layered_profile
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(profiler.__file__)), "builtin")
+
+
+def every() -> Dict[str, ModelProfile]:
+    """Of the models that are defined by layers, and of those defined by ops."""
+    made = {name: layered_profile(model.build(model.batch), model.source)
+            for name, model in MODELS.items() if not model.is_sparse}  # fmt: skip
+    made.update(layered.every())
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes one file for each profile, or with ``--check`` tells which files differ (exit status 1)."""
+    stale = []
+    for name, profile in every().items():
+        path, text = os.path.join(FOLDER, name + ".json"), profile.to_json()
+        if "--check" not in arguments:
+            with open(path, "w", encoding="utf8") as handle:
+                handle.write(text)
+            continue
+        with open(path, encoding="utf8") as handle:
+            if handle.read() != text:
+                stale.append(name)
+    if stale:
+        print("stale profiles: {}".format(", ".join(stale)))
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
