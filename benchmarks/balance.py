@@ -13,14 +13,14 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence
 from rich.console import Console
 
 from benchmarks.measure import table
+from benchmarks.papers.stages import STAGE_SOLVERS
 from whale_tf.balance import (
     SOLVERS,
-    STAGE_SOLVERS,
     Balance,
     BalanceProblem,
     PartitionProblem,
     balance,
-    balance_stages,
+    exact_stages,
     fits,
     memory_utilisation,
     partition_fits,
@@ -70,7 +70,7 @@ def generate_stage_cases(count: int, seed: int) -> Iterator[PartitionProblem]:
             tuple(rng.uniform(0.0, 0.02) for _ in range(n - 1)),
             tuple(row.fp32 for row in rows), tuple(float(row.memory_bytes) for row in rows), micro_batches)
         try:
-            balance_stages(problem)
+            exact_stages(problem)
         except InfeasibleError:
             continue
         made += 1
@@ -129,11 +129,11 @@ def report_intra(console: Console, cases: Sequence[BalanceProblem]) -> None:
 
 
 def report_stages(console: Console, cases: Sequence[PartitionProblem]) -> None:
-    best = [partition_latency_s(problem, balance_stages(problem)) for problem in cases]
+    best = [partition_latency_s(problem, exact_stages(problem)) for problem in cases]
     rows = []
-    for name in STAGE_SOLVERS:
+    for name, solve in STAGE_SOLVERS.items():
         seconds: List[float] = []
-        found = [timed(lambda problem=problem: balance_stages(problem, name), seconds) for problem in cases]
+        found = [timed(lambda problem=problem, solve=solve: solve(problem), seconds) for problem in cases]
         ok = [partition_fits(problem, answer) for problem, answer in zip(cases, found)]
         slower = [partition_latency_s(problem, answer) / optimum
                   for problem, answer, optimum, fit in zip(cases, found, best, ok) if fit]

@@ -13,6 +13,8 @@ from typing import List
 from rich.console import Console
 
 from benchmarks.measure import table
+from benchmarks.papers.stages import even_stages
+from whale_tf.balance import exact_stages
 from whale_tf.cluster import Cluster
 from whale_tf.planner.auto.choose import Choice, simulated, with_slices
 from whale_tf.planner.auto.partition import auto_partition
@@ -54,8 +56,8 @@ def report_pipelines(console: Console) -> None:
     for name, batch, micro_batches, paper in PIPELINES:
         profile = load_builtin(name).scaled(name, 1)
         even, aware = (
-            simulated(Choice(auto_partition(profile, cluster, batch, 4, micro_batches, algorithm), profile), cluster).result
-            for algorithm in ("even", "exact"))
+            simulated(Choice(auto_partition(profile, cluster, batch, 4, micro_batches, solve), profile), cluster).result
+            for solve in (even_stages, exact_stages))
         rows.append([name, _layers(even), _layers(aware), _types(aware, cluster), _ms(even), _ms(aware),
                      f"{even.latency_s / aware.latency_s:.2f}", paper])
     console.print(table("Fig. 18: four stages on 4 V100 + 4 P100, two model replicas", [

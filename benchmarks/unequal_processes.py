@@ -20,10 +20,10 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.measure import Result, Spec, first_result, main, session_config, step_times, table
+from benchmarks.papers.stages import even_stages
 from models import bert, data, gnmt, resnet
 from models.layers import Model
-from whale_tf.balance.partition import exact_stages
-from whale_tf.balance.pipeline import even_stages
+from whale_tf.balance import exact_stages
 from whale_tf.balance.stages import PartitionProblem, StagePartition, partition_latency_s
 from whale_tf.cluster.processes import free_ports, tf_configs
 

@@ -1,4 +1,4 @@
-"""Load balance on unequal devices: within a TaskGraph (``balance``) and between TaskGraphs (``balance_stages``)."""
+"""Load balance on unequal devices: within a TaskGraph (``balance``) and between TaskGraphs (``exact_stages``)."""
 from __future__ import annotations
 
 from typing import Callable, Mapping
@@ -6,7 +6,6 @@ from typing import Callable, Mapping
 from whale_tf.balance.exact import exact
 from whale_tf.balance.memory_constrained import paper, repaired
 from whale_tf.balance.partition import exact_stages
-from whale_tf.balance.pipeline import even_stages, whale_stages
 from whale_tf.balance.problem import Balance, BalanceProblem, fits, memory_utilisation, step_time_s, waste
 from whale_tf.balance.proportional import even, proportional
 from whale_tf.balance.stages import (
@@ -22,8 +21,6 @@ from whale_tf.ir.parts import apportion
 
 SOLVERS: Mapping[str, Callable[[BalanceProblem], Balance]] = {
     "exact": exact, "repaired": repaired, "paper": paper, "proportional": proportional, "even": even}
-STAGE_SOLVERS: Mapping[str, Callable[[PartitionProblem], StagePartition]] = {
-    "exact": exact_stages, "whale": whale_stages, "even": even_stages}
 
 
 def balance(problem: BalanceProblem, algorithm: str = "exact") -> Balance:
@@ -34,27 +31,12 @@ def balance(problem: BalanceProblem, algorithm: str = "exact") -> Balance:
             over it; ask :func:`fits`).
         PlanError: unknown algorithm.
     """
-    return SOLVERS[_known(algorithm, SOLVERS)](problem)
-
-
-def balance_stages(problem: PartitionProblem, algorithm: str = "exact") -> StagePartition:
-    """Divides the ops of a model over pipeline stages and gives each stage a device.
-
-    Raises:
-        InfeasibleError: ``exact`` and no partition fits in memory (the others can end over it; ask
-            :func:`partition_fits`).
-        PlanError: unknown algorithm.
-    """
-    return STAGE_SOLVERS[_known(algorithm, STAGE_SOLVERS)](problem)
-
-
-def _known(algorithm: str, solvers: Mapping[str, object]) -> str:
-    if algorithm not in solvers:
+    if algorithm not in SOLVERS:
         raise PlanError("unknown balance algorithm {!r}, expected one of {}.{}".format(
-            algorithm, ", ".join(solvers), did_you_mean(algorithm, solvers)))
-    return algorithm
+            algorithm, ", ".join(SOLVERS), did_you_mean(algorithm, SOLVERS)))
+    return SOLVERS[algorithm](problem)
 
 
-__all__ = ["Balance", "BalanceProblem", "PartitionProblem", "SOLVERS", "STAGE_SOLVERS", "StagePartition", "apportion",
-           "balance", "balance_stages", "fits", "memory_utilisation", "partition_fits", "partition_latency_s",
+__all__ = ["Balance", "BalanceProblem", "PartitionProblem", "SOLVERS", "StagePartition", "apportion", "balance",
+           "exact_stages", "fits", "memory_utilisation", "partition_fits", "partition_latency_s",
            "partition_memory_bytes", "stage_times_s", "step_time_s", "waste"]

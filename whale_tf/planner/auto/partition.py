@@ -7,9 +7,9 @@ replica has the same mix; a stage is as slow as its slowest copy.
 from __future__ import annotations
 
 import time
-from typing import List, Sequence, Tuple
+from typing import Callable, List, Sequence, Tuple
 
-from whale_tf.balance import PartitionProblem, StagePartition, balance_stages, partition_latency_s, partition_memory_bytes
+from whale_tf.balance import PartitionProblem, StagePartition, exact_stages, partition_latency_s, partition_memory_bytes
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.planner.result import SearchResult, Stage, kind_of
@@ -23,14 +23,15 @@ BLOCK_GAIN = 1.02
 
 
 def auto_partition(
-    profile: ModelProfile, cluster: Cluster, global_batch: int, num_stages: int, micro_batches: int, algorithm: str = "exact"
+    profile: ModelProfile, cluster: Cluster, global_batch: int, num_stages: int, micro_batches: int,
+    solve: Callable[[PartitionProblem], StagePartition] = exact_stages,
 ) -> SearchResult:
     """The profile's layers on ``num_stages`` stages.
 
     Args:
         global_batch: samples of one step, of all model replicas together.
         micro_batches: of one model replica.
-        algorithm: a key of :data:`whale_tf.balance.STAGE_SOLVERS`.
+        solve: gives each stage its layers and device.
 
     Raises:
         InfeasibleError: more stages than layers, or no partition fits in memory.
@@ -39,7 +40,7 @@ def auto_partition(
     began = time.perf_counter()
     rows = stage_devices(cluster, num_stages)
     problem = partition_problem(profile, cluster, rows, global_batch, micro_batches)
-    found = balance_stages(problem, algorithm)
+    found = solve(problem)
     stages = _stages(found, rows, micro_batches)
     seconds = partition_latency_s(problem, found) + _all_reduce_s(profile, cluster, stages)
     peaks = [0] * len(cluster.devices)

@@ -1,15 +1,10 @@
-"""Whale's way to balance TaskGraphs (section 3.3.2): big memory first, ops in proportion to speed, overflow
-shifted."""
+"""Whale's way to balance TaskGraphs (section 3.3.2): big memory first, ops in proportion to speed, overflow shifted; and the
+baseline of its Figure 18."""
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Callable, List, Mapping, Sequence, Tuple
 
-from whale_tf.balance.stages import (
-    PartitionProblem,
-    StagePartition,
-    partition_memory_bytes,
-    stage_times_s,
-)
+from whale_tf.balance import PartitionProblem, StagePartition, exact_stages, partition_memory_bytes, stage_times_s
 
 
 def even_stages(problem: PartitionProblem) -> StagePartition:
@@ -91,3 +86,7 @@ def _shift(problem: PartitionProblem, cuts: Tuple[int, ...], devices: Sequence[i
         if new[peak] >= fill[peak] or any(new[stage] > max(1.0, fill[stage]) for stage in others):
             return cuts
         cuts = tuple(moved)
+
+
+STAGE_SOLVERS: Mapping[str, Callable[[PartitionProblem], StagePartition]] = {
+    "exact": exact_stages, "whale": whale_stages, "even": even_stages}

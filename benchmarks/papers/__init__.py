@@ -1,0 +1,1 @@
+"""What the papers print of their algorithms, and the baselines they compare with, beside the package's exact solvers."""
