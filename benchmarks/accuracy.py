@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -320,7 +321,7 @@ def predict(case: Case, folder: str, calibration: Any, profiles: Dict[int, Resul
     plan = Plan.parse(os.path.join(folder, "plan.json"))
     run_s = np.interp(BATCH[case.model], list(profiles), [found["run_s"] for found in profiles.values()])  # with its inputs
     slow_down = {pair: value if COMMUNICATION in pair else factor for pair, value in calibration.slow_down.items()}
-    calibration = calibration.model_copy(update={"cores": case.threads, "step_s": float(run_s), "slow_down": slow_down})
+    calibration = replace(calibration, cores=case.threads, step_s=float(run_s), slow_down=slow_down)
     return Simulator(Cluster.parse(case.cluster), Options(calibration=calibration)).run_step(plan, step)
 
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import time
+from dataclasses import replace
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy
@@ -79,8 +80,8 @@ def measured_profile(reference: str) -> ModelProfile:
         points = tuple(Measurement(device=device, tensor_parallel=int(tmp), batch=1, forward_s=column[index],
                                    backward_s=2 * column[index])
                        for name, device in DEVICES.items() for tmp, column in tables[name]["tmp"].items())
-        layers.append(layer.model_copy(update={"measured": points}))
-    return base.model_copy(update={"layers": tuple(layers)})
+        layers.append(replace(layer, measured=points))
+    return replace(base, layers=tuple(layers))
 
 
 def report_predictions(console: Console, reference: str) -> None:

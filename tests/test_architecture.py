@@ -22,7 +22,7 @@ FLOORS = ("cli", "viz", "calibrating", "profiling", "api", "parallelize", "sessi
           "capture", "communicators",
           "graph_editor", "_tf_compat",
           "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program", "plan", "ir",
-          "cluster", "config", "documents", "errors")
+          "cluster", "config", "documents", "errors", "_typing_compat")
 PURE = FLOORS[FLOORS.index("planner"):]
 TENSORFLOW = ("tensorflow", "keras", "tf_keras", "horovod")
 
@@ -167,6 +167,12 @@ def test_no_import_cycle() -> None:
 
 def test_pure_half_never_names_tensorflow() -> None:
     assert not [str(i) for i in impure(package_imports())]
+
+
+def test_one_module_imports_typing_extensions() -> None:
+    """TensorFlow pins it, so that it is required on Python 3.7 alone."""
+    found = [i for i in package_imports() if i.target.split(".")[0] == "typing_extensions"]
+    assert {i.source for i in found} == {"whale_tf._typing_compat"}
 
 
 def test_links_are_not_imported() -> None:

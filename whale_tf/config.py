@@ -6,14 +6,14 @@ here.
 """
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Type, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from typing_extensions import Literal
-
-from whale_tf.documents import json_object
+from whale_tf._typing_compat import Literal
+from whale_tf.documents import Invalid, Record, expectations, field, json_object
 from whale_tf.errors import ConfigError, did_you_mean, nearest
 
 ALIASES: Mapping[str, str] = {
@@ -26,115 +26,122 @@ ALIASES: Mapping[str, str] = {
 SCHEDULE_ALIASES: Mapping[str, str] = {"PreferBackward": "backward_first", "PreferForward": "gpipe"}
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Pipeline(_Section):
+@dataclass(frozen=True)
+class Pipeline(Record):
     """Micro-batches and their order."""
 
-    num_micro_batch: Optional[int] = Field(
-        default=None, ge=1,
+    num_micro_batch: Optional[int] = field(
+        None, at_least=1,
         description="Micro-batches of a mini-batch. With one TaskGraph: gradient accumulation. null: 1 for an "
         "annotated model, chosen by the search for an automatic one.")
-    num_stages: Optional[int] = Field(
-        default=None, ge=1,
+    num_stages: Optional[int] = field(
+        None, at_least=1,
         description="TaskGraphs an un-annotated model is divided into (Whale's num_task_graph). null: no "
         "division, or chosen by the search under auto.auto_parallel.")
-    schedule: Literal["backward_first", "gpipe"] = Field(
-        default="backward_first",
+    schedule: Literal["backward_first", "gpipe"] = field(
+        "backward_first",
         description="Order of micro-batches: backward_first (1F1B; also PreferBackward) or gpipe (all "
         "forward first; also PreferForward).")
-    warmup: Literal["auto", "PA", "PB"] = Field(
-        default="auto",
+    warmup: Literal["auto", "PA", "PB"] = field(
+        "auto",
         description="Forward micro-batches stage i of S starts before its first backward one: PA = min(S-i, D), "
         "PB = min(2(S-i)-1, D), D from device memory (DAPPLE V-C). auto: by the activation-communication ratio.")
 
 
-class Auto(_Section):
+@dataclass(frozen=True)
+class Auto(Record):
     """Automatic planning."""
 
-    auto_parallel: Union[bool, Literal["dapple", "amp", "rhino"]] = Field(
-        default=False,
+    auto_parallel: Union[bool, Literal["dapple", "amp", "rhino"]] = field(
+        False,
         description="Find the plan: by one search, or with true by all of them, taking the best.")
-    stage_tolerance: float = Field(
-        default=0.2, ge=0,
+    stage_tolerance: float = field(
+        0.2, at_least=0,
         description="By how much of an equal part Rhino's pipeline stages may differ from it so that fewer bytes cross: its "
         "epsilon.")
-    batch_size: Optional[int] = Field(
-        default=None, ge=1,
+    batch_size: Optional[int] = field(
+        None, at_least=1,
         description="Examples of a mini-batch that the search reckons with. null: what the graph's shapes say, or 32.")
 
 
-class Io(_Section):
+@dataclass(frozen=True)
+class Io(Record):
     """Input pipelines."""
 
-    nested_batch: Literal["own", "divide"] = Field(
-        default="own",
+    nested_batch: Literal["own", "divide"] = field(
+        "own",
         description="Under nested data parallelism each model replica takes a mini-batch of its own, or the "
         "mini-batch is divided over them.")
-    slicing: Union[bool, Literal["file"]] = Field(
-        default=True, description="Each of several processes takes its own mini-batches of a tf.data pipeline: of every n "
+    slicing: Union[bool, Literal["file"]] = field(
+        True, description="Each of several processes takes its own mini-batches of a tf.data pipeline: of every n "
         "the i-th, what is left over at the end is dropped. file: it reads only its own files, of every n the i-th, where "
         "the pipeline reads files. false: each takes all of them.")
 
 
-class Placement(_Section):
+@dataclass(frozen=True)
+class Placement(Record):
     """Which devices TaskGraphs take."""
 
-    colocate_split_and_replicate: bool = Field(
-        default=False,
+    colocate_split_and_replicate: bool = field(
+        False,
         description="TaskGraphs share the same devices even where there are enough for each to have its own.")
-    device_place_prefer_intra_node: bool = Field(
-        default=True,
+    device_place_prefer_intra_node: bool = field(
+        True,
         description="A model replica stays within a node. false: the replicas of one TaskGraph stay within a node "
         "and its stages go across (DAPPLE Fig. 2).")
 
 
-class Communication(_Section):
+@dataclass(frozen=True)
+class Communication(Record):
     """Gradient synchronisation."""
 
-    backend: Literal["auto", "local", "collective", "horovod"] = Field(
-        default="auto",
+    backend: Literal["auto", "local", "collective", "horovod"] = field(
+        "auto",
         description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives; horovod: "
         "Horovod's, between processes of its launcher. auto: collective where there are several processes.")
-    bucket_bytes: Optional[int] = Field(
-        default=None, ge=1,
+    bucket_bytes: Optional[int] = field(
+        None, at_least=1,
         description="Between processes, gradients smaller than this many bytes travel together, up to about as many bytes at "
         "a time. null: both limits from the cluster's latency and bandwidths.")
-    fp16: bool = Field(
-        default=False,
+    fp16: bool = field(
+        False,
         description="Between processes, dense gradients of float32 and float64 travel as float16, scaled by their largest "
         "element so that no sum overflows; they keep 11 bits.")
-    start_timeout_s: int = Field(
-        default=300, ge=1,
+    start_timeout_s: int = field(
+        300, at_least=1,
         description="Seconds that the first Session of a process waits for all other processes to come.")
-    sparse_as_dense: bool = Field(
-        default=False,
+    sparse_as_dense: bool = field(
+        False,
         description="Turn sparse gradients into dense ones as they are computed, so that they are summed as all others; an "
         "optimizer with momentum then moves rows without a gradient, too, and a global norm adds up repeated rows first.")
 
 
-class Patterns(_Section):
+@dataclass(frozen=True)
+class Patterns(Record):
     """Sharding patterns of ops under split."""
 
-    force: Union[str, Dict[str, str], None] = Field(
-        default=None,
+    force: Union[str, Dict[str, str], None] = field(
+        None, expected="a name, or an object of names, or null",
         description="Take this sharding pattern instead of the cheapest: one name for every unit, or a name for each "
         "unit: {\"unit\": \"pattern\"}.")
 
 
-class Balance(_Section):
+@dataclass(frozen=True)
+class Balance(Record):
     """Load on unequal devices."""
 
-    algorithm: Literal["exact", "repaired", "paper", "proportional", "even"] = Field(
-        default="exact",
+    algorithm: Literal["exact", "repaired", "paper", "proportional", "even"] = field(
+        "exact",
         description="exact: smallest step time under memory; repaired and paper: Whale's Algorithm 1; "
         "proportional: to speed, memory ignored; even: equal loads.")
 
 
-class Config(_Section):
+@dataclass(frozen=True, init=False)
+class Config(Record):
     """All settings, e.g. ``Config({"num_micro_batch": 8, "pipeline.schedule": "gpipe"})``.
+
+    Attributes:
+        given: dotted names of the keys that were given, at their defaults or not.
 
     Raises:
         ConfigError: an unknown key, a wrong type, an impossible value, or one thing given twice with different values.
@@ -147,24 +154,25 @@ class Config(_Section):
     communication: Communication = Communication()
     patterns: Patterns = Patterns()
     balance: Balance = Balance()
-    init: Literal["exact", "sharded"] = Field(
-        default="exact",
+    init: Literal["exact", "sharded"] = field(
+        "exact",
         description="Initial values of variables that split divides. exact: computed whole and sliced, the local model's. "
         "sharded: made on each shard, for variables that no one device can hold; the same values but where the "
         "generator cannot be advanced, which wh.explain() names.")
-    emit: Literal["auto", "inline", "call"] = Field(
-        default="auto",
+    emit: Literal["auto", "inline", "call"] = field(
+        "auto",
         description="How the step is written into the graph. inline: every op of every clone; call: one op for each clone's "
         "forward and backward pass, which calls a function; wh.explain() says where that is not possible. auto: call where the "
         "inlined step would have many thousand ops, whose start takes long.")
-    variables: Literal["auto", "mirrored", "shared"] = Field(
-        default="auto",
+    variables: Literal["auto", "mirrored", "shared"] = field(
+        "auto",
         description="mirrored: every replica has copies of its variables, each of which is updated; shared: the replicas of a "
         "process read one copy, on the first replica's device. auto: shared where the replicas are CPU devices of one "
         "process, which have one memory.")
-    sync_batch_norm: bool = Field(
-        default=False,
+    sync_batch_norm: bool = field(
+        False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")
+    given: FrozenSet[str] = dataclasses.field(init=False, compare=False, repr=False)
 
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:
         given = dict(values) if isinstance(values, Mapping) else values
@@ -172,9 +180,12 @@ class Config(_Section):
             raise ConfigError(f'Config takes a dict such as {{"num_micro_batch": 8}}, got {values!r}; Config.parse also reads '
                               "JSON text and files")
         leaves = _flatten(dict(given or {}, **keys))
+        nested = dict(_nest(leaves), given=frozenset(leaves))
+        for item in dataclasses.fields(self):
+            object.__setattr__(self, item.name, nested.get(item.name, item.default))
         try:
-            super().__init__(**_nest(leaves))
-        except ValidationError as error:
+            self.__post_init__()
+        except Invalid as error:
             raise _readable(error, leaves) from None
 
     @classmethod
@@ -243,46 +254,23 @@ def render_docs() -> str:
         "| key | also | values | default | meaning |", "| --- | --- | --- | --- | --- |"]
     for row in Config.table():
         also = ", ".join(f"`{alias}`" for alias in row.aliases)
-        lines.append(f"| `{row.key}` | {also} | {row.allowed} | `{json.dumps(row.default)}` | {row.meaning} |")
+        allowed = row.allowed.replace("'", "`")
+        lines.append(f"| `{row.key}` | {also} | {allowed} | `{json.dumps(row.default)}` | {row.meaning} |")
     return "\n".join(lines) + "\n"
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, _Section)
-
-
-def _allowed(annotation: Any, minimum: Optional[int]) -> str:
-    """``Optional[int]`` with ge=1 is ``a whole number of at least 1, or null``."""
-    members = getattr(annotation, "__args__", ())
-    if annotation is bool:
-        return "true or false"
-    if annotation in (int, float):
-        kind = "a whole number" if annotation is int else "a number"
-        return kind if minimum is None else f"{kind} of at least {minimum}"
-    if annotation is str:
-        return "a name"
-    if annotation is type(None):
-        return "null"
-    if members and all(isinstance(member, str) for member in members):
-        return " or ".join(f"`{member}`" for member in members)
-    if getattr(annotation, "__origin__", None) is dict:
-        return "an object of names"
-    return ", or ".join(_allowed(member, minimum) for member in members)
-
-
-def _section_rows(model: Any, prefix: str) -> List[Row]:
+def _section_rows(section: Type[Record], prefix: str) -> List[Row]:
     rows: List[Row] = []
-    hints = get_type_hints(model)
-    for name, info in model.model_fields.items():
-        if _is_section(hints[name]):
-            rows += _section_rows(hints[name], name + ".")
-            continue
-        key = prefix + name
-        minimum = next((item.ge for item in info.metadata if hasattr(item, "ge")), None)
-        aliases = tuple(alias for alias, target in ALIASES.items() if target == key)
-        rows.append(Row(key, aliases, _allowed(hints[name], minimum), info.default, info.description))
+    allowed = expectations(section)
+    for item in dataclasses.fields(section):
+        if isinstance(item.default, Record):
+            rows += _section_rows(type(item.default), item.name + ".")
+        elif item.init:
+            key = prefix + item.name
+            aliases = tuple(alias for alias, target in ALIASES.items() if target == key)
+            rows.append(Row(key, aliases, allowed[item.name], item.default, item.metadata["description"]))
     return rows
 
 
@@ -347,14 +335,14 @@ def _nest(leaves: Mapping[str, Any]) -> Dict[str, Any]:
     return nested
 
 
-def _readable(error: ValidationError, leaves: Mapping[str, Any]) -> ConfigError:
-    place = [str(part) for part in error.errors()[0]["loc"]]
+def _readable(error: Invalid, leaves: Mapping[str, Any]) -> ConfigError:
+    place = [str(part) for part in error.problems[0].place]
     key = next(name for name in (".".join(place[:2]), place[0]) if name in _KEYS)
     row = _KEYS[key]
     value = leaves[key]
-    hint = did_you_mean(value, row.allowed.replace("`", "").split(" or ")) if isinstance(value, str) else ""
+    hint = did_you_mean(value, row.allowed.replace("'", "").split(" or ")) if isinstance(value, str) else ""
     return ConfigError("config key {!r} is {!r}, expected {}.{}".format(
-        key, value, row.allowed.replace("`", "'"), hint))
+        key, value, row.allowed, hint))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,30 @@
-"""JSON that a user gives as text or as the path of a file: plans, configurations, calibrations, step graphs."""
+"""JSON that a user gives as text or as the path of a file, and the records that it is read into.
+
+A :class:`Record` is a frozen dataclass that checks its fields as it is made: plans, configurations, calibrations, model profiles
+and cluster descriptions are records.  The reader is our own because no library does what it does and installs beside every
+TensorFlow: pydantic requires newer typing_extensions than TensorFlow 2.4 to 2.13 allow; dacite stops at the first problem, takes
+``true`` for a whole number, and names no place inside a list.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import math
+import numbers
 import os
-from typing import Any, Dict, Type
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar, Union, get_type_hints
 
-from pydantic import ValidationError
+from whale_tf._typing_compat import Literal
+from whale_tf.errors import WhaleError, nearest
 
-from whale_tf.errors import WhaleError
+_R = TypeVar("_R", bound="Record")
+_Reader = Callable[[Any], Any]  # what is given -> what the field holds; raises Invalid
+_REQUIRED: Any = object()  # the default of a field that has none: required fields may then follow optional ones
+
+_KINDS: Mapping[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
 def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Dict[str, Any]:
@@ -35,15 +51,322 @@ def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Di
     return value
 
 
-def problems(error: ValidationError, whole: str) -> str:
-    """Place, reason and value of everything that a validation found; what a check of the whole value says, it says alone.
+class Problem(NamedTuple):
+    """What is wrong at a place, given by keys and numbers from the outside in.  ``reason`` follows the place's name."""
+
+    place: Tuple[Union[str, int], ...]
+    reason: str
+
+
+class Invalid(ValueError):
+    """Everything that is wrong with the values of a record."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems)
+        self.problems = tuple(problems)
+
+    @classmethod
+    def of(cls, given: Any, expected: str) -> Invalid:
+        return cls([Problem((), f" is {given!r:.80}, expected {expected}")])
+
+    def below(self, key: Union[str, int]) -> List[Problem]:
+        """The same problems as seen from the value that has this one at ``key``."""
+        return [Problem((key,) + problem.place, problem.reason) for problem in self.problems]
+
+    def text(self, whole: str) -> str:
+        """All problems by their dotted places; ``whole`` names the record itself."""
+        return "; ".join((".".join(map(str, problem.place)) or whole) + problem.reason for problem in self.problems)
+
+    def __str__(self) -> str:
+        return self.text("the value")
+
+
+def field(
+    default: Any = _REQUIRED, *, factory: Optional[Callable[[], Any]] = None, at_least: Optional[float] = None,
+    above: Optional[float] = None, finite: bool = False, not_empty: bool = False, check: Optional[Callable[[Any], bool]] = None,
+    expected: str = "", description: str = "",
+) -> Any:
+    """A field of a record with more to say than its type; without a default or a factory of one it is required.
 
     Args:
-        whole: the place of what concerns the whole value.
+        check: whether a value of the right type is allowed.
+        expected: what is allowed, in words, where type and bounds do not say it.
+        description: for documentation.
     """
-    found = []
-    for item in error.errors():
-        place, reason = ".".join(str(part) for part in item["loc"]), item["msg"].replace("Value error, ", "")
-        value = " (got {!r:.80})".format(item.get("input")) if place or item["type"] != "value_error" else ""
-        found.append(f"{place or whole}: {reason}{value}")
-    return "; ".join(found)
+    metadata = dict(at_least=at_least, above=above, finite=finite, not_empty=not_empty, check=check, expected=expected,
+                    description=description)
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Base of frozen dataclasses whose fields are checked and converted by their annotations as the value is made: lists to
+    tuples, JSON objects to records, whole numbers to floats, NumPy's numbers to Python's.  :func:`read` makes one from JSON.
+
+    Raises:
+        Invalid: with everything that is wrong.
+    """
+
+    def __post_init__(self) -> None:
+        wrong: List[Problem] = []
+        for item in _fields(type(self)):
+            given = getattr(self, item.name)
+            if given is item.default:
+                if given is _REQUIRED:
+                    wrong.append(Problem((item.name,), f" is missing, expected {item.expected}"))
+                continue
+            try:
+                value = item.reader(given)
+            except Invalid as error:
+                wrong += error.below(item.name)
+                continue
+            if value is not given:
+                object.__setattr__(self, item.name, value)
+        if wrong:
+            raise Invalid(wrong)
+        _as_problem(self.check)
+
+    def check(self) -> None:
+        """Raises ValueError where fields do not fit each other."""
+
+    @classmethod
+    def canonical(cls, values: Dict[str, Any]) -> Dict[str, Any]:
+        """A JSON object with its short forms (units, derived defaults) written as fields.  Raises ValueError."""
+        return values
+
+
+def read(cls: Type[_R], data: Any, expected: str = "an object") -> _R:
+    """A record from what JSON made of a document.  Raises Invalid with everything that is wrong."""
+    if isinstance(data, cls):
+        return data
+    if not isinstance(data, Mapping):
+        raise Invalid.of(data, expected)
+    values = _as_problem(lambda: cls.canonical(dict(data)))
+    fields = _fields(cls)
+    names = [item.name for item in fields]
+    wrong = [Problem((key,), " is an unknown key" + _like(key, names)) for key in values if key not in names]
+    try:
+        made = cls(**{name: values.get(name, item.default) for name, item in zip(names, fields)
+                      if name in values or item.default is _REQUIRED})
+    except Invalid as error:
+        raise Invalid(wrong + list(error.problems)) from None
+    if wrong:
+        raise Invalid(wrong)
+    return made
+
+
+def plain(value: Any, defaults: bool = True, nulls: bool = True) -> Any:
+    """A record as JSON's objects and lists, without fields at their defaults or without null ones if not wanted."""
+    if isinstance(value, Record):
+        rows = ((item, getattr(value, item.name)) for item in _fields(type(value)))
+        return {item.name: plain(held, defaults, nulls) for item, held in rows
+                if (defaults or held != item.default) and (nulls or held is not None)}
+    if isinstance(value, dict):
+        return {key: plain(held, defaults, nulls) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):  # of one type, as annotated
+        return list(value) if value and type(value[0]) in _KINDS else [plain(held, defaults, nulls) for held in value]
+    return value
+
+
+def expectations(cls: Type[Record]) -> Dict[str, str]:
+    """What each field takes, in words."""
+    return {item.name: item.expected for item in _fields(cls)}
+
+
+# ---- what annotations say -------------------------------------------------------------------------------------------
+
+class _Field(NamedTuple):
+    name: str
+    default: Any  # _REQUIRED where there is none
+    expected: str  # what it takes, in words
+    reader: _Reader
+
+
+_FIELDS: Dict[type, List[_Field]] = {}
+
+
+def _fields(cls: Type[Record]) -> List[_Field]:
+    """Read off the annotations at the first use of a class."""
+    if cls in _FIELDS:
+        return _FIELDS[cls]
+    hints, rows = get_type_hints(cls), []
+    for item in dataclasses.fields(cls):
+        if item.init:
+            required = item.default is item.default_factory is dataclasses.MISSING
+            expected = item.metadata.get("expected") or _words(hints[item.name], item.metadata)
+            rows.append(_Field(item.name, _REQUIRED if required else item.default, expected,
+                               _reader(hints[item.name], item.metadata, expected)))
+    _FIELDS[cls] = rows
+    return rows
+
+
+def _parts(hint: Any) -> Tuple[Any, Tuple[Any, ...]]:
+    """``Tuple[int, str]`` to ``tuple`` and ``(int, str)``; what has no parts: to None and ``()``."""
+    return getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+
+
+def _words(hint: Any, limits: Mapping[str, Any]) -> str:
+    """``Optional[int]`` with ``at_least=1`` is ``a whole number of at least 1, or null``."""
+    origin, members = _parts(hint)
+    if origin is Union:
+        return ", or ".join(_words(member, limits) for member in members)
+    if origin is Literal:
+        return " or ".join(map(repr, members))
+    if origin is tuple and Ellipsis not in members:
+        return f"a list of {len(members)}"
+    kind = _KINDS.get(hint, "a list" if origin is tuple else "an object")
+    if hint in (int, float):
+        least, bound = limits.get("at_least"), limits.get("above")
+        return (kind.replace("a ", "a finite ", 1) if limits.get("finite") else kind) \
+            + (f" of at least {least}" if least is not None else "") + (f" above {bound}" if bound is not None else "")
+    return kind + " that is not empty" if limits.get("not_empty") else kind
+
+
+def _reader(hint: Any, limits: Mapping[str, Any], expected: str) -> _Reader:
+    origin, members = _parts(hint)
+    if origin is Union:
+        return _either([_reader(member, limits, expected) for member in members if member is not type(None)],
+                       type(None) in members, expected)
+    if origin is dict:
+        reader = _mapping(_item_reader(members[1]), expected)
+    elif origin is tuple:
+        reader = _sequence(members, expected)
+    elif origin is Literal:
+        reader = _literal(members, expected)
+    elif issubclass(hint, Record):
+        reader = functools.partial(read, hint, expected=expected)
+    else:
+        reader = _scalar(hint, expected)
+    return _limited(reader, limits, expected)
+
+
+def _item_reader(hint: Any) -> _Reader:
+    return _reader(hint, {}, _words(hint, {}))
+
+
+def _scalar(kind: Any, expected: str) -> _Reader:
+    wide = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)  # NumPy's numbers are of these
+
+    def reader(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        if not isinstance(value, wide) or isinstance(value, bool):
+            raise Invalid.of(value, expected)
+        try:
+            return kind(value)
+        except OverflowError:  # a whole number beyond the floats
+            raise Invalid.of(value, expected) from None
+
+    return reader
+
+
+def _literal(members: Sequence[Any], expected: str) -> _Reader:
+    def reader(value: Any) -> Any:
+        if not isinstance(value, str) or value not in members:
+            raise Invalid.of(value, expected)
+        return value
+
+    return reader
+
+
+def _limited(reader: _Reader, limits: Mapping[str, Any], expected: str) -> _Reader:
+    """``reader``, and a check of what it read against ``limits``."""
+    tests: List[Callable[[Any], Any]] = []
+    if limits.get("at_least") is not None:
+        tests.append(lambda value: value >= limits["at_least"])
+    if limits.get("above") is not None:
+        tests.append(lambda value: value > limits["above"])
+    if limits.get("finite"):
+        tests.append(math.isfinite)
+    if limits.get("not_empty"):
+        tests.append(len)
+    if limits.get("check"):
+        tests.append(limits["check"])
+    if not tests:
+        return reader
+
+    def limited(given: Any) -> Any:
+        value = reader(given)
+        for test in tests:
+            if not test(value):
+                raise Invalid.of(given, expected)
+        return value
+
+    return limited
+
+
+def _either(readers: Sequence[_Reader], optional: bool, expected: str) -> _Reader:
+    def reader(value: Any) -> Any:
+        if optional and value is None:
+            return None
+        if len(readers) == 1:
+            return readers[0](value)  # whose problems say the place inside
+        for one in readers:
+            try:
+                return one(value)
+            except Invalid:
+                pass
+        raise Invalid.of(value, expected)
+
+    return reader
+
+
+def _sequence(members: Sequence[Any], expected: str) -> _Reader:
+    """``Tuple[int, ...]`` of any length, ``Tuple[int, int]`` of two."""
+    item, length = members[0], None if Ellipsis in members else len(members)
+    assert length is None or set(members) == {item}, f"items of different types: {members}"
+    read_item, as_it_is = _item_reader(item), {item} & set(_KINDS)
+
+    def reader(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or length not in (None, len(value)):
+            raise Invalid.of(value, expected)
+        if {held.__class__ for held in value} <= as_it_is:
+            return tuple(value)
+        found, wrong = [], []
+        for number, held in enumerate(value):
+            try:
+                found.append(read_item(held))
+            except Invalid as error:
+                wrong += error.below(number)
+        if wrong:
+            raise Invalid(wrong)
+        return tuple(found)
+
+    return reader
+
+
+def _mapping(read_item: _Reader, expected: str) -> _Reader:
+    def reader(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise Invalid.of(value, expected)
+        found, wrong = {}, []
+        for key, held in value.items():
+            if not isinstance(key, str):
+                wrong.append(Problem((key,), " is a key, expected text"))
+                continue
+            try:
+                found[key] = read_item(held)
+            except Invalid as error:
+                wrong += error.below(key)
+        if wrong:
+            raise Invalid(wrong)
+        return found
+
+    return reader
+
+
+def _like(key: Any, names: Sequence[str]) -> str:
+    near = nearest(str(key), names)
+    return f" (did you mean {near!r}?)" if near else ""
+
+
+def _as_problem(step: Callable[[], Any]) -> Any:
+    """What a record's own ``check`` or ``canonical`` returns; its ValueError becomes a problem of the whole record."""
+    try:
+        return step()
+    except Invalid:
+        raise
+    except ValueError as error:
+        raise Invalid([Problem((), f": {error}")]) from None

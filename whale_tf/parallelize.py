@@ -201,9 +201,9 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
         return Found(plan, result_of(found.rhino, name, cluster, seconds))
     assert found.plan is not None and found.choice is not None
     estimate = found.plan.estimate
-    result = found.choice.result.model_copy(update={
-        "model": name, "search_seconds": seconds, "peak_memory_bytes": estimate.peak_memory_bytes,
-        "runners_up": estimate.runners_up})
+    result = replace(
+        found.choice.result, model=name, search_seconds=seconds, peak_memory_bytes=estimate.peak_memory_bytes,
+        runners_up=estimate.runners_up)
     return Found(found.plan, result, found.choice.profile)
 
 
@@ -235,7 +235,7 @@ def _best(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster,
         assert staged.plan is not None and staged.choice is not None
         best = preferred(divided, staged.choice.result, staged.plan.estimate)
         if not isinstance(best, Automatic):
-            return staged._replace(plan=staged.plan.model_copy(update={"estimate": best}))
+            return staged._replace(plan=replace(staged.plan, estimate=best))
     assert isinstance(best, Automatic)
     return _Searched(captured, region, rhino=best)
 
@@ -257,7 +257,7 @@ def _with_memory(plan: Plan, captured: Captured, sized: Region) -> Plan:
     gradients = {tensor for target in captured.phases.targets for tensor in target.tensors}
     sizes = [stage.parameter_bytes + stage.state_bytes for stage in _stages(captured, sized)]
     peaks = device_peaks(plan, sized, gradients, sizes)
-    return plan.model_copy(update={"estimate": plan.estimate.model_copy(update={"peak_memory_bytes": tuple(peaks)})})
+    return replace(plan, estimate=replace(plan.estimate, peak_memory_bytes=tuple(peaks)))
 
 
 def _facts(captured: Captured, region: Region) -> ModelFacts:

@@ -7,25 +7,17 @@ It is plain JSON (``Plan.to_json``, ``Plan.parse``): op and tensor names, device
 from __future__ import annotations
 
 import json
-from typing import Dict, List, Optional, Set, Tuple, Type, TypeVar, Union
+from dataclasses import dataclass, replace
+from typing import Dict, List, Optional, Set, Tuple, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from whale_tf.documents import json_object, problems
+from whale_tf.documents import Invalid, Record, field, json_object, plain, read
 from whale_tf.errors import PlanError
 
 VERSION = 1
 
-_T = TypeVar("_T", bound="_Value")
 
-
-class _Value(BaseModel):
-    """A frozen, strictly validated part of a plan."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TaskGraphPlan(_Value):
+@dataclass(frozen=True)
+class TaskGraphPlan(Record):
     """One TaskGraph on its VirtualDevices.
 
     Attributes:
@@ -45,10 +37,10 @@ class TaskGraphPlan(_Value):
     name: str
     strategy: str = "replicate"
     ops: Tuple[str, ...] = ()
-    devices: Tuple[Tuple[int, ...], ...]
+    devices: Tuple[Tuple[int, ...], ...] = field()
     slices: Optional[Tuple[int, ...]] = None
-    warmup: int = Field(1, ge=1)
-    batch_of: Optional[int] = Field(None, ge=0)
+    warmup: int = field(1, at_least=1)
+    batch_of: Optional[int] = field(None, at_least=0)
     variables: str = "mirrored"
 
     @property
@@ -73,8 +65,7 @@ class TaskGraphPlan(_Value):
             return rows[0][:1]
         return tuple(device for row in rows for device in row)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> TaskGraphPlan:
+    def check(self) -> None:
         if self.strategy not in ("replicate", "split"):
             raise ValueError(f"strategy is {self.strategy!r}, expected 'replicate' or 'split'")
         if self.variables not in ("mirrored", "shared"):
@@ -87,45 +78,48 @@ class TaskGraphPlan(_Value):
             raise ValueError(
                 f"TaskGraph {self.name!r} needs {self.device_count} slice sizes of at least 1, got {self.slices}"
             )
-        return self
 
 
-class InputPlan(_Value):
+@dataclass(frozen=True)
+class InputPlan(Record):
     """An input tensor that is divided along ``dim`` (its batch dimension)."""
 
     tensor: str
-    dim: int = Field(0, ge=0)
+    dim: int = field(0, at_least=0)
 
 
-class BridgePlan(_Value):
+@dataclass(frozen=True)
+class BridgePlan(Record):
     """A tensor that crosses from one TaskGraph to another, once per micro-batch (or once per step).
 
     ``pattern`` is DAPPLE's Fig. 9: ``one-to-one``, ``split``, ``concat`` or ``split-concat``.
     """
 
     tensor: str
-    producer: int = Field(ge=0)
-    consumer: int = Field(ge=0)
-    pattern: str
-    bytes: int = Field(ge=0)  # of one micro-batch (0 where the batch size is unknown)
+    producer: int = field(at_least=0)
+    consumer: int = field(at_least=0)
+    pattern: str = field()
+    bytes: int = field(at_least=0)  # of one micro-batch (0 where the batch size is unknown)
     per_step: bool = False
 
 
-class GradientPlan(_Value):
+@dataclass(frozen=True)
+class GradientPlan(Record):
     """How the gradients of one TaskGraph's variables are summed over its replicas.
 
     ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.  ``fp16``: between
     processes they travel as float16, scaled.
     """
 
-    task_graph: int = Field(ge=0)
-    backend: str
+    task_graph: int = field(at_least=0)
+    backend: str = field()
     buckets: Tuple[Tuple[str, ...], ...] = ()
-    bytes: int = Field(0, ge=0)
+    bytes: int = field(0, at_least=0)
     fp16: bool = False
 
 
-class Estimate(_Value):
+@dataclass(frozen=True)
+class Estimate(Record):
     """What the search believed: seconds per step of ``global_batch`` examples, bytes per device, and the plans not taken."""
 
     search: str = "annotated"
@@ -135,7 +129,8 @@ class Estimate(_Value):
     runners_up: Tuple[str, ...] = ()
 
 
-class Plan(_Value):
+@dataclass(frozen=True)
+class Plan(Record):
     """Everything the rewriter needs beside the graph itself.
 
     Attributes:
@@ -154,26 +149,25 @@ class Plan(_Value):
     """
 
     version: int = VERSION
-    graph: str
-    num_devices: int = Field(ge=1)
-    num_model_replicas: int = Field(1, ge=1)
-    num_micro_batch: int = Field(1, ge=1)
+    graph: str = field()
+    num_devices: int = field(at_least=1)
+    num_model_replicas: int = field(1, at_least=1)
+    num_micro_batch: int = field(1, at_least=1)
     micro_batch_slices: Optional[Tuple[int, ...]] = None
     schedule: str = "backward_first"
     nested_batch: str = "own"
     sync_batch_norm: bool = False
-    task_graphs: Tuple[TaskGraphPlan, ...]
+    task_graphs: Tuple[TaskGraphPlan, ...] = field()
     inputs: Tuple[InputPlan, ...] = ()
     bridges: Tuple[BridgePlan, ...] = ()
     gradients: Tuple[GradientPlan, ...] = ()
-    shards: Dict[str, str] = Field(default_factory=dict)
+    shards: Dict[str, str] = field(factory=dict)
     init: str = "exact"
     emit: str = "auto"
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Plan:
+    def check(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"plan version is {self.version}, this whale_tf reads version {VERSION}")
         if self.schedule not in ("backward_first", "gpipe"):
@@ -215,7 +209,6 @@ class Plan(_Value):
                     f"the bridge of {bridge.tensor!r} names TaskGraph {max(bridge.producer, bridge.consumer)}, the "
                     f"plan has {len(self.task_graphs)}"
                 )
-        return self
 
     def _check_batch_parts(self) -> None:
         whole = [task for task in self.task_graphs if task.batch_of is None]
@@ -235,7 +228,7 @@ class Plan(_Value):
                     f"{split.warmup}; it has {task.strategy!r}, {task.devices} and {task.warmup}")
 
     def to_json(self, indent: int = 1) -> str:
-        return json.dumps(self.model_dump(mode="json"), indent=indent)
+        return json.dumps(plain(self), indent=indent)
 
     def _owners(self) -> List[Set[int]]:
         """Processes that drive the devices of each model replica."""
@@ -260,9 +253,9 @@ class Plan(_Value):
             return self
         mine = [g for g, owner in enumerate(self._owners()) if owner == {rank}]
         tasks = tuple(
-            task.model_copy(update={"devices": tuple(task.devices[g] for g in mine)}) for task in self.task_graphs
+            replace(task, devices=tuple(task.devices[g] for g in mine)) for task in self.task_graphs
         )
-        return self.model_copy(update={"task_graphs": tasks, "num_model_replicas": len(mine)})
+        return replace(self, task_graphs=tasks, num_model_replicas=len(mine))
 
     @classmethod
     def parse(cls, source: Union[Plan, Dict, str]) -> Plan:
@@ -275,11 +268,7 @@ class Plan(_Value):
             return source
         if isinstance(source, str):
             source = json_object(source, "plan", PlanError, "write one with wh.current_plan().to_json() or `whale plan`")
-        return _validate(cls, source)
-
-
-def _validate(model: Type[_T], data: Dict) -> _T:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise PlanError("not a valid plan: " + problems(error, "the plan")) from None
+        try:
+            return read(cls, source)
+        except Invalid as error:
+            raise PlanError("not a valid plan: " + error.text("the plan")) from None

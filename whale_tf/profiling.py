@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Union
 
 from whale_tf import api
@@ -137,8 +138,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     else:
         best = preferred(divided, choice.result)
         if not isinstance(best, Automatic):
-            result = choice.result.model_copy(update={
-                "search_seconds": time.perf_counter() - began, "runners_up": best.runners_up})
+            result = replace(choice.result, search_seconds=time.perf_counter() - began, runners_up=best.runners_up)
             return Found(result.to_plan(choice.profile), result, choice.profile)
     assert isinstance(best, Automatic)
     return Found(plan_of(model.ops, best, cluster, named), result_of(best, name, cluster, time.perf_counter() - began))

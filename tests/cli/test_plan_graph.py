@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any, Dict, List
 
 import numpy as np
@@ -83,9 +84,9 @@ def test_the_plan_is_the_one_that_auto_parallel_makes(tmp_path: Any, monkeypatch
     losses_of(write(tmp_path / "auto.py", whale), tmp_path / "losses", monkeypatch)
     used = wh.current_plan()
     made = Plan.parse(output)
-    assert used is not None and used.model_copy(update={"task_graphs": ()}) == made.model_copy(update={"task_graphs": ()})
+    assert used is not None and replace(made, task_graphs=used.task_graphs) == used
     ((one,), (other,)) = used.task_graphs, made.task_graphs
-    assert one.model_copy(update={"variables": other.variables}) == other, "of one replica both mean the same"
+    assert replace(one, variables=other.variables) == other, "of one replica both mean the same"
     text = run("explain", output).output
     assert "found by rhino" in text and "Sharding patterns" in text and "Not taken: rhino: mesh 2, pipeline" in text
 

@@ -152,11 +152,12 @@ def test_own_device_types_and_calibration() -> None:
     ({"nodes": [{"devices": [{"type": "A100-40G"}]}]}, "unknown device type 'A100-40G'.*Did you mean 'A100-40GB'"),
     ({"nodes": [{"devices": [{"typ": "T4"}]}]}, "unknown key 'typ'"),
     ({"nodes": [{"devices": [{"count": 1}]}]}, "has no device type"),
-    ({"nodes": [{"devices": "T4:2", "links": {"pcei": {}}}]}, r"unknown key nodes\[0\].pcei"),
+    ({"nodes": [{"devices": "T4:2", "links": {"pcei": {}}}]}, r"nodes\[0\].links.pcei is an unknown key .did you mean 'pcie'"),
     ({"nodes": [{"devices": "T4:2", "links": {"pcie": {}}}]}, "needs one of bandwidth_bytes_per_s"),
     ({"nodes": [{"devices": "T4:2", "links": {"pcie": {"bandwidth_gbits_per_s": -3}}}]},
      "bandwidth_gbits_per_s is -3, expected a positive number"),
-    ({"nodes": [{"devices": "T4:2", "links": {"pcie": {"bandwidth_bytes_per_s": 0}}}]}, "greater than 0"),
+    ({"nodes": [{"devices": "T4:2", "links": {"pcie": {"bandwidth_bytes_per_s": 0}}}]},
+     "is 0.0, expected a finite number above 0"),
     ({"nodes": [{"devices": "T4:2", "links": {"pcie": {"bandwidth_bytes_per_s": "fast"}}}]},
      "'fast', expected a number"),
     ({"nodes": [{"devices": "T4:2", "links": {"pcie": {"bandwidth_bytes_per_s": 1, "bandwidth_gbits_per_s": 1}}}]},
@@ -177,7 +178,7 @@ def test_own_device_types_and_calibration() -> None:
     ({"nodes": [{"devices": "X:1"}], "device_types": {"X": {"base": "V99"}}}, "unknown device type 'V99'"),
     ({"nodes": [{"devices": "X:1"}], "device_types": {"X": {"base": "T4", "kind": "TPU"}}}, "expected 'CPU' or 'GPU'"),
     ({"nodes": [{"devices": "X:1"}], "device_types": {"X": {"base": "T4", "fabric": "tape"}}}, "fabric is 'tape'"),
-    ({"nodes": [{"devices": "X:1"}], "device_types": []}, "device_types is not an object")])
+    ({"nodes": [{"devices": "X:1"}], "device_types": []}, r"device_types is \[\], expected an object")])
 def test_refused_with_value_expectation_and_fix(value: Any, message: str) -> None:
     with pytest.raises(ClusterError, match="(?s)" + message):
         Cluster.parse(value)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import replace
 from typing import Any, Dict, List, Tuple
 
 import pytest
@@ -165,9 +166,9 @@ def test_uneven_shares_of_the_batch(beside: Tuple[int, int]) -> None:
     """Devices of unequal speed: the batch part of the ``split`` TaskGraph may even be cut elsewhere."""
     split = Split(hybrid(2), 2)
     plan = check(case(1, 4), split).plan
-    task_graphs = [task.model_copy(update={"slices": None if task.strategy == "split" else (5, 3)}) for task in plan.task_graphs]
-    task_graphs[3] = task_graphs[3].model_copy(update={"slices": beside})
-    check(case(1, 4), split, plan=plan.model_copy(update={"task_graphs": tuple(task_graphs)}))
+    task_graphs = [replace(task, slices=None if task.strategy == "split" else (5, 3)) for task in plan.task_graphs]
+    task_graphs[3] = replace(task_graphs[3], slices=beside)
+    check(case(1, 4), split, plan=replace(plan, task_graphs=tuple(task_graphs)))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import subprocess
 import sys
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
@@ -240,9 +241,9 @@ def test_uneven_slices_of_an_edited_plan() -> None:
             wh.shutdown()
 
     even, plan = run()
-    data = wh.Plan.parse(plan.to_json()).model_dump()
-    data["micro_batch_slices"] = (2, 1)
-    data["task_graphs"][0]["slices"] = (3, 1)
+    data = json.loads(plan.to_json())
+    data["micro_batch_slices"] = [2, 1]
+    data["task_graphs"][0]["slices"] = [3, 1]
     uneven, used = run(wh.Plan.parse(data).to_json())
     assert used.micro_batch_slices == (2, 1) and used.task_graphs[0].slices == (3, 1)
     np.testing.assert_allclose(uneven, even, rtol=1e-10)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
@@ -227,14 +228,14 @@ def test_edited_shards_are_run_or_refused() -> None:
     case, split = find("classifier_sgd"), Split((-2,), 2)
     plan = run_split(case, FEDS, split, None).plan
     assert plan.shards["classes/MatMul"] == "row"
-    edited = plan.model_copy(update={"shards": dict(plan.shards, **{"classes/MatMul": "column"})})
+    edited = replace(plan, shards=dict(plan.shards, **{"classes/MatMul": "column"}))
     ran = run_split(case, FEDS, split, edited)
     assert ran.plan.shards["classes/MatMul"] == "column"
     assert_equal(ran.outcome, local("classifier_sgd", FEDS), TOLERANCE["float64"])
     for shards, message in (({"classes/MatMul": "heads"}, "asks for pattern 'heads' of 'classes/MatMul' .*it has: rows?, "),
                             ({"classes/MatMull": "row"}, "not an op under wh.split.*Did you mean 'classes/MatMul'")):
         with pytest.raises(wh.PlanError, match=message):
-            run_split(case, FEDS, split, plan.model_copy(update={"shards": shards}))
+            run_split(case, FEDS, split, replace(plan, shards=shards))
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

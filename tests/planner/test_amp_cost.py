@@ -115,7 +115,7 @@ def test_degrees_and_micro_batches() -> None:
 def test_only_measured_tensor_degrees() -> None:
     points = tuple(Measurement(device="T4", tensor_parallel=n, batch=1, forward_s=1.0, backward_s=1.0) for n in (1, 2))
     measured = ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": [
-        {"name": "l", "tensor_parallel_bytes": 8, "measured": [point.model_dump() for point in points]}]})
+        {"name": "l", "tensor_parallel_bytes": 8, "measured": points}]})
     assert tensor_degrees(measured, Cluster.parse("amp-homogeneous")) == [1, 2]
     assert tensor_degrees(profile(), Cluster.parse("amp-homogeneous")) == [1, 2, 4]
 

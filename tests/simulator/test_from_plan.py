@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, List
 
 import pytest
@@ -86,8 +87,8 @@ def test_refusals(change: Any, message: str) -> None:
 
 def test_a_plan_that_would_deadlock_is_refused() -> None:
     bad = pipeline_plan()
-    task_graphs = (bad.task_graphs[0].model_copy(update={"warmup": 1}), bad.task_graphs[1].model_copy(update={"warmup": 2}))
-    strategy = strategy_from_plan(bad.model_copy(update={"task_graphs": task_graphs}), mlp(8))
+    task_graphs = (replace(bad.task_graphs[0], warmup=1), replace(bad.task_graphs[1], warmup=2))
+    strategy = strategy_from_plan(replace(bad, task_graphs=task_graphs), mlp(8))
     with pytest.raises(PlanError, match="use warmup <= 1 on stage 1"):
         simulate(strategy, Cluster.parse("hc2"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
@@ -166,8 +167,7 @@ def test_replicas_wait_for_the_variables_that_the_first_one_sends(micro_batches:
     graph = StepGraph("hand", "f", BATCH, "fp32", False, ops, (StepVariable("a", 0, 0, 8 * KB),), (("a", 2, 0),), times)
     local = {"local": {"alpha_s": 1e-6, "bandwidth_bytes_per_s": 1e15}}
     mirrored = plan([0, 1, 2, 3], micro_batches=micro_batches, names=(["read", "forward"],))
-    shared = mirrored.model_copy(update={
-        "task_graphs": tuple(task.model_copy(update={"variables": "shared"}) for task in mirrored.task_graphs)})
+    shared = replace(mirrored, task_graphs=tuple(replace(task, variables="shared") for task in mirrored.task_graphs))
     found = played(shared, graph, 4, communicators=local)
     first: Dict[int, float] = {}
     for task, number in enumerate(found.graph.instruction):
@@ -253,8 +253,8 @@ def test_each_device_sends_as_soon_as_it_has_something_to_send() -> None:
     """The first of two replicas has a third of the examples of the second."""
     unequal = plan([0, 1], [2])
     replicas, last = unequal.task_graphs
-    tasks = (replicas.model_copy(update={"slices": (1, 3)}), last)
-    found = played(unequal.model_copy(update={"task_graphs": tasks}), step(), cores=3)
+    tasks = (replace(replicas, slices=(1, 3)), last)
+    found = played(replace(unequal, task_graphs=tasks), step(), cores=3)
     graph, times = found.graph, found.times
     names = [found.program.instructions[number].name if number >= 0 else "" for number in graph.instruction]
     sends = {slots[0]: times.start[task] for task, (name, slots) in enumerate(zip(names, graph.slots))
@@ -357,10 +357,9 @@ def test_processes_have_cores_of_their_own() -> None:
 @pytest.mark.parametrize("buckets, messages", [((("b", "a"),), 1), ((("b",), ("a",)), 2)])
 def test_gradients_go_between_processes_in_the_plan_s_buckets(buckets: Any, messages: int) -> None:
     one = plan([0, 1], names=ONE)
-    tasks = (one.task_graphs[0].model_copy(update={"devices": ((0,), (1,))}),)
+    tasks = (replace(one.task_graphs[0], devices=((0,), (1,))),)
     sync = GradientPlan(task_graph=0, backend="collective", buckets=buckets)
-    apart = one.model_copy(update={
-        "num_devices": 2, "num_model_replicas": 2, "task_graphs": tasks, "gradients": (sync,), "processes": ((0,), (1,))})
+    apart = replace(one, num_devices=2, num_model_replicas=2, task_graphs=tasks, gradients=(sync,), processes=((0,), (1,)))
     slow = {"processes": {"alpha_s": 1.0, "bandwidth_bytes_per_s": 8 * KB}}
     found = played(apart, step(), cores=1, cluster="2xcpu:1", communicators=slow)
     reduced = [event for event in trace_of(found).events if event.kind == "all_reduce" and event.device == 0]
@@ -390,9 +389,9 @@ def test_json_round_trip_and_merged_times() -> None:
 
 def test_refusals(tmp_path: Any) -> None:
     with pytest.raises(PlanError, match="for graph 'g', the step graph is of 'f'"):
-        under(step(), plan([0], names=ONE).model_copy(update={"graph": "g"}))
+        under(step(), replace(plan([0], names=ONE), graph="g"))
     divided = plan([0, 1], names=ONE)
-    divided = divided.model_copy(update={"task_graphs": (divided.task_graphs[0].model_copy(update={"strategy": "split"}),)})
+    divided = replace(divided, task_graphs=(replace(divided.task_graphs[0], strategy="split"),))
     with pytest.raises(PlanError, match="wh.step_graph"):
         under(step(), divided)
     with pytest.raises(PlanError, match="does not exist; write one with `whale profile"):

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whale_tf.cluster import BUILTIN, Cluster
+from whale_tf.documents import plain
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.choose import Request, choose
@@ -119,7 +120,7 @@ def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argume
     except WhaleError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2)
-    places = differences(first.model_dump(mode="json"), second.model_dump(mode="json"))
+    places = differences(plain(first), plain(second))
     if as_json:
         typer.echo(json.dumps(places))
     elif not places:

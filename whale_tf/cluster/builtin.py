@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster.defaults import gbits, node
@@ -15,6 +16,7 @@ from whale_tf.cluster.description import (
     part_of_node,
 )
 from whale_tf.cluster.reading import MAX_DEVICES, at_most
+from whale_tf.documents import read
 from whale_tf.errors import ClusterError
 
 ROCE_LATENCY_S = 5e-6  # RDMA network, a switch hop included
@@ -39,17 +41,16 @@ def _fixed(*nodes: NodeDescription) -> Callable[[int], Sequence[NodeDescription]
 
 def _ports(gbits_per_s: float) -> LinksDescription:
     """Every pair of a node at this rate, as AMP's bandwidth matrices have it."""
-    return LinksDescription.model_validate(
-        {"pcie": {"bandwidth_gbits_per_s": gbits_per_s}} if gbits_per_s <= 100 else
-        {"nvlink": {"bandwidth_gbits_per_s": gbits_per_s}, "pcie": {"bandwidth_gbytes_per_s": 12}})
+    return read(LinksDescription, {"pcie": {"bandwidth_gbits_per_s": gbits_per_s}} if gbits_per_s <= 100 else {
+        "nvlink": {"bandwidth_gbits_per_s": gbits_per_s}, "pcie": {"bandwidth_gbytes_per_s": 12}})
 
 
 def _old_pcie_links(count: int) -> LinksDescription:
     """PCIe 3 with two GPUs to a switch and a Broadwell-age link between the sockets (NCCL: BDW_QPI_BW 6 GB/s)."""
     links = node(["TitanXp"] * count).links
     assert links.pcie is not None and links.pcie.socket_link is not None
-    slow = links.pcie.socket_link.model_copy(update={"bandwidth_bytes_per_s": 6e9})
-    return links.model_copy(update={"pcie": links.pcie.model_copy(update={"socket_link": slow})})
+    slow = replace(links.pcie.socket_link, bandwidth_bytes_per_s=6e9)
+    return replace(links, pcie=replace(links.pcie, socket_link=slow))
 
 
 _G4DN = node(["T4"] * 4, gbits(50), _ports(50))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from whale_tf.cluster import hardware
@@ -12,6 +13,7 @@ from whale_tf.cluster.detect import detect, from_tensorflow
 from whale_tf.cluster.devices import Device, Link
 from whale_tf.cluster.parse import parse_description, parse_json
 from whale_tf.cluster.topology import SELF, NodeTopology, Resource, slowest
+from whale_tf.documents import plain
 from whale_tf.errors import ClusterError
 
 
@@ -75,12 +77,12 @@ class Cluster:
         """The JSON object of :meth:`to_json`."""
         nodes: List[Dict[str, Any]] = []
         for node in self.description.nodes:
-            body = dict(node.model_dump(mode="json", exclude_none=True), devices=_runs(node.devices))
+            body = dict(plain(node, nulls=False), devices=_runs(node.devices))
             if nodes and {key: value for key, value in nodes[-1].items() if key != "count"} == body:
                 nodes[-1]["count"] += 1
             else:
                 nodes.append(dict(body, count=1))
-        types = {name: body.model_dump(mode="json") for name, body in self.description.device_types.items()}
+        types = {name: plain(body) for name, body in self.description.device_types.items()}
         return dict({"name": self.name, "nodes": nodes}, **({"device_types": types} if types else {}))
 
     def __len__(self) -> int:
@@ -191,7 +193,7 @@ class Cluster:
             kept = [self.devices[index].local_index for index in keep if index in members]
             if kept:
                 nodes.append(part_of_node(self.description.nodes[number], kept))
-        return Cluster(self.description.model_copy(update={"nodes": tuple(nodes)}))
+        return Cluster(replace(self.description, nodes=tuple(nodes)))
 
     def _adapters(self, node: int, members: Sequence[int]) -> Link:
         """All adapters of ``node`` that ``members`` use, each entered through the member nearest to it."""

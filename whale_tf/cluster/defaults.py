@@ -13,12 +13,12 @@ from whale_tf.cluster.description import (
     NodeDescription,
 )
 from whale_tf.cluster.devices import Link
+from whale_tf.documents import read
 
 
 def gbits(bandwidth_gbits_per_s: float, count: int = 1, latency_s: float = hardware.NIC_LATENCY_S) -> NicDescription:
     """Adapters of a node by their label, e.g. ``gbits(100)`` for one of 100 Gbit/s."""
-    return NicDescription.model_validate(
-        {"bandwidth_gbits_per_s": bandwidth_gbits_per_s, "count": count, "latency_s": latency_s})
+    return read(NicDescription, {"bandwidth_gbits_per_s": bandwidth_gbits_per_s, "count": count, "latency_s": latency_s})
 
 
 def _plain(link: Link) -> Dict[str, Any]:
@@ -38,7 +38,7 @@ def default_links(rows: Sequence[hardware.DeviceType]) -> LinksDescription:
         parts["pcie"] = _default_pcie(gpus, slowest)
         if all(fabric.nvlink is not None for fabric in fabrics) and len(gpus) > 1:
             parts["nvlink"] = _default_nvlink(gpus, min(fabrics, key=lambda f: f.lanes))
-    return LinksDescription.model_validate(parts)
+    return read(LinksDescription, parts)
 
 
 def _default_pcie(gpus: Sequence[int], fabric: hardware.Fabric) -> Dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from whale_tf.cluster import hardware
 from whale_tf.cluster.defaults import default_cluster
 from whale_tf.cluster.description import ClusterDescription, DeviceTypeDescription
+from whale_tf.documents import read
 from whale_tf.errors import ClusterError
 
 # Marketing names hold the type and the memory: "Tesla V100-SXM2-32GB", "NVIDIA A100 80GB PCIe", "NVIDIA TITAN Xp".
@@ -86,8 +87,8 @@ def own_types(gpus: Iterable[Gpu]) -> Dict[str, DeviceTypeDescription]:
                 f"GPU {gpu.name!r} is not in the hardware table; its speed is taken to be a T4's. Measure it with "
                 '`whale profile --device`, or give "device_types" in the cluster description.',
                 stacklevel=2)
-            types[gpu.name] = DeviceTypeDescription.model_validate(
-                {"base": "T4", "memory_bytes": gpu.memory_bytes, "source": "nvidia-smi; rates of the T4"})
+            types[gpu.name] = read(DeviceTypeDescription, {
+                "base": "T4", "memory_bytes": gpu.memory_bytes, "source": "nvidia-smi; rates of the T4"})
     return types
 
 

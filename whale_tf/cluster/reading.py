@@ -2,20 +2,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any, List, Mapping, Optional, Sequence, Union
-
-from pydantic import ValidationError
+from typing import Any, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from whale_tf.cluster import hardware
 from whale_tf.cluster.defaults import default_links
 from whale_tf.cluster.description import (
     ClusterDescription,
     DeviceTypeDescription,
-    LinksDescription,
-    NicDescription,
     NodeDescription,
 )
+from whale_tf.documents import Invalid, Record, read
 from whale_tf.errors import ClusterError, did_you_mean
+
+_R = TypeVar("_R", bound=Record)
 
 _CLUSTER_KEYS = ("name", "nodes", "device_types")
 _NODE_KEYS = ("count", "devices", "links", "nic")
@@ -29,10 +28,10 @@ def from_json_value(value: Any) -> ClusterDescription:
         raise ClusterError(f'a cluster description is a JSON object {{"nodes": [...]}}, got {value!r}')
     _known_keys(value, _CLUSTER_KEYS, "the cluster description")
     types = value.get("device_types", {})
-    try:
-        own = {name: DeviceTypeDescription.model_validate(body).row(name) for name, body in types.items()}
-    except (ValidationError, AttributeError) as error:
-        raise _readable(error, "device_types") from None
+    if not isinstance(types, dict):
+        raise ClusterError(f'device_types is {types!r}, expected an object {{"name": {{...}}}}')
+    types = {name: _part(DeviceTypeDescription, body, f"device_types.{name}") for name, body in types.items()}
+    own = {name: body.row(name) for name, body in types.items()}
     nodes = value.get("nodes")
     if not isinstance(nodes, (list, tuple)) or not nodes:
         raise ClusterError(f'"nodes" is {nodes!r}, expected a list of at least one node, e.g. '
@@ -44,11 +43,8 @@ def from_json_value(value: Any) -> ClusterDescription:
         total += len(same) * len(same[0].devices)
         at_most(total, MAX_DEVICES, f"the number of devices up to nodes[{number}]")
         expanded += same
-    try:
-        return ClusterDescription.model_validate(
-            {"name": value.get("name", "cluster"), "nodes": tuple(expanded), "device_types": types})
-    except ValidationError as error:
-        raise _readable(error, "cluster") from None
+    return _part(ClusterDescription, {
+        "name": value.get("name", "cluster"), "nodes": expanded, "device_types": types}, "cluster")
 
 
 def _known_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> None:
@@ -70,16 +66,9 @@ def _expand_node(body: Any, where: str, own: Mapping[str, hardware.DeviceType]) 
         raise ClusterError(f'{where} has {len(types)} devices but no "links"; give them, or "links": "default" for '
                            f'the usual ones of '
                            f"{types[0]}")
-    try:
-        if links is None or links == "default":
-            parsed = default_links([hardware.device_type(name, own) for name in types])
-        else:
-            parsed = LinksDescription.model_validate(links)
-        nic = body.get("nic")
-        nic = None if nic is None else NicDescription.model_validate(nic)
-        return [NodeDescription(devices=tuple(types), links=parsed, nic=nic)] * count
-    except ValidationError as error:
-        raise _readable(error, where) from None
+    if links is None or links == "default":
+        links = default_links([hardware.device_type(name, own) for name in types])
+    return [_part(NodeDescription, {"devices": types, "links": links, "nic": body.get("nic")}, where)] * count
 
 
 def _device_list(value: Any, where: str, own: Mapping[str, hardware.DeviceType]) -> List[str]:
@@ -123,14 +112,9 @@ def at_most(number: int, limit: int, where: str) -> None:
         raise ClusterError(f"{where} is {number}, expected at most {limit}")
 
 
-def _readable(error: Exception, where: str) -> ClusterError:
-    """The first problem of a pydantic error as one sentence."""
-    if not isinstance(error, ValidationError):
-        return ClusterError(f'{where} is not an object {{"name": {{...}}}}')
-    first = error.errors()[0]
-    place = ".".join([where] + [str(part) for part in first["loc"]])
-    if first["type"] == "extra_forbidden":
-        return ClusterError(f"unknown key {place}; the format is described in docs/cluster.md")
-    if first["type"] == "value_error":
-        return ClusterError("{}: {}".format(place, first["msg"].replace("Value error, ", "")))
-    return ClusterError("{} is {!r}: {}".format(place, first.get("input"), first["msg"]))
+def _part(cls: Type[_R], data: Any, where: str) -> _R:
+    """A part of the description.  Raises ClusterError with every problem and its place, ``nodes[0].links.pcie``."""
+    try:
+        return read(cls, data)
+    except Invalid as error:
+        raise ClusterError(Invalid(error.below(where)).text("") + "; docs/cluster.md describes the format") from None

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
-from typing_extensions import Protocol
 
 from whale_tf._tf_compat import tf
+from whale_tf._typing_compat import Protocol
 from whale_tf.graph_editor.staged import StagedEdit
 
 

@@ -2,20 +2,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
-from pydantic import BaseModel, ConfigDict
-
+from whale_tf.documents import Record, field, plain
 from whale_tf.errors import PlanError
 from whale_tf.plan import Estimate, GradientPlan, Plan, TaskGraphPlan
 from whale_tf.profiler.model_profile import ModelProfile
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Stage(_Value):
+@dataclass(frozen=True)
+class Stage(Record):
     """A pipeline stage.
 
     Attributes:
@@ -37,7 +34,8 @@ class Stage(_Value):
         return tuple(device for row in self.devices for device in row)
 
 
-class SearchResult(_Value):
+@dataclass(frozen=True)
+class SearchResult(Record):
     """The plan a search takes, and what it believes of it.
 
     Attributes:
@@ -62,21 +60,21 @@ class SearchResult(_Value):
     stages: Tuple[Stage, ...]
     micro_batches: int
     model_replicas: int = 1
-    latency_s: float
-    formula_latency_s: float
-    peak_memory_bytes: Tuple[int, ...]
+    latency_s: float = field()
+    formula_latency_s: float = field()
+    peak_memory_bytes: Tuple[int, ...] = field()
     fits: bool = True
     recompute: bool = False
     activation_communication_ratio: Optional[float] = None
     warmup_policy: Optional[str] = None
     overlapped_all_reduce: bool = False
-    search_seconds: float
-    description: str
+    search_seconds: float = field()
+    description: str = field()
     runners_up: Tuple[str, ...] = ()
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values; the devices of a stage in one list."""
-        value: Dict[str, Any] = self.model_dump(mode="json")
+        value: Dict[str, Any] = plain(self)
         for row, stage in zip(value["stages"], self.stages):
             row["devices"] = list(stage.all_devices)
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -82,8 +83,8 @@ def with_earlier_measurements(profile: ModelProfile, earlier: ModelProfile) -> M
     for layer, old in zip(profile.layers, earlier.layers):
         known = {(point.device, point.batch) for point in layer.measured}
         kept = tuple(point for point in old.measured if (point.device, point.batch) not in known)
-        layers.append(layer.model_copy(update={"measured": kept + layer.measured}))
-    return profile.model_copy(update={"layers": tuple(layers)})
+        layers.append(replace(layer, measured=kept + layer.measured))
+    return replace(profile, layers=tuple(layers))
 
 
 def _names(chain: Chain) -> List[str]:

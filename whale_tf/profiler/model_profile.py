@@ -9,36 +9,33 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-
 from whale_tf.cluster import PRECISIONS
+from whale_tf.documents import Invalid, Record, field, plain, read
 from whale_tf.errors import PlanError, did_you_mean
 
 VERSION = 1
 
 
-class _Value(BaseModel):
-    """A frozen, strictly validated part of a profile."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Measurement(_Value):
+@dataclass(frozen=True)
+class Measurement(Record):
     """One timed run of a layer: ``batch`` samples on a device of type ``device``, split over ``tensor_parallel`` devices.
 
     The times include the layer's own tensor-parallel collectives.
     """
 
     device: str
-    tensor_parallel: int = Field(1, ge=1)
-    batch: float = Field(gt=0)
-    forward_s: float = Field(ge=0)
-    backward_s: float = Field(ge=0)
+    tensor_parallel: int = field(1, at_least=1)
+    batch: float = field(above=0)
+    forward_s: float = field(at_least=0)
+    backward_s: float = field(at_least=0)
 
 
-class LayerProfile(_Value):
+@dataclass(frozen=True)
+class LayerProfile(Record):
     """One layer; everything is per sample unless it says otherwise.
 
     Attributes:
@@ -61,22 +58,23 @@ class LayerProfile(_Value):
         ops: names of the graph ops the layer stands for, when the profile was recorded from a graph.
     """
 
-    name: str = Field(min_length=1)
-    forward_flops: float = Field(0.0, ge=0)
-    backward_flops: Optional[float] = Field(None, ge=0)
-    traffic_bytes: float = Field(0.0, ge=0)
-    overhead_s: float = Field(0.0, ge=0)
-    utilization: float = Field(0.75, gt=0)
-    parameter_bytes: int = Field(0, ge=0)
-    output_bytes: int = Field(0, ge=0)
-    activation_bytes: int = Field(0, ge=0)
-    tensor_parallel_bytes: Optional[int] = Field(None, ge=0)
+    name: str = field(not_empty=True)
+    forward_flops: float = field(0.0, at_least=0)
+    backward_flops: Optional[float] = field(None, at_least=0)
+    traffic_bytes: float = field(0.0, at_least=0)
+    overhead_s: float = field(0.0, at_least=0)
+    utilization: float = field(0.75, above=0)
+    parameter_bytes: int = field(0, at_least=0)
+    output_bytes: int = field(0, at_least=0)
+    activation_bytes: int = field(0, at_least=0)
+    tensor_parallel_bytes: Optional[int] = field(None, at_least=0)
     tied: Optional[str] = None
     measured: Tuple[Measurement, ...] = ()
     ops: Tuple[str, ...] = ()
 
 
-class ModelProfile(_Value):
+@dataclass(frozen=True)
+class ModelProfile(Record):
     """A chain of layers.
 
     Attributes:
@@ -91,31 +89,25 @@ class ModelProfile(_Value):
     """
 
     version: int = VERSION
-    name: str = Field(min_length=1)
+    name: str = field(not_empty=True)
     source: str = ""
-    precision: str = "fp32"
-    batch_granularity: Optional[int] = Field(None, ge=1)
+    precision: str = field("fp32", check=PRECISIONS.__contains__, expected="one of " + ", ".join(PRECISIONS))
+    batch_granularity: Optional[int] = field(None, at_least=1)
     optimizer: str = "adam"
-    optimizer_bytes_per_parameter_byte: float = Field(2.0, ge=0)
+    optimizer_bytes_per_parameter_byte: float = field(2.0, at_least=0)
     graph: str = ""
-    layers: Tuple[LayerProfile, ...] = Field(min_length=1)
+    layers: Tuple[LayerProfile, ...] = field(not_empty=True)
 
-    @field_validator("precision")
     @classmethod
-    def _known_precision(cls, precision: str) -> str:
-        if precision not in PRECISIONS:
-            raise ValueError("precision is {!r}, expected one of {}".format(precision, ", ".join(PRECISIONS)))
-        return precision
+    def canonical(cls, values: Dict[str, Any]) -> Dict[str, Any]:
+        return _unfolded(values)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> ModelProfile:
+    def check(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"profile version is {self.version}, this whale_tf reads version {VERSION}")
-        names = [layer.name for layer in self.layers]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(layer.name for layer in self.layers).items() if count > 1)
         if twice:
             raise ValueError(f"two layers are called {twice[0]!r}")
-        return self
 
     @property
     def parameter_bytes(self) -> int:
@@ -138,12 +130,12 @@ class ModelProfile(_Value):
 
     def scaled(self, name: str, granularity: Optional[int]) -> ModelProfile:
         """The same layers under another name and batch granularity."""
-        return self.model_copy(update={"name": name, "batch_granularity": granularity})
+        return replace(self, name=name, batch_granularity=granularity)
 
     def to_json(self) -> str:
         """JSON text; equal consecutive layers are written once, with ``repeat``."""
-        head = self.model_dump(mode="json", exclude={"layers"}, exclude_defaults=True)
-        layers = ",\n  ".join(json.dumps(row) for row in _folded(self.layers))
+        head = plain(self, defaults=False)
+        layers = ",\n  ".join(json.dumps(row) for row in _folded(head.pop("layers")))
         text = json.dumps(dict({"version": self.version}, **head), indent=1)
         return f"{text[:-2]},\n \"layers\": [\n  {layers}\n ]\n}}\n"
 
@@ -158,13 +150,10 @@ class ModelProfile(_Value):
             return source
         if isinstance(source, str):
             source = _load(source)
-        assert not isinstance(source, ModelProfile)
         try:
-            return cls.model_validate(_unfolded(source))
-        except ValidationError as error:
-            raise PlanError("not a valid model profile: " + "; ".join(
-                "{}: {} (got {!r:.80})".format(".".join(str(part) for part in item["loc"]) or "the profile", item["msg"],
-                                               item.get("input")) for item in error.errors()[:3])) from None
+            return read(cls, source)
+        except Invalid as error:
+            raise PlanError("not a valid model profile: " + error.text("the profile")) from None
 
 
 def builtin_names() -> Tuple[str, ...]:
@@ -205,19 +194,18 @@ def _load(source: str) -> Dict[str, Any]:
     return value
 
 
-def _folded(layers: Tuple[LayerProfile, ...]) -> List[Dict[str, Any]]:
+def _folded(layers: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Runs of layers that differ only in a number at the end of their names, each as one row with ``repeat``."""
     rows: List[Dict[str, Any]] = []
-    for layer in layers:
-        row = layer.model_dump(mode="json", exclude_defaults=True)
-        stem, number = _numbered(layer.name)
-        if rows and number is not None and not layer.ops:
+    for row in layers:
+        stem, number = _numbered(row["name"])
+        if rows and number is not None and "ops" not in row:
             last = rows[-1]
             if dict(row, name=stem + "{}") == {key: value for key, value in last.items() if key not in ("repeat", "start")} \
                     and last["start"] + last["repeat"] == number:
                 last["repeat"] += 1
                 continue
-        if number is not None and not layer.ops:
+        if number is not None and "ops" not in row:
             row = dict(row, name=stem + "{}", repeat=1, start=number)
         rows.append(row)
     return [_single(row) if row.get("repeat") == 1 else row for row in rows]
@@ -237,10 +225,11 @@ def _numbered(name: str) -> Tuple[str, Optional[int]]:
     return stem, int(digits)
 
 
-def _unfolded(source: Mapping[str, Any]) -> Dict[str, Any]:
-    rows = source.get("layers")
+def _unfolded(values: Dict[str, Any]) -> Dict[str, Any]:
+    """The values with a layer for each that a ``repeat`` stands for."""
+    rows = values.get("layers")
     if not isinstance(rows, (list, tuple)):
-        return dict(source)
+        return values
     layers: List[Any] = []
     for row in rows:
         if not isinstance(row, dict) or "repeat" not in row:
@@ -249,8 +238,8 @@ def _unfolded(source: Mapping[str, Any]) -> Dict[str, Any]:
         count, start, name = row["repeat"], row.get("start", 0), row.get("name")
         if not isinstance(count, int) or count < 1 or not isinstance(start, int) or not isinstance(name, str) \
                 or name.count("{}") != 1:
-            raise PlanError("not a valid model profile: a layer with \"repeat\" needs a count of at least 1 and a name with "
-                            f"one {{}} for its number, got {row!r:.80}")
+            raise ValueError("a layer with \"repeat\" needs a count of at least 1 and a name with one {} for its number, got "
+                             f"{row!r:.80}")
         body = {key: value for key, value in row.items() if key not in ("repeat", "start")}
         layers += [dict(body, name=name.replace("{}", str(start + index))) for index in range(count)]
-    return dict(source, layers=layers)
+    return dict(values, layers=layers)

@@ -10,7 +10,7 @@ from whale_tf.profiler.model_profile import LayerProfile
 from whale_tf.profiler.op_cost import OpCost
 
 LAUNCH_S = 5e-6  # of an op: TensorFlow's executor and a kernel launch; a round figure, which measured times replace
-UTILIZATION = float(LayerProfile.model_fields["utilization"].default)
+UTILIZATION = LayerProfile.utilization
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 

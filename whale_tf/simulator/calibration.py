@@ -7,13 +7,13 @@ overlap factor gamma, and latency (alpha) and bandwidth (1 / beta) of the commun
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping, Tuple, Union
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from whale_tf.cluster import Cluster
-from whale_tf.documents import json_object, problems
+from whale_tf.documents import Invalid, Record, field, json_object, plain, read
 from whale_tf.errors import PlanError, did_you_mean
 
 VERSION = 2
@@ -21,22 +21,23 @@ ARITHMETIC, MEMORY, COMMUNICATION = "arithmetic", "memory", "communication"
 OVERLAPS = ("arithmetic-arithmetic", "arithmetic-memory", "memory-memory", "arithmetic-communication", "communication-memory")
 
 Points = Tuple[Tuple[float, float], ...]
+_RISING = "(work, seconds) points above 0, in order of their work"
 
 
-class _Value(BaseModel):
-    """A frozen, strictly validated part of a calibration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+def _rising(points: Points) -> bool:
+    return all(min(point) > 0 for point in points) and all(a[0] < b[0] for a, b in zip(points, points[1:]))
 
 
-class Communicator(_Value):
+@dataclass(frozen=True)
+class Communicator(Record):
     """``alpha_s``: seconds of an empty message; ``bandwidth_bytes_per_s``: of a large one (1 / beta)."""
 
-    alpha_s: float = Field(ge=0, allow_inf_nan=False)
-    bandwidth_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
+    alpha_s: float = field(at_least=0, finite=True)
+    bandwidth_bytes_per_s: float = field(above=0, finite=True)
 
 
-class Calibration(_Value):
+@dataclass(frozen=True)
+class Calibration(Record):
     """Measurements of one device type on one machine.
 
     Attributes:
@@ -59,43 +60,27 @@ class Calibration(_Value):
     version: int = VERSION
     device: str = "CPU"
     source: str = ""
-    cores: Union[int, None] = Field(None, ge=1)
-    intra_op: int = Field(1, ge=1)
-    arithmetic: Points
-    memory: Points
-    launch_s: float = Field(ge=0, allow_inf_nan=False)
-    step_s: float = Field(0.0, ge=0, allow_inf_nan=False)
-    wake: Points = ()
-    far: Points = ()
-    slow_down: Dict[str, float]
-    communicators: Dict[str, Communicator] = Field(default_factory=dict)
+    cores: Optional[int] = field(None, at_least=1)
+    intra_op: int = field(1, at_least=1)
+    arithmetic: Points = field(not_empty=True, check=_rising, expected="one or more " + _RISING)
+    memory: Points = field(not_empty=True, check=_rising, expected="one or more " + _RISING)
+    launch_s: float = field(at_least=0, finite=True)
+    step_s: float = field(0.0, at_least=0, finite=True)
+    wake: Points = field((), check=_rising, expected=_RISING)
+    far: Points = field((), check=_rising, expected=_RISING)
+    slow_down: Dict[str, float] = field()
+    communicators: Dict[str, Communicator] = field(factory=dict)
 
-    @field_validator("arithmetic", "memory")
     @classmethod
-    def _not_empty(cls, points: Points) -> Points:
-        if not points:
-            raise ValueError("needs at least one (work, seconds) point")
-        return points
-
-    @field_validator("arithmetic", "memory", "wake", "far")
-    @classmethod
-    def _rising(cls, points: Points) -> Points:
-        if any(min(point) <= 0 for point in points) or any(a[0] >= b[0] for a, b in zip(points, points[1:])):
-            raise ValueError("expected (work, seconds) points above 0, in order of their work")
-        return points
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_this_version(cls, value: Any) -> Any:
-        found = value.get("version", VERSION)
+    def canonical(cls, values: Dict[str, Any]) -> Dict[str, Any]:
+        found = values.get("version", VERSION)
         if found != VERSION:  # first of all, because its keys may be others
             raise ValueError(
                 f"version is {found!r}, this whale_tf reads version {VERSION}; measure the machine again with `whale calibrate`"
             )
-        return value
+        return values
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Calibration:
+    def check(self) -> None:
         for known, given, what in (
             (OVERLAPS, self.slow_down, "slow_down"),
             (("local", "processes"), self.communicators, "communicators"),
@@ -107,7 +92,6 @@ class Calibration(_Value):
                     )
         if any(not value >= 1.0 for value in self.slow_down.values()):
             raise ValueError(f"slow_down is {self.slow_down}, expected factors of at least 1")
-        return self
 
     @property
     def gamma(self) -> float:
@@ -137,7 +121,7 @@ class Calibration(_Value):
         return interpolated(self.far, size) if self.far else 0.0
 
     def to_json(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+        return json.dumps(plain(self), indent=1) + "\n"
 
     @classmethod
     def parse(cls, source: Union[Calibration, Mapping[str, Any], str]) -> Calibration:
@@ -151,9 +135,9 @@ class Calibration(_Value):
         if isinstance(source, str):
             source = json_object(source, "calibration", PlanError, "write one with `whale calibrate -o FILE`")
         try:
-            return cls.model_validate(source)
-        except ValidationError as error:
-            raise PlanError("not a valid calibration: " + problems(error, "the calibration")) from None
+            return read(cls, source)
+        except Invalid as error:
+            raise PlanError("not a valid calibration: " + error.text("the calibration")) from None
 
 
 def interpolated(points: Points, work: float) -> float:

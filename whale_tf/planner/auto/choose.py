@@ -7,6 +7,7 @@ memory is taken, of those within 1% the one with the fewest stages.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
@@ -81,9 +82,9 @@ def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request
     best = scored[0]
     if not best.result.fits:
         raise InfeasibleError(_too_large(scored, cluster))
-    result = best.result.model_copy(update={
-        "search_seconds": time.perf_counter() - began,
-        "runners_up": tuple(choice.result.description for choice in scored[1:1 + RUNNERS_UP])})
+    result = replace(
+        best.result, search_seconds=time.perf_counter() - began,
+        runners_up=tuple(choice.result.description for choice in scored[1:1 + RUNNERS_UP]))
     return Choice(result, best.profile)
 
 
@@ -201,9 +202,9 @@ def simulated(choice: Choice, cluster: Cluster, balance: str = "exact") -> Choic
     strategy = strategy_from_plan(plan, model, layer_names(profile))
     played = Simulator(cluster, Options(steady_state=True)).run(strategy, LayerEstimator(model, profile))
     peaks = tuple(int(size) for size in played.peak_memory_bytes)
-    return Choice(result.model_copy(update={
-        "latency_s": played.step_time_s, "peak_memory_bytes": peaks, "fits": not played.oom,
-        "description": f"{result.search}: {result.description}, simulated {played.step_time_s:.4g} s"}), profile)
+    return Choice(replace(
+        result, latency_s=played.step_time_s, peak_memory_bytes=peaks, fits=not played.oom,
+        description=f"{result.search}: {result.description}, simulated {played.step_time_s:.4g} s"), profile)
 
 
 def with_slices(result: SearchResult, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
@@ -222,8 +223,8 @@ def with_slices(result: SearchResult, profile: ModelProfile, cluster: Cluster, b
             slices = replica_slices(task.name, task.devices, cluster, samples, load, fixed, balance)
         except InfeasibleError:
             slices = None
-        tasks.append(task.model_copy(update={"slices": slices}))
-    return plan.model_copy(update={"task_graphs": tuple(tasks)})
+        tasks.append(replace(task, slices=slices))
+    return replace(plan, task_graphs=tuple(tasks))
 
 
 def _too_large(scored: Sequence[Choice], cluster: Cluster) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List, Optional, Tuple, Union
 
 from whale_tf.cluster import Cluster
@@ -98,7 +99,7 @@ def decision_of(choice: Choice, cluster: Cluster, config: Config) -> Decision:
     """
     result = choice.result
     plan = with_slices(result, choice.profile, cluster, config.balance.algorithm)
-    nested = config.io.nested_batch if "nested_batch" in config.io.model_fields_set else "divide"
+    nested = config.io.nested_batch if "io.nested_batch" in config.given else "divide"
     return Decision(
         rows=[stage.devices for stage in result.stages],
         micro_batches=result.micro_batches,
@@ -140,9 +141,9 @@ def preferred(
 
 
 def _with(found: Automatic, *others: str) -> Automatic:
-    return found._replace(estimate=with_runners_up(found.estimate.model_copy(update={"runners_up": ()}), *others))
+    return found._replace(estimate=with_runners_up(replace(found.estimate, runners_up=()), *others))
 
 
 def with_runners_up(estimate: Estimate, *first: str) -> Estimate:
     """The estimate with more plans that were not taken, ahead of those it has."""
-    return estimate.model_copy(update={"runners_up": (first + estimate.runners_up)[:RUNNERS_UP]})
+    return replace(estimate, runners_up=(first + estimate.runners_up)[:RUNNERS_UP])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import AbstractSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
@@ -79,7 +80,7 @@ def automatic(question: Question, cluster: Cluster, shapes: Optional[Sequence[Me
         raise errors[0]
     found.sort(key=lambda one: (one.estimate.latency_s or 0.0, len(one.mesh)))
     others = tuple(one.description for one in found[1:])
-    return found[0]._replace(estimate=found[0].estimate.model_copy(update={"runners_up": others}))
+    return found[0]._replace(estimate=replace(found[0].estimate, runners_up=others))
 
 
 def _executable(question: Question, cluster: Cluster) -> List[Mesh]:

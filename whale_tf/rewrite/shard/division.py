@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
@@ -170,9 +171,8 @@ def of_local(plan: Plan, division: Division) -> Plan:
         for i in range(len(plan.task_graphs))
     ]
     uneven = {number: shares for number, shares in division.shares.items() if len(set(shares)) > 1}
-    task_graphs = tuple(task.model_copy(update={"ops": ops, "slices": uneven.get(i, task.slices)})
+    task_graphs = tuple(replace(task, ops=ops, slices=uneven.get(i, task.slices))
                         for i, (task, ops) in enumerate(zip(plan.task_graphs, members)))
     estimate = division.estimate or plan.estimate
     nested = "divide" if division.replicas > 1 else plan.nested_batch
-    return plan.model_copy(update={
-        "task_graphs": task_graphs, "shards": division.assignment.shards, "estimate": estimate, "nested_batch": nested})
+    return replace(plan, task_graphs=task_graphs, shards=division.assignment.shards, estimate=estimate, nested_batch=nested)

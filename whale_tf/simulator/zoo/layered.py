@@ -4,6 +4,7 @@ Sizes are those of the papers' benchmarks: DAPPLE (section VI-A, Tables I and II
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict, List, Sequence
 
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
@@ -46,7 +47,7 @@ def transgan() -> List[LayerProfile]:
     for i in range(12):
         layers[3 + i] = transformers.transformer(f"layer_{3 + i}", 81, 1024, 4096, 4)
         layers[41 + i] = transformers.transformer(f"layer_{41 + i}", 72 * 72, 16, 64, 4, span=16 * 16)
-    layers[55] = layers[55].model_copy(update={"output_bytes": transformers.FLOAT * 72 * 72 * 3})
+    layers[55] = replace(layers[55], output_bytes=transformers.FLOAT * 72 * 72 * 3)
     return layers
 
 

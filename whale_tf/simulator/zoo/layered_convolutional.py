@@ -4,6 +4,7 @@ Each builder walks the network once with the size of the feature map; ``Map`` is
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List, NamedTuple, Tuple
 
 from whale_tf.profiler.model_profile import LayerProfile
@@ -103,7 +104,7 @@ def residual(name: str, blocks: Tuple[int, ...], channels: int, width: int, clas
             here, cost = _bottleneck(here, inner, width, 2 if stage and not index else 1)
             layers.append(layer(f"block{stage + 1}_{index + 1}", cost, here.size_bytes, CONV_UTILIZATION))
     classifier = dense("classifier", here.channels, classes)
-    return layers + [classifier.model_copy(update={"traffic_bytes": float(here.size_bytes)})]
+    return layers + [replace(classifier, traffic_bytes=float(here.size_bytes))]
 
 
 def _bottleneck(source: Map, inner: int, width: int, stride: int) -> Tuple[Map, Cost]:
@@ -169,7 +170,7 @@ def amoebanet(cells: int, channels: int) -> List[LayerProfile]:
             add(f"reduction_cell_{group - 1}", channels * 2 ** group, True)
         for index in range(cells // 3):
             add(f"cell_{group * cells // 3 + index}", channels * 2 ** group, False)
-    layers.append(dense("classifier", here.channels, 1000).model_copy(update={"traffic_bytes": float(here.size_bytes)}))
+    layers.append(replace(dense("classifier", here.channels, 1000), traffic_bytes=float(here.size_bytes)))
     return layers + [LayerProfile(name="loss", output_bytes=FLOAT)]
 
 

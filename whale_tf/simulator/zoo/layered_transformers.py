@@ -4,6 +4,7 @@ Counted as TensorFlow 1 runs them, every element-wise op a kernel of its own.  A
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List, Optional
 
 from whale_tf.profiler.model_profile import LayerProfile
@@ -46,11 +47,11 @@ def relative_transformer(name: str, tokens: int, hidden: int, inner: int, heads:
     positions = 2 * tokens
     flops = 2.0 * positions * hidden * hidden + 2.0 * tokens * positions * hidden
     weights = heads * positions
-    return plain.model_copy(update={
-        "forward_flops": plain.forward_flops + flops,
-        "traffic_bytes": plain.traffic_bytes + FLOAT * tokens * 7 * weights,  # scores, shift, sum
-        "parameter_bytes": plain.parameter_bytes + FLOAT * (hidden * hidden + 2 * hidden),
-        "activation_bytes": plain.activation_bytes + FLOAT * tokens * 2 * weights})
+    return replace(
+        plain, forward_flops=plain.forward_flops + flops,
+        traffic_bytes=plain.traffic_bytes + FLOAT * tokens * 7 * weights,  # scores, shift, sum
+        parameter_bytes=plain.parameter_bytes + FLOAT * (hidden * hidden + 2 * hidden),
+        activation_bytes=plain.activation_bytes + FLOAT * tokens * 2 * weights)
 
 
 def mixture(name: str, tokens: int, hidden: int, inner: int, heads: int, experts: int) -> LayerProfile:
@@ -58,11 +59,11 @@ def mixture(name: str, tokens: int, hidden: int, inner: int, heads: int, experts
     plain = transformer(name, tokens, hidden, inner, heads)
     expert = 2 * hidden * inner + inner + hidden
     flops = 2.0 * tokens * (2 * hidden * inner + hidden * experts) + 2 * 2.0 * tokens * 2 * hidden * 2  # second expert, gate
-    return plain.model_copy(update={
-        "forward_flops": plain.forward_flops + flops,
-        "traffic_bytes": plain.traffic_bytes + FLOAT * tokens * (INNER_PASSES * inner + 8 * hidden),
-        "parameter_bytes": plain.parameter_bytes + FLOAT * ((experts - 1) * expert + hidden * experts),
-        "activation_bytes": plain.activation_bytes + FLOAT * tokens * (INNER_KEPT * inner + 4 * hidden)})
+    return replace(
+        plain, forward_flops=plain.forward_flops + flops,
+        traffic_bytes=plain.traffic_bytes + FLOAT * tokens * (INNER_PASSES * inner + 8 * hidden),
+        parameter_bytes=plain.parameter_bytes + FLOAT * ((experts - 1) * expert + hidden * experts),
+        activation_bytes=plain.activation_bytes + FLOAT * tokens * (INNER_KEPT * inner + 4 * hidden))
 
 
 def embedding(name: str, tokens: int, hidden: int, rows: int, extra_output: int = 0, tied: Optional[str] = None,
@@ -99,11 +100,11 @@ def lstm(name: str, tokens: int, inputs: int, hidden: int, output_bytes: int, di
 
 def with_attention(layer: LayerProfile, tokens: int, hidden: int) -> LayerProfile:
     """The layer with GNMT's attention on the encoder's states added: two projections, scores, weighted sum."""
-    return layer.model_copy(update={
-        "forward_flops": layer.forward_flops + 2.0 * tokens * 2 * hidden * hidden + 4.0 * tokens * tokens * hidden,
-        "traffic_bytes": layer.traffic_bytes + FLOAT * tokens * tokens * hidden * 3,
-        "parameter_bytes": layer.parameter_bytes + FLOAT * (2 * hidden * hidden + 2 * hidden),
-        "activation_bytes": layer.activation_bytes + FLOAT * tokens * tokens * hidden})
+    return replace(
+        layer, forward_flops=layer.forward_flops + 2.0 * tokens * 2 * hidden * hidden + 4.0 * tokens * tokens * hidden,
+        traffic_bytes=layer.traffic_bytes + FLOAT * tokens * tokens * hidden * 3,
+        parameter_bytes=layer.parameter_bytes + FLOAT * (2 * hidden * hidden + 2 * hidden),
+        activation_bytes=layer.activation_bytes + FLOAT * tokens * tokens * hidden)
 
 
 def cross_attending(layer: LayerProfile, tokens: int, source: int, hidden: int, heads: int) -> LayerProfile:
@@ -112,12 +113,12 @@ def cross_attending(layer: LayerProfile, tokens: int, source: int, hidden: int, 
     flops = 2.0 * (2 * tokens + 2 * source) * hidden * hidden + 4.0 * tokens * source * hidden
     third = HIDDEN_PASSES // 3  # of the layer's three parts it is one more
     kept = tokens * (5 * hidden + WEIGHTS_KEPT * weights) + 2 * source * hidden
-    return layer.model_copy(update={
-        "forward_flops": layer.forward_flops + flops,
-        "traffic_bytes": layer.traffic_bytes + FLOAT * tokens * (third * hidden + WEIGHT_PASSES * weights),
-        "parameter_bytes": layer.parameter_bytes + FLOAT * (4 * hidden * (hidden + 1) + 2 * hidden),
-        "activation_bytes": layer.activation_bytes + FLOAT * kept,
-        "output_bytes": layer.output_bytes + FLOAT * source * hidden})
+    return replace(
+        layer, forward_flops=layer.forward_flops + flops,
+        traffic_bytes=layer.traffic_bytes + FLOAT * tokens * (third * hidden + WEIGHT_PASSES * weights),
+        parameter_bytes=layer.parameter_bytes + FLOAT * (4 * hidden * (hidden + 1) + 2 * hidden),
+        activation_bytes=layer.activation_bytes + FLOAT * kept,
+        output_bytes=layer.output_bytes + FLOAT * source * hidden)
 
 
 def t5(layers: int, source: int, target: int, hidden: int, inner: int, heads: int, vocab: int) -> List[LayerProfile]:
