@@ -1,7 +1,8 @@
-"""What all tests share: a quiet TensorFlow with few threads, hypothesis profiles, the full matrix, logical devices."""
+"""What all tests share: a quiet TensorFlow with few threads, hypothesis profiles, which tests run, logical devices."""
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Callable, Iterator, List
 
 import hypothesis
@@ -20,19 +21,39 @@ hypothesis.settings.register_profile("quick", max_examples=20, derandomize=True,
 # pytest's own --hypothesis-profile comes later and wins
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# folders that test the half of the package which never imports TensorFlow
+PURE = ("balance", "bridges", "cluster", "ir", "patterns", "planner", "profiler", "schedule", "simulator")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked full (the whole matrix)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
-    """Without --full the full matrix is deselected, not skipped: its pairwise subset runs instead."""
+    """Without --full, two kinds of tests are deselected, not skipped: the full matrix, of which a pairwise subset runs instead,
+    and on Python 3.7 what would compute there what it computes beside the other TensorFlow. That is tests with the mark ``once``,
+    and slow pure ones. Quick pure tests remain: they show that every pure module works on that Python."""
+    for item in items:
+        if is_pure(item):
+            item.add_marker(pytest.mark.pure)
     if config.getoption("--full"):
         return
-    full = [item for item in items if item.get_closest_marker("full")]
-    if full:
-        config.hook.pytest_deselected(items=full)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+    def left_out(item: pytest.Item) -> bool:
+        marks = {mark.name for mark in item.iter_markers()}
+        once = "once" in marks or {"pure", "slow"} <= marks
+        return "full" in marks or (once and sys.version_info < (3, 8))
+
+    deselected = [item for item in items if left_out(item)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if not left_out(item)]
+
+
+def is_pure(item: Any) -> bool:
+    """Whether a test stands in a folder of ``PURE`` and its module does not import TensorFlow (always as ``tf``)."""
+    folder = os.path.relpath(str(item.fspath), os.path.dirname(__file__)).split(os.sep)[0]
+    return folder in PURE and not hasattr(item.module, "tf")
 
 
 @pytest.fixture
