@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import Dict
 
 import pytest
 
@@ -21,14 +22,40 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
+# One process runs several examples: importing TensorFlow takes longer than most of them.
+RUN_ALL = """
+import os, runpy, sys
+import tensorflow.compat.v1 as tf
+import whale_tf as wh
+for path in sys.argv[1:]:
+    print("EXAMPLE", flush=True)
+    runpy.run_path(path, run_name="__main__")
+    wh.shutdown()
+    tf.reset_default_graph()
+    os.environ.pop("WHALE_CLUSTER", None)
+"""
+
+
+@pytest.fixture(scope="module")
+def outputs(request: pytest.FixtureRequest) -> Dict[str, str]:
+    """What each example prints; with --full each runs in a process of its own."""
+    paths = [os.path.join("examples", name + ".py") for name in EXAMPLES]
+    if request.config.getoption("--full"):
+        return dict(zip(EXAMPLES, map(run, paths)))
+    parts = run("-c", RUN_ALL, *paths).split("EXAMPLE\n")[1:]
+    assert len(parts) == len(EXAMPLES)
+    return dict(zip(EXAMPLES, parts))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example(name: str) -> None:
-    output = run(os.path.join("examples", name + ".py"))
+def test_example(name: str, outputs: Dict[str, str]) -> None:
+    output = outputs[name]
     losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
     assert len(losses) >= 6 and losses[-1] < 0.9 * losses[0], output
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_m6_example() -> None:
     """Eight stages times 35 micro-batches are many ops: ten steps have to do."""
@@ -38,6 +65,7 @@ def test_m6_example() -> None:
     assert "8 TaskGraph(s) on 8 of 8 devices" in output and "35 micro-batch(es)" in output
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_demo() -> None:
     output = run("-m", "examples.demo")

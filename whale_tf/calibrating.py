@@ -42,7 +42,7 @@ OPERANDS = 8  # tensors that sums take in turn
 WAITS = (2, 4, 8, 16, 32, 64)  # ops for which a thread waits for work
 BRANCH_S = 5e-5  # how long the work takes that it gets
 RUN_S = 2e-3  # how long a chain runs about, so that many fit between two interruptions
-PAIRS = 3  # of processes, one after the other
+PAIRS = 3  # of processes, one after the other; no more than repetitions
 STEP_S = 1e-2  # how long the work before a sum takes about
 MARK = "WHALE CALIBRATION "
 
@@ -359,7 +359,8 @@ def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, 
     Raises:
         ClusterError: a process failed; with the end of its output.
     """
-    found = [_exchanged(threads, -(-repeat // PAIRS)) for _ in range(PAIRS)]
+    pairs = min(PAIRS, repeat)
+    found = [_exchanged(threads, -(-repeat // pairs)) for _ in range(pairs)]
     points = [(same[0][0], statistics.median(seconds for _, seconds in same)) for same in zip(*(one.points for one in found))]
     return _ring_of_two(points), {
         kinds: statistics.median(one.slow_down[kinds] for one in found) for kinds in found[0].slow_down}

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.test_architecture import ROOT
+from whale_tf.cli import app
 from whale_tf.simulator import Calibration
 from whale_tf.simulator.calibration import OVERLAPS
 
@@ -19,6 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
                           universal_newlines=True, timeout=600)  # fmt: skip
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_measures_this_machine(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = str(tmp_path / "calibration.json")
@@ -36,5 +39,5 @@ def test_measures_this_machine(tmp_path) -> None:  # type: ignore[no-untyped-def
 
 
 def test_refuses_what_is_not_here() -> None:
-    done = run("--device", "V100")
-    assert done.returncode == 1 and "error: " in done.stdout and "--device CPU" in done.stdout
+    done = CliRunner().invoke(app, ["calibrate", "--device", "V100"])
+    assert done.exit_code == 1 and "error: " in done.output and "--device CPU" in done.output
