@@ -36,6 +36,12 @@ class Case(NamedTuple):
         return self.name
 
 
+def op_of(case: Case, tensors: Sequence[tf.Tensor]) -> tf.Operation:
+    """The case's op on these operands, in the current graph."""
+    made = case.build(*tensors)
+    return (made if isinstance(made, tf.Tensor) else made[0] if isinstance(made, (list, tuple)) else made).op
+
+
 class Run:
     """One op in a graph of its own, run many times with other operands."""
 
@@ -47,8 +53,7 @@ class Run:
                 tf.constant(a) if i in case.fixed else tf.placeholder(a.dtype, a.shape, name=f"operand{i}")
                 for i, a in enumerate(self.arrays)
             ]
-            made = case.build(*tensors)
-            op = (made if isinstance(made, tf.Tensor) else made[0] if isinstance(made, (list, tuple)) else made).op
+            op = op_of(case, tensors)
             self.ops = record(graph)
             self.op = self.ops.op(op.name)
             self.node = next(n for n in graph.as_graph_def().node if n.name == op.name)
@@ -67,6 +72,9 @@ class Run:
         position = self._array(tensor.name, tensors)
         if position >= 0:
             return self.arrays[position]
+        known = tf.get_static_value(tensor)
+        if known is not None:
+            return known
         with tf.Session(graph=graph) as session:
             return session.run(tensor)
 
