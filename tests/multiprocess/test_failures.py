@@ -128,19 +128,17 @@ def test_a_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_p
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-20")
 
 
-KILLS = 20
-
-
 @pytest.mark.slow
-def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_path: Any) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.full)])
+def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_path: Any, kills: int) -> None:
     """A process of the one run is killed again and again, while it starts or trains; each time the other ends soon, both start
     again from the last checkpoint.  The other run is left in peace, and both have the same losses."""
-    steps, pause_s = 80 * KILLS, 0.02
-    options = ("--workers", "2", "--max-restarts", str(KILLS), *SCRIPT, str(steps))
+    steps, pause_s = 80 * kills, 0.02
+    options = ("--workers", "2", "--max-restarts", str(kills), *SCRIPT, str(steps))
     broken, whole = [starter.start(*WHALE_RUN, *options, str(tmp_path / name), PAUSE=str(pause_s), SAVE_STEPS="3")
                      for name in ("a", "b")]
-    chance = random.Random(KILLS)
-    for attempt in range(KILLS):
+    chance = random.Random(kills)
+    for attempt in range(kills):
         started = f"starting all processes again ({attempt} of" if attempt else ""
         broken.wait_for(started, START_S)
 
@@ -157,7 +155,7 @@ def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_p
         wait_until(lambda: not any(map(alive, processes)), BOUND_S, broken)
     for run in (whole, broken):
         assert run.wait(START_S + 4 * steps * pause_s) == 0, run.output
-    assert f"({KILLS} of {KILLS})" in broken.output and "starting all processes again" not in whole.output
+    assert f"({kills} of {kills})" in broken.output and "starting all processes again" not in whole.output
     expected = losses(whole.output)
     assert set(losses(broken.output)) == set(expected) == set(range(steps))
     for step, loss in printed(broken.output):
