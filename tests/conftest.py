@@ -24,6 +24,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # folders that test the half of the package which never imports TensorFlow
 PURE = ("balance", "bridges", "cluster", "ir", "patterns", "planner", "profiler", "schedule", "simulator")
 
+# folders whose many short trainings run without TensorFlow's graph optimizer
+SMALL_STEPS = ("models", "multiprocess", "numeric", "optimizations", "rewrite")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked full (the whole matrix)")
@@ -50,10 +53,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
         items[:] = [item for item in items if not left_out(item)]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """TensorFlow's graph optimizer takes longer than the small steps that tests in ``SMALL_STEPS`` run. It stays where the mark
+    ``graph_optimizer`` asks for it: order, fusion and memory, sessions, loops, every fifth plan of the matrix, generated models,
+    four processes. It also stays in the other folders, in scripts that tests start, and with --full."""
+    if "tensorflow" in sys.modules:
+        from tests import graph_optimizer
+
+        stays = item.config.getoption("--full") or item.get_closest_marker("graph_optimizer") is not None
+        graph_optimizer.turn(stays or _folder(item) not in SMALL_STEPS)
+
+
 def is_pure(item: Any) -> bool:
     """Whether a test stands in a folder of ``PURE`` and its module does not import TensorFlow (always as ``tf``)."""
-    folder = os.path.relpath(str(item.fspath), os.path.dirname(__file__)).split(os.sep)[0]
-    return folder in PURE and not hasattr(item.module, "tf")
+    return _folder(item) in PURE and not hasattr(item.module, "tf")
+
+
+def _folder(item: pytest.Item) -> str:
+    return os.path.relpath(str(item.fspath), os.path.dirname(__file__)).split(os.sep)[0]
 
 
 @pytest.fixture

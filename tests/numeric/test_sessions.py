@@ -19,6 +19,7 @@ from tensorflow.python.training import monitored_session, optimizer, saver
 import whale_tf as wh
 from tests.numeric.script import dense, rng
 
+pytestmark = pytest.mark.graph_optimizer
 BATCH, WIDTH = 24, 4
 CONFIG = {"num_micro_batch": 2}
 ROWS = rng("sessions").randn(BATCH, WIDTH)

@@ -11,6 +11,7 @@ import whale_tf as wh
 from tests.numeric.split import OPTIMIZERS
 from tests.numeric.trace import largest_bytes, peak_bytes, traced
 
+pytestmark = pytest.mark.graph_optimizer
 WIDTH, CLASSES, DEVICES = 48, 4000, 4
 FULL = 4 * WIDTH * CLASSES  # bytes of the kernel
 

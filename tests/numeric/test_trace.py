@@ -12,6 +12,7 @@ from models import bert
 from tests.numeric import trace
 from tests.numeric.script import dense
 
+pytestmark = pytest.mark.graph_optimizer
 STAGES = 4
 
 

@@ -14,6 +14,7 @@ from tests.rewrite import control_flow as cf
 from tests.rewrite.control_flow import Setting
 from whale_tf.errors import UnsupportedOpError
 
+pytestmark = pytest.mark.graph_optimizer
 BODIES = [cf.reshaped, cf.mean_in_body, cf.weight_decay_in_body, cf.divided_by_rows, cf.nested, cf.branches,
           cf.weights_alone]
 

@@ -10,6 +10,7 @@ import pytest
 import whale_tf as wh
 from whale_tf._tf_compat import v1
 
+pytestmark = pytest.mark.graph_optimizer
 MICRO_BATCHES = 4
 APART = {"Conv2D", "BiasAdd", "Relu", "_MklNativeConv2D"}  # what a convolution is made of that was not fused
 
