@@ -1,11 +1,11 @@
-"""Generated models under generated plans equal the local script: 200 in `make test`, 5,000 in `make fuzz`."""
+"""Generated models under generated plans equal the local script: 80 in `make test`, 5,000 in `make fuzz`."""
 from __future__ import annotations
 
 import pytest
 
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
 from tests.numeric.generated import Layer, Model, case_of, models
-from tests.numeric.generation import PARTS, check_part
+from tests.numeric.generation import PARAMETERS, check_part
 from tests.numeric.plans import Parallel, Shape
 from tests.numeric.script import Setting
 
@@ -18,7 +18,7 @@ KNOWN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", PARAMETERS)
 def test_generated_models(part: int) -> None:
     check_part(part, models(), compare)
 

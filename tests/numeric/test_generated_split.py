@@ -1,11 +1,11 @@
-"""Generated models under generated ``wh.split`` and ``wh.replicate`` equal the local script: 200, and 5,000 in `make fuzz`."""
+"""Generated models under generated ``wh.split`` and ``wh.replicate`` equal the local script: 80, and 5,000 in `make fuzz`."""
 from __future__ import annotations
 
 import pytest
 
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local
 from tests.numeric.generated_split import Model, case_of, models
-from tests.numeric.generation import PARTS, check_part
+from tests.numeric.generation import PARAMETERS, check_part
 from tests.numeric.split import run_split
 
 
@@ -16,6 +16,6 @@ def check(model: Model) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", PARAMETERS)
 def test_generated_models(part: int) -> None:
     check_part(part, models(), check)
