@@ -316,7 +316,7 @@ def gradient_penalty(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     return script
 
 
-RAGGED: Sequence[int] = (48, 48, 37, 48, 40, 48, 48, 33, 48, 41)
+RAGGED: Sequence[int] = (48, 37, 40, 48, 33)
 
 CASES: Dict[str, Case] = {
     "mlp_mean": Case(vectors, mlp_mean),

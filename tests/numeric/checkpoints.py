@@ -8,9 +8,9 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric.cases import Case
-from tests.numeric.script import Scope, Setting, Stages, source
+from tests.numeric.script import STEPS, Scope, Setting, Stages, source
 
-HALF = 5
+HALF = STEPS // 2
 
 
 def train_half(case: Case, setting: Setting, first: int, restore: str = "", save: str = "", devices: int = 0,

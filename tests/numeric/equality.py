@@ -49,6 +49,11 @@ def local_outcome(name: str, setting: Setting, model_replicas: int) -> Outcome:
     return run_local(find_case(name), setting, model_replicas)
 
 
+def reference(setting: Setting) -> Setting:
+    """The one of the settings that make no difference to a local script (``test_equality`` checks that they make none)."""
+    return setting._replace(resource=True, static_batch=True, runner="session")
+
+
 def run_parallel(case: Case, setting: Setting, parallel: Parallel) -> Outcome:
     """The same script with ``wh.init`` before it and ``wh.replicate`` around its stages."""
     wh.init(dict(parallel.config(), **(case.config or {})), cluster=f"cpu:{parallel.shape.devices}")
@@ -171,5 +176,5 @@ def assert_equal(outcome: Outcome, expected: Outcome, tolerance: float) -> None:
 def check(name: str, setting: Setting, parallel: Parallel, model_replicas: Optional[int] = None) -> None:
     """The case under ``parallel`` equals the local script."""
     replicas = parallel.shape.model_replicas if setting.dataset else 1
-    expected = local_outcome(name, setting._replace(runner="session"), model_replicas or replicas)
+    expected = local_outcome(name, reference(setting), model_replicas or replicas)
     assert_equal(run_parallel(find_case(name), setting, parallel), expected, TOLERANCE[setting.dtype])

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-STEPS = 10
+STEPS = 5
 BATCH = 48  # divides by every product of replicas and micro-batches in plans.py
 
 Arrays = Dict[str, np.ndarray]

@@ -8,7 +8,7 @@ import pytest
 
 import whale_tf as wh
 from tests.numeric import equality, split
-from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, find_case, local_outcome
+from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, find_case, local_outcome, reference
 from tests.numeric.script import Setting, Stages
 from tests.numeric.unequal import described, equal
 
@@ -32,7 +32,7 @@ def run_auto(name: str, setting: Setting, config: Dict[str, Any], cluster: Any, 
 
 def check_auto(name: str, config: Dict[str, Any], cluster: Any, setting: Setting = SETTING, plan: Any = None) -> wh.Plan:
     outcome, used = run_auto(name, setting, config, cluster, plan)
-    assert_equal(outcome, local_outcome(name, setting, 1), TOLERANCE[setting.dtype])
+    assert_equal(outcome, local_outcome(name, reference(setting), 1), TOLERANCE[setting.dtype])
     return used
 
 

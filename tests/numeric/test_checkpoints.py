@@ -40,7 +40,7 @@ def assert_same(losses: List[float], expected: List[float]) -> None:
 @pytest.mark.parametrize("writer,reader", [("pipeline4", "local"), ("local", "pipeline4"), ("pipeline4", "replicate2"),
                                            ("counts1:3", "pipeline4"), ("local", "local")])
 def test_training_goes_on(writer: str, reader: str, resource: bool, tmp_path: Any) -> None:
-    """Steps 5 to 9 after a restore give the losses of a local run that never stopped."""
+    """The second half after a restore gives the losses of a local run that never stopped."""
     setting, path = Setting(resource=resource), str(tmp_path / "model")
     whole, other = str(tmp_path / "whole"), PLANS[reader]
     train(None, 0, save=whole, setting=setting)

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from models import layers, moe
 from tests.numeric.cases import Case, Inputs, rng
-from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, run_local, run_script
+from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, run_local, run_script
 from tests.numeric.script import Arrays, Script, Setting, Stages
 from tests.numeric.split import Ran, Split, run_split
 
@@ -77,7 +77,7 @@ def local(model: Case, setting: Setting, model_replicas: int = 1) -> Outcome:
 
 def check(model: Case, split: Split, setting: Setting = FEDS, model_replicas: int = 1, plan: Any = None) -> Ran:
     ran = run_split(model, setting, split, plan, model_replicas)
-    assert_equal(ran.outcome, local(model, setting._replace(runner="session"), model_replicas), TOLERANCE[setting.dtype])
+    assert_equal(ran.outcome, local(model, reference(setting), model_replicas), TOLERANCE[setting.dtype])
     return ran
 
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from models import gpt2
-from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, run_local, run_script
+from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, run_local, run_script
 from tests.numeric.script import Setting, Stages
 from tests.numeric.split import find
 from whale_tf.cluster import Cluster
@@ -47,7 +47,7 @@ def check(name: str, count: int, setting: Setting = FEDS, plan: Any = None, clus
         ran, explained = wh.current_plan(), wh.explain()
     finally:
         wh.shutdown()
-    assert_equal(found, local(name, setting._replace(runner="session")), TOLERANCE[setting.dtype])
+    assert_equal(found, local(name, reference(setting)), TOLERANCE[setting.dtype])
     assert "Exact" in explained and ran.estimate.search == "rhino" and ran.estimate.latency_s > 0
     return ran
 

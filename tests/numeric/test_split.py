@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from tests.numeric.checkpoints import HALF, train_half
-from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, relative, run_local
+from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, relative, run_local
 from tests.numeric.script import Setting, Stages, dense, source
 from tests.numeric.split import CLASSES, OPTIMIZERS, Split, find, run_split
 
@@ -29,7 +29,7 @@ def check(name: str, counts: Tuple[int, ...], total: int, setting: Setting = FED
     split = Split(counts, total, tuple((key.replace("__", "."), value) for key, value in config.items()))
     replicas = total // sum(map(abs, counts)) if setting.dataset else 1
     ran = run_split(find(name), setting, split, model_replicas=replicas)
-    assert_equal(ran.outcome, local(name, setting._replace(runner="session"), replicas), TOLERANCE[setting.dtype])
+    assert_equal(ran.outcome, local(name, reference(setting), replicas), TOLERANCE[setting.dtype])
     return dict(ran.plan.shards)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import whale_tf as wh
 from tests.numeric import equality
-from tests.numeric.equality import TOLERANCE, assert_equal, find_case, local_outcome, run_local
+from tests.numeric.equality import TOLERANCE, assert_equal, find_case, local_outcome, reference, run_local
 from tests.numeric.script import Setting, Stages
 from tests.numeric.split import Split, find, run_split
 from tests.numeric.unequal import described
@@ -32,7 +32,7 @@ def check_unequal(name: str, devices: Sequence[Tuple[float, float]], counts: Seq
         plan = wh.current_plan()
     finally:
         wh.shutdown()
-    assert_equal(outcome, local_outcome(name, setting, 1), TOLERANCE[setting.dtype])
+    assert_equal(outcome, local_outcome(name, reference(setting), 1), TOLERANCE[setting.dtype])
     assert plan is not None
     return plan
 
