@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from tests import graph_optimizer
 from tests.numeric import equality
 from tests.numeric.cases import RAGGED, Case, Inputs, minimised, perceptron, vectors
 from tests.numeric.equality import Outcome, find_case
@@ -138,7 +139,7 @@ def local(job: Job) -> Outcome:
     """The script as it is, on the mini-batches of all processes one behind the other."""
     case = job.script
     if job.setting.dataset:
-        return equality.run_local(case, job.setting._replace(runner="session"), job.graphs * job.replicas)
+        return equality.run_local(case, equality.reference(job.setting), job.graphs * job.replicas)
     return _fed(case, job.setting, Stages(), [range(job.graphs)], 0)
 
 
@@ -196,8 +197,13 @@ def merged(job: Job, outcomes: List[Outcome]) -> Outcome:
 
 
 def main() -> None:
-    """``python -m tests.multiprocess.jobs PATH``: a process; reads jobs from ``PATH``, writes outcomes to ``PATH.<rank>``."""
+    """``python -m tests.multiprocess.jobs PATH OPTIMIZED``: a process.
+
+    It reads jobs from ``PATH`` and writes outcomes to ``PATH.<rank>``.  ``OPTIMIZED``: 1: with TensorFlow's graph optimizer; 0:
+    without.
+    """
     path = sys.argv[1]
+    graph_optimizer.turn(bool(int(sys.argv[2])))
     rank = find_processes().rank
     with open(path, "rb") as handle:
         jobs: List[Job] = pickle.load(handle)

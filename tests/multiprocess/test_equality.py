@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
+from tests import graph_optimizer
 from tests.multiprocess.jobs import DRIVEN, JOBS, Job, local, merged
 from tests.multiprocess.launch import WHALE_RUN, Starter
 from tests.multiprocess.matrix import every_case, groups, pairwise
@@ -14,7 +15,8 @@ from tests.numeric.equality import TOLERANCE, Outcome, differences
 
 HOROVOD_RUN = ("-m", "horovod.runner.launch")
 NAMED: List[Job] = list(JOBS.values()) + list(DRIVEN.values())
-PAIRWISE = groups(NAMED + pairwise(), 60)
+PAIRWISE = [pytest.param(jobs, marks=[pytest.mark.graph_optimizer] if jobs[0].workers > 2 else [])
+            for jobs in groups(NAMED + pairwise(), 60)]
 FULL = groups(every_case(), 60)
 
 
@@ -29,7 +31,7 @@ def run_jobs(path: str, jobs: Sequence[Job], launcher: Sequence[str] = WHALE_RUN
     with open(path, "wb") as handle:
         pickle.dump(list(jobs), handle)
     with Starter() as starter:
-        run = starter.start(*launcher, *options, "-m", "tests.multiprocess.jobs", path)
+        run = starter.start(*launcher, *options, "-m", "tests.multiprocess.jobs", path, str(int(graph_optimizer.is_on())))
         assert run.wait(60 + 10 * len(jobs)) == 0, run.output
     found = []
     for rank in range(jobs[0].graphs):
