@@ -173,7 +173,7 @@ def batch_norm(inputs: Inputs, stages: Stages, dtype: str) -> Script:
 
 
 def encoder(inputs: Inputs, stages: Stages, dtype: str) -> Script:
-    """BERT with two layers and the masked language model of the paper, without dropout."""
+    """BERT with one layer, in two blocks, and the masked language model of the paper, without dropout."""
     config = bert.BertConfig(dtype=dtype)
     batch = bert.data.MaskedLmBatch(**inputs)
     table = {}
@@ -182,8 +182,15 @@ def encoder(inputs: Inputs, stages: Stages, dtype: str) -> Script:
         x, table["tokens"] = bert.embed(tokens, config, batch.segments)
         return x
 
-    blocks = [embed, lambda x: bert.encoder_layer(x, config, name="layer_0"),
-              lambda x: bert.encoder_layer(x, config, name="layer_1"),
+    def attend(x: tf.Tensor) -> tf.Tensor:
+        attended = layers.multi_head_attention(x, x, config.heads, "attention", stddev=0.02, seed=config.seed)
+        return layers.layer_norm(x + attended, "attention_norm")
+
+    def feed_forward(x: tf.Tensor) -> tf.Tensor:
+        y = layers.dense(x, config.ffn, "ffn_in", activation=layers.gelu, stddev=0.02, seed=config.seed)
+        return layers.layer_norm(x + layers.dense(y, config.hidden, "ffn_out", stddev=0.02, seed=config.seed), "ffn_norm")
+
+    blocks = [embed, attend, feed_forward,
               lambda x: bert.mlm_head(x, batch.positions, table["tokens"], config)]
     logits = stages.run(blocks, batch.tokens)
     return minimised(tf.train.AdamOptimizer(1e-3, epsilon=1e-6), bert.mlm_loss(logits, batch), {"logits": logits})

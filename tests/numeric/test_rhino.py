@@ -70,7 +70,7 @@ def test_models_on_four_devices_with_reference_variables(name: str) -> None:
 
 @pytest.mark.slow
 def test_encoder() -> None:
-    """BERT with two layers; its batch is divided, which is data parallelism with a sharded optimizer."""
+    """BERT; its batch is divided, which is data parallelism with a sharded optimizer."""
     shards = check("encoder", 4).shards
     assert list(shards.values()).count("rows") > 10
 
