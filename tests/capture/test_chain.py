@@ -54,6 +54,7 @@ BERT_LARGE = 24 * (24 * 512 * 1024 ** 2 + 4 * 512 ** 2 * 1024) + 76 * (2 * 1024 
 GPT2_SMALL = 12 * (24 * 1024 * 768 ** 2 + 4 * 1024 ** 2 * 768) + 2 * 1024 * 768 * 50257
 
 
+@pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize("module,config,flops,parameters", [
     (bert, bert.BertConfig.large(), BERT_LARGE, 336.2e6),

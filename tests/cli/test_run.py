@@ -129,18 +129,19 @@ if "-v" in sys.argv:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["--replicate", "--auto"])
-def test_a_script_without_a_line_of_ours(starter: Starter, tmp_path: Any, option: str) -> None:
+def test_a_script_without_a_line_of_ours(starter: Starter, tmp_path: Any) -> None:
     path = tmp_path / "plain.py"
     path.write_text(PLAIN)
-    found = []
-    for options in ((), (option, "--devices-per-worker", "2")):
-        run = starter.start(*WHALE_RUN, *options, str(path), "-v")
+    found = {}
+    for option in ("", "--replicate", "--auto"):
+        run = starter.start(*WHALE_RUN, *([option, "--devices-per-worker", "2"] if option else []), str(path), "-v")
         assert run.wait(2 * LIMIT_S) == 0, run.output
-        found.append(re.findall(r"(loss|ops) (\S+)", run.output))
-    plain, ours = ([float(number) for word, number in each if word == "loss"] for each in found)
-    assert len(plain) == 4 and ours == pytest.approx(plain, rel=1e-10)
-    assert dict(found[0])["ops"] == "0" and (option == "--auto" or int(dict(found[1])["ops"]) > 10)
+        found[option] = re.findall(r"(loss|ops) (\S+)", run.output)
+    losses = {option: [float(number) for word, number in words if word == "loss"] for option, words in found.items()}
+    assert len(losses[""]) == 4
+    for option in ("--replicate", "--auto"):
+        assert losses[option] == pytest.approx(losses[""], rel=1e-10), option
+    assert dict(found[""])["ops"] == "0" and int(dict(found["--replicate"])["ops"]) > 10
 
 
 @pytest.mark.slow

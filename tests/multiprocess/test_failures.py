@@ -129,7 +129,7 @@ def test_a_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.full)])
 def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_path: Any, kills: int) -> None:
     """A process of the one run is killed again and again, while it starts or trains; each time the other ends soon, both start
     again from the last checkpoint.  The other run is left in peace, and both have the same losses."""

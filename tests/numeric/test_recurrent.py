@@ -63,8 +63,8 @@ def examples(batch: Any, step: int) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("static", [True, False], ids=["static", "unknown"])
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version,static", [(1, False), (2, True), pytest.param(1, True, marks=pytest.mark.full),
+                                            pytest.param(2, False, marks=pytest.mark.full)])
 def test_replicas_and_pipelines_equal_the_local_script(version: int, static: bool) -> None:
     expected = train(version, static)
     for counts, micro_batches in (((2,), 1), ((1, 1), 4)):
