@@ -15,7 +15,7 @@ from tests.numeric.equality import TOLERANCE, Outcome, differences
 
 HOROVOD_RUN = ("-m", "horovod.runner.launch")
 NAMED: List[Job] = list(JOBS.values()) + list(DRIVEN.values())
-PAIRWISE = [pytest.param(jobs, marks=[pytest.mark.graph_optimizer] if jobs[0].workers > 2 else [])
+PAIRWISE = [pytest.param(jobs, marks=[pytest.mark.graph_optimizer, pytest.mark.once] if jobs[0].workers > 2 else [])
             for jobs in groups(NAMED + pairwise(), 60)]
 FULL = groups(every_case(), 60)
 

@@ -65,7 +65,7 @@ def test_a_killed_process_ends_the_other(starter: Starter, victim: int, more: Di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("look_late", ["0", "4"])
+@pytest.mark.parametrize("look_late", ["0", pytest.param("4", marks=pytest.mark.once)])
 def test_a_driver_that_fails_fails_the_others(starter: Starter, look_late: str) -> None:
     """Also one that could fail before the other has looked for it (``LOOK_LATE``)."""
     driver, server = [start(*SCRIPT, "9", COUNT="2", FAIL_AT="3", LOOK_LATE=late)
@@ -83,6 +83,7 @@ def test_a_worker_that_never_comes(starter: Starter) -> None:
     assert "process 1 (127.0.0.1:" in alone.output and "did not come within 2 s" in alone.output, alone.output
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_a_port_that_is_taken(starter: Starter) -> None:
     chief, _ = starter.workers(2)

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -17,6 +18,13 @@ from tests.numeric.split import CLASSES, OPTIMIZERS, Split, find, run_split
 
 FEDS = Setting()
 REFERENCES = Setting(resource=False, static_batch=False)
+
+
+def in_turn(*axes: Sequence[Any]) -> List[Any]:
+    """Every combination, each with one of the two settings in turn; with both in `make test-all`."""
+    return [pytest.param(*values, setting, marks=[] if (i + j) % 2 else [pytest.mark.full],
+                         id="-".join(list(map(str, values)) + ["resource" if setting.resource else "reference"]))
+            for i, values in enumerate(itertools.product(*axes)) for j, setting in enumerate((FEDS, REFERENCES))]
 
 
 @functools.lru_cache(maxsize=None)
@@ -37,9 +45,7 @@ def check(name: str, counts: Tuple[int, ...], total: int, setting: Setting = FED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
-@pytest.mark.parametrize("pattern", ["column", "row"])
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("pattern,count,setting", in_turn(["column", "row"], [2, 3, 4]))
 def test_dense_layer(pattern: str, count: int, setting: Setting) -> None:
     """Ten classes over three devices are 4, 3 and 3; the momentum slots are divided like their variables."""
     shards = check("classifier_momentum", (-count,), count, setting, patterns__force={"classes": pattern})
@@ -60,9 +66,7 @@ def _loss(case: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["embedding", "embedding_column"])
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
+@pytest.mark.parametrize("pattern,optimizer,setting", in_turn(["embedding", "embedding_column"], sorted(OPTIMIZERS)))
 def test_look_up_with_sparse_gradients(optimizer: str, pattern: str, setting: Setting) -> None:
     """Optimizers that must not touch rows without a gradient (momentum, RMSProp) do not."""
     shards = check("look_up_" + optimizer, (-3,), 3, setting, patterns__force=pattern)
@@ -70,8 +74,7 @@ def test_look_up_with_sparse_gradients(optimizer: str, pattern: str, setting: Se
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count,setting", in_turn([2, 3, 4]))
 def test_transformer(count: int, setting: Setting) -> None:
     """Attention by heads (four heads over three devices, too) and Megatron's pair of layers, clipped by a global norm."""
     shards = check("transformer", (-count,), count, setting)
@@ -113,10 +116,10 @@ def test_moments_over_a_divided_dimension_and_norms_over_shards(case: str, count
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts,total,micro_batches", [((-3,), 3, 1), ((1, -2), 3, 4), ((-2, 2), 8, 2)])
-@pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
-def test_batch(counts: Tuple[int, ...], total: int, micro_batches: int, setting: Setting) -> None:
+@pytest.mark.parametrize("plan,setting", in_turn([((-3,), 3, 1), ((1, -2), 3, 4), ((-2, 2), 8, 2)]))
+def test_batch(plan: Tuple[Tuple[int, ...], int, int], setting: Setting) -> None:
     """A forced ``batch``: each device computes the layer for its examples, alone, in a pipeline, and nested."""
+    counts, total, micro_batches = plan
     unit = "query" if counts[0] < 0 else "wide"
     shards = check("transformer", counts, total, setting, num_micro_batch=micro_batches, patterns__force={unit: "batch"})
     assert shards[unit + "/MatMul"] == "batch" and {"row", "column"} <= set(shards.values())
@@ -165,9 +168,7 @@ HYBRIDS: Dict[str, Tuple[str, Tuple[int, ...], int, Dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hybrid,setting", [
-    pytest.param(hybrid, setting, marks=[] if (i + j) % 2 else [pytest.mark.full])  # in turn; all in `make test-all`
-    for i, hybrid in enumerate(sorted(HYBRIDS)) for j, setting in enumerate((FEDS, REFERENCES))])
+@pytest.mark.parametrize("hybrid,setting", in_turn(sorted(HYBRIDS)))
 def test_hybrids(hybrid: str, setting: Setting) -> None:
     case, counts, total, config = HYBRIDS[hybrid]
     assert check(case, counts, total, setting, **config)
@@ -252,10 +253,10 @@ def train(plan: str, first: int, setting: Setting, restore: str = "", save: str 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [FEDS, REFERENCES], ids=["resource", "reference"])
-@pytest.mark.parametrize("writer,reader", [("split3", "local"), ("local", "split2"), ("split2", "split3"),
-                                           ("split2", "replicate2"), ("pipeline", "split2")])
-def test_checkpoints_hold_the_local_model(writer: str, reader: str, setting: Setting, tmp_path: Any) -> None:
+@pytest.mark.parametrize("plans,setting", in_turn([("split3", "local"), ("local", "split2"), ("split2", "split3"),
+                                                  ("split2", "replicate2"), ("pipeline", "split2")]))
+def test_checkpoints_hold_the_local_model(plans: Tuple[str, str], setting: Setting, tmp_path: Any) -> None:
+    writer, reader = plans
     path, whole = str(tmp_path / "model"), str(tmp_path / "whole")
     _, names = train("local", 0, setting, save=whole)
     expected, _ = train("local", HALF, setting, restore=whole)
