@@ -111,7 +111,7 @@ JOBS: Dict[str, Job] = {
     "batch statistics": Job("batch_norm", Setting(dataset=True, static_batch=False)),
     "pipeline in each process": Job("tied_embedding", counts=(1, 1), devices=2, micro_batches=2),
     "each gradient by itself": Job("momentum", devices=2, config=(("communication.bucket_bytes", 1),)),
-    # each sum keeps 11 bits, and ten steps of training amplify what is lost
+    # each sum keeps 11 bits, and five steps of training amplify what is lost
     "float16": Job("momentum", devices=2, config=FP16, tolerance=1e-3),
     "float16, gradients beyond its range": Job("huge_gradients", Setting("float32", dataset=True), config=FP16, tolerance=1e-3),
     "float16 in buckets of one": Job("mlp_mean", FED, config=FP16 + (("communication.bucket_bytes", 1),), tolerance=1e-3),
