@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import Dict
+from typing import Sequence
 
 import pytest
 
@@ -36,23 +36,16 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module")
-def outputs(request: pytest.FixtureRequest) -> Dict[str, str]:
-    """What each example prints; with --full each runs in a process of its own."""
-    paths = [os.path.join("examples", name + ".py") for name in EXAMPLES]
-    if request.config.getoption("--full"):
-        return dict(zip(EXAMPLES, map(run, paths)))
-    parts = run("-c", RUN_ALL, *paths).split("EXAMPLE\n")[1:]
-    assert len(parts) == len(EXAMPLES)
-    return dict(zip(EXAMPLES, parts))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_example(name: str, outputs: Dict[str, str]) -> None:
-    output = outputs[name]
-    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
-    assert len(losses) >= 6 and losses[-1] < 0.9 * losses[0], output
+@pytest.mark.parametrize("names", [
+    pytest.param(EXAMPLES, id="in one process"), *[pytest.param((name,), id=name, marks=pytest.mark.full) for name in EXAMPLES]])
+def test_examples(names: Sequence[str]) -> None:
+    paths = [os.path.join("examples", name + ".py") for name in names]
+    outputs = [run(*paths)] if len(paths) == 1 else run("-c", RUN_ALL, *paths).split("EXAMPLE\n")[1:]
+    assert len(outputs) == len(names)
+    for name, output in zip(names, outputs):
+        losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
+        assert len(losses) >= 6 and losses[-1] < 0.9 * losses[0], (name, output)
 
 
 @pytest.mark.once
