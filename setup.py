@@ -12,30 +12,39 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(HERE, "README.md"), encoding="utf8") as handle:
     LONG_DESCRIPTION = handle.read()
 
-# The markers for Python 3.7 hold the last releases which install beside TensorFlow 1.15.5: it needs protobuf < 3.21
-# and numpy < 1.19, and ortools 9.5 needs protobuf 4.
+# What a plain installation needs. It lives in an environment that TensorFlow has settled first, so nothing here may ask for a
+# NumPy, a protobuf or a typing_extensions that some TensorFlow cannot load, nor for newer releases than the code uses:
+# tests/versions installs this beside every TensorFlow it lists and compares. rich 12 to 14.1 want typing_extensions 4, which
+# TensorFlow 2.4 to 2.6 exclude; the newest rich of Python 3.8 and later wants none.
 INSTALL_REQUIRES = [
-    'numpy>=1.16,<1.19; python_version < "3.8"',
-    'numpy>=1.21; python_version >= "3.8"',
-    'protobuf<3.21; python_version < "3.8"',
-    'ortools>=9.3,<=9.4.1874; python_version < "3.8"',
-    'ortools>=9.4; python_version >= "3.8"',
+    "numpy>=1.16",
     "networkx>=2.6",
     "typer>=0.9",
     'typing_extensions; python_version < "3.8"',
-    "rich>=13",
-    "matplotlib>=3.5",
-    "scipy>=1.7",
+    'rich>=10.11,<12; python_version < "3.8"',
+    'rich>=10.11; python_version >= "3.8"',
 ]
+
+PLANNER = [  # ortools 9.5 needs protobuf 4, which TensorFlow 1.15.5 does not load
+    'ortools>=9.3,<=9.4.1874; python_version < "3.8"',
+    'protobuf<3.21; python_version < "3.8"',
+    'ortools>=9.3; python_version >= "3.8"',
+]
+VIZ = ["matplotlib>=3.5"]
+ALL = PLANNER + VIZ
 
 EXTRAS_REQUIRE = {
     "tf": [
         'tensorflow==1.15.5; python_version < "3.8"',
-        'tensorflow>=2.15,<3; python_version >= "3.9"',
+        'protobuf<3.21; python_version < "3.8"',
+        'tensorflow>=2.4,<2.22; python_version >= "3.8"',
     ],
+    "planner": PLANNER,
+    "viz": VIZ,
+    "all": ALL,
     "horovod": ["horovod>=0.28.1"],
-    "examples": ["scikit-learn>=1.0"],
-    "test": ["pytest>=7.4", "pytest-xdist>=3.5", "hypothesis>=6.79", "scikit-learn>=1.0"],
+    "examples": ALL + ["scikit-learn>=1.0"],
+    "test": ALL + ["pytest>=7.4", "pytest-xdist>=3.5", "hypothesis>=6.79", "scikit-learn>=1.0", "scipy>=1.7"],
     "dev": ["ruff>=0.6", "mypy>=1.4"],
 }
 
@@ -60,7 +69,12 @@ setup(
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3.7",
+        "Programming Language :: Python :: 3.8",
+        "Programming Language :: Python :: 3.9",
+        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

@@ -20,7 +20,7 @@ import time
 from typing import Any, Deque, Dict, Iterator, List
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -107,7 +107,7 @@ def messages(mode: str) -> Iterator[Dict[str, Any]]:
 def show() -> int:
     """Runs both and prints the comparison; 0 if the losses agree."""
     console = Console()
-    columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(),
+    columns = (TextColumn("{task.description:10}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
                TextColumn("{task.fields[loss]}"), TimeElapsedColumn())
     runs: Dict[str, List[Dict[str, Any]]] = {"local": [], "parallel": []}
     explanation = ""

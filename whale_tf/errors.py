@@ -42,6 +42,10 @@ class GraphError(WhaleError, ValueError):
     """The graph itself is malformed (an illegal op graph)."""
 
 
+class MissingPackageError(WhaleError, ImportError):
+    """A package is needed that only an extra of whale_tf installs."""
+
+
 class UnsupportedOpError(WhaleError, NotImplementedError):
     """An op takes part in the parallel region in a way that has no rule."""
 

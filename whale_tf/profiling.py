@@ -20,12 +20,14 @@ from whale_tf.capture.unseen import training_phases
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
-from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.errors import InfeasibleError, MissingPackageError, PlanError
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.parallelize import Found, find_plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import preferred, search_plan
+from whale_tf.planner.result import no_candidate
+from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.rhino.automatic import Automatic, Question, automatic, plan_of, result_of
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
@@ -129,8 +131,8 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     question = Question(model.ops, sized(model.graph, model.ops, model.sources, batch), batch, named)
     try:
         divided: Union[Automatic, str] = automatic(question, cluster)
-    except InfeasibleError as error:
-        divided = f"rhino: no candidate: {error}"
+    except (InfeasibleError, MissingPackageError) as error:
+        divided = no_candidate(RHINO, error)
     try:
         choice = search_plan(chain, source, cluster, config)
     except InfeasibleError as error:

@@ -114,6 +114,18 @@ class SearchResult(Record):
                               runners_up=self.runners_up))
 
 
+_NO_CANDIDATE = ": no candidate: "
+
+
+def no_candidate(search: str, reason: Exception) -> str:
+    """Among the runners-up: why a search that was asked for gave no plan."""
+    return f"{search}{_NO_CANDIDATE}{reason}"
+
+
+def is_no_candidate(text: str) -> bool:
+    return _NO_CANDIDATE in text
+
+
 def kind_of(stages: Tuple[Stage, ...]) -> str:
     """``dp``, ``straight`` or ``hybrid``."""
     if len(stages) == 1 and stages[0].strategy == "replicate":

@@ -9,15 +9,19 @@ import io
 import re
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-import matplotlib
+from whale_tf.errors import MissingPackageError
+from whale_tf.simulator.trace import Trace, TraceEvent
 
-matplotlib.use("Agg")  # pictures go to files, never to a screen
+try:
+    import matplotlib
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
+    matplotlib.use("Agg")  # pictures go to files, never to a screen
 
-from whale_tf.simulator.trace import Trace, TraceEvent  # noqa: E402
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+except ImportError as error:
+    raise MissingPackageError(f'pictures need matplotlib ({error}); install it: pip install "whale_tf[viz]"') from error
 
 COLOURS = {"forward": "#5b8fd6", "backward": "#6dbb63", "recompute": "#a9c9f2", "update": "#8e6bb8"}
 FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR = "#e8a33d", "#d65f5f", "#e9e9e9"

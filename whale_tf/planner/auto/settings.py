@@ -7,11 +7,11 @@ from typing import List, Optional, Tuple, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError, InfeasibleError
+from whale_tf.errors import ConfigError, InfeasibleError, MissingPackageError
 from whale_tf.plan import Estimate
 from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import TIE, Choice, Request, choose, with_slices
-from whale_tf.planner.result import SearchResult
+from whale_tf.planner.result import SearchResult, is_no_candidate, no_candidate
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.rhino.automatic import Automatic
 from whale_tf.planner.rhino.stages import pipelines
@@ -63,6 +63,8 @@ def request_of(config: Config, batch: int) -> Request:
 def search_plan(chain: Chain, source: Source, cluster: Cluster, config: Config) -> Choice:
     """The best plan for a captured model.
 
+    Without ortools Rhino's pipelines are no candidates, and the plan's runners-up say so.
+
     Raises:
         InfeasibleError: nothing fits.
         ConfigError: see :func:`request_of`.
@@ -72,12 +74,20 @@ def search_plan(chain: Chain, source: Source, cluster: Cluster, config: Config) 
             "cluster.device_place_prefer_intra_node is false, but auto_parallel and num_task_graph choose devices themselves; "
             "leave it out, or annotate the model"
         )
-    request, more = request_of(config, chain.batch), []  # type: Request, List[Choice]
+    request, more, unsolved = request_of(config, chain.batch), [], ()  # type: Request, List[Choice], Tuple[str, ...]
     if request.method in ("all", RHINO):
-        found = pipelines(chain, source, cluster, request.global_batch, request.micro_batches, config.auto.stage_tolerance)
-        more = [Choice(pipeline.result, pipeline.profile) for pipeline in found]
+        try:
+            found = pipelines(chain, source, cluster, request.global_batch, request.micro_batches, config.auto.stage_tolerance)
+        except MissingPackageError as error:
+            if request.method == RHINO:
+                raise InfeasibleError(str(error)) from error
+            unsolved = (no_candidate("pipelines of rhino", error),)
+        else:
+            more = [Choice(pipeline.result, pipeline.profile) for pipeline in found]
     pieces = profile_of(chain.merged(fine_starts(chain, MAX_PIECES)), source)
-    return choose(graph_profile(chain, source), pieces, cluster, request, more)
+    choice = choose(graph_profile(chain, source), pieces, cluster, request, more)
+    result = choice.result.model_copy(update={"runners_up": choice.result.runners_up + unsolved})
+    return choice._replace(result=result)
 
 
 def members_of(choice: Choice) -> List[Tuple[str, ...]]:
@@ -127,7 +137,7 @@ def preferred(
     if isinstance(staged, InfeasibleError):
         if not isinstance(divided, Automatic):
             raise staged
-        return _with(divided, *divided.estimate.runners_up, f"TaskGraphs: no candidate: {staged}")
+        return _with(divided, *divided.estimate.runners_up, no_candidate("TaskGraphs", staged))
     known = estimate or Estimate(
         search=staged.search, global_batch=staged.global_batch, latency_s=staged.latency_s,
         peak_memory_bytes=staged.peak_memory_bytes, runners_up=staged.runners_up)
@@ -145,5 +155,7 @@ def _with(found: Automatic, *others: str) -> Automatic:
 
 
 def with_runners_up(estimate: Estimate, *first: str) -> Estimate:
-    """The estimate with more plans that were not taken, ahead of those it has."""
-    return replace(estimate, runners_up=(first + estimate.runners_up)[:RUNNERS_UP])
+    """The estimate with more plans that were not taken, ahead of those it has; why a search gave none is never left out."""
+    others = first + estimate.runners_up
+    reasons = tuple(text for text in others[RUNNERS_UP:] if is_no_candidate(text))
+    return replace(estimate, runners_up=others[:RUNNERS_UP] + reasons)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import AbstractSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import InfeasibleError
+from whale_tf.errors import InfeasibleError, MissingPackageError
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.plan import Estimate, InputPlan, Plan, TaskGraphPlan
-from whale_tf.planner.result import SearchResult, Stage, kind_of
+from whale_tf.planner.result import SearchResult, Stage, kind_of, no_candidate
 from whale_tf.planner.rhino.assignment import assignment_of
 from whale_tf.planner.rhino.executed import describe, executed_seconds
 from whale_tf.planner.rhino.liveness import peak_bytes
@@ -69,17 +69,21 @@ def automatic(question: Question, cluster: Cluster, shapes: Optional[Sequence[Me
 
     Raises:
         ConfigError, InfeasibleError: see :func:`whale_tf.planner.rhino.search.search`.
+        MissingPackageError: no mesh was solved without the integer program, and there is no ortools.
     """
-    found, errors = [], []  # type: List[Automatic], List[InfeasibleError]
+    found, errors, unsolved = [], [], []  # type: List[Automatic], List[Exception], List[str]
     for mesh in _executable(question, cluster) if shapes is None else shapes:
         try:
             found.append(_on_mesh(question, cluster, mesh))
         except InfeasibleError as error:
             errors.append(error)
+        except MissingPackageError as error:
+            errors.append(error)
+            unsolved.append(no_candidate("{} on mesh {}".format(NAME, "x".join(map(str, mesh))), error))
     if not found:
         raise errors[0]
     found.sort(key=lambda one: (one.estimate.latency_s or 0.0, len(one.mesh)))
-    others = tuple(one.description for one in found[1:])
+    others = tuple(one.description for one in found[1:]) + tuple(unsolved)
     return found[0]._replace(estimate=replace(found[0].estimate, runners_up=others))
 
 

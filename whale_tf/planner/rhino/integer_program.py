@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ortools.linear_solver import pywraplp
-
-from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.errors import InfeasibleError
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import MAX_ENTRIES, Elimination, TableTooLarge, eliminate
+from whale_tf.planner.rhino.scip import new_solver
 
 UNIT = 1e6  # the program counts microseconds
 Scope = Tuple[int, ...]
@@ -32,7 +31,7 @@ def integer_program(graph: CostGraph, seconds: float = 60.0, fold: bool = False)
 
     Raises:
         InfeasibleError: no choice is possible, or none was found in time.
-        PlanError: this ortools has no SCIP.
+        MissingPackageError: there is no ortools with SCIP.
     """
     work = Elimination(graph)
     if fold:
@@ -49,7 +48,11 @@ def integer_program(graph: CostGraph, seconds: float = 60.0, fold: bool = False)
 
 
 def solve(graph: CostGraph, max_entries: int = MAX_ENTRIES, seconds: float = 60.0) -> Solution:
-    """Elimination; where its tables grow past ``max_entries``, the integer program of what is left after folding."""
+    """Elimination; where its tables grow past ``max_entries``, the integer program of what is left after folding.
+
+    Raises:
+        InfeasibleError, MissingPackageError: see :func:`integer_program`.
+    """
     try:
         return eliminate(graph, max_entries)
     except TableTooLarge:
@@ -60,10 +63,7 @@ class _Program:
     """The program of the nodes that are left."""
 
     def __init__(self, work: Elimination, seconds: float) -> None:
-        solver = pywraplp.Solver.CreateSolver("SCIP")
-        if solver is None:
-            raise PlanError("the installed ortools has no SCIP, which the integer program needs; install ortools from PyPI")
-        self._solver, self._work = solver, work
+        self._solver, self._work = new_solver(), work
         self._solver.SetTimeLimit(int(seconds * 1000))
         self._objective = self._solver.Objective()
         self._nodes: Dict[int, List[Any]] = {}
@@ -109,10 +109,10 @@ class _Program:
         if not self._nodes:
             return {}, 0.0
         status = self._solver.Solve()
-        if status not in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
+        if status not in (self._solver.OPTIMAL, self._solver.FEASIBLE):
             raise InfeasibleError("the integer program of {} nodes {}".format(
                 len(self._nodes), "has no solution: some tensors cannot be laid out as all their users need"
-                if status == pywraplp.Solver.INFEASIBLE else "found no solution in time; allow it more seconds"))
+                if status == self._solver.INFEASIBLE else "found no solution in time; allow it more seconds"))
         choice = {node: _largest([v.solution_value() for v in variables])
                   for node, variables in self._nodes.items()}
         return choice, self._objective.BestBound()

@@ -24,9 +24,8 @@ from __future__ import annotations
 import math
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
-from ortools.linear_solver import pywraplp
-
 from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.planner.rhino.scip import linear_solver, new_solver
 
 SECONDS, BALANCE_SECONDS = 10.0, 2.0  # for one program
 GAP = 0.01  # of the fullest stage's work
@@ -129,7 +128,8 @@ def stage_program(problem: StageProblem, count: int, epsilon: float, balanced: b
 
     Raises:
         InfeasibleError: the bounds leave some stage without a unit, or nothing was found in time.
-        PlanError: see :func:`bounds`, or this ortools has no SCIP.
+        PlanError: see :func:`bounds`.
+        MissingPackageError: there is no ortools with SCIP.
     """
     program = _Program(problem, count, bounds(problem, count, epsilon))
     if balanced:
@@ -153,9 +153,7 @@ class _Program:
     """``reached[unit][s]``: whether the unit's stage is at least ``s``: a number where the bounds say so, else a variable."""
 
     def __init__(self, problem: StageProblem, count: int, allowed: Sequence[Tuple[int, int]]) -> None:
-        self._solver = pywraplp.Solver.CreateSolver("SCIP")
-        if self._solver is None:
-            raise PlanError("the installed ortools has no SCIP, which the pipeline program needs; install ortools from PyPI")
+        self._solver = new_solver()
         self._problem, self._count, self._total = problem, count, sum(problem.work) or 1.0
         self._reached = [self._row(count, first, last) for first, last in allowed]
         crossings = []
@@ -206,9 +204,9 @@ class _Program:
     def run(self, seconds: float, gap: float) -> Tuple[Optional[Tuple[int, ...]], float]:
         """Stage of every unit (None: there is no solution), and the program's bound."""
         self._solver.SetTimeLimit(int(seconds * 1000))
-        parameters = pywraplp.MPSolverParameters()
+        parameters = linear_solver().MPSolverParameters()
         parameters.SetDoubleParam(parameters.RELATIVE_MIP_GAP, gap)
-        if self._solver.Solve(parameters) not in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
+        if self._solver.Solve(parameters) not in (self._solver.OPTIMAL, self._solver.FEASIBLE):
             return None, 0.0
         of = tuple(sum(value if isinstance(value, int) else int(value.solution_value() > 0.5) for value in row[1:self._count])
                    for row in self._reached)

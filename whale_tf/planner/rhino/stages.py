@@ -140,6 +140,9 @@ def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int,
     Args:
         micro_batches: of one model replica; None: chosen.
         epsilon: by how much of an equal part the stages may differ from it, at most.
+
+    Raises:
+        MissingPackageError: there is no ortools to solve the integer program.
     """
     found: List[Pipeline] = []
     total, began = len(cluster), time.perf_counter()

@@ -10,11 +10,12 @@ from whale_tf.capture.captured import Captured, Spec
 from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError
+from whale_tf.errors import ConfigError, InfeasibleError, MissingPackageError, PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import static_batch
 from whale_tf.ir.traits import CONTROL_FLOW
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.settings import batch_to_plan_for
+from whale_tf.planner.result import no_candidate
 from whale_tf.planner.rhino.automatic import NAME, Automatic, Question, automatic
 from whale_tf.rewrite.shard.problem import sharding_problem
 
@@ -106,9 +107,9 @@ def contender(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], 
     try:
         check_automatic(graph, captured, config)
         return automatic(question_of(graph, captured, examples, cluster, config), cluster)
-    except InfeasibleError as error:
-        return f"rhino: no candidate: {error}"
+    except (InfeasibleError, MissingPackageError) as error:
+        return no_candidate(NAME, error)
     except (ConfigError, UnsupportedOpError) as error:
         if config.auto.auto_parallel == NAME:
             raise
-        return f"rhino: no candidate: {error}"
+        return no_candidate(NAME, error)
