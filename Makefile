@@ -1,19 +1,28 @@
 # make demo    sets up .venv/tf2 and trains an example on real data: locally, and under a hybrid plan
 # make test    sets up both environments (.venv/tf2: python3; .venv/tf1: Python 3.7), lints, and passes the tests on both
 #
-# Setups are stamped: a second call installs nothing.
+# Setups are stamped: a second call installs nothing. Another Python (make demo PYTHON=python3.10) has an environment of its own.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3
-TENSORFLOW2 := tensorflow==2.21.*
-TENSORFLOW1 := tensorflow==1.15.5
+# A Python by its command where that runs (pyenv leaves shims that do not), else the newest of that version which pyenv has.
+find = $(shell if $(1) -c '' 2>/dev/null; then echo $(1); \
+	elif command -v pyenv >/dev/null; then ls "$$(pyenv root)"/versions/$(1:python%=%).*/bin/python 2>/dev/null | sort -V | tail -n 1; fi)
 
-# Python 3.7 is python3.7 where that runs (pyenv leaves a shim which does not), else the newest 3.7 pyenv has.
-PYTHON37 ?= $(shell if python3.7 -c '' 2>/dev/null; then echo python3.7; \
-	elif command -v pyenv >/dev/null; then ls "$$(pyenv root)"/versions/3.7*/bin/python 2>/dev/null | tail -n 1; fi)
+PYTHON ?= python3
+ifeq ($(PYTHON),python3)
+PYTHON2 := python3
+TF2 := .venv/tf2
+else
+PYTHON2 := $(or $(call find,$(PYTHON)),$(error there is no $(PYTHON); give the command or the path of a Python))
+TF2 := .venv/tf2-$(shell $(PYTHON2) -c 'import platform; print(platform.python_version())')
+endif
+PYTHON37 ?= $(call find,python3.7)
+DEMO := -e ".[examples,tf]"
+TEST2 := -e ".[test,dev]" "tensorflow==2.21.*"
+TEST1 := -e ".[test]" "tensorflow==1.15.5"
 
 # Worker processes of pytest, and threads of each (TensorFlow would take every core in every worker).
 WORKERS ?= 2
@@ -25,11 +34,16 @@ pytest = mkdir -p $(1) && $(LIMITS) $(1)/bin/python -m pytest -q -n $(WORKERS) $
 
 PACKAGING := setup.py pyproject.toml
 
-.PHONY: help demo test test-all test-multiprocess fuzz benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
+# One line, and all that pip has to say where it fails.
+install = @echo "setting up $(1) (the first time this takes minutes)"; \
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) >$(1)/pip.log 2>&1 || { cat $(1)/pip.log; exit 1; }
+
+.PHONY: help demo test test-all test-versions test-multiprocess fuzz benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make test-all   the full matrix of models and plans on both TensorFlows (hours)"
+	@echo "make test-versions  plain installations beside every supported TensorFlow (VERSIONS=\"2.4 2.15\": beside these)"
 	@echo "make test-multiprocess  the tests that start several processes"
 	@echo "make fuzz       5,000 generated models"
 	@echo "make benchmarks every benchmark of benchmarks/, one after the other"
@@ -37,51 +51,54 @@ help:
 
 # -- environments ------------------------------------------------------------------------------------------------------
 
-.venv/tf2/bin/python:
-	$(PYTHON) -m venv .venv/tf2
+$(TF2)/bin/python:
+	@$(PYTHON2) -m venv $(TF2)
 
-.venv/tf2/.demo: $(PACKAGING) | .venv/tf2/bin/python
-	.venv/tf2/bin/python -m pip install -e ".[examples]" "$(TENSORFLOW2)"
-	touch $@
+$(TF2)/.demo: $(PACKAGING) | $(TF2)/bin/python
+	$(call install,$(TF2),$(DEMO))
+	@touch $@
 
-.venv/tf2/.test: $(PACKAGING) | .venv/tf2/bin/python
-	.venv/tf2/bin/python -m pip install -e ".[test,dev]" "$(TENSORFLOW2)"
-	touch $@ .venv/tf2/.demo
+$(TF2)/.test: $(PACKAGING) | $(TF2)/bin/python
+	$(call install,$(TF2),$(TEST2))
+	@touch $@ $(TF2)/.demo
 
 .venv/tf1/.test: $(PACKAGING)
-	$(PYTHON37) -m venv .venv/tf1
-	.venv/tf1/bin/python -m pip install -e ".[test]" "$(TENSORFLOW1)"
-	touch $@
+	@$(PYTHON37) -m venv .venv/tf1
+	$(call install,.venv/tf1,$(TEST1))
+	@touch $@
 
 # -- what to run -------------------------------------------------------------------------------------------------------
 
-demo: .venv/tf2/.demo
-	@$(LIMITS) .venv/tf2/bin/python -m examples.demo
+demo: $(TF2)/.demo
+	@$(LIMITS) $(TF2)/bin/python -m examples.demo
 
-lint: .venv/tf2/.test
-	.venv/tf2/bin/ruff check .
-	.venv/tf2/bin/mypy
+lint: $(TF2)/.test
+	$(TF2)/bin/ruff check .
+	$(TF2)/bin/mypy
 
 test: lint test-tf2 test-tf1
 
 test-all: lint test-all-tf2 test-all-tf1
 
+test-versions:
+	@$(PYTHON2) -m tests.versions $(VERSIONS)
+
 test-multiprocess: test-multiprocess-tf2 test-multiprocess-tf1
 
-test-multiprocess-tf2: .venv/tf2/.test
-	@$(call pytest,.venv/tf2,tests/multiprocess)
+test-multiprocess-tf2: $(TF2)/.test
+	@$(call pytest,$(TF2),tests/multiprocess)
 
-test-tf2: .venv/tf2/.test
-	@$(call pytest,.venv/tf2,tests)
+test-tf2: $(TF2)/.test
+	@$(call pytest,$(TF2),tests)
 
-test-all-tf2: .venv/tf2/.test
-	@$(call pytest,.venv/tf2,tests --full)
+test-all-tf2: $(TF2)/.test
+	@$(call pytest,$(TF2),tests --full)
 
-fuzz: .venv/tf2/.test
-	@$(call pytest,.venv/tf2,tests --full --hypothesis-profile=fuzz -k generated)
+fuzz: $(TF2)/.test
+	@$(call pytest,$(TF2),tests --full --hypothesis-profile=fuzz -k generated)
 
-benchmarks: .venv/tf2/.test
-	@for name in rewrite_time overhead data_parallel processes pipeline split sharded_init memory unequal unequal_processes balance simulator accuracy dapple_tables amp rhino; do .venv/tf2/bin/python -m benchmarks.$$name; done
+benchmarks: $(TF2)/.test
+	@for name in rewrite_time overhead data_parallel processes pipeline split sharded_init memory unequal unequal_processes balance simulator accuracy dapple_tables amp rhino; do $(TF2)/bin/python -m benchmarks.$$name; done
 
 ifneq ($(PYTHON37),)
 test-tf1: .venv/tf1/.test

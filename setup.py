@@ -34,10 +34,11 @@ VIZ = ["matplotlib>=3.5"]
 ALL = PLANNER + VIZ
 
 EXTRAS_REQUIRE = {
-    "tf": [
+    "tf": [  # of those that are tested (make test-versions) the newest that has a wheel
         'tensorflow==1.15.5; python_version < "3.8"',
         'protobuf<3.21; python_version < "3.8"',
-        'tensorflow>=2.4,<2.22; python_version >= "3.8"',
+        'tensorflow>=2.4,<2.13; python_version == "3.8"',
+        'tensorflow>=2.15,<2.22; python_version >= "3.9"',
     ],
     "planner": PLANNER,
     "viz": VIZ,

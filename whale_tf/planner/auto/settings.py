@@ -86,7 +86,7 @@ def search_plan(chain: Chain, source: Source, cluster: Cluster, config: Config) 
             more = [Choice(pipeline.result, pipeline.profile) for pipeline in found]
     pieces = profile_of(chain.merged(fine_starts(chain, MAX_PIECES)), source)
     choice = choose(graph_profile(chain, source), pieces, cluster, request, more)
-    result = choice.result.model_copy(update={"runners_up": choice.result.runners_up + unsolved})
+    result = replace(choice.result, runners_up=choice.result.runners_up + unsolved)
     return choice._replace(result=result)
 
 
