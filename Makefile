@@ -20,7 +20,7 @@ PYTHON2 := $(or $(call find,$(PYTHON)),$(error there is no $(PYTHON); give the c
 TF2 := .venv/tf2-$(shell $(PYTHON2) -c 'import platform; print(platform.python_version())')
 endif
 PYTHON37 ?= $(call find,python3.7)
-DEMO := -e ".[examples,tf]"
+DEMO := -e ".[all,examples,tf]"
 TEST2 := -e ".[test,dev]" "tensorflow==2.21.*"
 TEST1 := -e ".[test]" "tensorflow==1.15.5"
 
