@@ -116,6 +116,7 @@ CHECKS: Dict[str, Callable[[], None]] = {
     "data parallel": plans({}, "cpu:2", whole, whole),
     "pipeline": plans({"num_micro_batch": 4}, "cpu:2", one, one),
     "nested": plans({"num_micro_batch": 4}, "cpu:4", one, one),
+    "nested, as calls": plans({"num_micro_batch": 4, "emit": "call"}, "cpu:4", one, one),
     "split": plans({}, "cpu:2", whole, divided),
     "checkpoint": checkpoint,
     "auto_parallel": plans({"auto_parallel": True}, "cpu:2"),
