@@ -13,13 +13,13 @@ import networkx as nx
 
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.region import Region
+from whale_tf.ir.traits import ENTERS, SWITCHES
 from whale_tf.passes.schedule import body_graph
 from whale_tf.plan import Plan
 from whale_tf.program import EARLY, Program
 
 INLINE, CALL = "inline", "call"
 MOST_INLINED_OPS = 20_000  # under emit: auto a larger step is called; see benchmarks/README.md, "Emission"
-VERSION_1_CONTROL_FLOW = frozenset(("Enter", "RefEnter", "Switch", "RefSwitch"))
 
 
 class Form(NamedTuple):
@@ -65,7 +65,7 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
             return f"TaskGraph {task.name!r} divides its ops over devices"
     for body in program.bodies:
         for index in body.ops:
-            if graph.ops[index].type in VERSION_1_CONTROL_FLOW:
+            if graph.ops[index].type in ENTERS | SWITCHES:
                 return f"op {graph.ops[index].name!r} belongs to a loop or condition of TensorFlow 1"
     early: Set[int] = {index for body in program.bodies if body.step == EARLY for index in body.ops}
     for (op, _), conversions in region.batch.conversions.items():
