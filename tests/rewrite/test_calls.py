@@ -42,7 +42,9 @@ class Model:
                 v = v1.get_variable("v", initializer=random.randn(5, 2))
                 self.logits = tf.matmul(self.hidden, v)
                 self.error = tf.square(self.logits - self.y)
-                self.loss = tf.reduce_mean(tf.reduce_sum(self.error, 1)) + tf.nn.l2_loss(v)
+                self.loss = tf.reduce_mean(tf.reduce_sum(self.error, 1))
+                if resource:  # a reference variable's own loss may be read after the update, in the local script too
+                    self.loss += tf.nn.l2_loss(v)
         self.summary = v1.summary.scalar("loss", self.loss)
         self.train = v1.train.AdamOptimizer(0.1).minimize(self.loss)
 
