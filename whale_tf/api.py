@@ -340,7 +340,8 @@ def _take_part(state: _Active, graph: tf.Graph, done: Parallelized) -> Optional[
         state.termination.serves = True
         state.runtime.serve(_session_config(state, None))
     state.runtime.drive()
-    take_all(graph)
+    if state.shares_input:
+        take_all(graph)
     return None
 
 

@@ -68,9 +68,9 @@ def test_gpipe_runs_all_forward_steps_first() -> None:
         assert trace.most_alive(trace.intervals(metadata)[stage]) == 8
 
 
-def encoder_peak(schedule: str, micro_batches: int) -> Dict[int, int]:
+def encoder_peak(schedule: str, micro_batches: int, emit: str) -> Dict[int, int]:
     """Peak bytes of each stage of a 4-layer encoder with micro-batches of 4 sequences."""
-    wh.init({"num_micro_batch": micro_batches, "pipeline.schedule": schedule, "pipeline.warmup": "PA"},
+    wh.init({"num_micro_batch": micro_batches, "pipeline.schedule": schedule, "pipeline.warmup": "PA", "emit": emit},
             cluster=f"cpu:{STAGES}")
     config = bert.BertConfig(hidden=32, heads=2, ffn=64, seq=64)
     x = tf.placeholder(tf.float32, [4 * micro_batches, config.seq, config.hidden])
@@ -82,9 +82,9 @@ def encoder_peak(schedule: str, micro_batches: int) -> Dict[int, int]:
     return trace.peak_bytes(run_traced(tf.reduce_mean(tf.square(h)), feed))
 
 
-def in_fresh_graph(schedule: str, micro_batches: int) -> int:
+def in_fresh_graph(schedule: str, micro_batches: int, emit: str = "inline") -> int:
     with tf.Graph().as_default():
-        return encoder_peak(schedule, micro_batches)[0]
+        return encoder_peak(schedule, micro_batches, emit)[0]
 
 
 @pytest.mark.slow
@@ -94,8 +94,9 @@ def test_backward_first_needs_half_the_memory_of_gpipe() -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_micro_batches() -> None:
-    peaks = {count: in_fresh_graph("backward_first", count) for count in (8, 16, 32)}
+@pytest.mark.parametrize("emit", ["inline", "call"])
+def test_memory_does_not_grow_with_micro_batches(emit: str) -> None:
+    peaks = {count: in_fresh_graph("backward_first", count, emit) for count in (8, 16, 32)}
     assert max(peaks.values()) <= 1.1 * min(peaks.values()), peaks
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import socket
+from types import SimpleNamespace
 from typing import Any, Iterator, Optional
 
 import numpy as np
@@ -286,3 +287,19 @@ def test_a_driver_refuses_a_built_in_share(graph: tf.Graph) -> None:
     tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
     with pytest.raises(wh.UnsupportedOpError, match="make_initializable_iterator"):
         datasets.take_all(graph)
+
+
+@pytest.mark.parametrize("slicing", [True, False])
+def test_a_driver_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicing: bool) -> None:
+    """Under ``io.slicing: false`` a one-shot iterator has no share built in, and one process may drive a pipeline with it."""
+    from whale_tf import api
+
+    runtime = SimpleNamespace(drive=lambda: None)
+    state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing, termination=SimpleNamespace(serves=False))
+    done: Any = SimpleNamespace(plan=SimpleNamespace(spans_processes=True), serves=False)
+    tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
+    if slicing:
+        with pytest.raises(wh.UnsupportedOpError, match="set io.slicing to false"):
+            api._take_part(state, graph, done)
+    else:
+        assert api._take_part(state, graph, done) is None
