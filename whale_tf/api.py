@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping, NamedTuple, Optional, Union
 
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import tf, v1
@@ -44,6 +44,15 @@ class Observer:
     def run(self, graph: tf.Graph, original: Callable, *arguments: Any) -> Any:
         """``Session.run`` with (fetches, feed_dict, options, run_metadata)."""
         return original(*arguments)
+
+
+class Asked(NamedTuple):
+    """What the script's ``wh.init`` asks for."""
+
+    config: Config
+    cluster: Cluster
+    plan: Optional[Plan]
+    processes: Processes
 
 
 class _Active:
@@ -144,6 +153,12 @@ def observing(observer: Observer) -> Iterator[None]:
     finally:
         _observer = None
         shutdown()
+
+
+def asked() -> Asked:
+    """For an Observer: what the script's ``wh.init`` asks for; without one, local training."""
+    state = _require("asked")
+    return Asked(state.config, state.cluster, state.plan, state.processes)
 
 
 class _Strategy:

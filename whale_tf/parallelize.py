@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import time
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, Spec, capture, divided
@@ -13,11 +13,12 @@ from whale_tf.capture.chain import captured_chain
 from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError, InfeasibleError
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.optimizations.batch_norm import Decomposition, decompose
+from whale_tf.passes import compile_program
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble, static_batch
@@ -40,10 +41,11 @@ from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.graph_profile import Source
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.program import Program
 from whale_tf.rewrite.passes import Rewritten, rewrite
 from whale_tf.rewrite.shard import Sharded
 from whale_tf.rewrite.shard.automatic import check_automatic, contender
-from whale_tf.rewrite.shard.division import carry_out, divide, initialised, of_local, whole_division
+from whale_tf.rewrite.shard.division import Division, carry_out, divide, initialised, of_local, whole_division
 from whale_tf.rewrite.shard.problem import divided_dims
 from whale_tf.rewrite.shard.variables import DividedVariables
 
@@ -113,28 +115,80 @@ def _parallelize(
     keys: Optional[Keys],
     sharded: Sharded,
 ) -> Optional[Parallelized]:
+    parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
+    decided = _decide(graph, cluster, config, plan, options, parts, sharded)
+    if decided is None or is_local(decided.plan):
+        return decided
+    plan = decided.plan
+    if plan.spans_processes:
+        if not processes.is_chief:
+            return decided._replace(serves=True)
+        processes = replace(processes, is_driver=True)
+    backend = plan.gradients[0].backend if plan.gradients else "local"
+    part = plan.local_part(processes.rank)
+    devices = device_names(cluster, processes)
+    rewritten = rewrite(graph, decided.captured, decided.region, part, backend, devices, processes, keys)
+    return decided._replace(rewritten=rewritten)
+
+
+def find_program(
+    graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None, parts: Sequence[Tuple[int, ...]] = ()
+) -> Optional[Program]:
+    """The step that :func:`parallelize` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
+
+    Args:
+        parts: device numbers that each process drives, where there are several.
+
+    Raises:
+        PlanError: the plan divides ops.
+        WhaleError: see :func:`parallelize`.
+    """
+    sync = (config if plan is None else plan).sync_batch_norm
+    decomposition = decompose(graph) if sync else Decomposition()
+    try:
+        options = Options(sync=lambda op: True) if sync else Options()
+        decided = _decide(graph, cluster, config, plan, options, parts, None)
+    finally:
+        decomposition.undo()
+    return None if decided is None else compile_program(decided.region, decided.plan)
+
+
+def _decide(
+    graph: tf.Graph,
+    cluster: Cluster,
+    config: Config,
+    plan: Optional[Plan],
+    options: Options,
+    parts: Sequence[Tuple[int, ...]],
+    sharded: Optional[Sharded],
+) -> Optional[Parallelized]:
+    """Everything before the rewrite.
+
+    Args:
+        parts: device numbers that each process drives, where there are several.
+        sharded: keeps what dividing ops changes in the graph; None: it must stay as it is.
+    """
     is_pipeline = (plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1) > 1
     local = capture(graph, is_pipeline, plan)
     if not local.has_step:
         return None
     verify(local.graph)
-    parts = devices_of_processes(cluster, processes) if processes.count > 1 else ()
     if plan is None and config.auto.auto_parallel == RHINO and len(cluster.devices) > 1:
         check_automatic(graph, local, config)
     is_searched = plan is None and wants_search(config) and not local.is_annotated
     if is_searched:
-        _check_one_process(processes)
+        _check_one_process(len(parts))
         is_searched = len(cluster.devices) > 1 or config.auto.auto_parallel != RHINO
     division = divide(graph, local, cluster, config, plan, options, parts)
     if division.assignment is not None:
-        division = carry_out(graph, division, is_pipeline, plan, sharded)
+        division = _carried_out(graph, division, is_pipeline, plan, sharded)
     captured, (batch, region) = division.captured, _analysed(division.captured, options)
     searched: Optional[_Searched] = None
     if is_searched:
         searched = _best(graph, captured, region, cluster, config)
         if searched.rhino is not None:
             division = initialised(whole_division(local, searched.rhino, cluster), config.init)
-            division = carry_out(graph, division, False, None, sharded)
+            division = _carried_out(graph, division, False, None, sharded)
             captured, (batch, region) = division.captured, _analysed(division.captured, options)
     if searched is not None and searched.plan is not None:
         captured, region, plan = searched.captured, searched.region, searched.plan
@@ -142,24 +196,25 @@ def _parallelize(
         facts = _facts(captured, region)._replace(graph=division.local.graph)
         plan = of_local(annotated_plan(facts, cluster, config, parts), division)
     check_plan(plan, cluster, parts)
-    if is_local(plan):
-        return Parallelized(captured, batch, region, plan, None)
-    if plan.spans_processes:
-        if not processes.is_chief:
-            return Parallelized(captured, batch, region, plan, None, serves=True)
-        processes = replace(processes, is_driver=True)
-    backend = plan.gradients[0].backend if plan.gradients else "local"
-    part = plan.local_part(processes.rank)
-    devices = device_names(cluster, processes)
-    rewritten = rewrite(graph, captured, region, part, backend, devices, processes, keys)
-    return Parallelized(captured, batch, region, plan, rewritten, {}, division.assignment)
+    return Parallelized(captured, batch, region, plan, None, assignment=division.assignment)
 
 
-def _check_one_process(processes: Processes) -> None:
-    if processes.count > 1:
+def _carried_out(
+    graph: tf.Graph, division: Division, is_pipeline: bool, plan: Optional[Plan], sharded: Optional[Sharded]
+) -> Division:
+    if sharded is None:
+        raise PlanError(
+            "the plan divides ops (split), so its Program is of the divided graph, which the rewrite makes: print "
+            "wh.current_program().to_text() in the script, after the first training step or wh.parallelize()"
+        )
+    return carry_out(graph, division, is_pipeline, plan, sharded)
+
+
+def _check_one_process(count: int) -> None:
+    if count > 1:
         raise ConfigError(
             "auto_parallel and num_task_graph divide an un-annotated model inside one process, but there are "
-            f"{processes.count}; annotate the "
+            f"{count}; annotate the "
             "model, or start one process that sees all devices"
         )
 

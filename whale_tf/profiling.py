@@ -1,4 +1,4 @@
-"""Profiles and plans of models in scripts and files, for ``whale profile`` and ``whale plan``."""
+"""Profiles, plans and Programs of models in scripts and files, for ``whale profile``, ``whale plan`` and ``whale explain``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from whale_tf.capture.model_file import file_chain, read_model_file
 from whale_tf.capture.sizes import sized
 from whale_tf.capture.step import step_graph
 from whale_tf.capture.unseen import training_phases
-from whale_tf.cluster import Cluster
+from whale_tf.cluster import Cluster, devices_of_processes
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
 from whale_tf.errors import InfeasibleError, MissingPackageError, PlanError
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
-from whale_tf.parallelize import Found, find_plan
+from whale_tf.parallelize import Found, find_plan, find_program
+from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import preferred, search_plan
 from whale_tf.planner.result import no_candidate
@@ -32,6 +33,7 @@ from whale_tf.planner.rhino.automatic import Automatic, Question, automatic, pla
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.program import Program
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.trace import executed_s, op_name
 
@@ -116,6 +118,47 @@ class _Planner(api.Observer):
         if self.found is None:
             self.found = find_plan(graph, self.name, self.cluster, self.config)
         if self.found is not None:
+            raise _Done()
+
+
+def script_program(path: str, plan: Optional[Plan], cluster: Optional[Cluster]) -> Program:
+    """The step of a training script, which runs until its graph is built.
+
+    Args:
+        plan: None: the one that the script asks for.
+        cluster: None: the plan's number of devices, or the script's own cluster.
+
+    Raises:
+        PlanError: no such script, it trains no graph, the plan was made for another graph or cluster, or divides ops.
+    """
+    if not path.endswith(".py") or not os.path.isfile(path):
+        raise PlanError(f"{path!r} is no script (.py); give the path of a training script")
+    compiler = _Compiler(plan, cluster)
+    _run_script(path, (), compiler)
+    if compiler.program is None:
+        raise PlanError(
+            f"{path!r} ended without finalizing or running a graph with an optimizer's update (tf.compat.v1.train, minimize or "
+            "apply_gradients), so it has no step to show")
+    return compiler.program
+
+
+class _Compiler(api.Observer):
+    """Makes the Program of the first training graph."""
+
+    def __init__(self, plan: Optional[Plan], cluster: Optional[Cluster]) -> None:
+        self.plan, self.cluster = plan, cluster
+        self.program: Optional[Program] = None
+
+    def graph(self, graph: tf.Graph) -> None:
+        asked = api.asked()
+        if self.plan is not None:
+            cluster = self.cluster or Cluster.parse(f"cpu:{self.plan.num_devices}")
+            self.program = find_program(graph, cluster, asked.config, self.plan, self.plan.processes)
+        else:
+            cluster = self.cluster or asked.cluster
+            parts = devices_of_processes(cluster, asked.processes) if asked.processes.count > 1 else ()
+            self.program = find_program(graph, cluster, asked.config, asked.plan, parts)
+        if self.program is not None:
             raise _Done()
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import typer
 from rich.console import Console
@@ -14,11 +14,13 @@ from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.plan import Plan
+from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.explain import explain_plan, patterns_table
 from whale_tf.planner.result import SearchResult
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
+from whale_tf.program import Program
 from whale_tf.simulator import MODELS, built_in_model, model_names
 
 GIB = float(1 << 30)
@@ -102,14 +104,45 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, recomp
     return Answer(search(profile, cluster, global_batch, method, recompute), profile)
 
 
-def explain(path: str = typer.Argument(..., metavar="PLAN", help="a plan file")) -> None:
-    """Show a plan's TaskGraphs, devices, bridges and collectives, and what the search believed of it."""
+def explain(
+    path: Optional[str] = typer.Argument(None, metavar="PLAN", help="a plan file"),
+    script: Optional[str] = typer.Option(
+        None, "--program", metavar="SCRIPT",
+        help="print the Program instead: the calls that the plan makes of this script's training step; without PLAN, the plan "
+             "that the script asks for by its annotations and wh.init"),
+    cluster: Optional[str] = typer.Option(
+        None, help="show its device names in place of numbers: a built-in name, a JSON file, or a short form such as cpu:4; "
+                   "without PLAN, also plan for it and not for the script's own"),
+    most: int = typer.Option(40, min=0, help="calls of a Program to print; 0: all"),
+) -> None:
+    """Show a plan's TaskGraphs, devices, bridges and collectives, and what the search believed of it; or a training step, call by
+    call."""
+    if path is None and script is None:
+        raise typer.BadParameter("give a plan file, --program SCRIPT, or both")
     try:
-        loaded = Plan.parse(path)
+        loaded = None if path is None else Plan.parse(path)
+        machines = None if cluster is None else Cluster.parse(cluster)
+        if loaded is not None and machines is not None:
+            check_plan(loaded, machines, loaded.processes)
+        names = [] if machines is None else [f"{device.kind}:{device.number}" for device in machines.devices]
+        if script is not None:
+            from whale_tf.profiling import script_program  # TensorFlow takes seconds to load
+
+            typer.echo(_first_calls(script_program(script, loaded, machines), names, most))
+        elif loaded is not None:
+            typer.echo(explain_plan(loaded, None, names or [str(device) for device in range(loaded.num_devices)]))
     except WhaleError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
-    typer.echo(explain_plan(loaded, None, [str(device) for device in range(loaded.num_devices)]))
+
+
+def _first_calls(program: Program, names: Sequence[str], most: int) -> str:
+    """A Program as text, its bodies and at most so many calls; 0: all."""
+    lines = program.to_text(names).splitlines()
+    hidden = len(program.calls) - most
+    if most and hidden > 0:
+        lines[-hidden:] = [f"... and {hidden} more; --most 0 shows all calls"]
+    return "\n".join(lines)
 
 
 def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argument(..., help="another one"),
