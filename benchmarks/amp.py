@@ -20,12 +20,12 @@ from rich.console import Console
 from scipy.stats import spearmanr
 
 from benchmarks.measure import table
+from benchmarks.papers import amp as papers
 from whale_tf.cluster import Cluster
-from whale_tf.planner.amp import annealing, baselines
 from whale_tf.planner.amp.cost import Costs, Degrees, Strategy
 from whale_tf.planner.amp.layer_assignment import assign, evaluate
 from whale_tf.planner.amp.placement import megatron
-from whale_tf.planner.amp.search import Candidate, search
+from whale_tf.planner.amp.search import search
 from whale_tf.profiler.model_profile import Measurement, ModelProfile, load_builtin
 
 SETTINGS = {"homogeneous": "amp-homogeneous", "het_cluster": "amp-het"}
@@ -119,9 +119,9 @@ def report_loop(console: Console, profile: ModelProfile) -> None:
     for name, model, batch in (("amp-homogeneous", profile, 32), ("amp-het", profile, 32),
                                ("amp-p3", load_builtin("transgan"), 64)):
         cluster, line = Cluster.parse(name), [name, model.name]
-        for method in (search, baselines.megatron, baselines.random_search, annealing.anneal):
+        for method in papers.SEARCHES.values():
             start = time.process_time()
-            found: List[Candidate] = method(Costs(model, cluster, batch))  # type: ignore[operator]
+            found = method(Costs(model, cluster, batch))
             seconds = time.process_time() - start
             line += [f"{found[0].estimate.seconds:.3f}", f"{seconds:.3f}"]
             if method is search:
@@ -139,7 +139,7 @@ def report_layer_balance(console: Console) -> None:
     best = search(costs)[0]
     rows = [["AMP", f"{best.estimate.seconds:.3f}", str(list(best.strategy.cuts))]]
     for balance in ("layers", "parameters"):
-        other = next(c for c in baselines.megatron(costs, balance))
+        other = next(c for c in papers.megatron(costs, balance))
         rows.append(["Megatron, by " + balance, f"{other.estimate.seconds:.3f}", str(list(other.strategy.cuts))])
     console.print(table("heterogeneous model: seconds of a step", ["strategy", "s", "cuts"], rows))
 

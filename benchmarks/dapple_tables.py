@@ -14,9 +14,9 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from rich.console import Console
 
 from benchmarks.measure import table
+from benchmarks.papers.dapple import SOLVERS, in_order, search, single_device_seconds
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import search as dapple
-from whale_tf.planner.dapple.baselines import in_order
 from whale_tf.planner.dapple.cost import Costs
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.search import Candidate
@@ -62,7 +62,7 @@ def found(profile: ModelProfile, cluster: Cluster, batch: int, solver: str = "ex
     """Search results, each made once."""
     key = (profile.name, cluster.to_json(), batch, solver)
     if key not in _FOUND:
-        _FOUND[key] = dapple.search(profile, cluster, batch, solver)
+        _FOUND[key] = search(profile, cluster, batch, solver)
     return _FOUND[key]
 
 
@@ -138,7 +138,7 @@ def report_table5(console: Console) -> None:
 def printed_stages(costs: Costs, plan: Optional[Sequence[Tuple[int, int]]]) -> Optional[Candidate]:
     """A plan of Table VII; None: straight."""
     if plan is None:
-        stages = dapple.SOLVERS["straight"](costs)
+        stages = SOLVERS["straight"](costs)
     else:
         cuts = [0] + [last + 1 for last, _ in plan]
         stages = in_order(costs, cuts, [devices for _, devices in plan])
@@ -184,7 +184,7 @@ def report_printed(console: Console) -> None:
         latencies = []
         for solver in ("exact", "printed", "pipedream", "torchgpipe", "even"):
             start = time.process_time()
-            stages = dapple.SOLVERS[solver](costs)
+            stages = SOLVERS[solver](costs)
             seconds = time.process_time() - start
             latencies.append(costs.latency(stages) if stages else float("nan"))
             line += [f"{latencies[-1]:.3f}", f"{seconds:.2f}"]
@@ -196,7 +196,7 @@ def report_printed(console: Console) -> None:
 
 def speedups(profile: ModelProfile, cluster: Cluster, batch: int) -> List[str]:
     """Hybrid, data parallel without and with overlap, over one device."""
-    alone = dapple.single_device_seconds(profile, cluster, batch)
+    alone = single_device_seconds(profile, cluster, batch)
     every = found(profile, cluster, batch, "data-parallel")
     plain = min([c.latency_s for c in every if not c.overlapped], default=float("nan"))
     overlapped = min([c.latency_s for c in every], default=float("nan"))

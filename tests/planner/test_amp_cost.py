@@ -1,17 +1,14 @@
-"""AMP's cost model by hand, placements, searches and baselines."""
+"""AMP's cost model by hand, placements and searches."""
 from __future__ import annotations
 
-import random
 from typing import Any, List
 
-import numpy as np
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.planner.amp import annealing, baselines
 from whale_tf.planner.amp.cost import Costs, Degrees, Strategy, tensor_degrees
 from whale_tf.planner.amp.placement import megatron
-from whale_tf.planner.amp.search import Candidate, degrees, micro_batches, search
+from whale_tf.planner.amp.search import degrees, micro_batches, search
 from whale_tf.profiler.model_profile import Measurement, ModelProfile, load_builtin
 
 PEAK = 15.7e12
@@ -125,25 +122,6 @@ def gpt() -> Costs:
     return Costs(load_builtin("gpt2-24"), Cluster.parse("amp-het"), 32)
 
 
-def test_search_is_no_worse_than_any_baseline(gpt: Costs) -> None:
-    found = search(gpt)
-    assert all(a.estimate.seconds <= b.estimate.seconds for a, b in zip(found, found[1:]) if a.estimate.fits == b.estimate.fits)
-    best = found[0].estimate.seconds
-    others: List[List[Candidate]] = [baselines.megatron(gpt), baselines.megatron(gpt, "parameters")]
-    for other in others:
-        assert best <= other[0].estimate.seconds
-    for candidate in found + others[0]:
-        cuts = candidate.strategy.cuts
-        assert cuts[0] == 0 and cuts[-1] == 30 and all(a < b for a, b in zip(cuts, cuts[1:]))
-        assert gpt.estimate(candidate.strategy) == candidate.estimate
-
-
-def test_megatron_takes_the_smallest_product(gpt: Costs) -> None:
-    """Section 6.5.2: for micro-batch 1 it picks dp 16, the model fitting one device."""
-    chosen = [c for c in baselines.megatron(gpt) if c.strategy.micro_batch == 1 and c.estimate.fits]
-    assert [tuple(c.strategy.degrees) for c in chosen] == [(1, 16, 1)]
-
-
 def test_real_trials_decide(gpt: Costs) -> None:
     """Measured seconds rank the tried strategies before all others."""
     ran: List[Strategy] = []
@@ -155,37 +133,3 @@ def test_real_trials_decide(gpt: Costs) -> None:
     found = search(gpt, trial, budget=4)
     assert len(ran) == 4 and found[0].strategy is ran[-1] and found[0].measured_s == 0.25
     assert [c.measured_s is None for c in found[:6]] == [False] * 4 + [True] * 2
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_strategies_are_legal_and_repeatable(gpt: Costs, seed: int) -> None:
-    found = baselines.random_search(gpt, 10, seed)
-    assert [c.estimate for c in found] == [c.estimate for c in baselines.random_search(gpt, 10, seed)]
-    assert all(sorted(c.strategy.placement.ravel().tolist()) == list(range(16)) for c in found)
-
-
-@pytest.mark.parametrize("rows,columns,dp,tmp", [(4, 4, 2, 2), (4, 4, 1, 2), (4, 4, 4, 1), (2, 6, 3, 2), (3, 3, 1, 1)])
-def test_tilings_cover_the_mesh_once(rows: int, columns: int, dp: int, tmp: int) -> None:
-    for seed in range(20):
-        tiles = annealing.tile(rows, columns, dp, tmp, random.Random(seed))
-        assert tiles is not None
-        covered = np.zeros((rows, columns), dtype=int)
-        for row, column, height, width in tiles:
-            assert {height, width} == {dp, tmp}
-            covered[row:row + height, column:column + width] += 1
-        assert (covered == 1).all()
-
-
-def test_no_tiling() -> None:
-    assert annealing.tile(3, 3, 2, 1, random.Random(0)) is None
-
-
-@pytest.mark.slow
-def test_annealing(gpt: Costs) -> None:
-    found = annealing.anneal(gpt, iterations=60, seed=1)
-    assert [c.estimate for c in found] == [c.estimate for c in annealing.anneal(gpt, iterations=60, seed=1)]
-    for candidate in found:
-        degree, placement = candidate.strategy.degrees, candidate.strategy.placement
-        assert placement.shape == (degree.pp, degree.dp, degree.tmp)
-        assert sorted(placement.ravel().tolist()) == list(range(16))
-    assert any((c.strategy.placement != megatron(gpt.cluster, c.strategy.degrees)).any() for c in found)

@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import List, Sequence
+from typing import Any, List, Sequence
 
 import pytest
 
 from tests.planner.dapple_cases import case
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import device_sets
-from whale_tf.planner.dapple.cost import Costs, Element, Stage, latency, printed_latency, printed_pivot
+from whale_tf.planner.dapple.cost import Costs, Element, Stage, latency
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.rehearse import rehearse
 from whale_tf.profiler.model_profile import ModelProfile
@@ -36,21 +36,6 @@ def test_latency_by_hand() -> None:
     elements = chain((1, 2, 10), (2, 3, 0), (1, 1, 30))
     # pivot 1: warm-up 1 + 2, steady 4 x 5, ending max(10 + 2 + 3, 0 + 3, 30 - 0) = 30
     assert latency(elements, 5) == 3 + 20 + 30
-    # as printed the pivot is stage 1 and the last stage's sum of B runs from 1 to 2: 30 - (3 + 0 + 1)
-    assert printed_pivot(elements, 5) == 2 and printed_latency(elements, 5) == 3 + 20 + 26
-
-
-def test_one_stage_as_printed_ends_before_its_last_backward() -> None:
-    """Why Eq. 1 is read differently (module docstring): one stage of 5 micro-batches cannot be done in less than 5 (F + B)."""
-    one = chain((2, 4, 1))
-    assert latency(one, 5) == 5 * 6 + 1
-    assert printed_latency(one, 5) == 2 + 4 * 6 + 1 - 4 < 5 * 6
-
-
-def test_pivot_moves_to_the_busy_stage() -> None:
-    assert printed_pivot(chain((1, 1), (5, 5), (1, 1)), 10) == 2
-    assert printed_pivot(chain((9, 9), (1, 1), (1, 1)), 10) == 0
-    assert printed_pivot(chain((1.1, 1), (1, 1), (1, 1)), 2) == 4  # less than what lies between
 
 
 def test_memory_lengthens_the_cycle() -> None:
@@ -109,9 +94,10 @@ def test_all_sets_leave_out_only_exchanges() -> None:
     assert servers.count_states() == 45 and Servers(Cluster.parse("dapple-b")).count_states() == 17
 
 
-@pytest.mark.parametrize("policy,expected", [("fresh", (0, 4, 0)), ("append", (4, 0, 0)), ("scatter", (4, 0, 0))])
-def test_policies_of_figure_5(policy: str, expected: tuple) -> None:
-    assert device_sets.POLICIES[policy]((6, 6, 6), (2, 0, 0), 4) == expected
+@pytest.mark.parametrize("policy,expected", [
+    (device_sets.fresh_first, (0, 4, 0)), (device_sets.append_first, (4, 0, 0)), (device_sets.scatter_first, (4, 0, 0))])
+def test_policies_of_figure_5(policy: Any, expected: tuple) -> None:
+    assert policy((6, 6, 6), (2, 0, 0), 4) == expected
 
 
 def test_policies_fill_up_elsewhere() -> None:

@@ -7,7 +7,7 @@ from typing import Tuple
 import numpy as np
 import pytest
 
-from whale_tf.planner.amp.layer_assignment import assign, balanced, evaluate, uniform
+from whale_tf.planner.amp.layer_assignment import assign, evaluate
 
 
 def best_of_all(times: np.ndarray, edges: np.ndarray, gas: int, count: int, blocking: bool) -> float:
@@ -36,21 +36,3 @@ def test_equals_the_best_of_all_assignments(blocking: bool, per_stage: bool) -> 
 
 def test_more_stages_than_layers_have_no_assignment() -> None:
     assert assign(np.ones(3), np.zeros((2, 3)), 4, 4) is None
-
-
-def test_balanced_makes_the_heaviest_stage_lightest() -> None:
-    random = np.random.RandomState(1)
-    for _ in range(200):
-        weights = random.randint(1, 30, random.randint(2, 9)).tolist()
-        count = random.randint(1, len(weights) + 1)
-
-        def heaviest(cuts: Tuple[int, ...]) -> int:
-            return max(sum(weights[a:b]) for a, b in zip(cuts, cuts[1:]))
-
-        best = min(heaviest((0,) + inner + (len(weights),))
-                   for inner in itertools.combinations(range(1, len(weights)), count - 1))
-        assert heaviest(balanced(weights, count)) == best
-
-
-def test_uniform_is_megatrons() -> None:
-    assert uniform(10, 4) == (0, 2, 5, 7, 10)

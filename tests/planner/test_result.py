@@ -1,45 +1,23 @@
 """The search front: one result for every search, Plans, refusals."""
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
+from tests.planner.results import check, profile
 from whale_tf.errors import ClusterError, InfeasibleError, PlanError
-from whale_tf.plan import Plan
 from whale_tf.planner.search import METHODS, search
-from whale_tf.profiler.model_profile import ModelProfile, load_builtin
-
-
-def profile(ops: bool = False, **changes: Any) -> ModelProfile:
-    layers = [{"name": f"layer_{i}", "forward_flops": 1e9, "parameter_bytes": 4 * 10 ** 6, "output_bytes": 1000,
-               "activation_bytes": 10 ** 6, "tensor_parallel_bytes": 1000,
-               "ops": [f"m/a{i}", f"m/b{i}"] if ops else []} for i in range(6)]
-    return ModelProfile.parse(dict({"name": "small", "batch_granularity": 1, "layers": layers,
-                                    "graph": "f1" if ops else ""}, **changes))
+from whale_tf.profiler.model_profile import load_builtin
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_on_one_case(method: str) -> None:
-    found = search(profile(), "dapple-b:4", 16, method)
-    devices = sorted(device for stage in found.stages for device in stage.all_devices)
-    assert devices == [0, 1, 2, 3]
-    assert found.stages[0].first_layer == 0 and found.stages[-1].last_layer == 5
-    assert all(b.first_layer == a.last_layer + 1 for a, b in zip(found.stages, found.stages[1:]))
-    assert found.micro_batches * found.model_replicas <= 16 and found.fits
-    value = json.loads(found.to_json())
-    assert value["search"] == method and value["kind"] in ("dp", "straight", "hybrid")
-    assert set(value) >= {"stages", "micro_batches", "latency_s", "peak_memory_bytes", "search_seconds", "runners_up"}
-    assert set(value["stages"][0]) >= {"first_layer", "last_layer", "devices"}
-    assert len(value["peak_memory_bytes"]) == 4
-    plan = found.to_plan(profile())
-    assert Plan.parse(plan.to_json()) == plan
-    assert plan.estimate.search == method and plan.estimate.latency_s == found.latency_s
+    check(search(profile(), "dapple-b:4", 16, method), method)
 
 
 def test_ops_of_the_layers_become_task_graphs() -> None:
-    found = search(profile(ops=True), "dapple-b:2", 16, "straight")
+    found = search(profile(ops=True), "dapple-b:2", 16, "two-stages")
     plan = found.to_plan(profile(ops=True))
     assert plan.graph == "f1" and found.kind == "straight"
     assert [op for graph in plan.task_graphs for op in graph.ops] == [
@@ -77,7 +55,9 @@ def test_profile_without_batch_size() -> None:
 
 
 @pytest.mark.parametrize("changes,part", [
-    ({"method": "dapel"}, "Did you mean 'dapple'?"), ({"global_batch": 0}, "global_batch is 0"),
+    ({"method": "dapel"}, "Did you mean 'dapple'?"),
+    ({"method": "pipedream"}, "there are dapple, data-parallel, two-stages, amp, rhino, auto."),
+    ({"global_batch": 0}, "global_batch is 0"),
     ({"profile": "bert-49"}, "Did you mean 'bert-48'?"), ({"trial": len, "method": "dapple"}, "runs no trials")])
 def test_wrong_arguments(changes: Any, part: str) -> None:
     arguments = dict({"profile": profile(), "cluster": "dapple-b:2", "global_batch": 4}, **changes)

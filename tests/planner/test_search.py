@@ -1,4 +1,4 @@
-"""Searches end to end: what they find is legal, scored alike by another road, and no worse than the baselines."""
+"""Searches end to end: what they find is legal, and scored alike by another road."""
 from __future__ import annotations
 
 import json
@@ -11,7 +11,6 @@ from whale_tf.cli import app
 from whale_tf.cluster import Cluster
 from whale_tf.errors import WhaleError
 from whale_tf.plan import Plan
-from whale_tf.planner.dapple import search as dapple
 from whale_tf.planner.dapple.cost import Element, latency
 from whale_tf.planner.search import search
 from whale_tf.profiler.model_profile import load_builtin
@@ -35,17 +34,6 @@ def test_a_found_plan_is_legal_and_runs_through_json(method: str, model: str) ->
     plan = found.to_plan(profile)
     assert Plan.parse(plan.to_json()) == plan
     assert plan.estimate.search.startswith(method)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["gnmt-16", "vgg-19@dapple"])
-def test_the_exact_planner_is_never_slower_than_any_baseline(model: str) -> None:
-    profile, cluster = load_builtin(model), Cluster.parse(SMALL)
-    best = dapple.search(profile, cluster, 32, "exact")[0]
-    for solver in dapple.SOLVERS:
-        for candidate in dapple.search(profile, cluster, 32, solver):
-            if not candidate.overlapped:  # another execution model: gradients summed beside the backward pass
-                assert best.latency_s <= candidate.latency_s * 1.0011, solver
 
 
 def test_latency_is_the_papers_equation_for_one_stage() -> None:

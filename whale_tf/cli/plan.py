@@ -207,7 +207,7 @@ def _list(as_json: bool) -> None:
     for name, row in BUILTIN.items():
         clusters.add_row(name, row.source)
     searches = Table("search", "what it does")
-    for name, summary in [*((name, method.summary) for name, method in METHODS.items()), *ON_GRAPHS.items()]:
+    for name, summary in [*METHODS.items(), *ON_GRAPHS.items()]:
         searches.add_row(name, summary)
     for table in (models, clusters, searches):
         console.print(table)

@@ -2,11 +2,10 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Mapping, Optional, Sequence, Tuple, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
-from whale_tf.planner.amp import annealing, baselines
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs as AmpCosts
 from whale_tf.planner.dapple import search as dapple
@@ -16,30 +15,12 @@ from whale_tf.profiler.model_profile import ModelProfile
 GIB = float(1 << 30)
 RUNNERS_UP = 5
 
-
-class Method(NamedTuple):
-    """A search by name.  ``solver`` is a key of DAPPLE's solvers; ``strategies`` a search over AMP's costs."""
-
-    summary: str
-    solver: Optional[str] = None
-    strategies: Optional[Callable[[AmpCosts], List[amp.Candidate]]] = None
-
-
-METHODS: Mapping[str, Method] = {
-    "dapple": Method("pipeline and data parallelism, exact (DAPPLE)", solver="exact"),
-    "dapple-printed": Method("the same by the paper's memoised search", solver="printed"),
-    "straight": Method("the best plan without replication", solver="straight"),
-    "two-stages": Method("the best plan of two stages", solver="two-stages"),
-    "data-parallel": Method("every device holds the model", solver="data-parallel"),
-    "pipedream": Method("PipeDream's planner, run synchronously", solver="pipedream"),
-    "torchgpipe": Method("torchgpipe's block partition", solver="torchgpipe"),
-    "even": Method("as many layers and devices for each stage", solver="even"),
-    "amp": Method("pipeline, data and tensor parallelism (AMP)", strategies=amp.search),
-    "amp-annealing": Method("the same with placements by simulated annealing", strategies=annealing.anneal),
-    "megatron": Method("Megatron's heuristics, layers balanced by number", strategies=baselines.megatron),
-    "random": Method("random strategies", strategies=baselines.random_search),
+METHODS: Mapping[str, str] = {
+    "dapple": "pipeline and data parallelism, exact (DAPPLE)",
+    "data-parallel": "every device holds the model",
+    "two-stages": "the best plan of two stages",
+    "amp": "pipeline, data and tensor parallelism (AMP)",
 }
-
 
 # Searches that are not of a profile alone: summary.
 ON_GRAPHS: Mapping[str, str] = {
@@ -60,7 +41,7 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         method: a key of :data:`METHODS`.
         recompute: DAPPLE family: keep only stage inputs; None: where that is faster, memory being short without.
         micro_batches: of one model replica; None: chosen.
-        trial: AMP family: runs a strategy and returns its seconds; the ``budget`` best are run.
+        trial: AMP alone: runs a strategy and returns its seconds; the ``budget`` best are run.
 
     Raises:
         PlanError: unknown method or profile, or a profile without batch granularity.
@@ -72,8 +53,8 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         raise PlanError(f"search {method!r} ({ON_GRAPHS[method]}) takes more than a profile; use `whale plan`, or "
                         f"auto.auto_parallel")
     if method not in METHODS:
-        raise PlanError("there is no search {!r}; there are {}.{}".format(
-            method, ", ".join(METHODS), did_you_mean(method, METHODS)))
+        names = [*METHODS, *ON_GRAPHS]
+        raise PlanError(f"there is no search {method!r}; there are {', '.join(names)}.{did_you_mean(method, names)}")
     if global_batch < 1:
         raise PlanError(f"global_batch is {global_batch}, expected at least 1")
     if profile.batch_granularity is None:
@@ -81,18 +62,17 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
             f"profile {profile.name!r} does not say its batch granularity, so micro-batches cannot be sized; add "
             f"\"batch_granularity\": the "
             "number of samples it was measured with, or the smallest a device computes efficiently")
-    if method != "random" and (trial is not None) and METHODS[method].strategies is not amp.search:
+    if trial is not None and method != "amp":
         raise PlanError(f"search {method!r} runs no trials; use 'amp'")
     start = time.perf_counter()
-    if METHODS[method].solver is not None:
-        return _dapple(profile, cluster, global_batch, method, recompute, start, micro_batches)
-    return _amp(profile, cluster, global_batch, method, trial, budget, start, micro_batches)
+    if method == "amp":
+        return _amp(profile, cluster, global_batch, trial, budget, start, micro_batches)
+    return _dapple(profile, cluster, global_batch, method, recompute, start, micro_batches)
 
 
 def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool], start: float,
             micro_batches: Optional[int]) -> SearchResult:
-    solver = METHODS[method].solver
-    assert solver is not None
+    solver = "exact" if method == "dapple" else method
     counts = None if micro_batches is None else [micro_batches]
     found = dapple.search(profile, cluster, global_batch, solver, bool(recompute), counts)
     if recompute is None and (not found or found[0].held_back):
@@ -100,47 +80,55 @@ def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: 
     if not found:
         least = dapple.least_memory(profile, cluster, global_batch, recompute is not False)
         raise InfeasibleError(_too_large(profile, cluster, method, least, recompute is not False))
+    return dapple_result(method, found, time.perf_counter() - start)
+
+
+def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds: float) -> SearchResult:
+    """The first candidate, and the next ones as its runners-up."""
     best = found[0]
-    servers = best.costs.servers
+    costs, servers = best.costs, best.costs.servers
     stages = tuple(Stage(first_layer=stage.first, last_layer=stage.end - 1, warmup=depth,
                          devices=(servers.devices(stage.used, stage.taken),))
                    for stage, depth in zip(best.stages, best.depths))
     return SearchResult(
-        search=method, model=profile.name, cluster=cluster.name, global_batch=global_batch, num_devices=len(cluster),
-        kind=kind_of(stages), stages=stages, micro_batches=best.micro_batches, latency_s=best.latency_s,
-        formula_latency_s=best.formula_s, peak_memory_bytes=tuple(best.peak_bytes()), recompute=best.costs.recompute,
-        activation_communication_ratio=best.ratio, warmup_policy=best.policy, overlapped_all_reduce=best.overlapped,
-        search_seconds=time.perf_counter() - start, description=best.describe(),
+        search=method, model=costs.profile.name, cluster=servers.cluster.name, global_batch=costs.global_batch,
+        num_devices=servers.num_devices, kind=kind_of(stages), stages=stages, micro_batches=best.micro_batches,
+        latency_s=best.latency_s, formula_latency_s=best.formula_s, peak_memory_bytes=tuple(best.peak_bytes()),
+        recompute=costs.recompute, activation_communication_ratio=best.ratio, warmup_policy=best.policy,
+        overlapped_all_reduce=best.overlapped, search_seconds=search_seconds, description=best.describe(),
         runners_up=tuple(c.describe() for c in found[1:1 + RUNNERS_UP]))
 
 
-def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, trial: Optional[amp.Trial], budget: int,
-         start: float, micro_batches: Optional[int]) -> SearchResult:
+def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Optional[amp.Trial], budget: int, start: float,
+         micro_batches: Optional[int]) -> SearchResult:
     costs = AmpCosts(profile, cluster, global_batch)
-    strategies = METHODS[method].strategies
-    assert strategies is not None
-    found = amp.search(costs, trial, budget) if trial is not None else strategies(costs)
+    found = amp.search(costs, trial, budget)
     if micro_batches is not None:
         found = [c for c in found if costs.accumulation(c.strategy.degrees, c.strategy.micro_batch) == micro_batches]
     if not found:
         raise InfeasibleError(
-            "{!r} finds no strategy for {!r} on the {} devices of {!r}: with a batch of {} no pipeline of at most {} stages "
+            "'amp' finds no strategy for {!r} on the {} devices of {!r}: with a batch of {} no pipeline of at most {} stages "
             "divides it{}; use a batch that more devices divide".format(
-                method, profile.name, len(cluster), cluster.name, global_batch, len(profile.layers),
+                profile.name, len(cluster), cluster.name, global_batch, len(profile.layers),
                 "" if micro_batches is None else f" into {micro_batches} micro-batches"))
-    best = found[0]
-    if not best.estimate.fits:
+    if not found[0].estimate.fits:
         least = min(found, key=lambda c: max(c.estimate.peak_bytes))
-        raise InfeasibleError(_too_large(profile, cluster, method, float(max(least.estimate.peak_bytes)), False))
+        raise InfeasibleError(_too_large(profile, cluster, "amp", float(max(least.estimate.peak_bytes)), False))
+    return amp_result("amp", costs, found, time.perf_counter() - start)
+
+
+def amp_result(method: str, costs: AmpCosts, found: Sequence[amp.Candidate], search_seconds: float) -> SearchResult:
+    """The first candidate, and the next ones as its runners-up."""
+    best, cluster = found[0], costs.cluster
     degrees, placement, cuts = best.strategy.degrees, best.strategy.placement, best.strategy.cuts
     gas = costs.accumulation(degrees, best.strategy.micro_batch)
     stages = tuple(_amp_stage(placement[p].tolist(), cuts[p], cuts[p + 1] - 1, degrees.pp, degrees.tmp,
                               min(gas, degrees.pp - p)) for p in range(degrees.pp))
     return SearchResult(
-        search=method, model=profile.name, cluster=cluster.name, global_batch=global_batch, num_devices=len(cluster),
+        search=method, model=costs.profile.name, cluster=cluster.name, global_batch=costs.global_batch, num_devices=len(cluster),
         kind=kind_of(stages), stages=stages, micro_batches=gas, model_replicas=len(stages[0].devices),
         latency_s=best.seconds, formula_latency_s=best.estimate.seconds, peak_memory_bytes=best.estimate.peak_bytes,
-        search_seconds=time.perf_counter() - start, description=best.describe(),
+        search_seconds=search_seconds, description=best.describe(),
         runners_up=tuple(c.describe() for c in found[1:1 + RUNNERS_UP]))
 
 

@@ -54,26 +54,12 @@ def assign(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int, blo
         return None
     if count == 1:
         return Assignment(evaluate(times, edges, gas, (0, layers), blocking), (0, layers))
-    problem = (_BlockingProblem if blocking else _Problem)(times, edges, count)
+    problem = (_BlockingProblem if blocking else Problem)(times, edges, count)
     cuts = problem.trace(problem.probe(INFINITY)[1]) if gas == 1 else _branch_and_bound(problem, gas)
     return Assignment(evaluate(times, edges, gas, cuts, blocking), cuts)
 
 
-def uniform(layers: int, count: int) -> Tuple[int, ...]:
-    """As many layers for each stage as for the others (Megatron's default)."""
-    return tuple(layers * j // count for j in range(count + 1))
-
-
-def balanced(weights: Sequence[float], count: int) -> Tuple[int, ...]:
-    """The cuts that make the heaviest stage lightest (Megatron's balance by parameters)."""
-    if count == 1:
-        return (0, len(weights))
-    problem = _Problem(numpy.asarray(weights, dtype=float), numpy.zeros((len(weights) - 1, count - 1)), count)
-    caps = problem.caps()
-    return problem.trace(problem.probe(caps[problem.first_feasible(caps)])[1])
-
-
-def _branch_and_bound(problem: _Problem, gas: int) -> Tuple[int, ...]:
+def _branch_and_bound(problem: Problem, gas: int) -> Tuple[int, ...]:
     caps = problem.caps()
     best: Tuple[float, Tuple[int, ...]] = (INFINITY, ())
     sums: Dict[int, float] = {}
@@ -105,7 +91,7 @@ def _branch_and_bound(problem: _Problem, gas: int) -> Tuple[int, ...]:
 _Back = List[List[int]]
 
 
-class _Problem:
+class Problem:
     """Probes of one problem: the least sum of times and edges with no stage above a cap."""
 
     def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int) -> None:
@@ -206,7 +192,7 @@ def _window(sums: List[float], cap: float) -> List[int]:
     return result
 
 
-class _BlockingProblem(_Problem):
+class _BlockingProblem(Problem):
     """Stage times include the messages at both ends, so what fits under a cap is no window: O(k L^2) a probe."""
 
     def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int) -> None:

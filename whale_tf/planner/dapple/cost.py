@@ -13,10 +13,10 @@ A plan is a chain of computation stages; between two of them stands a communicat
 
 Eq. 1 prints ``- sum_{a=Q}^{s} B_a`` for every ``s >= Q``.  Read literally the pivot's own last backward pass is subtracted
 where it has to be added (one stage alone would end before it), so the time at which the last backward pass of ``s`` ends,
-relative to the start of the pivot's, stands here; :func:`printed_latency` evaluates the equation as printed.
+relative to the start of the pivot's, stands here.
 
 **The pivot** is the stage without bubbles.  Every stage gives a bound if it had none, so ``L`` is the largest ``L(Q)``;
-formula 3 (:func:`printed_pivot`) is the paper's heuristic for the same stage.
+the paper's formula 3 is a heuristic for the same stage.
 
 **Memory** enters twice: a stage must hold its parameters, gradients, optimizer state and at least one micro-batch; and with room
 for ``D < M`` micro-batches, ``D`` of them go to the end and back (round trip ``R``) before the next ``D``, the last ``r`` ones a
@@ -89,29 +89,6 @@ def _ending(elements: Sequence[Element], pivot: int) -> float:
     return max(e.allreduce_s + (sum(a.backward_s for a in elements[s:pivot]) if s <= pivot else
                                 -sum(a.backward_s for a in elements[pivot:s]))
                for s, e in enumerate(elements))
-
-
-def printed_pivot(elements: Sequence[Element], micro_batches: int) -> int:
-    """Formula 3: from the last stage to the first, the pivot moves to ``s`` when ``s`` is busier than the pivot and all
-    between them."""
-    work = [e.forward_s + e.backward_s for e in elements]
-    pivot = len(elements) - 1
-    for stage in range(len(elements) - 2, -1, -1):
-        if (micro_batches - 1) * work[stage] > (micro_batches - 1) * work[pivot] + sum(work[stage + 1:pivot]):
-            pivot = stage
-    return pivot
-
-
-def printed_latency(elements: Sequence[Element], micro_batches: int, pivot: Optional[int] = None) -> float:
-    """Eq. 1 and 2 as printed, with formula 3's pivot (or the given one)."""
-    if pivot is None:
-        pivot = printed_pivot(elements, micro_batches)
-    ending_s = max(
-        e.allreduce_s + (-sum(a.backward_s for a in elements[pivot:s + 1]) if s >= pivot else
-                         sum(a.backward_s for a in elements[s:pivot + 1]))
-        for s, e in enumerate(elements))
-    work_s = elements[pivot].forward_s + elements[pivot].backward_s
-    return sum(e.forward_s for e in elements[:pivot + 1]) + (micro_batches - 1) * work_s + ending_s
 
 
 class StageMemory(NamedTuple):

@@ -10,7 +10,7 @@ within a class.  Policies from two servers of six devices, two of the first one 
 """
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Dict, Iterator, List, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 
@@ -93,22 +93,6 @@ class Servers:
 
         return extend([])
 
-    def single_sets(self, used: Counts) -> Iterator[Counts]:
-        """Every free device that cannot be exchanged for an earlier one."""
-        for group in self._ties(used):
-            if used[group[0]] < self.sizes[group[0]]:
-                yield tuple(int(k == group[0]) for k in range(len(used)))
-
-    def policy_sets(self, used: Counts) -> Iterator[Counts]:
-        """What the three policies give for every number of devices, without repetitions."""
-        for count in range(1, sum(self.free(used)) + 1):
-            seen = set()
-            for policy in POLICIES.values():
-                taken = policy(self.sizes, used, count)
-                if taken not in seen:
-                    seen.add(taken)
-                    yield taken
-
     def round_sets(self, used: Counts) -> Iterator[Counts]:
         """Fewer sets, for large clusters: round numbers of devices and all that is left, appended; whole servers also fresh; and
         evenly scattered where all servers are equally used."""
@@ -160,10 +144,6 @@ def scatter_first(sizes: Counts, used: Counts, count: int) -> Counts:
                 taken[server] += 1
             count -= min(count, len(open_servers))
     return tuple(taken)
-
-
-POLICIES: Mapping[str, Callable[[Counts, Counts, int], Counts]] = {
-    "fresh": fresh_first, "append": append_first, "scatter": scatter_first}
 
 
 def _fill(sizes: Counts, used: Counts, count: int, order: Sequence[int]) -> Counts:

@@ -30,7 +30,7 @@ import bisect
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from whale_tf.planner.dapple.cost import Costs, Stage, Stages
-from whale_tf.planner.dapple.device_sets import Counts, append_first
+from whale_tf.planner.dapple.device_sets import Counts
 
 INFINITY = float("inf")
 # Two plans whose latencies differ by less are equal: floating-point sums in another order.
@@ -56,7 +56,7 @@ class _Label(NamedTuple):
 _Groups = Dict[Counts, List[_Label]]
 
 
-def solve(costs: Costs, bound: float = INFINITY, single: bool = False) -> Optional[Stages]:
+def solve(costs: Costs, bound: float = INFINITY) -> Optional[Stages]:
     """The plan of least latency, or None when none has less than ``bound`` seconds (or none fits memory).
 
     On clusters of more than :data:`MAX_DEVICES_OF_ALL_SETS` devices or :data:`MAX_STATES_OF_ALL_SETS` used-count states the
@@ -67,21 +67,15 @@ def solve(costs: Costs, bound: float = INFINITY, single: bool = False) -> Option
     limit = FIRST_LIMIT * lower_bound(costs)
     last = min(bound, upper_bound(costs))
     while True:
-        found = below(costs, min(limit, last), single)
+        found = below(costs, min(limit, last))
         if found is not None or limit >= last:
             return found
         limit *= GROWTH
 
 
-def straight(costs: Costs) -> Optional[Stages]:
-    """The best plan without replication, one device for each stage; None with fewer layers than devices."""
-    return solve(costs, single=True)
-
-
-def below(costs: Costs, limit: float, single: bool = False) -> Optional[Stages]:
-    """The plan of least latency if it takes less than ``limit`` seconds, else None: one pass.  ``single``: stages of one
-    device only."""
-    return _Search(costs, limit, single).run()
+def below(costs: Costs, limit: float) -> Optional[Stages]:
+    """The plan of least latency if it takes less than ``limit`` seconds, else None: one pass."""
+    return _Search(costs, limit).run()
 
 
 def lower_bound(costs: Costs) -> float:
@@ -105,8 +99,8 @@ def upper_bound(costs: Costs) -> float:
 class _Search:
     """The dynamic programming, for plans below ``bound``."""
 
-    def __init__(self, costs: Costs, bound: float, single: bool) -> None:
-        self.costs, self.servers, self.single = costs, costs.servers, single
+    def __init__(self, costs: Costs, bound: float) -> None:
+        self.costs, self.servers = costs, costs.servers
         self.steady = costs.micro_batches - 1
         self.bound = bound
         self.states: Dict[Tuple[int, Counts], _Groups] = {}
@@ -202,10 +196,7 @@ class _Search:
         if used not in self._sets:
             servers = self.servers
             small = servers.num_devices <= MAX_DEVICES_OF_ALL_SETS and servers.count_states() <= MAX_STATES_OF_ALL_SETS
-            if self.single:
-                sets = servers.single_sets(used) if small else iter([append_first(servers.sizes, used, 1)])
-            else:
-                sets = servers.all_sets(used) if small else servers.round_sets(used)
+            sets = servers.all_sets(used) if small else servers.round_sets(used)
             self._sets[used] = sorted(sets, key=lambda taken: (sum(taken), taken))
         return self._sets[used]
 

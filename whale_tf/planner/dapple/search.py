@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.planner.dapple import baselines, exact, printed
+from whale_tf.planner.dapple import exact, restricted
 from whale_tf.planner.dapple.cost import Costs, Stages
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.rehearse import depths_of, rehearse
@@ -21,13 +21,8 @@ Solver = Callable[[Costs], Optional[Stages]]
 
 SOLVERS: Mapping[str, Solver] = {
     "exact": exact.solve,
-    "printed": printed.solve,
-    "straight": exact.straight,
-    "two-stages": baselines.two_stages,
-    "data-parallel": baselines.data_parallel,
-    "pipedream": baselines.pipedream,
-    "torchgpipe": baselines.block_partition,
-    "even": baselines.even,
+    "two-stages": restricted.two_stages,
+    "data-parallel": restricted.data_parallel,
 }
 
 # Policy B keeps more micro-batches alive; it has to gain this much (DAPPLE Table IV: 1.02 was not worth it).
@@ -228,14 +223,6 @@ def overlapped_seconds(costs: Costs, stages: Stages) -> float:
             seconds = table.allreduce_s + table.allreduce_s_per_byte * costs.parameters[layer][layer + 1]
             sent_s = max(sent_s, ready_s) + seconds
     return forward_s * costs.micro_batches + backward_s * (costs.micro_batches - 1) + max(ready_s, sent_s)
-
-
-def single_device_seconds(profile: ModelProfile, cluster: Cluster, global_batch: int) -> float:
-    """All micro-batches one after the other on the first device: the numerator of the paper's speed-ups (section VI-C)."""
-    count = max(micro_batch_counts(profile, global_batch))
-    costs = Costs(profile, Servers(cluster), global_batch, count)
-    device = cluster.devices[0]
-    return count * sum(part[-1] for part in costs.prefix(device.type, device.index, costs.micro_batch))
 
 
 def least_memory(profile: ModelProfile, cluster: Cluster, global_batch: int, recompute: bool) -> float:

@@ -1,32 +1,38 @@
-"""What DAPPLE is compared with, all as ``solve(costs) -> stages or None``."""
+"""What DAPPLE's tables compare, all as ``solve(costs) -> stages or None`` like the package's exact solvers."""
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy
 
+from benchmarks.papers import dapple_printed
+from whale_tf.cluster import Cluster
+from whale_tf.planner.dapple import exact
+from whale_tf.planner.dapple import search as planner
 from whale_tf.planner.dapple.cost import Costs, Stage, Stages
+from whale_tf.planner.dapple.device_sets import Counts, Servers, append_first
+from whale_tf.profiler.model_profile import ModelProfile
 
 INFINITY = float("inf")
 
 
-def data_parallel(costs: Costs) -> Optional[Stages]:
-    """One stage on all devices."""
-    stages = (Stage(0, costs.num_layers, costs.servers.none(), costs.servers.sizes),)
-    return stages if costs.fits(stages) else None
+class _SingleDevices(Servers):
+    """A cluster whose stages take one device each."""
+
+    def all_sets(self, used: Counts) -> Iterator[Counts]:
+        """Every free device that cannot be exchanged for an earlier one."""
+        for group in self._ties(used):
+            if used[group[0]] < self.sizes[group[0]]:
+                yield tuple(int(k == group[0]) for k in range(len(used)))
+
+    def round_sets(self, used: Counts) -> Iterator[Counts]:
+        yield append_first(self.sizes, used, 1)
 
 
-def two_stages(costs: Costs) -> Optional[Stages]:
-    """The best plan of two stages, all splits and device sets tried (Table V's P:Q plans)."""
-    servers = costs.servers
-    best: Tuple[float, Optional[Stages]] = (INFINITY, None)
-    for taken in servers.all_sets(servers.none()) if servers.count_states() <= 1000 else servers.round_sets(servers.none()):
-        rest = servers.free(taken)
-        for cut in range(1, costs.num_layers) if any(rest) else ():
-            stages = (Stage(0, cut, servers.none(), taken), Stage(cut, costs.num_layers, taken, rest))
-            if costs.fits(stages) and costs.latency(stages) < best[0]:
-                best = costs.latency(stages), stages
-    return best[1]
+def straight(costs: Costs) -> Optional[Stages]:
+    """The best plan without replication, one device for each stage; None with fewer layers than devices."""
+    servers = _SingleDevices(costs.servers.cluster)
+    return exact.solve(Costs(costs.profile, servers, costs.global_batch, costs.micro_batches, costs.recompute))
 
 
 def even(costs: Costs) -> Optional[Stages]:
@@ -187,3 +193,33 @@ def _traced(choice: Dict[Tuple[int, int, int], Tuple[int, int]], inner: Dict[Tup
         count, j = count - last, cut
     machines.append((i, j, count))
     return tuple((first, end, replicas * m) for a, b, m in reversed(machines) for first, end, replicas in inner[a, b][1])
+
+
+# ---- all solvers ---------------------------------------------------------------------------------------------------------
+
+SOLVERS: Mapping[str, planner.Solver] = {
+    **planner.SOLVERS,
+    "printed": dapple_printed.solve,
+    "straight": straight,
+    "pipedream": pipedream,
+    "torchgpipe": block_partition,
+    "even": even,
+}
+
+
+def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact") -> List[planner.Candidate]:
+    """The candidates of a key of :data:`SOLVERS`, played and ranked like those of the package; empty when nothing fits memory."""
+    if solver in planner.SOLVERS:
+        return planner.search(profile, cluster, global_batch, solver)
+    servers = Servers(cluster)
+    every = [Costs(profile, servers, global_batch, count) for count in planner.micro_batch_counts(profile, global_batch)]
+    return planner.ranked([planner.scored(solver, costs, stages) for costs in every
+                           for stages in [SOLVERS[solver](costs)] if stages])
+
+
+def single_device_seconds(profile: ModelProfile, cluster: Cluster, global_batch: int) -> float:
+    """All micro-batches one after the other on the first device: the numerator of the paper's speed-ups (section VI-C)."""
+    count = max(planner.micro_batch_counts(profile, global_batch))
+    costs = Costs(profile, Servers(cluster), global_batch, count)
+    device = cluster.devices[0]
+    return count * sum(part[-1] for part in costs.prefix(device.type, device.index, costs.micro_batch))

@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import random
-from typing import Dict, List
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
-from whale_tf.planner.amp import layer_assignment
+import numpy
+
+from benchmarks.papers.amp_annealing import anneal
 from whale_tf.planner.amp.cost import Costs, Strategy
+from whale_tf.planner.amp.layer_assignment import Problem
 from whale_tf.planner.amp.placement import megatron as megatron_placement
-from whale_tf.planner.amp.search import Candidate, degrees, micro_batches, ranked
+from whale_tf.planner.amp.search import Candidate, degrees, micro_batches, ranked, search
 
 
 def megatron(costs: Costs, balance: str = "layers") -> List[Candidate]:
@@ -21,8 +24,7 @@ def megatron(costs: Costs, balance: str = "layers") -> List[Candidate]:
     record: List[Candidate] = []
     smallest: Dict[int, int] = {}
     for degree in sorted(degrees(costs.profile, costs.cluster), key=lambda d: (d.tmp * d.pp, d.tmp)):
-        cuts = (layer_assignment.uniform(layers, degree.pp) if balance == "layers" else
-                layer_assignment.balanced(weights, degree.pp))
+        cuts = uniform(layers, degree.pp) if balance == "layers" else balanced(weights, degree.pp)
         placement = megatron_placement(costs.cluster, degree)
         for size in micro_batches(costs.global_batch, degree.dp, costs.profile.batch_granularity or 1):
             if smallest.get(size, degree.tmp * degree.pp) != degree.tmp * degree.pp:
@@ -33,6 +35,20 @@ def megatron(costs: Costs, balance: str = "layers") -> List[Candidate]:
             if estimate.fits:
                 smallest[size] = degree.tmp * degree.pp
     return ranked(record)
+
+
+def uniform(layers: int, count: int) -> Tuple[int, ...]:
+    """As many layers for each stage as for the others (Megatron's default)."""
+    return tuple(layers * j // count for j in range(count + 1))
+
+
+def balanced(weights: Sequence[float], count: int) -> Tuple[int, ...]:
+    """The cuts that make the heaviest stage lightest (Megatron's balance by parameters)."""
+    if count == 1:
+        return (0, len(weights))
+    problem = Problem(numpy.asarray(weights, dtype=float), numpy.zeros((len(weights) - 1, count - 1)), count)
+    caps = problem.caps()
+    return problem.trace(problem.probe(caps[problem.first_feasible(caps)])[1])
 
 
 def random_search(costs: Costs, iterations: int = 50, seed: int = 0) -> List[Candidate]:
@@ -52,3 +68,8 @@ def random_search(costs: Costs, iterations: int = 50, seed: int = 0) -> List[Can
                             (0, *cuts, len(costs.profile.layers)))
         record.append(Candidate(strategy, costs.estimate(strategy), "random"))
     return ranked(record)
+
+
+# the package's search beside them, under one signature
+SEARCHES: Mapping[str, Callable[[Costs], List[Candidate]]] = {
+    "amp": search, "megatron": megatron, "random": random_search, "annealing": anneal}
