@@ -53,6 +53,7 @@ def test_every_tensor_merges_to_the_whole_s(program: Program, batch: Optional[in
 
 
 @pytest.mark.slow
+@pytest.mark.graph_optimizer  # folds the constants that the emulation puts beside the ops of a loop, outside of its frame
 @pytest.mark.parametrize("batch", [BATCH, None], ids=["static", "dynamic"])
 @pytest.mark.parametrize("program", CONTROL_FLOW, ids=str)
 def test_loops_and_conditions(program: Program, batch: Optional[int], control_flow: str) -> None:
