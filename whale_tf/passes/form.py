@@ -19,7 +19,7 @@ from whale_tf.plan import Plan
 from whale_tf.program import EARLY, Program
 
 INLINE, CALL = "inline", "call"
-MOST_INLINED_OPS = 20_000  # under emit: auto a larger step is called; see benchmarks/README.md, "Emission"
+MOST_INLINED_OPS = 20_000  # under emit: auto a larger step is called; see the table "Emission" in benchmarks/README.md
 
 
 class Form(NamedTuple):
