@@ -25,9 +25,10 @@ UNSENT = ("resource", "variant")  # nobody fetches tensors of these types
 def outline(region: Region) -> Program:
     """The bodies of a region; ops that all clones share (``BatchAxis.shared``) stay outside."""
     graph = region.graph
+    shared = set(region.batch.shared)
     members: Dict[int, Dict[str, List[int]]] = {}
     for index in region.ops:
-        if index in region.batch_level and index not in shared_ops(region):
+        if index in region.batch_level and index not in shared:
             steps = members.setdefault(region.task_graph[index], {step: [] for step in STEPS})
             steps[step_of(region, index)].append(index)
     read_elsewhere = _read_elsewhere(region)
@@ -50,11 +51,6 @@ def step_of(region: Region, index: int) -> str:
     if index in region.early:
         return EARLY
     return BACKWARD if index in region.late else FORWARD
-
-
-def shared_ops(region: Region) -> Set[int]:
-    """Random ops that are drawn once for all clones."""
-    return set(region.batch.shared)
 
 
 def _read_elsewhere(region: Region) -> Set[int]:

@@ -30,17 +30,16 @@ def order_calls(program: Program, plan: Plan) -> Program:
         return program
     orders = [_order(program, plan, task_graph) for task_graph in range(len(plan.task_graphs))]
     _check_acyclic(program, plan, orders)
-    old = {(call.body, call.clone): number for number, call in enumerate(program.calls)}
+    bodies = [(body.task_graph, body.step) for body in program.bodies]
+    old = {(*bodies[call.body], call.clone): number for number, call in enumerate(program.calls)}
     before: Dict[int, int] = {}
     sequence: List[int] = [number for number, call in enumerate(program.calls) if not _is_ordered(program, call)]
     for task_graph, order in enumerate(orders):
-        body = {kind: next((i for i, b in enumerate(program.bodies) if (b.task_graph, b.step) == (task_graph, kind)), -1)
-                for kind in (FORWARD, BACKWARD)}
         for g in range(plan.num_model_replicas):
             for r in range(plan.task_graphs[task_graph].replica_count):
-                sequence += [old[body[step.kind], Clone(g, step.micro_batch, r)] for step in order]
-                before.update({old[body[after.kind], Clone(g, after.micro_batch, r)]:
-                               old[body[first.kind], Clone(g, first.micro_batch, r)] for first, after in pairs(order)})
+                call_of = {step: old[task_graph, step.kind, Clone(g, step.micro_batch, r)] for step in order}
+                sequence += [call_of[step] for step in order]
+                before.update({call_of[after]: call_of[first] for first, after in pairs(order)})
     new = {number: place for place, number in enumerate(sequence)}
     calls = []
     for number in sequence:
