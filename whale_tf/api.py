@@ -261,7 +261,7 @@ def current_program(graph: Optional[tf.Graph] = None) -> Optional[Program]:
     done = _parallelized("wh.current_program", graph)
     if done is None:
         return None
-    return done.rewritten.context.program if done.rewritten is not None else compile_program(done.region, done.plan)
+    return done.emitted.context.program if done.emitted is not None else compile_program(done.region, done.plan)
 
 
 def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGraph:
@@ -289,7 +289,7 @@ def explain(graph: Optional[tf.Graph] = None) -> str:
         raise PlanError(
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
-    form = done.rewritten.form if done.rewritten is not None else None
+    form = done.emitted.form if done.emitted is not None else None
     text = explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment, form)
     if state.runtime is None or state.runtime.is_driver or not state.shares_input:
         return text
@@ -338,8 +338,8 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
             state.done[graph] = done
             state.latest = weakref.ref(graph)
             runtime = _take_part(state, graph, done)
-            if done.rewritten is not None:
-                state.fetches[graph] = whale_session.Fetches(done.rewritten, done.replaced, done.variables, runtime)
+            if done.emitted is not None:
+                state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
     state.looked_at[graph] = graph.version
 
 

@@ -23,7 +23,7 @@ from whale_tf.config import Config
 from whale_tf.errors import InfeasibleError, MissingPackageError, PlanError
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
-from whale_tf.parallelize import Found, find_plan, find_program
+from whale_tf.parallelize import find_program
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import preferred, search_plan
@@ -34,6 +34,7 @@ from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.program import Program
+from whale_tf.searching import Found, find_plan
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.trace import executed_s, op_name
 

@@ -12,15 +12,15 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from whale_tf._tf_compat import FetchMapper, tf, v1
 from whale_tf.communicators import ProcessCommunicator
+from whale_tf.emit.emit import Emitted
+from whale_tf.emit.processes import Kind, Runs, stage_start
+from whale_tf.emit.reroute import outside_after
+from whale_tf.emit.shard import Pieces
+from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
-from whale_tf.rewrite.passes import Rewritten
-from whale_tf.rewrite.processes import Kind, Runs, stage_start
-from whale_tf.rewrite.reroute import outside_after
-from whale_tf.rewrite.shard import Pieces
-from whale_tf.rewrite.shard.variables import DividedVariables
 
 Fetch = Union[tf.Tensor, tf.Operation]
 
@@ -56,7 +56,7 @@ class Fetches:
 
     def __init__(
         self,
-        rewritten: Rewritten,
+        rewritten: Emitted,
         replaced: Mapping[str, Any],
         variables: Optional[DividedVariables] = None,
         runtime: Optional[Runtime] = None,

@@ -52,7 +52,7 @@ def is_refused(row: Dict[str, Any]) -> bool:
 
 def run(row: Dict[str, Any]) -> None:
     setting = Setting(**{field: row[field] for field in Setting._fields if field in row})
-    if row["emit"] == "call" and not row["resource"]:  # results only: tests/rewrite/test_calls.py shows why
+    if row["emit"] == "call" and not row["resource"]:  # results only: tests/emit/test_calls.py shows why
         setting = setting._replace(outputs=False)
     parallel = Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"],
                         extra=(("variables", row["variables"]), ("emit", row["emit"])))

@@ -14,9 +14,9 @@ import whale_tf as wh
 from tests.numeric.script import dense
 from tests.numeric.unequal import described
 from whale_tf.cluster import Cluster, Processes
+from whale_tf.emit import processes
 from whale_tf.processes import datasets, runtime
 from whale_tf.processes.runtime import Runtime
-from whale_tf.rewrite import processes
 
 TWO = ["127.0.0.1:1", "127.0.0.1:2"]
 UNEQUAL = Cluster.parse(described([(300, 1024), (100, 1024)]))

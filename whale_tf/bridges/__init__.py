@@ -1,4 +1,4 @@
-"""How a tensor crosses from one TaskGraph's replicas to another's: recipes, lowered by ``rewrite/bridge.py``.
+"""How a tensor crosses from one TaskGraph's replicas to another's: recipes, lowered by ``emit/bridge.py``.
 
 Both TaskGraphs divide the same micro-batch, each at its own cuts.  A consumer reads the producers whose parts overlap its
 own, and cuts off what it does not need (DAPPLE section V-B1, Fig. 9)::

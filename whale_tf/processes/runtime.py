@@ -16,9 +16,9 @@ from whale_tf._tf_compat import tf, v1
 from whale_tf.cluster import Processes
 from whale_tf.cluster.processes import JOB
 from whale_tf.communicators import Keys
+from whale_tf.emit.processes import Start
 from whale_tf.errors import ClusterError, PlanError
 from whale_tf.processes.watch import Watch, end_process, say, split_address
-from whale_tf.rewrite.processes import Start
 
 DRIVER_END_S = 60.0  # between a driver's verdict and its end
 READY = "whale_ready"  # queue: this process serves

@@ -23,10 +23,10 @@ from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Optio
 
 from whale_tf._tf_compat import FetchMapper, tf, v1
 from whale_tf.cluster import Processes
+from whale_tf.emit.processes import ancestors
 from whale_tf.ir.traits import traits
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.watch import TERMINATED_STATUS, end_process, say
-from whale_tf.rewrite.processes import ancestors
 
 PATIENCE_S = 25.0  # between SIGTERM and the end of a process that trains no more, or whose process 0 trains on
 

@@ -359,7 +359,7 @@ class Unfolder:
 
     def _pairs(self, chain: Sequence[Tuple[BlockKey, int]]) -> List[Tuple[Tuple[BlockKey, int], Tuple[BlockKey, int]]]:
         """(block, what waits for it).  Where ops of one device run side by side, only what the rewriter orders by control edges
-        (rewrite/order.py): a step waits for the latest one of another micro-batch, the update for its operands alone."""
+        (emit/order.py): a step waits for the latest one of another micro-batch, the update for its operands alone."""
         if not self.program.concurrent:
             return list(zip(chain, chain[1:]))
         found = []

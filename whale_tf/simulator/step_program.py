@@ -3,7 +3,7 @@
 One instruction per op of the step graph; every clone of it is a task.  What the rewriter adds stands beside them::
 
     tensors that cross devices      send and receive
-    gradients                       added over micro-batches (rewrite/merge.py), then over the copies of a process on a device
+    gradients                       added over micro-batches (emit/merge.py), then over the copies of a process on a device
                                     that takes turns (communicators/local.py), between processes by an all-reduce of a
                                     bucket (communicators/processes.py), then sent back
 """

@@ -1,4 +1,4 @@
-"""An answer as the split executor takes it: strategies of ops and spreads of variables (:mod:`whale_tf.rewrite.shard`)."""
+"""An answer as the split executor takes it: strategies of ops and spreads of variables (:mod:`whale_tf.emit.shard`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A step as the split executor runs an answer, played by the simulator's engine: the time it is compared with other plans by.
 
 The search prices ring collectives and lets every device compute what is not divided.  The executor
-(:mod:`whale_tf.rewrite.shard`) does neither: what is not divided runs once, on the first device, and others read it from there;
+(:mod:`whale_tf.emit.shard`) does neither: what is not divided runs once, on the first device, and others read it from there;
 terms of a sum are sent to the first device and added up there.  Ops run on each device in the graph's order, every change of
 layout is one communication between the devices concerned, and constants are everywhere::
 

@@ -6,11 +6,11 @@ from typing import Dict, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.bridges import Cuts, crossing, cuts
+from whale_tf.emit.context import Clone
+from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
-from whale_tf.rewrite.context import Clone
-from whale_tf.rewrite.convert import Converter
 
 
 class Bridges:

@@ -17,11 +17,11 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
+from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.ir.graph import Op
 from whale_tf.ir.region import frame_of_outputs, frames
 from whale_tf.program import BACKWARD, Body, Call, Clone
-from whale_tf.rewrite.context import Context, Copy
 
 
 class Order:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from whale_tf._tf_compat import tf
+from whale_tf.emit.context import Clone, Context
+from whale_tf.emit.division import Division, Shares
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.traits import PULLS
-from whale_tf.rewrite.context import Clone, Context
-from whale_tf.rewrite.division import Division, Shares
 
 
 class Inputs:

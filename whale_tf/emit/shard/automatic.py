@@ -10,6 +10,7 @@ from whale_tf.capture.captured import Captured, Spec
 from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.emit.shard.problem import sharding_problem
 from whale_tf.errors import ConfigError, InfeasibleError, MissingPackageError, PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import static_batch
 from whale_tf.ir.traits import CONTROL_FLOW
@@ -17,7 +18,6 @@ from whale_tf.plan import Plan
 from whale_tf.planner.auto.settings import batch_to_plan_for
 from whale_tf.planner.result import no_candidate
 from whale_tf.planner.rhino.automatic import NAME, Automatic, Question, automatic
-from whale_tf.rewrite.shard.problem import sharding_problem
 
 
 def is_automatic(plan: Plan) -> bool:

@@ -6,7 +6,7 @@
     functions    whale_t0_forward(x, w) { matmul; relu } -> relu
     graph        whale/g0_m0_r0/t0_forward = PartitionedCall(x of this clone, w, f=whale_t0_forward)
 
-A function holds the constants and conversions of a clone (see ``rewrite/convert.py``), so clones with the same sizes share one.
+A function holds the constants and conversions of a clone (see ``emit/convert.py``), so clones with the same sizes share one.
 Numbers that are known at run time only, and values of the whole mini-batch, are further arguments.  A tensor that is fetched but
 that no function returns is computed by calls of its own.
 """
@@ -17,6 +17,13 @@ import warnings
 from typing import Callable, Dict, Hashable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
+from whale_tf.emit.attributes import open_shapes, reseed
+from whale_tf.emit.bodies import Bodies, BodyContext
+from whale_tf.emit.context import ORIGINAL, Context, Copy, Place
+from whale_tf.emit.convert import Converter
+from whale_tf.emit.division import Number, Shares
+from whale_tf.emit.operands import Operands
+from whale_tf.emit.order import Order
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import FunctionCopy
 from whale_tf.graph_editor.nodes import Nodes
@@ -24,13 +31,6 @@ from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op
 from whale_tf.passes.form import has_reference_variables
 from whale_tf.program import Body, Clone
-from whale_tf.rewrite.attributes import open_shapes, reseed
-from whale_tf.rewrite.bodies import Bodies, BodyContext
-from whale_tf.rewrite.context import ORIGINAL, Context, Copy, Place
-from whale_tf.rewrite.convert import Converter
-from whale_tf.rewrite.division import Number, Shares
-from whale_tf.rewrite.operands import Operands
-from whale_tf.rewrite.order import Order
 
 
 class Argument(NamedTuple):

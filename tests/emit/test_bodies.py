@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.rewrite import control_flow as cf
-from tests.rewrite.control_flow import Setting
+from tests.emit import control_flow as cf
+from tests.emit.control_flow import Setting
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import function_names
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from models.optimizers import Adafactor
-from tests.rewrite.crossing import crossing_bytes, reached
+from tests.emit.crossing import crossing_bytes, reached
 
 
 class Built(NamedTuple):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Dict, Optional, Tuple
 
 from whale_tf.communicators import Communicator
+from whale_tf.emit.bridge import Bridges
+from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy, Place
+from whale_tf.emit.convert import Converter
+from whale_tf.emit.division import Division
+from whale_tf.emit.inputs import Inputs
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
-from whale_tf.rewrite.bridge import Bridges
-from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy, Place
-from whale_tf.rewrite.convert import Converter
-from whale_tf.rewrite.division import Division
-from whale_tf.rewrite.inputs import Inputs
 
 
 class Operands:

@@ -8,10 +8,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from tests.emit import control_flow as cf
+from tests.emit.control_flow import Setting
 from tests.graph_editor.graphs import control_flow
 from tests.numeric.script import weight
-from tests.rewrite import control_flow as cf
-from tests.rewrite.control_flow import Setting
 from whale_tf.errors import UnsupportedOpError
 
 pytestmark = pytest.mark.graph_optimizer

@@ -14,9 +14,9 @@ import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
 from models import layers, moe, resnet
-from tests.rewrite.crossing import between_task_graphs, crossing_bytes, reached, to_gradient_sums
-from whale_tf.rewrite.shard import division
-from whale_tf.rewrite.shard.values import Values
+from tests.emit.crossing import between_task_graphs, crossing_bytes, reached, to_gradient_sums
+from whale_tf.emit.shard import division
+from whale_tf.emit.shard.values import Values
 
 
 class Built(NamedTuple):

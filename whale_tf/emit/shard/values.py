@@ -18,11 +18,11 @@ from __future__ import annotations
 from typing import Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
+from whale_tf.emit.shard.tags import TaggedStage
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.rules import View
 from whale_tf.patterns.spread import EACH, EVERYWHERE, Spread, everywhere, once
-from whale_tf.rewrite.shard.tags import TaggedStage
 
 
 class Value(NamedTuple):

@@ -7,7 +7,7 @@ parts; the variable itself is never initialised and takes no memory::
                                                                      └─> Slice ──> Assign(v/1) - - ┘
              v ──> Mean                                      v/0, v/1 ──> Concat ──> Mean
 
-Savers write and read slices (:mod:`whale_tf.rewrite.shard.checkpoints`).
+Savers write and read slices (:mod:`whale_tf.emit.shard.checkpoints`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import functools
 from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
+from whale_tf.emit.shard.checkpoints import Checkpoints, Parts, host_of
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import add_control_inputs, consumers, remove_control_inputs, set_input
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import ASSIGNS, READS, State, traits
-from whale_tf.rewrite.shard.checkpoints import Checkpoints, Parts, host_of
 
 
 class DividedVariables:

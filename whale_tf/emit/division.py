@@ -15,10 +15,10 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Communicator, Member
+from whale_tf.emit.context import Clone, Context
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.plan import Plan
-from whale_tf.rewrite.context import Clone, Context
 
 Number = Union[int, str]  # a value known now, or the name of an int32 scalar
 

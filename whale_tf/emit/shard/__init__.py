@@ -13,12 +13,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import FORWARD_ATTR, REPLACED_ATTR, annotations_of
 from whale_tf.capture.captured import Captured
+from whale_tf.emit.shard.lower import Lowering
+from whale_tf.emit.shard.variables import DividedVariables, Parts, Waits
 from whale_tf.graph_editor import set_input
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.planner.sharding import Assignment
-from whale_tf.rewrite.shard.lower import Lowering
-from whale_tf.rewrite.shard.variables import DividedVariables, Parts, Waits
 
 ROOT = "shards"
 

@@ -11,14 +11,14 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import Captured
 from whale_tf.communicators import Communicator, Member, ProcessCommunicator
+from whale_tf.emit.attributes import is_seeded
+from whale_tf.emit.context import ORIGINAL, Context
+from whale_tf.emit.merge import Merge
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.traits import VARIABLES, traits
-from whale_tf.rewrite.attributes import is_seeded
-from whale_tf.rewrite.context import ORIGINAL, Context
-from whale_tf.rewrite.merge import Merge
 
 
 class Shared(NamedTuple):

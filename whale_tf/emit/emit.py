@@ -12,6 +12,18 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Processes
 from whale_tf.communicators import Communicator, Keys, communicator
+from whale_tf.emit import reroute
+from whale_tf.emit.calls import Calls
+from whale_tf.emit.clones import clone_region
+from whale_tf.emit.context import ORIGINAL, Context, Copy
+from whale_tf.emit.division import Division, check_divisible
+from whale_tf.emit.inputs import Inputs
+from whale_tf.emit.merge import Merge
+from whale_tf.emit.mirror import Mirror, VariableCopy
+from whale_tf.emit.operands import Operands
+from whale_tf.emit.order import Order
+from whale_tf.emit.processes import Shared, check_random, leads_to_write, shared_scalars
+from whale_tf.emit.update import Update, clone_update, copy_variables, find_update
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
@@ -22,21 +34,9 @@ from whale_tf.ir.traits import PULLS
 from whale_tf.passes import compile_program
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.plan import Plan
-from whale_tf.rewrite import reroute
-from whale_tf.rewrite.calls import Calls
-from whale_tf.rewrite.clones import clone_region
-from whale_tf.rewrite.context import ORIGINAL, Context, Copy
-from whale_tf.rewrite.division import Division, check_divisible
-from whale_tf.rewrite.inputs import Inputs
-from whale_tf.rewrite.merge import Merge
-from whale_tf.rewrite.mirror import Mirror, VariableCopy
-from whale_tf.rewrite.operands import Operands
-from whale_tf.rewrite.order import Order
-from whale_tf.rewrite.processes import Shared, check_random, leads_to_write, shared_scalars
-from whale_tf.rewrite.update import Update, clone_update, copy_variables, find_update
 
 
-class Rewritten(NamedTuple):
+class Emitted(NamedTuple):
     """A rewritten graph: what a Session needs to know of it."""
 
     context: Context
@@ -50,7 +50,7 @@ class Rewritten(NamedTuple):
     shared: Sequence[Shared] = ()
 
 
-def rewrite(
+def emit(
     tf_graph: tf.Graph,
     captured: Captured,
     region: Region,
@@ -59,8 +59,8 @@ def rewrite(
     devices: Sequence[str],
     processes: Processes = ONE_PROCESS,
     keys: Optional[Keys] = None,
-) -> Rewritten:
-    """Execute a plan.
+) -> Emitted:
+    """Write a plan's step into the graph.
 
     Args:
         plan: the part of it that this process runs.
@@ -120,7 +120,7 @@ def rewrite(
     for scalar in shared:
         reroute.add_waits(context, {index: [new[scalar.value]] for index in scalar.writes})
     reroute.place_originals(context, update.variables)
-    return Rewritten(context, nodes, merge, mirror, update, sums, calls, form, shared)
+    return Emitted(context, nodes, merge, mirror, update, sums, calls, form, shared)
 
 
 def _pinned(captured: Captured, plan: Plan) -> Set[str]:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from whale_tf._tf_compat import NodeDef
+from whale_tf.emit.context import Clone, Context
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import data_inputs
 from whale_tf.ir.region import frames
 from whale_tf.ir.traits import ENTERS, EXITS
-from whale_tf.rewrite.context import Clone, Context
 
 Frames = Tuple[str, ...]  # frame names, outermost first
 

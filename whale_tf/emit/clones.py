@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
+from whale_tf.emit.attributes import open_shapes, reseed
+from whale_tf.emit.bodies import Bodies
+from whale_tf.emit.calls import Calls, control_for
+from whale_tf.emit.context import ORIGINAL, Clone, Context, Place
+from whale_tf.emit.loops import check_loops, enter_loops
+from whale_tf.emit.operands import Operands
+from whale_tf.emit.order import Order
 from whale_tf.graph_editor.nodes import set_input
 from whale_tf.ir.graph import Op
-from whale_tf.rewrite.attributes import open_shapes, reseed
-from whale_tf.rewrite.bodies import Bodies
-from whale_tf.rewrite.calls import Calls, control_for
-from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Place
-from whale_tf.rewrite.loops import check_loops, enter_loops
-from whale_tf.rewrite.operands import Operands
-from whale_tf.rewrite.order import Order
 
 
 class _Part(NamedTuple):

@@ -7,13 +7,13 @@ from typing import Dict, FrozenSet, List, Sequence, Tuple
 import numpy as np
 
 from whale_tf.communicators import Communicator, Member
+from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy, group_by_copy
+from whale_tf.emit.convert import Converter
+from whale_tf.emit.order import Order
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
-from whale_tf.rewrite.context import ORIGINAL, Clone, Context, Copy, group_by_copy
-from whale_tf.rewrite.convert import Converter
-from whale_tf.rewrite.order import Order
 
 
 class Merge:

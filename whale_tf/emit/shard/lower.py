@@ -17,6 +17,11 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
+from whale_tf.emit.attributes import reseed
+from whale_tf.emit.shard.initial import Stream, cut
+from whale_tf.emit.shard.recipes import Rows, Softmax, combine
+from whale_tf.emit.shard.tags import TaggedStage
+from whale_tf.emit.shard.values import Values
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import Nodes, set_input
@@ -42,11 +47,6 @@ from whale_tf.patterns.strategy import (
     stored_shape,
 )
 from whale_tf.planner.sharding import Assignment
-from whale_tf.rewrite.attributes import reseed
-from whale_tf.rewrite.shard.initial import Stream, cut
-from whale_tf.rewrite.shard.recipes import Rows, Softmax, combine
-from whale_tf.rewrite.shard.tags import TaggedStage
-from whale_tf.rewrite.shard.values import Values
 
 
 class Lowering:

@@ -6,10 +6,10 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
+from whale_tf.emit.context import ORIGINAL, Context
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
-from whale_tf.rewrite.context import ORIGINAL, Context
 
 Use = Tuple[int, int]  # (op number, input position)
 

@@ -17,6 +17,10 @@ import functools
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import NodeDef, tf
+from whale_tf.emit.attributes import is_seeded, open_shapes, reseed
+from whale_tf.emit.context import Clone, Context
+from whale_tf.emit.convert import Converter
+from whale_tf.emit.division import Number, Shares
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.control_flow import function_names
 from whale_tf.graph_editor.edges import canonical_edge
@@ -25,10 +29,6 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
 from whale_tf.ir.graph import Op
 from whale_tf.ir.traits import WHILES
-from whale_tf.rewrite.attributes import is_seeded, open_shapes, reseed
-from whale_tf.rewrite.context import Clone, Context
-from whale_tf.rewrite.convert import Converter
-from whale_tf.rewrite.division import Number, Shares
 
 TensorOf = Callable[[Clone], str]  # the name of a clone's tensor
 RUN_TIME = "$"  # begins the name of a number that is known at run time only: no tensor is called so

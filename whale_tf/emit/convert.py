@@ -8,14 +8,14 @@ import numpy as np
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Communicator, Member
+from whale_tf.emit.context import Clone, Context, Copy
+from whale_tf.emit.division import Division, Number, Shares
+from whale_tf.emit.inputs import Inputs
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Conversion, Offset, Reduce, Scale, Slice, Whole
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout
-from whale_tf.rewrite.context import Clone, Context, Copy
-from whale_tf.rewrite.division import Division, Number, Shares
-from whale_tf.rewrite.inputs import Inputs
 
 
 class Converter:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
+from whale_tf.emit.context import ORIGINAL, Context, Copy
+from whale_tf.emit.merge import Merge
+from whale_tf.emit.operands import Operands
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.nodes import set_input
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.traits import VARIABLES, traits
-from whale_tf.rewrite.context import ORIGINAL, Context, Copy
-from whale_tf.rewrite.merge import Merge
-from whale_tf.rewrite.operands import Operands
 
 
 class Update(NamedTuple):

@@ -9,6 +9,9 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, Spec, capture
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.emit.shard import Sharded, shard
+from whale_tf.emit.shard.automatic import as_one_split, is_automatic, planned
+from whale_tf.emit.shard.problem import divided_dims, sharding_problem
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
@@ -22,9 +25,6 @@ from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, devi
 from whale_tf.planner.sharding.force import in_unit
 from whale_tf.planner.sharding.initial import with_initial_values
 from whale_tf.profiler.op_cost import tensor_bytes
-from whale_tf.rewrite.shard import Sharded, shard
-from whale_tf.rewrite.shard.automatic import as_one_split, is_automatic, planned
-from whale_tf.rewrite.shard.problem import divided_dims, sharding_problem
 
 Rows = Tuple[Tuple[int, ...], ...]  # ``[model replica][place]`` device numbers
 
