@@ -261,7 +261,9 @@ def current_program(graph: Optional[tf.Graph] = None) -> Optional[Program]:
     done = _parallelized("wh.current_program", graph)
     if done is None:
         return None
-    return done.emitted.context.program if done.emitted is not None else compile_program(done.region, done.plan)
+    if done.emitted is not None:
+        return done.emitted.context.program
+    return compile_program(done.captured.step(done.region), done.plan)
 
 
 def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGraph:

@@ -133,7 +133,7 @@ def find_program(
         decided = _decide(graph, cluster, config, plan, options, parts, None)
     finally:
         decomposition.undo()
-    return None if decided is None else compile_program(decided.region, decided.plan)
+    return None if decided is None else compile_program(decided.captured.step(decided.region), decided.plan)
 
 
 def _decide(

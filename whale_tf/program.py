@@ -1,48 +1,84 @@
 """The Program: what a training step runs, as bodies and calls.
 
-A *body* is a piece of the op graph that runs as a whole: of each TaskGraph the *forward* ops of one micro-batch, the *backward*
-ops, and the *early* ones, which run ahead of the schedule because a value of the whole mini-batch follows from them.  A *call* is
-a body at coordinates (model replica, micro-batch, replica) on a device.  It takes values from other calls, and the schedule may
-put other calls before it.  These are the task graphs of the papers (Rhino section 6; DAPPLE Fig. 3)::
+A *body* is a piece of the step that runs as a whole; a *call* is a body at coordinates (model replica, micro-batch, replica) on
+a device.  A call takes values from other calls, and the schedule may put other calls before it.  These are the task graphs of the
+papers (Rhino section 6; DAPPLE Fig. 3)::
 
     >>> print(program.to_text())
     t0_forward     12 ops  takes x:0, w/read:0  gives relu:0
     t1_forward      9 ops  takes relu:0, y:0, v/read:0  gives loss:0, sub:0
     ...
-    #0 t0_forward  g0 m0 r0  on 0
-    #1 t0_forward  g0 m1 r0  on 0  after #0
-    #2 t1_forward  g0 m0 r0  on 1  takes relu:0 from #0
+    #4 t0_forward  g0 m0 r0  on 0  takes x:0 from #0
+    #5 t0_forward  g0 m1 r0  on 0  takes x:0 from #0  after #4
+    #6 t1_forward  g0 m0 r0  on 1  takes relu:0 from #4, y:0 from #1
 
-Passes make it from an op graph and a Plan (``whale_tf.passes``).  It is frozen, and it knows no TensorFlow.
+The bodies of ops, of each TaskGraph:
+
+    once        what does not depend on an example: variables' reads, weight decay; on every copy of the TaskGraph
+    early       what runs ahead of the schedule, because a value of the whole mini-batch follows from it
+    forward     the other forward ops of one micro-batch
+    backward    the ops of one micro-batch that follow from a gradient
+    update      the optimizer's ops; those that belong to no single TaskGraph are in bodies of their own
+
+Communication has bodies without ops of the graph.  Their ops follow from a recipe, by the layouts of their tensors:
+
+    divide      a mini-batch into the parts of a TaskGraph's clones
+    bridge      parts of a micro-batch between TaskGraphs that divide it in different ways
+    whole       all clones' values combined, ahead of the schedule
+    accumulate  gradients added to those of the micro-batch before
+    synchronise gradients over all copies (and processes), the result on each of them
+    merge       the local script's value out of the clones' values, for whoever reads or fetches it
+
+Passes make a Program from a training step and a Plan (``whale_tf.passes``).  It is frozen, and it knows no TensorFlow.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.graph import OpGraph
 
-EARLY, FORWARD, BACKWARD = "early", "forward", "backward"
-STEPS = (EARLY, FORWARD, BACKWARD)
+ONCE, EARLY, FORWARD, BACKWARD, UPDATE = "once", "early", "forward", "backward", "update"
+DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE = "divide", "bridge", "whole", "accumulate", "synchronise", "merge"
+CLONED = (EARLY, FORWARD, BACKWARD)  # called for every micro-batch and replica
+RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE)
+ALL = -1  # in place of a coordinate
 
 
 class Clone(NamedTuple):
-    """Which of a TaskGraph's clones: in model replica ``g``, of micro-batch ``m``, on replica ``r``."""
+    """Which of a TaskGraph's clones: in model replica ``g``, of micro-batch ``m``, on replica ``r``; :data:`ALL`: of all."""
 
     g: int
     m: int
     r: int
 
 
+class Copy(NamedTuple):
+    """Which of a TaskGraph's devices: in model replica ``g``, replica ``r``.  What does not depend on an example, variables and
+    their updates have one copy each; the first is the local script's own."""
+
+    g: int
+    r: int
+
+    @property
+    def clone(self) -> Clone:
+        """The same as the coordinates of a call."""
+        return Clone(self.g, ALL, self.r)
+
+
+ORIGINAL = Copy(0, 0)
+
+
 class Body(NamedTuple):
-    """Ops that run together.
+    """What runs together.
 
     Attributes:
-        name: ``t<TaskGraph>_<step>``.
-        step: one of :data:`STEPS`.
-        ops: their numbers, in graph order.
-        inputs: tensors of elsewhere that they read, in the order of their first use.
-        outputs: tensors of theirs that something else reads or a user is likely to fetch.
+        name: unique.
+        task_graph: whose it is; -1: it runs once, for all.
+        step: which part of the step it is (see the module's docstring).
+        ops: their numbers, in graph order; none where a recipe says what runs.
+        inputs: tensors of elsewhere that it reads, in the order of their first use.
+        outputs: tensors that something else reads or a user is likely to fetch.
     """
 
     name: str
@@ -52,10 +88,13 @@ class Body(NamedTuple):
     inputs: Tuple[int, ...]
     outputs: Tuple[int, ...]
 
+    @property
+    def is_recipe(self) -> bool:
+        return self.step in RECIPES
+
 
 class Value(NamedTuple):
-    """A tensor that a call takes from others: from several where the producer's replicas cut a micro-batch in other places, and
-    from all clones where it is a value of the whole mini-batch."""
+    """A tensor that a call takes from others: from several where their values are to be combined."""
 
     tensor: int
     calls: Tuple[int, ...]
@@ -66,7 +105,8 @@ class Call(NamedTuple):
 
     Attributes:
         body: number in ``Program.bodies``.
-        devices: numbers of the cluster's devices it runs on: one, or under ``split`` those that share its ops.
+        devices: numbers of the cluster's devices it runs on.  Of a ``split`` TaskGraph those that share its ops, of a
+            synchronisation those that get the result; none: the host.
         takes: what it takes from other calls.
         after: calls that the schedule puts before it.
     """
@@ -97,43 +137,66 @@ class Program(NamedTuple):
         return {op: number for number, body in enumerate(self.bodies) for op in body.ops}
 
     def calls_of(self, task_graph: int, step: str) -> Iterator[Call]:
-        """The calls of one body, in schedule order."""
+        """The calls of a TaskGraph's bodies of one step, in schedule order."""
         for call in self.calls:
             body = self.bodies[call.body]
             if body.task_graph == task_graph and body.step == step:
                 yield call
 
+    def step_of(self, call: Call) -> str:
+        return self.bodies[call.body].step
+
+    def with_calls(self, bodies: Sequence[Body], calls: Sequence[Call]) -> Program:
+        """More bodies and calls at the end."""
+        return self._replace(bodies=self.bodies + tuple(bodies), calls=self.calls + tuple(calls))
+
+    def in_order(self, sequence: Sequence[int]) -> Program:
+        """The same calls in another order."""
+        new = {number: place for place, number in enumerate(sequence)}
+
+        def moved(call: Call) -> Call:
+            takes = tuple(Value(tensor, tuple(new[source] for source in calls)) for tensor, calls in call.takes)
+            return call._replace(takes=takes, after=tuple(new[before] for before in call.after))
+
+        return self._replace(calls=tuple(moved(self.calls[number]) for number in sequence))
+
     def to_text(self, devices: Sequence[str] = ()) -> str:
-        """One line for each body, then one for each call.
+        """One line for each body of ops, then one for each call.
 
         Args:
             devices: names of the cluster's devices; by default their numbers are shown.
         """
         width = max([len(body.name) for body in self.bodies], default=0)
         lines = [f"{body.name:{width}} {len(body.ops):5} ops  takes {self._names(body.inputs)}  gives {self._names(body.outputs)}"
-                 for body in self.bodies]
+                 for body in self.bodies if not body.is_recipe]
         digits = len(str(max(len(self.calls) - 1, 0)))
-        for number, call in enumerate(self.calls):
-            where = ",".join(devices[device] if devices else str(device) for device in call.devices)
-            coordinates = "g{} m{} r{}".format(*call.clone)
-            parts = [f"#{number:<{digits}} {self.bodies[call.body].name:{width}} {coordinates}  on {where}"]
-            if call.takes:
-                taken = [f"{self.graph.tensor_name(value.tensor)} from {_numbers(value.calls)}" for value in call.takes[:MOST]]
-                parts.append("takes " + ", ".join(taken + [f"{len(call.takes) - MOST} more"] * (len(call.takes) > MOST)))
-            if call.after:
-                parts.append(f"after {_numbers(call.after)}")
-            lines.append("  ".join(parts))
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines + [f"#{number:<{digits}} {self._line(call, devices, width)}"
+                                  for number, call in enumerate(self.calls)]) + "\n"
 
-    def _names(self, tensors: Sequence[int]) -> str:
-        shown: List[str] = [self.graph.tensor_name(tensor) for tensor in tensors[:MOST]]
-        if len(tensors) > MOST:
-            shown.append(f"{len(tensors) - MOST} more")
-        return ", ".join(shown) or "nothing"
+    def _line(self, call: Call, devices: Sequence[str], width: int) -> str:
+        coordinates = " ".join(f"{letter}{index}" for letter, index in zip("gmr", call.clone) if index != ALL)
+        where = ",".join(devices[device] if devices else str(device) for device in call.devices) or "host"
+        parts = [f"{self.bodies[call.body].name:{width}} {coordinates:8}  on {where}"]
+        if call.takes:
+            taken = [f"{self.graph.tensor_name(value.tensor)} from {_numbers(value.calls)}" for value in call.takes]
+            parts.append("takes " + _shortened(taken))
+        elif self.bodies[call.body].is_recipe:
+            parts.append("takes " + self._names(self.bodies[call.body].inputs))
+        if call.after:
+            parts.append(f"after {_numbers(call.after)}")
+        return "  ".join(parts)
+
+    def _names(self, tensors: Iterable[int]) -> str:
+        return _shortened([self.graph.tensor_name(tensor) for tensor in tensors]) or "nothing"
 
 
 MOST = 4  # names of a longer list
 
 
+def _shortened(names: List[str]) -> str:
+    return ", ".join(names[:MOST] + [f"{len(names) - MOST} more"] * (len(names) > MOST))
+
+
 def _numbers(calls: Sequence[int]) -> str:
-    return "+".join(f"#{call}" for call in calls)
+    shown = [f"#{call}" for call in calls[:2 * MOST]]
+    return "+".join(shown + [f"{len(calls) - 2 * MOST} more"] * (len(calls) > 2 * MOST))

@@ -6,17 +6,24 @@ from typing import Any, Sequence
 
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import OpGraph, Phase
-from whale_tf.ir.region import Region, find_region
+from whale_tf.ir.layout import partial, sharded
+from whale_tf.ir.region import find_region
+from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.plan import Plan, TaskGraphPlan
 
 
-def chain(stages: int, reduces: Sequence[str] = ()) -> Region:
+def chain(
+    stages: int, reduces: Sequence[str] = (), clip: bool = False, pulled: bool = False, decay: bool = False
+) -> TrainingStep:
     """``x -> layer0 -> ... -> loss``, and backwards ``loss_grad -> grad... -> grad0``: one layer in each TaskGraph.
 
     Every layer has its variable, which is read once a step, and every ``grad`` gives that variable's gradient to an update.
 
     Args:
         reduces: ops whose first operand is a sum over all clones.
+        clip: gradients are scaled by their global norm before the updates.
+        pulled: ``x`` comes from an input pipeline.
+        decay: the variables' weight decay is added to their gradients.
     """
     graph, home = OpGraph(), []  # type: Tuple[OpGraph, List[int]]
 
@@ -24,7 +31,7 @@ def chain(stages: int, reduces: Sequence[str] = ()) -> Region:
         graph.add(name, type_, [graph.tensor(i) for i in inputs], [(shape, "float32")], phase=phase)
         home.append(task_graph)
 
-    op("x", "Placeholder", [], -1, Phase.INPUT)
+    op("x", "IteratorGetNext" if pulled else "Placeholder", [], -1, Phase.INPUT)
     last = "x"
     for stage in range(stages):
         op(f"w{stage}", "ReadVariableOp", [], stage, Phase.FORWARD, (2, 2))
@@ -38,20 +45,46 @@ def chain(stages: int, reduces: Sequence[str] = ()) -> Region:
         op(f"grad{stage}", "MatMul", [before, last], stage, Phase.BACKWARD, (2, 2))
         op(f"back{stage}", "MatMul", [last, f"w{stage}"], stage, Phase.BACKWARD)
         last = f"back{stage}"
+        if decay:
+            op(f"decay{stage}", "Mul", [f"w{stage}", f"w{stage}"], stage, Phase.BACKWARD, (2, 2))
+    found = {stage: f"grad{stage}" for stage in range(stages)}
+    if clip:
+        for stage in range(stages):
+            op(f"square{stage}", "L2Loss", [f"grad{stage}"], -1, Phase.APPLY, ())
+        op("norm", "AddN", [f"square{stage}" for stage in range(stages)], -1, Phase.APPLY, ())
+        for stage in range(stages):
+            op(f"clipped{stage}", "Mul", [f"grad{stage}", "norm"], -1, Phase.APPLY, (2, 2))
+            found[stage] = f"clipped{stage}"
     for stage in range(stages):
-        op(f"update{stage}", "ApplyGradientDescent", [f"grad{stage}"], -1, Phase.APPLY, (2, 2))
+        inputs = [found[stage]] + [f"decay{stage}"] * decay
+        op(f"update{stage}", "ApplyGradientDescent", inputs, -1, Phase.APPLY, (2, 2))
     source = graph.tensor("x")
     batch = BatchAxis(graph, {source: 0}, None)
     batch.conversions.update({(graph.op(name).id, 0): (Reduce("sum"),) for name in reduces})
-    return find_region(graph, home, batch, [source])
+    batch.layouts[source] = sharded(0)
+    for stage in range(stages):
+        batch.layouts[graph.tensor(f"layer{stage}")] = sharded(0)
+        batch.layouts[graph.tensor(f"back{stage}")] = sharded(0, power=1)
+        batch.layouts[graph.tensor(f"grad{stage}")] = partial(1)
+    batch.layouts[graph.tensor("loss")] = partial(1)
+    region = find_region(graph, home, batch, [source])
+    gradients = {graph.tensor(f"grad{stage}"): stage for stage in range(stages)}
+    variables = {graph.op(f"w{stage}").id: stage for stage in range(stages)}
+    return TrainingStep(region, {source: 0}, find_update(region, {}, gradients), tuple(zip(gradients, variables)))
 
 
-def plan(counts: Sequence[int], micro_batches: int = 1, model_replicas: int = 1, **more: Any) -> Plan:
-    """``counts[i]`` replicas of stage i, the devices taken in order; 1F1B with the usual warm-up."""
-    tasks, total = [], sum(counts)
+def plan(counts: Sequence[int], micro_batches: int = 1, model_replicas: int = 1, tasks: Any = None, **more: Any) -> Plan:
+    """``counts[i]`` replicas of stage i, the devices taken in order; 1F1B with the usual warm-up.
+
+    Args:
+        tasks: further fields of stage i's TaskGraphPlan, by i.
+        more: further fields of the Plan.
+    """
+    found, total = [], sum(counts)
     for stage, count in enumerate(counts):
         first = sum(counts[:stage])
         rows = tuple(tuple(range(g * total + first, g * total + first + count)) for g in range(model_replicas))
-        tasks.append(TaskGraphPlan(name=f"stage{stage}", devices=rows, warmup=min(len(counts) - stage, micro_batches)))
+        warmup = min(len(counts) - stage, micro_batches)
+        found.append(TaskGraphPlan(name=f"stage{stage}", devices=rows, warmup=warmup, **(tasks or {}).get(stage, {})))
     return Plan(graph="drawn", num_devices=total * model_replicas, num_model_replicas=model_replicas,
-                num_micro_batch=micro_batches, task_graphs=tuple(tasks), **more)
+                num_micro_batch=micro_batches, task_graphs=tuple(found), **more)

@@ -14,6 +14,8 @@ from whale_tf.capture.variables import Variables, optimizer_state
 from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse, find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.region import Region
+from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.plan import Plan
 
 
@@ -61,6 +63,11 @@ class Captured(NamedTuple):
         if self.axis is not None and options == Options():
             return self.axis
         return analyse(self.graph, self.sources, self.scope, options)
+
+    def step(self, region: Region, processes: int = 1) -> TrainingStep:
+        """What passes make a Program of."""
+        update = find_update(region, self.variable_homes, self.gradient_home)
+        return TrainingStep(region, self.sources, update, self.gradients, processes)
 
     def state_bytes(self) -> Dict[int, int]:
         """Trained variable -> bytes of what its optimizer keeps for it."""

@@ -1,8 +1,8 @@
-"""Bridges between TaskGraphs of equal and different replica counts, lowered to ops (the recipes: whale_tf/bridges)."""
+"""Bridges between TaskGraphs that cut a micro-batch at different places, lowered to ops (the recipes: whale_tf/bridges)."""
 
 from __future__ import annotations
 
-from typing import Dict, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.bridges import Cuts, crossing, cuts
@@ -11,6 +11,7 @@ from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
+from whale_tf.program import Call
 
 
 class Bridges:
@@ -22,51 +23,43 @@ class Bridges:
         self.nodes = converter.nodes
         self._bridges: Dict[Tuple[int, int, Clone, int], str] = {}
 
-    def same_division(self, a: int, b: int) -> bool:
-        """Whether two TaskGraphs cut a micro-batch at the same places, so that tensors cross one to one."""
-        return self._cuts(a) == self._cuts(b)
-
-    def bridge(self, tensor: int, producer: int, consumer: int, place: Clone, shard: int = 0) -> str:
-        """A tensor of TaskGraph ``producer`` as replica ``place.r`` of ``consumer`` needs it.
+    def bridge(self, call: Call, tensor: int, shard: int = 0) -> str:
+        """A tensor as the clone of a bridge's call needs it.
 
         Every device of a ``split`` consumer (``shard``) gathers the examples itself, rather than from its first device.
         """
-        layout = self.context.region.batch.layout(tensor)
+        context = self.context
+        layout, consumer = context.region.batch.layout(tensor), context.program.bodies[call.body].task_graph
         shard = shard if layout.is_sharded else 0
-        key = (tensor, consumer, place, shard)
+        key = (tensor, consumer, call.clone, shard)
         if key not in self._bridges:
-            scope = self.context.name(
-                "bridge",
-                self.context.scope(place).rpartition("/")[2],
-                f"t{consumer}" + (f"_{shard}" if shard else ""),
-                self.context.flat(tensor),
-            )
-            if layout.is_sharded:
-                self._bridges[key] = self._bridge_sharded(tensor, layout, producer, consumer, place, shard, scope)
-            elif layout.is_partial:
-                self._bridges[key] = self._bridge_partial(tensor, layout, producer, consumer, place, scope)
-            elif layout.kind == EXTENT.kind:
-                self._bridges[key] = self._converter.extent(tensor, consumer, place, scope)
-            elif layout.kind in EXTREMES:
-                count = self.context.plan.task_graphs[producer].replica_count
-                terms = [self.context.tensor_in(tensor, place._replace(r=r)) for r in range(count)]
-                self._bridges[key] = self._converter.combine(
-                    layout.kind, terms, scope, self.context.dtype(tensor), self.context.device(consumer, place)
-                )
-            else:
-                count = self.context.plan.task_graphs[producer].replica_count
-                piece = place._replace(r=place.r % count)
-                self._bridges[key] = self._rescale(
-                    self.context.tensor_in(tensor, piece), tensor, layout.power, producer, piece, consumer, place, scope
-                )
+            scope = context.name("bridge", context.scope(call.clone).rpartition("/")[2],
+                                 f"t{consumer}" + (f"_{shard}" if shard else ""), context.flat(tensor))
+            sources = [number for taken, numbers in call.takes if taken == tensor for number in numbers]
+            pieces = [context.program.calls[number].clone for number in sources]
+            self._bridges[key] = self._staged(tensor, layout, pieces, consumer, call.clone, shard, scope)
         return self._bridges[key]
 
+    def _staged(
+        self, tensor: int, layout: Layout, pieces: List[Clone], consumer: int, place: Clone, shard: int, scope: str
+    ) -> str:
+        context, producer = self.context, self.context.home(self.context.graph.producer(tensor))
+        if layout.is_sharded:
+            return self._bridge_sharded(tensor, layout, producer, pieces, consumer, place, shard, scope)
+        if layout.is_partial:
+            return self._bridge_partial(tensor, layout, producer, pieces, consumer, place, scope)
+        if layout.kind == EXTENT.kind:
+            return self._converter.extent(tensor, consumer, place, scope)
+        names = [context.tensor_in(tensor, piece) for piece in pieces]
+        if layout.kind in EXTREMES:
+            return self._converter.combine(layout.kind, names, scope, context.dtype(tensor), context.device(consumer, place))
+        return self._rescale(names[0], tensor, layout.power, producer, pieces[0], consumer, place, scope)
+
     def _bridge_sharded(
-        self, tensor: int, layout: Layout, producer: int, consumer: int, place: Clone, shard: int, scope: str
+        self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone, shard: int, scope: str
     ) -> str:
         context, nodes = self.context, self.nodes
-        producers, covers = crossing(self._cuts(producer), self._cuts(consumer), place.r)
-        pieces = [place._replace(r=r) for r in producers]
+        covers = crossing(self._cuts(producer), self._cuts(consumer), place.r).covers
         device, dtype = context.device(consumer, place, shard), context.dtype(tensor)
         names = [context.tensor_in(tensor, piece) for piece in pieces]
         if layout.power:
@@ -111,7 +104,7 @@ class Bridges:
         return nodes.concat(parts, layout.dim, scope + "/join", dtype, device)
 
     def _bridge_partial(
-        self, tensor: int, layout: Layout, producer: int, consumer: int, place: Clone, scope: str
+        self, tensor: int, layout: Layout, producer: int, pieces: List[Clone], consumer: int, place: Clone, scope: str
     ) -> str:
         """Sum over the producer's replicas, divided again.
 
@@ -119,15 +112,10 @@ class Bridges:
         """
         context, nodes = self.context, self.nodes
         dtype, device = context.dtype(tensor), context.device(consumer, place)
-        count = context.plan.task_graphs[producer].replica_count
         terms = []
-        for r in range(count):
-            piece = place._replace(r=r)
-            terms.append(
-                self._converter.scale(
-                    context.tensor_in(tensor, piece), tensor, layout.power, producer, piece, f"{scope}/{r}"
-                )
-            )
+        for piece in pieces:
+            name = context.tensor_in(tensor, piece)
+            terms.append(self._converter.scale(name, tensor, layout.power, producer, piece, f"{scope}/{piece.r}"))
         total = nodes.add_n(terms, scope + "/sum", dtype, device)
         peers = [place._replace(r=r) for r in range(context.plan.task_graphs[consumer].replica_count)]
         share = self._fraction(tensor, consumer, place, peers, dtype, scope)

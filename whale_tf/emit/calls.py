@@ -30,7 +30,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op
 from whale_tf.passes.form import has_reference_variables
-from whale_tf.program import Body, Clone
+from whale_tf.program import CLONED, Body, Clone
 
 
 class Argument(NamedTuple):
@@ -90,6 +90,8 @@ class Calls:
         """Stage all calls of the program."""
         for call in self._context.program.calls:
             body = self._context.program.bodies[call.body]
+            if body.step not in CLONED:
+                continue
             barriers = (order.barriers(body.task_graph, call.clone) or {}).get(body.name, ())
             self._call(body, call.clone, barriers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
@@ -10,23 +10,14 @@ from whale_tf.cluster import ONE_PROCESS, Processes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
-from whale_tf.passes.replicate import clones
+from whale_tf.passes.replicate import clones, copies, copy_for
 from whale_tf.plan import Plan
-from whale_tf.program import Clone, Program
+from whale_tf.program import CLONED, ORIGINAL, Clone, Copy, Program
 
 ROOT = "whale"  # name scope of everything the rewrite adds
 
 
-class Copy(NamedTuple):
-    """Which of a TaskGraph's devices: model replica ``g``, replica ``r``.  Step-level ops and variables have one copy each.
-    ``Copy(0, 0)`` is the original itself."""
-
-    g: int
-    r: int
-
-
 Place = Union[Clone, Copy]
-ORIGINAL = Copy(0, 0)
 
 
 class Context:
@@ -76,8 +67,9 @@ class Context:
         self.pinned: Set[str] = set()
         self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
         self._scopes: Dict[Tuple[int, ...], str] = {}
-        self._body_of = self.program.body_of()
-        self._results = {t: f"{body.name}:{i}" for body in self.program.bodies for i, t in enumerate(body.outputs)}
+        bodies = [body for body in self.program.bodies if body.step in CLONED]
+        self._body_of = {op: body.name for body in bodies for op in body.ops}
+        self._results = {t: f"{body.name}:{i}" for body in bodies for i, t in enumerate(body.outputs)}
         self._scope = ROOT
         index = 0
         while self._scope in graph:  # a user's op may be called so
@@ -85,23 +77,13 @@ class Context:
             self._scope = f"{ROOT}_{index}"
 
     # ------------------------------------------------------------------------------------------------------- clones
-    def replicas(self, task_graph: int) -> List[Copy]:
-        """All replicas of a TaskGraph in all model replicas."""
-        count = self.plan.task_graphs[task_graph].replica_count
-        return [Copy(g, r) for g in range(self.plan.num_model_replicas) for r in range(count)]
-
     def copies(self, task_graph: int) -> List[Copy]:
         """All copies of a TaskGraph's step-level ops and variables, the original first."""
-        return [ORIGINAL] if self._is_shared(task_graph) else self.replicas(task_graph)
+        return copies(self.plan, task_graph)
 
     def copy_for(self, task_graph: int, place: Place) -> Copy:
         """The copy of a TaskGraph's step-level ops and variables that a place, of this TaskGraph or of another one, reads."""
-        if self._is_shared(task_graph):
-            return ORIGINAL
-        return Copy(place[0], place[-1] % self.plan.task_graphs[task_graph].replica_count)
-
-    def _is_shared(self, task_graph: int) -> bool:
-        return self.plan.task_graphs[task_graph].variables == "shared"
+        return copy_for(self.plan, task_graph, place)
 
     def clones(self, task_graph: int) -> List[Clone]:
         """All clones of a TaskGraph's batch-level ops, in the order of the examples they work on."""
@@ -167,8 +149,13 @@ class Context:
         if not isinstance(place, Clone) and place == ORIGINAL:
             return op.name
         if self.is_called and op.id in self._body_of:
-            return f"{self.scope(place)}/{self.program.bodies[self._body_of[op.id]].name}"
+            return f"{self.scope(place)}/{self._body_of[op.id]}"
         return f"{self.scope(place)}/{op.name}"
+
+    def sum_name(self, tensor: int, copy: Copy, micro_batch: Optional[int] = None) -> str:
+        """Name of a replica's sum of a tensor over its micro-batches up to one; None: what the names have in common."""
+        name = f"{self.scope(copy)}/accumulate/{self.flat(tensor)}"
+        return name if micro_batch is None else f"{name}/{micro_batch}"
 
     def exported(self, tensor: int, name: str) -> None:
         """From now on a tensor has a name outside of the functions: ``name``, below the scope of each clone."""

@@ -6,7 +6,7 @@ while staging leaves the graph as it was.
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -22,16 +22,18 @@ from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
-from whale_tf.emit.processes import Shared, check_random, leads_to_write, shared_scalars
-from whale_tf.emit.update import Update, clone_update, copy_variables, find_update
+from whale_tf.emit.processes import Shared, check_random, shared_scalars
+from whale_tf.emit.update import clone_update, copy_variables
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
+from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import PULLS
 from whale_tf.passes import compile_program
+from whale_tf.passes.collect import compressed, leading_to_writes
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.plan import Plan
 
@@ -43,7 +45,6 @@ class Emitted(NamedTuple):
     nodes: Nodes
     merge: Merge
     mirror: Mirror
-    update: Update
     communicator: Communicator
     calls: Calls
     form: Form
@@ -76,7 +77,8 @@ def emit(
     _check_writes(captured)
     edit = StagedEdit(tf_graph, captured.export)
     nodes = Nodes(edit)
-    program = compile_program(region, plan)
+    step = captured.step(region, processes.graphs)
+    program = compile_program(step, plan)
     form = choose_form(program, region, plan)
     context = Context(
         tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit, processes, program, form.is_called)
@@ -85,28 +87,25 @@ def emit(
         check_random(context)
     division = _division(context, nodes, captured.sources, sums)
     after = reroute.outside_after(graph, region)
-    update = find_update(
-        graph, {i: region.task_graph[i] for i in region.ops}, captured.variable_homes, captured.gradient_home
-    )
-    context.variables = update.variables
+    context.variables = step.update.variables
     context.pinned = _pinned(captured, plan)
 
-    copies = copy_variables(context, update.variables)
+    copies = copy_variables(context, context.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
     calls = clone_region(context, operands, order, after)
-    merge = Merge(context, nodes, operands.converter, order, sums, _buckets(context, captured), _compressed(context, captured))
+    merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
+    merge.stage()
     shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 else []
-    moves = _merge_leaving(context, nodes, inputs, merge, update, {scalar.tensor: scalar.value for scalar in shared})
-    update_clones = clone_update(context, operands, merge, update, captured.gradient_home)
+    moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
+    update_clones = clone_update(context, operands, merge)
     own_writes = {context.tf_ops[index] for index in update_clones}
-    mirror = Mirror(tf_graph, _variable_copies(context, copies, update.variables), own_writes)
+    mirror = Mirror(tf_graph, _variable_copies(context, copies, context.variables), own_writes)
     mirrored = mirror.stage(edit)
 
     new = edit.commit()
     mirror.finish(new, mirrored)
-    order.close()
     reroute.move_edges(context, moves)
     reroute.move_controls(context, after)
     reroute.add_waits(context, {index: [new[name] for name in names] for index, names in update_clones.items()})
@@ -119,8 +118,8 @@ def emit(
     )
     for scalar in shared:
         reroute.add_waits(context, {index: [new[scalar.value]] for index in scalar.writes})
-    reroute.place_originals(context, update.variables)
-    return Emitted(context, nodes, merge, mirror, update, sums, calls, form, shared)
+    reroute.place_originals(context, context.variables)
+    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared)
 
 
 def _pinned(captured: Captured, plan: Plan) -> Set[str]:
@@ -135,38 +134,6 @@ def _pinned(captured: Captured, plan: Plan) -> Set[str]:
         if any(group.partition(COLOCATE.decode())[2] in found for group in op.attrs.get("_class", ())):
             found.add(op.name)
     return found
-
-
-def _buckets(context: Context, captured: Captured) -> List[List[int]]:
-    """Gradient tensors that travel together, as the plan says.
-
-    Raises:
-        PlanError: it says so of what cannot: a sparse gradient, one of unknown size, or of different types.
-    """
-    tensors = {context.graph.ops[variable].name: tensor for tensor, variable in captured.gradients}
-    found = []
-    for sync in context.plan.gradients:
-        for bucket in sync.buckets:
-            gradients = [tensors[name] for name in bucket if name in tensors]
-            if len(gradients) < 2:
-                continue
-            for tensor, name in zip(gradients, bucket):
-                shape = context.graph.tensors[tensor].shape
-                dense = context.region.batch.layout(tensor).is_partial and shape is not None and None not in shape
-                if not dense or context.dtype(tensor) != context.dtype(gradients[0]):
-                    raise PlanError(
-                        f"the gradient of {name!r} cannot travel in a bucket with {bucket[0]!r}: buckets hold dense "
-                        f"gradients of one type; "
-                        "give it a bucket of its own"
-                    )
-            found.append(gradients)
-    return found
-
-
-def _compressed(context: Context, captured: Captured) -> FrozenSet[int]:
-    """Gradient tensors that travel as float16, as the plan says."""
-    names = {name for sync in context.plan.gradients if sync.fp16 for bucket in sync.buckets for name in bucket}
-    return frozenset(tensor for tensor, variable in captured.gradients if context.graph.ops[variable].name in names)
 
 
 def _variable_copies(
@@ -233,7 +200,7 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
 
 
 def _merge_leaving(
-    context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, update: Update, shared: Dict[int, str]
+    context: Context, nodes: Nodes, inputs: Inputs, merge: Merge, step: TrainingStep, shared: Dict[int, str]
 ) -> Dict[reroute.Use, str]:
     """Stage the merged value of every tensor that leaves the region, and say which uses read it.
 
@@ -242,14 +209,13 @@ def _merge_leaving(
             is computed from them, because it takes a collective.
     """
     moves: Dict[reroute.Use, str] = {}
-    decisive = leads_to_write(context.graph)
+    decisive = leading_to_writes(context.graph)
     for tensor, uses in context.region.leaving().items():
         if context.graph.tensors[tensor].dtype in ("variant", "resource"):
             continue  # a loop's lists and handles have no merged value; whoever looks at them looks at the original's
         for op, position in uses:
-            task_graph = update.task_graph.get(op, -1)
-            if op in update.needed:
-                moves[op, position] = merge.everywhere(tensor, task_graph)[ORIGINAL]
+            if op in step.update.task_graph:
+                moves[op, position] = merge.for_update(tensor, step.update.task_graph[op], ORIGINAL)
             elif op in decisive:
                 moves[op, position] = merge.of_all_processes(tensor)
             elif tensor in shared:

@@ -1,4 +1,7 @@
-"""Back from clones to the local script's tensors: sums, weighted means and concatenations."""
+"""Back from clones to the local script's tensors: sums, weighted means and concatenations.
+
+The program's calls say what is added up, synchronised and merged; what a user fetches beside that is merged when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ import numpy as np
 from whale_tf.communicators import Communicator, Member
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy, group_by_copy
 from whale_tf.emit.convert import Converter
-from whale_tf.emit.order import Order
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
+from whale_tf.passes.schedule import backward_order
+from whale_tf.program import ACCUMULATE, MERGE, SYNCHRONISE
 
 
 class Merge:
     """Merged values of batch-level tensors; each is staged once.
 
     Args:
-        buckets: gradients that travel together.
         compressed: gradients that travel as float16.
     """
 
@@ -29,22 +32,37 @@ class Merge:
         context: Context,
         nodes: Nodes,
         converter: Converter,
-        order: Order,
         communicator: Communicator,
-        buckets: Sequence[Sequence[int]] = (),
         compressed: FrozenSet[int] = frozenset(),
     ) -> None:
         self._context = context
         self._nodes = nodes
         self._converter = converter
-        self._order = order
         self._communicator = communicator
         self._whole: Dict[int, str] = {}
-        self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
+        self._running: Dict[Tuple[int, Copy], str] = {}
         self._sums: Dict[int, Dict[Copy, str]] = {}
-        self._across: Dict[int, str] = {}
+        self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
         self._compressed = compressed
-        self._bucket_of = {tensor: bucket for bucket in buckets for tensor in bucket}
+
+    def stage(self) -> None:
+        """Stage what the program's calls add up, synchronise and merge."""
+        program = self._context.program
+        for call in program.calls:
+            body = program.bodies[call.body]
+            if body.step == ACCUMULATE:
+                for tensor in body.inputs:
+                    self._add(tensor, call.clone)
+            elif body.step == SYNCHRONISE:
+                self._synchronise(body.task_graph, body.inputs)
+            elif body.step == MERGE:
+                for tensor in body.inputs:
+                    self.whole(tensor)
+
+    def for_update(self, tensor: int, task_graph: int, copy: Copy) -> str:
+        """The merged value that the update of a TaskGraph's copy reads."""
+        found = self._everywhere.get((tensor, task_graph))
+        return self.of_all_processes(tensor) if found is None else found[copy]
 
     @property
     def is_larger(self) -> bool:
@@ -93,23 +111,40 @@ class Merge:
         tensor's TaskGraph.  Every run of it waits for the other processes."""
         if self._communicator.processes == 1:
             return self.whole(tensor)
-        if tensor not in self._across:
-            self._across[tensor] = self._of_all_processes(tensor)
-        return self._across[tensor]
+        return self._everywhere[tensor, self._context.home(self._context.graph.producer(tensor))][ORIGINAL]
 
-    def _of_all_processes(self, tensor: int) -> str:
+    def _synchronise(self, task_graph: int, tensors: Sequence[int]) -> None:
+        """Values over all copies and processes, on every copy of a TaskGraph."""
+        context = self._context
+        first, copies = tensors[0], context.copies(task_graph)
+        names = [context.name("sync", context.flat(tensor)) for tensor in tensors]
+        layout, dtype = context.region.batch.layout(first), context.dtype(first)
+        members = [self._members(tensor, task_graph) for tensor in tensors] if layout.is_partial else []
+        if len(tensors) > 1:
+            shapes = [context.static_shape(tensor) for tensor in tensors]
+            sums = self._communicator.all_reduce_together(members, names, shapes, dtype, self._compressed.issuperset(tensors))
+            found = [dict(zip(copies, values)) for values in sums]
+        elif layout.is_partial:
+            fp16 = first in self._compressed
+            found = [dict(zip(copies, self._communicator.all_reduce(members[0], names[0], dtype, fp16)))]
+        elif layout.is_sharded and self._communicator.processes == 1:
+            home, shard = context.home(context.graph.producer(first)), context.shard_of(first)
+            clones = list(context.clones(home))
+            found = [{copy: self._concatenated(first, layout, home, clones, f"{names[0]}/{copy.g}_{copy.r}",
+                                               context.device(task_graph, copy, shard)) for copy in copies}]
+        else:
+            found = [dict.fromkeys(copies, self._across(first, layout))]
+        self._everywhere.update({(tensor, task_graph): values for tensor, values in zip(tensors, found)})
+
+    def _across(self, tensor: int, layout: Layout) -> str:
+        """The value over all processes of a tensor that is no sum, on its TaskGraph's first device."""
         context = self._context
         home = context.home(context.graph.producer(tensor))
-        layout = context.region.batch.layout(tensor)
-        if layout.is_partial:
-            return self.everywhere(tensor, home)[ORIGINAL]
         scope, dtype = context.name("processes", context.flat(tensor)), context.dtype(tensor)
         here = Member(self.whole(tensor), context.device(home, ORIGINAL))
         if layout.is_sharded:
             equal = self._converter.division.batch is not None
-            return self._communicator.gather_across(
-                here, layout.dim, self._converter.rank(tensor), scope, dtype, equal
-            )
+            return self._communicator.gather_across(here, layout.dim, self._converter.rank(tensor), scope, dtype, equal)
         if layout.kind in EXTREMES:
             return self._communicator.across(here, layout.kind, scope, dtype)
         if layout.kind == EXTENT.kind:
@@ -117,88 +152,51 @@ class Merge:
             return self._less_surplus(total, tensor, self._communicator.processes - 1, scope, here.device)
         return here.value
 
-    def everywhere(self, tensor: int, task_graph: int) -> Dict[Copy, str]:
-        """The merged value on every copy of ``task_graph`` (whose variables it updates)."""
-        key = (tensor, task_graph)
-        if key not in self._everywhere:
-            self._everywhere[key] = self._merged_everywhere(tensor, task_graph)
-        return self._everywhere[key]
-
-    def _merged_everywhere(self, tensor: int, task_graph: int) -> Dict[Copy, str]:
-        context = self._context
-        home = context.home(context.graph.producer(tensor))
-        layout = context.region.batch.layout(tensor)
-        copies = context.copies(task_graph)
-        alone = self._communicator.processes == 1
-        if len(copies) == 1 and home == task_graph and alone:
-            return {copies[0]: self.whole(tensor)}
-        scope, dtype = context.name("sync", context.flat(tensor)), context.dtype(tensor)
-        if layout.is_partial and home == task_graph:
-            if tensor in self._bucket_of:
-                return self._merged_bucket(self._bucket_of[tensor], home)[tensor]
-            members, fp16 = self._members(tensor, home), tensor in self._compressed
-            return dict(zip(copies, self._communicator.all_reduce(members, scope, dtype, fp16)))
-        if layout.is_sharded and alone:
-            clones = list(context.clones(home))
-            return {
-                copy: self._concatenated(
-                    tensor,
-                    layout,
-                    home,
-                    clones,
-                    "{}/{}_{}".format(scope, *copy),
-                    context.device(task_graph, copy, self._context.shard_of(tensor)),
-                )
-                for copy in copies
-            }
-        return dict.fromkeys(copies, self.of_all_processes(tensor))
-
-    def _merged_bucket(self, bucket: Sequence[int], home: int) -> Dict[int, Dict[Copy, str]]:
-        """Gradients that travel together."""
-        context = self._context
-        sums = self._communicator.all_reduce_together(
-            [self._members(tensor, home) for tensor in bucket],
-            [context.name("sync", context.flat(tensor)) for tensor in bucket],
-            [context.static_shape(tensor) for tensor in bucket],
-            context.dtype(bucket[0]),
-            self._compressed.issuperset(bucket),
-        )
-        merged = {tensor: dict(zip(context.copies(home), values)) for tensor, values in zip(bucket, sums)}
-        self._everywhere.update({(tensor, home): values for tensor, values in merged.items()})
-        return merged
-
     def _members(self, tensor: int, home: int) -> List[Member]:
         accumulated = self._accumulated(tensor, home)
         shard = self._context.shard_of(tensor)
         return [Member(value, self._context.device(home, copy, shard)) for copy, value in accumulated.items()]
 
     def _accumulated(self, tensor: int, home: int) -> Dict[Copy, str]:
-        """Weighted sums over micro-batches, one for each copy: a chain of additions, so that each micro-batch's gradient
-        is freed as soon as it is added."""
+        """Weighted sums over micro-batches, one for each replica."""
         if tensor not in self._sums:
-            self._sums[tensor] = {
-                copy: self._chain(tensor, home, copy, clones)
-                for copy, clones in group_by_copy(list(self._context.clones(home))).items()
-            }
+            self._sums[tensor] = {copy: self._summed(tensor, home, copy, clones)
+                                  for copy, clones in group_by_copy(list(self._context.clones(home))).items()}
         return self._sums[tensor]
 
-    def _chain(self, tensor: int, home: int, copy: Copy, clones: List[Clone]) -> str:
-        context = self._context
-        power = context.region.batch.layout(tensor).power
-        scope = f"{context.scope(copy)}/accumulate/{context.flat(tensor)}"
-        dtype, device = context.dtype(tensor), context.device(home, copy, self._context.shard_of(tensor))
-        even = self._converter.division.is_even
-        total = ""
-        for clone in self._order.in_backward_order(home, clones):
-            value = context.tensor_in(tensor, clone)
-            if not even:
-                value = self._converter.scale(value, tensor, power, home, clone, f"{scope}/{clone.m}")
-            if total:
-                value = self._nodes.binary("Add", total, value, f"{scope}/{clone.m}", dtype, device)
-                if self._context.graph.producer(tensor).id in self._context.region.late:
-                    self._order.finish_with(home, clone, value)
-            total = value
-        return self._converter.scale(total, tensor, power, home, clones[0], scope) if even else total
+    def _summed(self, tensor: int, home: int, copy: Copy, clones: List[Clone]) -> str:
+        if (tensor, copy) not in self._running:
+            for m in backward_order(self._context.plan, home):
+                self._add(tensor, next(clone for clone in clones if clone.m == m))
+        total = self._running[tensor, copy]
+        if not self._converter.division.is_even:
+            return total
+        power = self._context.region.batch.layout(tensor).power
+        return self._converter.scale(total, tensor, power, home, clones[0], self._sum_scope(tensor, copy))
+
+    def _add(self, tensor: int, clone: Clone) -> None:
+        """Add a micro-batch's value to the sum of those before: a chain, so that each value is freed as soon as it is added."""
+        context, copy = self._context, Copy(clone.g, clone.r)
+        if (tensor, copy) not in self._running:
+            first = backward_order(context.plan, context.home(context.graph.producer(tensor)))[0]
+            self._running[tensor, copy] = self._weighted(tensor, clone._replace(m=first))
+            if clone.m == first:
+                return
+        home, scope = context.home(context.graph.producer(tensor)), self._sum_scope(tensor, copy)
+        device = context.device(home, copy, context.shard_of(tensor))
+        terms = self._running[tensor, copy], self._weighted(tensor, clone)
+        self._running[tensor, copy] = self._nodes.binary("Add", *terms, f"{scope}/{clone.m}", context.dtype(tensor), device)
+
+    def _weighted(self, tensor: int, clone: Clone) -> str:
+        value = self._context.tensor_in(tensor, clone)
+        if self._converter.division.is_even:
+            return value
+        home, power = self._context.home(self._context.graph.producer(tensor)), self._context.region.batch.layout(tensor).power
+        scope = self._sum_scope(tensor, Copy(clone.g, clone.r))
+        return self._converter.scale(value, tensor, power, home, clone, f"{scope}/{clone.m}")
+
+    def _sum_scope(self, tensor: int, copy: Copy) -> str:
+        return self._context.sum_name(tensor, copy)
 
     def _extent(self, tensor: int, home: int, clones: List[Clone], scope: str, device: str) -> str:
         """``c0 + c1 B`` from the clones' ``c0 + c1 b_i``: their sum less ``n - 1`` times ``c0``."""

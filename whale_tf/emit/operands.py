@@ -1,8 +1,7 @@
-"""What each clone reads: its part of the inputs, its neighbours' activations, its own copy of the variables.
+"""What each clone and copy reads: its part of the inputs, its neighbours' activations, its own copy of the variables.
 
-``Operands.of(op, position, clone)`` is the name of the tensor that input ``position`` of ``op`` reads in a clone; asking
-stages whatever is missing: slices of the mini-batch, bridges between TaskGraphs, conversions of the batch axis.
-Everything is staged once and shared.
+``Operands.of(op, position, clone)`` is the name of the tensor that input ``position`` of ``op`` reads in a clone, as the
+program's calls take it; conversions of the batch axis are staged when they are asked for.  Everything is staged once and shared.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from whale_tf.emit.convert import Converter
 from whale_tf.emit.division import Division
 from whale_tf.emit.inputs import Inputs
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.graph import Op
+from whale_tf.program import ALL, BRIDGE, DIVIDE, ONCE, WHOLE
 
 
 class Operands:
@@ -36,6 +36,13 @@ class Operands:
         self.variable_copies = variable_copies
         self.converter = Converter(context, nodes, division, inputs, communicator)
         self._bridges = Bridges(self.converter)
+        self._taken: Dict[Tuple[int, Clone, int], int] = {}  # (TaskGraph, clone, tensor) -> the call it is taken from
+        program = context.program
+        for call in program.calls:
+            task_graph, is_recipe = program.bodies[call.body].task_graph, program.bodies[call.body].is_recipe
+            for tensor, sources in () if is_recipe else call.takes:
+                if program.step_of(program.calls[sources[0]]) != WHOLE:
+                    self._taken[task_graph, call.clone, tensor] = sources[0]
 
     def of(self, op: Op, position: int, place: Place) -> str:
         """Name of the tensor that input ``position`` of ``op`` reads in a clone (batch level) or copy (step level)."""
@@ -55,23 +62,26 @@ class Operands:
     def value(self, tensor: int, task_graph: int, place: Place, shard: int = 0) -> str:
         """Name of a tensor as a clone or copy of ``task_graph`` sees it (under ``split``: its device ``shard``)."""
         context = self.context
-        producer = context.graph.producer(tensor)
-        if tensor in self.inputs.sources and isinstance(place, Clone):
-            return self.inputs.part(tensor, task_graph, place)
-        if producer.phase is Phase.INPUT or not context.region.contains(producer):
-            return self.variable(producer, place) or self.inputs.whole(tensor, place.g)
-        home = context.home(producer)
+        clone = place if isinstance(place, Clone) else place.clone
+        number = self._taken.get((task_graph, clone, tensor))
+        if number is None:
+            return self._within(tensor, task_graph, place)
+        call = context.program.calls[number]
+        step = context.program.step_of(call)
+        if step == DIVIDE:
+            return self.inputs.part(tensor, task_graph, clone)
+        if step == BRIDGE:
+            return self._bridges.bridge(call, tensor, shard)
+        return context.tensor_in(tensor, Copy(call.clone.g, call.clone.r) if step == ONCE else call.clone)
+
+    def _within(self, tensor: int, task_graph: int, place: Place) -> str:
+        """A tensor that no call gives: it is the place's own, or of outside the program."""
+        context, producer = self.context, self.context.graph.producer(tensor)
         if producer.id in context.region.batch.shared:
             return context.tensor_in(tensor, ORIGINAL)
-        if producer.id not in context.region.batch_level:
-            return self.variable(producer, place) or context.tensor_in(tensor, context.copy_for(home, place))
-        if not isinstance(place, Clone):
-            raise AssertionError(
-                f"step-level op reads batch-level tensor {context.graph.tensor_name(tensor)!r}"
-            )
-        if home == task_graph or self._bridges.same_division(home, task_graph):
+        if context.region.contains(producer) and producer.id not in context.variables:
             return context.tensor_in(tensor, place)
-        return self._bridges.bridge(tensor, home, task_graph, place, shard)
+        return self.variable(producer, place) or self.inputs.whole(tensor, 0 if place.g == ALL else place.g)
 
     def variable(self, producer: Op, place: Place) -> Optional[str]:
         """The copy of a variable that a place reads; None: ``producer`` is none of the variables that may have copies."""

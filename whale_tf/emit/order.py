@@ -21,7 +21,7 @@ from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.ir.graph import Op
 from whale_tf.ir.region import frame_of_outputs, frames
-from whale_tf.program import BACKWARD, Body, Call, Clone
+from whale_tf.program import ACCUMULATE, Body, Call, Clone
 
 
 class Order:
@@ -33,12 +33,10 @@ class Order:
         self._frames = frames(context.graph)
         self._barriers: Dict[Tuple[int, Clone], Dict[str, List[str]]] = {}
         self._gated: Dict[Tuple[int, Clone], Dict[Tuple[Op, int], List[str]]] = {}
-        self._after_backward: Dict[Tuple[int, Clone], str] = {}
         self._ends: Dict[str, Tuple[List[Op], List[Op]]] = {}
-        program = context.program
-        for call in program.calls:
-            for before in call.after:
-                self._stage(program.calls[before], call)
+        for call in context.program.calls:
+            if call.after:
+                self._stage([context.program.calls[before] for before in call.after], call)
 
     def barriers(self, task_graph: int, place: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:
         """Control inputs to add to those of a clone's ops that :meth:`gate` does not hold back, by original op name; for a
@@ -55,34 +53,14 @@ class Order:
             gate = self._nodes.identity(node.input[position], scope, dtype, node.device, barriers)
             set_input(context.edit, name, position, gate)
 
-    def finish_with(self, task_graph: int, clone: Clone, op: str) -> None:
-        """Let the step after a clone's backward step wait for ``op`` too (the addition of its gradients, which frees them).
-
-        The control edge also keeps TensorFlow's graph optimizer from fusing the chain of additions into one AddN, which
-        would keep all gradients alive.
-        """
-        barrier = self._after_backward.get((task_graph, clone))
-        if barrier is not None:
-            self._context.edit.node(barrier).input.append("^" + op)
-
-    def close(self) -> None:
-        """The barriers are in the graph: nothing more can be finished before them."""
-        self._after_backward.clear()
-
-    def in_backward_order(self, task_graph: int, clones: Sequence[Clone]) -> List[Clone]:
-        """Clones of one copy, as their gradients become ready."""
-        place = {call.clone: i for i, call in enumerate(self._context.program.calls_of(task_graph, BACKWARD))}
-        return sorted(clones, key=lambda clone: place.get(clone, 0))
-
-    def _stage(self, before: Call, after: Call) -> None:
-        """A barrier between two calls of one replica."""
+    def _stage(self, before: Sequence[Call], after: Call) -> None:
+        """A barrier between calls of one replica."""
         context = self._context
-        first, then = context.program.bodies[before.body], context.program.bodies[after.body]
+        then = context.program.bodies[after.body]
         task_graph, copy = then.task_graph, Copy(after.clone.g, after.clone.r)
         scope = context.name("order", "t{}_g{}_r{}".format(task_graph, *copy), f"before_{then.step}{after.clone.m}")
-        barrier = self._nodes.no_op(scope, context.device(task_graph, copy), self._exits(first, before.clone, scope))
-        if first.step == BACKWARD:
-            self._after_backward.setdefault((task_graph, before.clone), barrier)
+        waits = [name for call in before for name in self._exits(context.program.bodies[call.body], call.clone, scope)]
+        barrier = self._nodes.no_op(scope, context.device(task_graph, copy), waits)
         key = (task_graph, after.clone)
         if context.is_called:
             self._barriers.setdefault(key, {}).setdefault(then.name, []).append(barrier)
@@ -95,9 +73,16 @@ class Order:
                 self._gated.setdefault(key, {}).setdefault((op, position), []).append(barrier)
 
     def _exits(self, body: Body, clone: Clone, scope: str) -> List[str]:
-        """What is waited for where a call is."""
-        if self._context.is_called:
-            return [f"{self._context.scope(clone)}/{body.name}"]
+        """What is waited for where a call is.
+
+        Additions of gradients are waited for so that these are freed, and so that TensorFlow's graph optimizer does not fuse the
+        chain of additions into one AddN, which would keep all gradients alive.
+        """
+        context = self._context
+        if body.step == ACCUMULATE:
+            return [context.sum_name(tensor, Copy(clone.g, clone.r), clone.m) for tensor in body.outputs]
+        if context.is_called:
+            return [f"{context.scope(clone)}/{body.name}"]
         return [self._end(op, clone, scope) for op in self._ends_of(body)[1]]
 
     def _ends_of(self, body: Body) -> Tuple[List[Op], List[Op]]:

@@ -35,15 +35,6 @@ class Shared(NamedTuple):
     writes: Tuple[int, ...]
 
 
-def leads_to_write(graph: OpGraph) -> Set[int]:
-    """Ops that a variable's new value is computed from."""
-    found: Set[int] = set()
-    for op in reversed(graph.ops):
-        if traits(op.type).is_write or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
-            found.add(op.id)
-    return found
-
-
 def shared_scalars(
     context: Context, captured: Captured, merge: Merge, communicator: Communicator
 ) -> List[Shared]:

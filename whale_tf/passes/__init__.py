@@ -1,28 +1,56 @@
-"""OpGraph + Plan -> Program: pure passes, in this order.
+"""A training step and a Plan -> its Program: pure passes, in this order.
 
-    outline     the region's batch-level ops -> bodies, one for each TaskGraph and step
-    replicate   bodies -> calls: model replicas, micro-batches and replicas, with their devices and what they take
-    schedule    calls -> calls in the order of each replica's schedule
+    outline       ops -> bodies: of each TaskGraph what runs once, early, forward, backward, and its updates
+    replicate     bodies -> calls on devices: model replicas, micro-batches, replicas, copies
+    divide        the mini-batch's parts for the clones
+    bridge        between TaskGraphs that divide a micro-batch in different ways
+    whole         values of the whole mini-batch
+    accumulate    gradients added up over micro-batches
+    synchronise   gradients summed over copies and processes; values merged for whoever reads them
+    schedule      the order of each replica's calls
+
+With ``WHALE_VERIFY=1`` in the environment what a pass ensures is checked after it (``whale_tf.passes.verify``).
 """
 
 from __future__ import annotations
 
-from whale_tf.ir.region import Region
+import os
+from typing import Tuple
+
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.passes.collect import accumulate, synchronise
+from whale_tf.passes.communicate import bridge, divide, whole
 from whale_tf.passes.outline import outline
 from whale_tf.passes.replicate import replicate
 from whale_tf.passes.schedule import order_calls
+from whale_tf.passes.verify import Pass, verify
 from whale_tf.plan import Plan
 from whale_tf.program import Program
 
-__all__ = ["compile_program"]
+__all__ = ["PASSES", "compile_program"]
+
+PASSES: Tuple[Pass, ...] = (
+    Pass("outline", outline, ensures="bodies"),
+    Pass("replicate", replicate, requires="bodies", ensures="calls"),
+    Pass("divide", divide, requires="calls", ensures="divided"),
+    Pass("bridge", bridge, requires="divided", ensures="bridged"),
+    Pass("whole", whole, requires="bridged", ensures="whole"),
+    Pass("accumulate", accumulate, requires="whole", ensures="accumulated"),
+    Pass("synchronise", synchronise, requires="accumulated", ensures="synchronised"),
+    Pass("schedule", order_calls, requires="synchronised", ensures="ordered"),
+)
 
 
-def compile_program(region: Region, plan: Plan) -> Program:
+def compile_program(step: TrainingStep, plan: Plan) -> Program:
     """The step that ``plan`` runs.
 
     Raises:
-        PlanError: the plan's schedule cannot order this graph.
+        PlanError: the plan's schedule cannot order this graph, or a bucket's gradients cannot travel together.
     """
-    program = outline(region)
-    program = replicate(program, region, plan)
-    return order_calls(program, plan)
+    program = Program(step.graph, ())
+    checked = bool(os.environ.get("WHALE_VERIFY"))
+    for one in PASSES:
+        program = one.run(program, step, plan)
+        if checked:
+            verify(program, step, plan, one)
+    return program

@@ -7,16 +7,15 @@ until it ends, and its results appear all at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Set
+from typing import NamedTuple
 
 import networkx as nx
 
-from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import ENTERS, SWITCHES
 from whale_tf.passes.schedule import body_graph
 from whale_tf.plan import Plan
-from whale_tf.program import EARLY, Program
+from whale_tf.program import CLONED, Program
 
 INLINE, CALL = "inline", "call"
 MOST_INLINED_OPS = 20_000  # under emit: auto a larger step is called; see the table "Emission" in benchmarks/README.md
@@ -35,7 +34,7 @@ class Form(NamedTuple):
 
 def choose_form(program: Program, region: Region, plan: Plan) -> Form:
     """The form that the plan asks for, or the better one; inlined where calls are not possible."""
-    size = sum(len(program.bodies[call.body].ops) for call in program.calls)
+    size = sum(len(program.bodies[call.body].ops) for call in program.calls if program.step_of(call) in CLONED)
     if plan.emit == INLINE:
         return Form(INLINE, "asked for")
     if plan.emit != CALL and size <= MOST_INLINED_OPS:
@@ -54,7 +53,7 @@ def has_reference_variables(program: Program) -> bool:
     graph = program.graph
     return any(graph.tensors[tensor].dtype.endswith("_ref") or any(
         graph.tensors[source].dtype.endswith("_ref") for source in graph.producer(tensor).inputs)
-        for body in program.bodies for tensor in body.inputs)
+        for body in program.bodies if body.step in CLONED for tensor in body.inputs)
 
 
 def why_not_called(program: Program, region: Region, plan: Plan) -> str:
@@ -64,13 +63,9 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         if task.strategy == "split":
             return f"TaskGraph {task.name!r} divides its ops over devices"
     for body in program.bodies:
-        for index in body.ops:
+        for index in body.ops if body.step in CLONED else ():
             if graph.ops[index].type in ENTERS | SWITCHES:
                 return f"op {graph.ops[index].name!r} belongs to a loop or condition of TensorFlow 1"
-    early: Set[int] = {index for body in program.bodies if body.step == EARLY for index in body.ops}
-    for (op, _), conversions in region.batch.conversions.items():
-        if op in early and any(isinstance(conversion, Reduce) for conversion in conversions):
-            return f"op {graph.ops[op].name!r} needs a value of the whole mini-batch, and another such value follows from it"
-    if not nx.is_directed_acyclic_graph(body_graph(program)):
+    if not nx.is_directed_acyclic_graph(body_graph(program, CLONED)):
         return "TaskGraphs need each other's results back and forth"
     return ""

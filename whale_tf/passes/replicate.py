@@ -1,51 +1,61 @@
-"""Bodies into calls: one for each model replica, micro-batch and replica, on the Plan's devices.
+"""Bodies into calls, on the Plan's devices: one for each model replica, micro-batch and replica, or one for each copy.
 
 A call takes a tensor of its own TaskGraph from the call with the same coordinates.  Between TaskGraphs with different numbers of
-replicas it takes the parts that overlap its own (``whale_tf.bridges``).
+replicas it takes the parts that overlap its own (``whale_tf.bridges``).  Ops that run once take the values of all clones.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Set, Tuple
+from typing import Dict, List, Tuple, Union
 
 from whale_tf.bridges import Cuts, crossing, cuts
-from whale_tf.ir.batch_axis import Reduce
-from whale_tf.ir.region import Region
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES
+from whale_tf.ir.training_step import TrainingStep
 from whale_tf.plan import Plan, TaskGraphPlan
-from whale_tf.program import Call, Clone, Program, Value
+from whale_tf.program import ALL, CLONED, ORIGINAL, UPDATE, Body, Call, Clone, Copy, Program, Value
 
 
-def replicate(program: Program, region: Region, plan: Plan) -> Program:
+def replicate(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """The calls of every body, in the order of the examples they work on."""
-    body_of = program.body_of()
     number: Dict[Tuple[int, Clone], int] = {}
-    places: List[Tuple[int, Clone]] = []
     for index, body in enumerate(program.bodies):
-        for clone in clones(plan, body.task_graph):
-            number[index, clone] = len(places)
-            places.append((index, clone))
-    combined = combined_in(program, region)
+        for clone in _places(plan, body):
+            number[index, clone] = len(number)
+    body_of = program.body_of()
     calls = []
-    for index, clone in places:
-        task_graph = program.bodies[index].task_graph
+    for index, clone in number:
+        body = program.bodies[index]
         takes = []
-        for tensor in program.bodies[index].inputs:
+        for tensor in body.inputs:
             source = body_of.get(program.graph.tensors[tensor].op)
             if source is not None:
-                producer = program.bodies[source].task_graph
-                is_combined = (index, tensor) in combined
-                pieces = clones(plan, producer) if is_combined else pieces_of(plan, producer, task_graph, clone)
-                takes.append(Value(tensor, tuple(number[source, piece] for piece in pieces)))
-        calls.append(Call(index, clone, devices_of(plan.task_graphs[task_graph], clone), tuple(takes)))
+                pieces = _pieces(step, plan, program.bodies[source], body, tensor, clone)
+                if pieces:
+                    takes.append(Value(tensor, tuple(number[source, piece] for piece in pieces)))
+        calls.append(Call(index, clone, devices_of(plan, body.task_graph, clone), tuple(takes)))
     return program._replace(calls=tuple(calls))
 
 
-def combined_in(program: Program, region: Region) -> Set[Tuple[int, int]]:
-    """(body, tensor) where the body reads the value of all clones together."""
-    body_of = program.body_of()
-    return {(body_of[op], region.graph.ops[op].inputs[position])
-            for (op, position), conversions in region.batch.conversions.items()
-            if op in body_of and any(isinstance(conversion, Reduce) for conversion in conversions)}
+def _places(plan: Plan, body: Body) -> List[Clone]:
+    if body.step in CLONED:
+        return clones(plan, body.task_graph)
+    if body.task_graph == ALL:
+        return [Clone(ALL, ALL, ALL)]
+    return [copy.clone for copy in copies(plan, body.task_graph)]
+
+
+def _pieces(step: TrainingStep, plan: Plan, source: Body, reader: Body, tensor: int, clone: Clone) -> List[Clone]:
+    """Coordinates of the calls that a call takes a tensor from."""
+    producer = source.task_graph
+    if source.step not in CLONED:
+        if producer == ALL:
+            return [Clone(ALL, ALL, ALL)]
+        if clone.g == ALL or (source.step == UPDATE and reader.task_graph != producer):
+            return [ORIGINAL.clone]
+        return [copy_for(plan, producer, clone).clone]
+    if reader.step not in CLONED:
+        return clones(plan, producer)
+    return pieces_of(step, plan, tensor, reader.task_graph, clone)
 
 
 def clones(plan: Plan, task_graph: int) -> List[Clone]:
@@ -54,18 +64,48 @@ def clones(plan: Plan, task_graph: int) -> List[Clone]:
     return [Clone(g, m, r) for g in range(plan.num_model_replicas) for m in range(plan.num_micro_batch) for r in range(count)]
 
 
-def devices_of(task: TaskGraphPlan, clone: Clone) -> Tuple[int, ...]:
-    """The devices of a clone: under ``split`` all of the replica's, which share its ops."""
+def copies(plan: Plan, task_graph: int) -> List[Copy]:
+    """All copies of a TaskGraph's variables and of what does not depend on an example, the original first."""
+    task = plan.task_graphs[task_graph]
+    if task.variables == "shared":
+        return [ORIGINAL]
+    return [Copy(g, r) for g in range(plan.num_model_replicas) for r in range(task.replica_count)]
+
+
+def copy_for(plan: Plan, task_graph: int, place: Union[Clone, Copy]) -> Copy:
+    """The copy of a TaskGraph that a place, of this TaskGraph or of another one, reads."""
+    task = plan.task_graphs[task_graph]
+    return ORIGINAL if task.variables == "shared" else Copy(place.g, place.r % task.replica_count)
+
+
+def devices_of(plan: Plan, task_graph: int, clone: Clone) -> Tuple[int, ...]:
+    """The devices of a clone or copy: under ``split`` all of the replica's, which share its ops."""
+    if task_graph == ALL:
+        return ()
+    task = plan.task_graphs[task_graph]
     row = task.devices[clone.g]
     return row if task.strategy == "split" else (row[clone.r],)
 
 
-def pieces_of(plan: Plan, producer: int, consumer: int, clone: Clone) -> List[Clone]:
-    """Clones of the producer that overlap a clone of the consumer."""
-    own, others = _cuts(plan.task_graphs[consumer]), _cuts(plan.task_graphs[producer])
-    if own == others:
+def pieces_of(step: TrainingStep, plan: Plan, tensor: int, consumer: int, clone: Clone) -> List[Clone]:
+    """Clones of a tensor's TaskGraph whose values a clone of the consumer needs."""
+    producer = step.home(tensor)
+    if not is_bridged(plan, producer, consumer):
         return [clone]
-    return [clone._replace(r=r) for r in crossing(others, own, clone.r).producers]
+    layout, count = step.region.batch.layout(tensor), plan.task_graphs[producer].replica_count
+    if layout.is_sharded:
+        others, own = _cuts(plan.task_graphs[producer]), _cuts(plan.task_graphs[consumer])
+        return [clone._replace(r=r) for r in crossing(others, own, clone.r).producers]
+    if layout.is_partial or layout.kind in EXTREMES:
+        return [clone._replace(r=r) for r in range(count)]
+    if layout.kind == EXTENT.kind:
+        return []  # it follows from the clone's own number of examples
+    return [clone._replace(r=clone.r % count)]
+
+
+def is_bridged(plan: Plan, producer: int, consumer: int) -> bool:
+    """Whether two TaskGraphs cut a micro-batch at different places; else tensors cross one to one."""
+    return producer != consumer and _cuts(plan.task_graphs[producer]) != _cuts(plan.task_graphs[consumer])
 
 
 def _cuts(task: TaskGraphPlan) -> Cuts:

@@ -1,7 +1,7 @@
 """Calls into the order of each replica's schedule (``whale_tf.schedule``).
 
-A step waits for the last step before it of another micro-batch.  Data edges put the forward and the backward step of one
-micro-batch in order, so no edge is needed between these::
+A step waits for the last step before it of another micro-batch, and for the gradients of that step to be added up.  Data edges
+put the forward and the backward step of one micro-batch in order, so no edge is needed between these::
 
     F0 ──> F1 ──> B0 ──> F2 ──> B1 ...        (backward first, two forwards ahead)
 
@@ -15,38 +15,91 @@ from typing import Dict, List, Sequence, Tuple
 import networkx as nx
 
 from whale_tf.errors import PlanError
+from whale_tf.ir.training_step import TrainingStep
 from whale_tf.plan import Plan
-from whale_tf.program import BACKWARD, FORWARD, Call, Clone, Program
+from whale_tf.program import (
+    ACCUMULATE,
+    BACKWARD,
+    BRIDGE,
+    DIVIDE,
+    EARLY,
+    FORWARD,
+    MERGE,
+    ONCE,
+    SYNCHRONISE,
+    UPDATE,
+    WHOLE,
+    Program,
+)
 from whale_tf.schedule import Step, schedule
 
+BEFORE, SCHEDULED, AFTER = (DIVIDE, ONCE, EARLY, WHOLE), (BRIDGE, FORWARD, BACKWARD, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE)
 
-def order_calls(program: Program, plan: Plan) -> Program:
+
+def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """The same calls, those of one replica in the order of its schedule, each after the one the schedule puts before it.
 
     Raises:
         PlanError: the steps would wait for each other.
     """
-    if plan.num_micro_batch == 1:
-        return program
     orders = [_order(program, plan, task_graph) for task_graph in range(len(plan.task_graphs))]
-    _check_acyclic(program, plan, orders)
-    bodies = [(body.task_graph, body.step) for body in program.bodies]
-    old = {(*bodies[call.body], call.clone): number for number, call in enumerate(program.calls)}
-    before: Dict[int, int] = {}
-    sequence: List[int] = [number for number, call in enumerate(program.calls) if not _is_ordered(program, call)]
-    for task_graph, order in enumerate(orders):
-        for g in range(plan.num_model_replicas):
-            for r in range(plan.task_graphs[task_graph].replica_count):
-                call_of = {step: old[task_graph, step.kind, Clone(g, step.micro_batch, r)] for step in order}
-                sequence += [call_of[step] for step in order]
-                before.update({call_of[after]: call_of[first] for first, after in pairs(order)})
-    new = {number: place for place, number in enumerate(sequence)}
+    if plan.num_micro_batch > 1:
+        _check_acyclic(program, plan, orders)
+        program = _waiting(program, orders)
+    return program.in_order(_sequence(program, orders))
+
+
+def _waiting(program: Program, orders: Sequence[Sequence[Step]]) -> Program:
+    """Each call after those that the schedule puts before it."""
+    place: Dict[Tuple[int, str, int, int, int], int] = {}
+    for number, call in enumerate(program.calls):
+        body = program.bodies[call.body]
+        place[(body.task_graph, body.step) + call.clone] = number
+    before = [{following: first for first, following in pairs(order)} for order in orders]
     calls = []
-    for number in sequence:
-        call = program.calls[number]
-        takes = tuple(value._replace(calls=tuple(new[source] for source in value.calls)) for value in call.takes)
-        calls.append(call._replace(takes=takes, after=(new[before[number]],) if number in before else ()))
+    for call in program.calls:
+        body, (g, m, r) = program.bodies[call.body], call.clone
+        after: List[int] = []
+        if body.step in (FORWARD, BACKWARD) and Step(body.step, m) in before[body.task_graph]:
+            first = before[body.task_graph][Step(body.step, m)]
+            kinds = [first.kind, ACCUMULATE] if first.kind == BACKWARD else [first.kind]
+            keys = [(body.task_graph, kind, g, first.micro_batch, r) for kind in kinds]
+            after = [place[key] for key in keys if key in place]
+        calls.append(call._replace(after=tuple(after)))
     return program._replace(calls=tuple(calls))
+
+
+def _sequence(program: Program, orders: Sequence[Sequence[Step]]) -> List[int]:
+    """Call numbers: what comes before the schedule, each replica's schedule with its bridges and sums, what comes after."""
+    places = [{step: place for place, step in enumerate(order)} for order in orders]
+    is_pipeline = any(order[0].micro_batch != order[-1].micro_batch for order in orders if order)
+    readers: Dict[int, int] = {}
+    for number, call in enumerate(program.calls):
+        for value in call.takes:
+            for source in value.calls:
+                readers.setdefault(source, number)
+
+    def key(number: int) -> Tuple[int, ...]:
+        call = program.calls[number]
+        body, rank = program.bodies[call.body], SCHEDULED.index
+        if body.step in BEFORE:
+            return 0, BEFORE.index(body.step), number
+        if body.step in AFTER:
+            return 2, AFTER.index(body.step), number
+        reader = program.calls[readers.get(number, number)] if body.step == BRIDGE else call
+        step = BACKWARD if body.step == ACCUMULATE else program.step_of(reader)
+        place = places[body.task_graph].get(Step(step, call.clone.m), -1)
+        where = (call.clone.g, call.clone.r, place) if is_pipeline else (place, call.clone.g, call.clone.r)
+        return (1, body.task_graph, *where, rank(body.step), number)
+
+    return sorted(range(len(program.calls)), key=key)
+
+
+def backward_order(plan: Plan, task_graph: int) -> List[int]:
+    """Micro-batches in the order in which a TaskGraph's gradients become ready."""
+    warmup = plan.task_graphs[task_graph].warmup
+    steps = schedule(plan.schedule, task_graph, len(plan.task_graphs), plan.num_micro_batch, warmup)
+    return [step.micro_batch for step in steps if step.kind == BACKWARD]
 
 
 def pairs(order: Sequence[Step]) -> List[Tuple[Step, Step]]:
@@ -65,10 +118,6 @@ def _order(program: Program, plan: Plan, task_graph: int) -> List[Step]:
     warmup = plan.task_graphs[task_graph].warmup
     steps = schedule(plan.schedule, task_graph, len(plan.task_graphs), plan.num_micro_batch, warmup)
     return [step for step in steps if program.body(task_graph, step.kind) is not None]
-
-
-def _is_ordered(program: Program, call: Call) -> bool:
-    return program.bodies[call.body].step in (FORWARD, BACKWARD)
 
 
 def _check_acyclic(program: Program, plan: Plan, orders: Sequence[Sequence[Step]]) -> None:
@@ -94,10 +143,10 @@ def _check_acyclic(program: Program, plan: Plan, orders: Sequence[Sequence[Step]
         )
 
 
-def body_graph(program: Program) -> nx.DiGraph:
-    """Bodies, and an edge from each to those that wait for an op of it, by data or control.  Early bodies are left out: a value
-    over all clones comes between them and the others."""
-    body_of = {op: number for op, number in program.body_of().items() if program.bodies[number].step in (FORWARD, BACKWARD)}
+def body_graph(program: Program, steps: Sequence[str] = (FORWARD, BACKWARD)) -> nx.DiGraph:
+    """Bodies of some steps, and an edge from each to those that wait for an op of it, by data or control.  The schedule leaves
+    early bodies out: a value over all clones comes between them and the others."""
+    body_of = {op: number for op, number in program.body_of().items() if program.bodies[number].step in steps}
     result = nx.DiGraph()
     result.add_nodes_from(set(body_of.values()))
     for op, number in body_of.items():

@@ -1,0 +1,47 @@
+"""Small steps and plans whose Programs are written down in ``golden/``."""
+
+from __future__ import annotations
+
+from typing import Dict, Tuple
+
+from tests.passes.drawings import chain, plan
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.plan import GradientPlan, Plan
+
+
+def _bucket(*buckets: Tuple[str, ...]) -> Tuple[GradientPlan, ...]:
+    return (GradientPlan(task_graph=0, backend="local", buckets=buckets),)
+
+
+PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
+    "accumulation": (chain(1), plan([1], 3)),
+    "accumulation_gpipe": (chain(1), plan([1], 3, schedule="gpipe")),
+    "clip_by_global_norm": (chain(2, clip=True), plan([1, 1])),
+    "clip_by_global_norm_replicated": (chain(1, clip=True), plan([2])),
+    "clip_by_global_norm_two_processes": (chain(1, clip=True)._replace(processes=2), plan([2])),
+    "data_parallel": (chain(1), plan([2])),
+    "data_parallel_accumulation": (chain(1), plan([2], 2)),
+    "data_parallel_shared_variables": (chain(1), plan([2], tasks={0: {"variables": "shared"}})),
+    "data_parallel_two_processes": (chain(1)._replace(processes=2), plan([2])),
+    "data_parallel_uneven": (chain(1), plan([2], tasks={0: {"slices": (3, 1)}})),
+    "local": (chain(1), plan([1])),
+    "nested": (chain(2), plan([1, 1], 2, 2)),
+    "nested_own_mini_batches": (chain(2, pulled=True), plan([1, 1], 2, 2)),
+    "nested_divided_pipeline": (chain(2, pulled=True), plan([1, 1], 2, 2, nested_batch="divide")),
+    "nested_uneven_stages": (chain(2), plan([2, 1], 2, 2)),
+    "one_to_three": (chain(2), plan([1, 3])),
+    "one_process_of_two": (chain(2)._replace(processes=2), plan([1, 1], 2)),
+    "pipeline": (chain(2), plan([1, 1], 4)),
+    "pipeline_gpipe": (chain(2), plan([1, 1], 2, schedule="gpipe")),
+    "pipeline_three_stages": (chain(3), plan([1, 1, 1], 3)),
+    "pipeline_without_micro_batches": (chain(2), plan([1, 1])),
+    "split": (chain(1), plan([2], tasks={0: {"strategy": "split"}})),
+    "split_after_replicas": (chain(2), plan([2, 2], tasks={1: {"strategy": "split"}})),
+    "three_to_two": (chain(2), plan([3, 2])),
+    "two_to_one": (chain(2), plan([2, 1], 2)),
+    "two_to_two_uneven": (chain(2), plan([2, 2], tasks={1: {"slices": (1, 3)}})),
+    "weight_decay": (chain(1, decay=True), plan([2], 2)),
+    "whole_mini_batch": (chain(1, ["loss_grad"]), plan([2])),
+    "whole_mini_batch_of_micro_batches": (chain(1, ["loss_grad"]), plan([1], 2)),
+    "whole_mini_batch_twice": (chain(1, ["loss", "loss_grad"]), plan([2])),
+}

@@ -1,0 +1,204 @@
+"""What leaves the clones: gradients added up and synchronised for the updates, and values merged for whoever reads them."""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Set, Tuple
+
+from whale_tf.errors import PlanError
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import traits
+from whale_tf.passes.communicate import unique
+from whale_tf.passes.replicate import clones, copies
+from whale_tf.passes.schedule import backward_order
+from whale_tf.plan import Plan
+from whale_tf.program import (
+    ACCUMULATE,
+    ALL,
+    BACKWARD,
+    CLONED,
+    MERGE,
+    SYNCHRONISE,
+    UPDATE,
+    Body,
+    Call,
+    Clone,
+    Copy,
+    Program,
+    Value,
+)
+
+UNSENT = ("variant", "resource")  # a loop's lists and handles have no merged value; whoever looks sees the original's
+
+
+def accumulate(program: Program, step: TrainingStep, plan: Plan) -> Program:
+    """Of every replica, each micro-batch's gradients are added to those of the micro-batches before, as soon as they are there.
+
+    Only the last sum is taken further, so that one micro-batch's gradients are in memory at a time.
+    """
+    if plan.num_micro_batch == 1:
+        return program
+    outside = leaving(step, plan)
+    number = {(call.body, call.clone): place for place, call in enumerate(program.calls)}
+    bodies: List[Body] = []
+    calls: List[Call] = []
+    for index, body in enumerate(program.bodies):
+        tensors = tuple(t for t in body.outputs if t in outside and step.region.batch.layout(t).is_partial)
+        if body.step != BACKWARD or not tensors:
+            continue
+        for copy in _replicas(plan, body.task_graph):
+            first, *others = (number[index, Clone(copy.g, m, copy.r)] for m in backward_order(plan, body.task_graph))
+            for call in others:
+                takes = tuple(Value(tensor, (first, call)) for tensor in tensors)
+                first = len(program.calls) + len(calls)
+                calls.append(program.calls[call]._replace(body=len(program.bodies) + len(bodies), takes=takes))
+        bodies.append(Body(f"t{body.task_graph}_accumulate", body.task_graph, ACCUMULATE, (), tensors, tensors))
+    return program.with_calls(bodies, calls)
+
+
+def _replicas(plan: Plan, task_graph: int) -> List[Copy]:
+    return [Copy(g, r) for g in range(plan.num_model_replicas) for r in range(plan.task_graphs[task_graph].replica_count)]
+
+
+class Leaving(NamedTuple):
+    """How a tensor of the clones leaves them.
+
+    Attributes:
+        synchronised: TaskGraphs whose copies get the value over all copies and processes.
+        is_merged: somebody reads the local script's value of it.
+    """
+
+    synchronised: Tuple[int, ...]
+    is_merged: bool
+
+
+def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
+    """The tensors of the clones that ops outside of them read."""
+    decisive = leading_to_writes(step.graph) if step.processes > 1 else set()
+    found: Dict[int, Leaving] = {}
+    for tensor, uses in step.region.leaving().items():
+        if step.graph.tensors[tensor].dtype in UNSENT:
+            continue
+        targets: Set[int] = set()
+        is_merged = False
+        for op, _ in uses:
+            target = step.update.task_graph.get(op, ALL)
+            if target != ALL and _is_synchronised(step, plan, tensor, target):
+                targets.add(target)
+            elif op in decisive or (target != ALL and step.processes > 1):
+                targets.add(step.home(tensor))
+            else:
+                is_merged = True
+        found[tensor] = Leaving(tuple(sorted(targets)), is_merged)
+    return found
+
+
+def _is_synchronised(step: TrainingStep, plan: Plan, tensor: int, target: int) -> bool:
+    """Whether the copies of a TaskGraph get a value of their own each, and not one that was merged for all."""
+    layout, is_home = step.region.batch.layout(tensor), target == step.home(tensor)
+    if step.processes > 1 or len(copies(plan, target)) > 1 or not is_home:
+        return (layout.is_partial and is_home) or (layout.is_sharded and step.processes == 1)
+    return False
+
+
+def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
+    """Gradients meet over all copies of their TaskGraph, those of one bucket together; updates take the result."""
+    found = leaving(step, plan)
+    groups: List[Tuple[int, Tuple[int, ...]]] = []
+    bucket_of = {tensor: bucket for bucket in _buckets(step, plan) for tensor in bucket}
+    for tensor in sorted(found):
+        for target in found[tensor].synchronised:
+            group = (target, bucket_of.get(tensor, (tensor,)) if target == step.home(tensor) else (tensor,))
+            if group not in groups:
+                groups.append(group)
+    sources = _sources(program, plan, step)
+    bodies: List[Body] = []
+    calls: List[Call] = []
+    made: Dict[Tuple[int, int], int] = {}
+    for target, tensors in groups:
+        made.update({(target, tensor): len(program.calls) + len(calls) for tensor in tensors})
+        devices = tuple(d for row in plan.task_graphs[target].devices for d in row)
+        if plan.task_graphs[target].variables == "shared":
+            devices = devices[:1]
+        takes = tuple(Value(tensor, sources[tensor]) for tensor in tensors)
+        calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, ALL, ALL), devices, takes))
+        bodies.append(Body(unique(f"t{target}_synchronise", bodies), target, SYNCHRONISE, (), tensors, tensors))
+    merges: Dict[int, List[int]] = {}
+    for tensor in sorted(found):
+        if found[tensor].is_merged:
+            merges.setdefault(step.home(tensor), []).append(tensor)
+    for home, merged in sorted(merges.items()):
+        made.update({(ALL, tensor): len(program.calls) + len(calls) for tensor in merged})
+        takes = tuple(Value(tensor, sources[tensor]) for tensor in merged)
+        calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, ALL, ALL), plan.task_graphs[home].devices[0][:1], takes))
+        bodies.append(Body(f"t{home}_merge", home, MERGE, (), tuple(merged), tuple(merged)))
+
+    def fed(call: Call) -> Call:
+        body = program.bodies[call.body]
+        if body.step != UPDATE:
+            return call
+        return call._replace(takes=tuple(
+            Value(tensor, (_maker(made, tensor, body.task_graph, step),)) if tensor in found else Value(tensor, calls)
+            for tensor, calls in call.takes))
+
+    return program._replace(calls=tuple(map(fed, program.calls))).with_calls(bodies, calls)
+
+
+def _maker(made: Mapping[Tuple[int, int], int], tensor: int, target: int, step: TrainingStep) -> int:
+    """The call that makes what the updates of a TaskGraph read of a tensor."""
+    keys = [(target, tensor), (step.home(tensor), tensor)] if step.processes > 1 else [(target, tensor)]
+    return next(made[key] for key in keys + [(ALL, tensor)] if key in made)
+
+
+def _sources(program: Program, plan: Plan, step: TrainingStep) -> Dict[int, Tuple[int, ...]]:
+    """Tensor -> the calls whose values are combined: those of all clones, or each replica's last sum."""
+    found: Dict[int, Tuple[int, ...]] = {}
+    number = {(call.body, call.clone): place for place, call in enumerate(program.calls)}
+    for index, body in enumerate(program.bodies):
+        if body.step in CLONED:
+            found.update(dict.fromkeys(body.outputs, tuple(number[index, clone] for clone in clones(plan, body.task_graph))))
+    for index, body in enumerate(program.bodies):
+        if body.step == ACCUMULATE:
+            m = backward_order(plan, body.task_graph)[-1]
+            sums = tuple(number[index, Clone(copy.g, m, copy.r)] for copy in _replicas(plan, body.task_graph))
+            found.update(dict.fromkeys(body.outputs, sums))
+    return found
+
+
+def _buckets(step: TrainingStep, plan: Plan) -> List[Tuple[int, ...]]:
+    """Gradient tensors that travel together, as the plan says.
+
+    Raises:
+        PlanError: it says so of what cannot: a sparse gradient, one of unknown size, or of different types.
+    """
+    graph = step.graph
+    tensors = {graph.ops[variable].name: tensor for tensor, variable in step.gradients}
+    found = []
+    for sync in plan.gradients:
+        for bucket in sync.buckets:
+            gradients = [tensors[name] for name in bucket if name in tensors]
+            for tensor, name in zip(gradients, bucket):
+                record = graph.tensors[tensor]
+                dense = step.region.batch.layout(tensor).is_partial and record.shape is not None and None not in record.shape
+                if len(gradients) > 1 and (not dense or record.dtype != graph.tensors[gradients[0]].dtype):
+                    raise PlanError(
+                        f"the gradient of {name!r} cannot travel in a bucket with {bucket[0]!r}: buckets hold dense "
+                        "gradients of one type; give it a bucket of its own")
+            if len(gradients) > 1:
+                found.append(tuple(gradients))
+    return found
+
+
+def leading_to_writes(graph: OpGraph) -> Set[int]:
+    """Ops that a variable's new value is computed from."""
+    found: Set[int] = set()
+    for op in reversed(graph.ops):
+        if traits(op.type).is_write or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
+            found.add(op.id)
+    return found
+
+
+def compressed(step: TrainingStep, plan: Plan) -> FrozenSet[int]:
+    """Gradient tensors that travel as float16, as the plan says."""
+    names = {name for sync in plan.gradients if sync.fp16 for bucket in sync.buckets for name in bucket}
+    return frozenset(tensor for tensor, variable in step.gradients if step.graph.ops[variable].name in names)

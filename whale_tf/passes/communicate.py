@@ -1,0 +1,136 @@
+"""What brings values to the clones of a mini-batch: its division, bridges, and values of the whole mini-batch."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Set, Tuple
+
+from whale_tf.ir.batch_axis import Conversion, Reduce
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.passes.replicate import clones, is_bridged
+from whale_tf.plan import Plan
+from whale_tf.program import ALL, BRIDGE, CLONED, DIVIDE, WHOLE, Body, Call, Clone, Program, Value
+
+
+def divide(program: Program, step: TrainingStep, plan: Plan) -> Program:
+    """Every clone takes its part of a mini-batch: one that all model replicas divide, or one that its model replica took from the
+    input pipeline."""
+    own = takes_own(step, plan)
+    bodies: List[Body] = []
+    calls: List[Call] = []
+    number: Dict[Tuple[int, int], int] = {}  # (TaskGraph, mini-batch) -> call
+    for task_graph in range(len(plan.task_graphs)):
+        readers = [body for body in program.bodies if body.task_graph == task_graph and body.step in CLONED]
+        sources = tuple(sorted({t for body in readers for t in body.inputs if t in step.sources}))
+        for g in (range(plan.num_model_replicas) if own else [ALL]) if sources else ():
+            number[task_graph, g] = len(program.calls) + len(calls)
+            calls.append(Call(len(program.bodies) + len(bodies), Clone(g, ALL, ALL), ()))
+        if sources:
+            bodies.append(Body(f"t{task_graph}_divide", task_graph, DIVIDE, (), sources, sources))
+
+    def fed(call: Call) -> Call:
+        body = program.bodies[call.body]
+        if body.step not in CLONED:
+            return call
+        g = call.clone.g if own else ALL
+        parts = [Value(t, (number[body.task_graph, g],)) for t in body.inputs if t in step.sources]
+        return call._replace(takes=(*parts, *call.takes))
+
+    return program._replace(calls=tuple(map(fed, program.calls))).with_calls(bodies, calls)
+
+
+def takes_own(step: TrainingStep, plan: Plan) -> bool:
+    """Whether every model replica takes a mini-batch of its own from the input pipeline."""
+    return plan.num_model_replicas > 1 and plan.nested_batch == "own" and step.is_pulled
+
+
+def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:
+    """Between TaskGraphs that cut a micro-batch at different places, a bridge makes what each clone of the consumer reads."""
+    crossing = _crossing(program, step, plan)
+    numbers: Dict[Tuple[int, int], int] = {}  # (producing body, consumer) -> body of the bridge
+    tensors: Dict[Tuple[int, int], Set[int]] = {}
+    for (reader, tensor), source in crossing.items():
+        key = source, program.bodies[reader].task_graph
+        numbers.setdefault(key, len(program.bodies) + len(numbers))
+        tensors.setdefault(key, set()).add(tensor)
+    bodies = [Body(f"{program.bodies[source].name}_to_t{consumer}", consumer, BRIDGE, (),
+                   tuple(sorted(tensors[source, consumer])), tuple(sorted(tensors[source, consumer])))
+              for source, consumer in numbers]
+    bridges: Dict[Tuple[int, Clone], int] = {}
+    taken: Dict[int, Dict[int, Value]] = {}  # call of a bridge -> what it takes
+    calls: List[Call] = []
+    changed = []
+    for call in program.calls:
+        body = program.bodies[call.body]
+        values = {value.tensor: value for value in call.takes}
+        for tensor in body.inputs:
+            if (call.body, tensor) in crossing:
+                number = numbers[crossing[call.body, tensor], body.task_graph]
+                if (number, call.clone) not in bridges:
+                    bridges[number, call.clone] = len(program.calls) + len(calls)
+                    calls.append(Call(number, call.clone, call.devices))
+                place = bridges[number, call.clone]
+                taken.setdefault(place - len(program.calls), {}).update({tensor: values[tensor]} if tensor in values else {})
+                values[tensor] = Value(tensor, (place,))
+        changed.append(call._replace(takes=tuple(values.values())))
+    calls = [call._replace(takes=tuple(taken.get(place, {}).values())) for place, call in enumerate(calls)]
+    return program._replace(calls=tuple(changed)).with_calls(bodies, calls)
+
+
+def _crossing(program: Program, step: TrainingStep, plan: Plan) -> Dict[Tuple[int, int], int]:
+    """(body, tensor) of what a body reads through a bridge -> the body that computes it."""
+    body_of, combined = program.body_of(), combined_in(program, step)
+    found: Dict[Tuple[int, int], int] = {}
+    for number, body in enumerate(program.bodies):
+        for tensor in body.inputs if body.step in CLONED else ():
+            source = body_of.get(step.graph.tensors[tensor].op)
+            if source is not None and program.bodies[source].step in CLONED and combined.get((number, tensor), True) \
+                    and is_bridged(plan, program.bodies[source].task_graph, body.task_graph):
+                found[number, tensor] = source
+    return found
+
+
+def whole(program: Program, step: TrainingStep, plan: Plan) -> Program:
+    """Where an op wants the value of the whole mini-batch, it takes all clones' values, combined."""
+    body_of = program.body_of()
+    readers = combined_in(program, step)
+    number = {(call.body, call.clone): place for place, call in enumerate(program.calls)}
+    bodies: List[Body] = []
+    calls: List[Call] = []
+    made: Dict[int, int] = {}
+    for tensor in sorted({tensor for _, tensor in readers}):
+        source = body_of[step.graph.tensors[tensor].op]
+        home = program.bodies[source].task_graph
+        made[tensor] = len(program.calls) + len(calls)
+        value = Value(tensor, tuple(number[source, clone] for clone in clones(plan, home)))
+        first = plan.task_graphs[home].devices[0][:1]
+        calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, ALL, ALL), first, (value,)))
+        bodies.append(Body(unique(f"t{home}_whole", bodies), home, WHOLE, (), (tensor,), (tensor,)))
+
+    def fed(call: Call) -> Call:
+        found = tuple(Value(tensor, (made[tensor],)) for body, tensor in sorted(readers) if body == call.body)
+        plain = {tensor for tensor in program.bodies[call.body].inputs if readers.get((call.body, tensor), True)}
+        return call._replace(takes=tuple(value for value in call.takes if value.tensor in plain) + found)
+
+    return program._replace(calls=tuple(map(fed, program.calls))).with_calls(bodies, calls)
+
+
+def combined_in(program: Program, step: TrainingStep) -> Dict[Tuple[int, int], bool]:
+    """(body, tensor) where the body reads the value of all clones together; and whether it also reads the clone's own."""
+    body_of, conversions = program.body_of(), step.region.batch.conversions
+    found = {(body_of[op], step.graph.ops[op].inputs[position]): False
+             for (op, position), asked in conversions.items() if op in body_of and is_combined(asked)}
+    for tensor in {tensor for _, tensor in found}:
+        for op, position in step.graph.consumers(tensor):
+            if (body_of.get(op, -1), tensor) in found and not is_combined(conversions.get((op, position), ())):
+                found[body_of[op], tensor] = True
+    return found
+
+
+def unique(name: str, bodies: Sequence[Body]) -> str:
+    """A name for one more body: with a number from the second on."""
+    count = sum(body.name == name or body.name.startswith(name + "_") for body in bodies)
+    return f"{name}_{count}" if count else name
+
+
+def is_combined(conversions: Tuple[Conversion, ...]) -> bool:
+    return any(isinstance(conversion, Reduce) for conversion in conversions)

@@ -1,0 +1,156 @@
+"""What holds of a Program after each pass."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, NamedTuple, Set, Tuple
+
+import networkx as nx
+
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.passes.communicate import combined_in
+from whale_tf.passes.replicate import copies, is_bridged
+from whale_tf.plan import Plan
+from whale_tf.program import ACCUMULATE, ALL, BRIDGE, CLONED, DIVIDE, UPDATE, WHOLE, Body, Program
+
+
+class Pass(NamedTuple):
+    """One step of the compilation.
+
+    Attributes:
+        requires: property of the program that it takes (a key of :data:`PROPERTIES`).
+        ensures: property of the program that it gives.
+    """
+
+    name: str
+    run: Callable[[Program, TrainingStep, Plan], Program]
+    requires: str = ""
+    ensures: str = ""
+
+
+def verify(program: Program, step: TrainingStep, plan: Plan, done: Pass) -> None:
+    """Check what a pass ensures, and all that the passes before it did.
+
+    Raises:
+        AssertionError: with everything that does not hold.
+    """
+    for name, check in PROPERTIES.items():
+        wrong = check(program, step, plan)
+        if wrong:
+            raise AssertionError(f"after pass {done.name!r}: " + "; ".join(wrong[:10]))
+        if name == done.ensures:
+            break
+
+
+def _bodies(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    wrong: List[str] = []
+    seen: Set[int] = set()
+    for body in program.bodies:
+        twice = seen.intersection(body.ops)
+        wrong += [f"op {program.graph.ops[op].name!r} is in two bodies" for op in twice]
+        seen.update(body.ops)
+        own = {tensor for op in body.ops for tensor in program.graph.ops[op].outputs}
+        if not body.is_recipe and not own.issuperset(body.outputs):
+            wrong.append(f"{body.name} gives what it does not compute")
+    names = [body.name for body in program.bodies]
+    wrong += [f"two bodies are called {name!r}" for name in set(names) if names.count(name) > 1]
+    missing = set(step.region.batch_level).difference(seen, step.region.batch.shared)
+    return wrong + [f"op {program.graph.ops[op].name!r} is in no body" for op in sorted(missing)]
+
+
+def _calls(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    wrong: List[str] = []
+    places: Dict[Tuple, int] = {}
+    for number, call in enumerate(program.calls):
+        body = program.bodies[call.body]
+        if places.setdefault((call.body, call.clone), number) != number:
+            wrong.append(f"{body.name} is called twice at {call.clone}")
+        if any(not 0 <= device < plan.num_devices for device in call.devices):
+            wrong.append(f"#{number} is on unknown devices {call.devices}")
+        for value in call.takes:
+            if value.tensor not in body.inputs:
+                wrong.append(f"#{number} takes {program.graph.tensor_name(value.tensor)}, which {body.name} does not read")
+            for source in value.calls:
+                if not 0 <= source < len(program.calls):
+                    wrong.append(f"#{number} takes from #{source}, which is no call")
+                elif value.tensor not in program.bodies[program.calls[source].body].outputs:
+                    name = program.graph.tensor_name(value.tensor)
+                    wrong.append(f"#{number} takes {name} from #{source}, which does not give it")
+    for body in program.bodies:
+        if body.step == UPDATE and body.task_graph != ALL:
+            count = sum(1 for call in program.calls if program.bodies[call.body] is body)
+            if count != len(copies(plan, body.task_graph)):
+                wrong.append(f"{body.name} updates {count} of {len(copies(plan, body.task_graph))} copies")
+    return wrong
+
+
+def _divided(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    return _takers(program, lambda body, tensor: tensor in step.sources and body.step in CLONED, DIVIDE)
+
+
+def _bridged(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    body_of, combined = program.body_of(), combined_in(program, step)
+    numbers = {body.name: number for number, body in enumerate(program.bodies)}
+
+    def crosses(reader: Body, tensor: int) -> bool:
+        source = body_of.get(step.graph.tensors[tensor].op)
+        return (source is not None and reader.step in CLONED and program.bodies[source].step in CLONED
+                and combined.get((numbers[reader.name], tensor), True)
+                and is_bridged(plan, program.bodies[source].task_graph, reader.task_graph))
+
+    return _takers(program, crosses, BRIDGE)
+
+
+def _whole(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    combined = combined_in(program, step)
+    wrong = []
+    for number, call in enumerate(program.calls):
+        for body, tensor in combined:
+            if body == call.body and not any(
+                    value.tensor == tensor and program.step_of(program.calls[value.calls[0]]) == WHOLE for value in call.takes):
+                wrong.append(f"#{number} takes no value of the whole mini-batch of {program.graph.tensor_name(tensor)}")
+    return wrong
+
+
+def _accumulated(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    return [f"#{number} adds {len(value.calls)} values" for number, call in enumerate(program.calls)
+            if program.step_of(call) == ACCUMULATE for value in call.takes if len(value.calls) != 2]
+
+
+def _synchronised(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    wrong = []
+    for number, call in enumerate(program.calls):
+        for value in call.takes if program.step_of(call) == UPDATE else ():
+            source = program.bodies[program.calls[value.calls[0]].body]
+            if source.step in CLONED + (ACCUMULATE,):
+                wrong.append(f"#{number} takes one clone's {program.graph.tensor_name(value.tensor)} from {source.name}")
+    return wrong
+
+
+def _ordered(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    waits = nx.DiGraph()
+    for number, call in enumerate(program.calls):
+        waits.add_edges_from((before, number) for before in call.after)
+    return [] if nx.is_directed_acyclic_graph(waits) else ["calls wait for each other"]
+
+
+def _takers(program: Program, applies: Callable[[Body, int], bool], kind: str) -> List[str]:
+    """Calls that read a tensor which only calls of one kind may give them, and do not take it from one."""
+    wrong = []
+    for number, call in enumerate(program.calls):
+        kinds = {value.tensor: {program.step_of(program.calls[source]) for source in value.calls} for value in call.takes}
+        for tensor in program.bodies[call.body].inputs:
+            if applies(program.bodies[call.body], tensor) and not kinds.get(tensor, set()) & {kind, WHOLE}:
+                wrong.append(f"#{number} takes {program.graph.tensor_name(tensor)} from no {kind}")
+    return wrong
+
+
+PROPERTIES: Dict[str, Callable[[Program, TrainingStep, Plan], List[str]]] = {
+    "bodies": _bodies,
+    "calls": _calls,
+    "divided": _divided,
+    "bridged": _bridged,
+    "whole": _whole,
+    "accumulated": _accumulated,
+    "synchronised": _synchronised,
+    "ordered": _ordered,
+}
