@@ -33,6 +33,7 @@ __version__ = "0.1.0"
 _API = (
     "current_plan",
     "current_program",
+    "draw_program",
     "explain",
     "init",
     "op_graph",
@@ -67,6 +68,7 @@ __all__ = [
 if TYPE_CHECKING:
     from whale_tf.api import current_plan as current_plan
     from whale_tf.api import current_program as current_program
+    from whale_tf.api import draw_program as draw_program
     from whale_tf.api import explain as explain
     from whale_tf.api import init as init
     from whale_tf.api import op_graph as op_graph

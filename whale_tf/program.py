@@ -178,8 +178,11 @@ class Program(NamedTuple):
         where = ",".join(devices[device] if devices else str(device) for device in call.devices) or "host"
         parts = [f"{self.bodies[call.body].name:{width}} {coordinates:8}  on {where}"]
         if call.takes:
-            taken = [f"{self.graph.tensor_name(value.tensor)} from {_numbers(value.calls)}" for value in call.takes]
-            parts.append("takes " + _shortened(taken))
+            groups: Dict[Tuple[int, ...], List[int]] = {}
+            for tensor, calls in call.takes:
+                groups.setdefault(calls, []).append(tensor)
+            taken = [f"{self._names(tensors)} from {_numbers(calls)}" for calls, tensors in groups.items()]
+            parts.append("takes " + "; ".join(taken))
         elif self.bodies[call.body].is_recipe:
             parts.append("takes " + self._names(self.bodies[call.body].inputs))
         if call.after:
@@ -190,7 +193,7 @@ class Program(NamedTuple):
         return _shortened([self.graph.tensor_name(tensor) for tensor in tensors]) or "nothing"
 
 
-MOST = 4  # names of a longer list
+MOST, MOST_CALLS = 3, 8  # names, and numbers, of a longer list
 
 
 def _shortened(names: List[str]) -> str:
@@ -198,5 +201,5 @@ def _shortened(names: List[str]) -> str:
 
 
 def _numbers(calls: Sequence[int]) -> str:
-    shown = [f"#{call}" for call in calls[:2 * MOST]]
-    return "+".join(shown + [f"{len(calls) - 2 * MOST} more"] * (len(calls) > 2 * MOST))
+    shown = [f"#{call}" for call in calls[:MOST_CALLS]]
+    return "+".join(shown + [f"{len(calls) - MOST_CALLS} more"] * (len(calls) > MOST_CALLS))

@@ -31,7 +31,7 @@ def test_text_names_devices_and_shortens_lists() -> None:
     program = compile_program(chain(1), plan([2]))
     assert "on CPU:1" in program.to_text(["CPU:0", "CPU:1"])
     many = program.bodies[0]._replace(inputs=tuple(range(6)))
-    assert "takes x:0, w0:0, layer0:0, loss:0, 2 more  gives" in program._replace(bodies=(many,), calls=()).to_text()
+    assert "takes x:0, w0:0, layer0:0, 3 more  gives" in program._replace(bodies=(many,), calls=()).to_text()
 
 
 def test_a_long_list_of_calls_is_shortened() -> None:

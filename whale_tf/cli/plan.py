@@ -114,11 +114,14 @@ def explain(
         None, help="show its device names in place of numbers: a built-in name, a JSON file, or a short form such as cpu:4; "
                    "without PLAN, also plan for it and not for the script's own"),
     most: int = typer.Option(40, min=0, help="calls of a Program to print; 0: all"),
+    picture: Optional[str] = typer.Option(None, metavar="FILE", help="also draw the Program: a .png or .svg file"),
 ) -> None:
     """Show a plan's TaskGraphs, devices, bridges and collectives, and what the search believed of it; or a training step, call by
     call."""
     if path is None and script is None:
         raise typer.BadParameter("give a plan file, --program SCRIPT, or both")
+    if picture is not None and (script is None or not picture.endswith((".png", ".svg"))):
+        raise typer.BadParameter(f"--picture draws a Program (--program SCRIPT) into a .png or .svg file, got {picture!r}")
     try:
         loaded = None if path is None else Plan.parse(path)
         machines = None if cluster is None else Cluster.parse(cluster)
@@ -128,7 +131,13 @@ def explain(
         if script is not None:
             from whale_tf.profiling import script_program  # TensorFlow takes seconds to load
 
-            typer.echo(_first_calls(script_program(script, loaded, machines), names, most))
+            program = script_program(script, loaded, machines)
+            typer.echo(_first_calls(program, names, most))
+            if picture is not None:
+                from whale_tf.viz.program import program_figure  # as does matplotlib
+                from whale_tf.viz.timeline import save
+
+                save(program_figure(program, names), picture)
         elif loaded is not None:
             typer.echo(explain_plan(loaded, None, names or [str(device) for device in range(loaded.num_devices)]))
     except WhaleError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from whale_tf.errors import MissingPackageError
 from whale_tf.simulator.trace import Trace, TraceEvent
@@ -60,13 +60,18 @@ def blocks_of(events: Sequence[TraceEvent], gap_s: float) -> List[Block]:
     return blocks
 
 
+def new_figure(width: float, height: float) -> Tuple[Figure, Any]:
+    """A figure of so many inches, and its axes."""
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot(1, 1, 1)
+
+
 def timeline_figure(trace: Trace, title: str = "") -> Figure:
     """One row per device: computation as tall blocks with their micro-batch, communication as thin bars below."""
     devices = trace.devices[:MAX_ROWS]
     end_s = trace.end_s or 1.0
-    figure = Figure(figsize=(14, 1.3 + 0.75 * len(devices)))
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(1, 1, 1)
+    figure, axes = new_figure(14, 1.3 + 0.75 * len(devices))
     stage_of = {event.device: event.stage for event in trace.events}
     for row in range(len(devices)):
         axes.barh(row, end_s * 1e3, 0.56, left=0.0, color=IDLE_COLOUR, linewidth=0)
@@ -135,9 +140,7 @@ def _draw(axes, row: int, block: Block, end_s: float) -> None:  # type: ignore[n
 
 def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -> Figure:
     """Memory over the step, one line per device, with the devices' limits dashed."""
-    figure = Figure(figsize=(14, 3.6))
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(1, 1, 1)
+    figure, axes = new_figure(14, 3.6)
     stage_of = {event.device: event.stage for event in trace.events}
     for device in sorted(trace.memory)[:MAX_ROWS]:
         times, level = trace.memory[device]
@@ -175,7 +178,11 @@ def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -
 
 def save(figure: Figure, path: str) -> None:
     """Write a picture; the suffix (``.png``, ``.svg``) says how."""
-    figure.savefig(path, dpi=130)
+    if path.endswith(".svg"):
+        with open(path, "w", encoding="utf8") as file:
+            file.write(svg_text(figure))
+    else:
+        figure.savefig(path, dpi=130)
 
 
 def svg_text(figure: Figure) -> str:
