@@ -72,4 +72,4 @@ def test_demo() -> None:
 
 def test_no_example_is_left_out() -> None:
     scripts = {os.path.basename(path)[:-3] for path in glob.glob(os.path.join(ROOT, "examples", "[a-z]*.py"))}
-    assert scripts == set(EXAMPLES) | {"m6_pipeline", "demo", "training"}
+    assert scripts == set(EXAMPLES) | {"m6_pipeline", "demo", "training", "programs"}

@@ -34,20 +34,45 @@ with tf.Graph().as_default(), tf.Session() as session:
     open(os.path.join(folder, "program.txt"), "w").write(wh.current_program().to_text())
 '''
 PROGRAM = """\
-t0_forward      1 ops  takes x:0, w0/read:0  gives h0:0
-t0_backward     4 ops  takes gradients/h1_grad/tuple/control_dependency:0, w0/read:0, x:0  \
-gives gradients/h0_grad/MatMul:0, gradients/h0_grad/tuple/control_dependency_1:0
-t1_forward      2 ops  takes h0:0, w1/read:0, Const:0  gives loss:0
-t1_backward     4 ops  takes h0:0, gradients/loss_grad/Tile:0, gradients/h1_grad/MatMul:0  \
-gives gradients/h1_grad/tuple/control_dependency:0, gradients/h1_grad/tuple/control_dependency_1:0
-#0 t0_forward  g0 m0 r0  on 0
-#1 t0_forward  g0 m1 r0  on 0  after #0
-#2 t0_backward g0 m0 r0  on 0  takes gradients/h1_grad/tuple/control_dependency:0 from #5  after #1
-#3 t0_backward g0 m1 r0  on 0  takes gradients/h1_grad/tuple/control_dependency:0 from #7  after #2
-#4 t1_forward  g0 m0 r0  on 1  takes h0:0 from #0
-#5 t1_backward g0 m0 r0  on 1  takes h0:0 from #0
-#6 t1_forward  g0 m1 r0  on 1  takes h0:0 from #1  after #5
-#7 t1_backward g0 m1 r0  on 1  takes h0:0 from #1  after #5
+t0_once           1 ops  takes w0:0  gives w0/read:0
+t1_once          10 ops  takes w1:0  gives w1/read:0, Const:0, gradients/loss_grad/Tile:0, 1 more
+t0_forward        1 ops  takes x:0, w0/read:0  gives h0:0
+t0_backward       4 ops  takes gradients/h1_grad/tuple/control_dependency:0, w0/read:0, x:0  gives \
+gradients/h0_grad/MatMul:0, gradients/h0_grad/tuple/control_dependency_1:0
+t1_forward        2 ops  takes h0:0, w1/read:0, Const:0  gives loss:0
+t1_backward       4 ops  takes h0:0, gradients/loss_grad/Tile:0, gradients/h1_grad/MatMul:0  gives \
+gradients/h1_grad/tuple/control_dependency:0, gradients/h1_grad/tuple/control_dependency_1:0
+update            1 ops  takes nothing  gives GradientDescent/learning_rate:0
+t0_update_1       1 ops  takes w0:0, GradientDescent/learning_rate:0, gradients/h0_grad/tuple/control_dependency_1:0  \
+gives nothing
+t1_update_1       1 ops  takes w1:0, GradientDescent/learning_rate:0, gradients/h1_grad/tuple/control_dependency_1:0  \
+gives nothing
+update_2          1 ops  takes nothing  gives nothing
+#0  t0_divide               on host  takes x:0
+#1  t0_once       g0 r0     on 0
+#2  t1_once       g0 r0     on 1
+#3  t0_forward    g0 m0 r0  on 0  takes x:0 from #0; w0/read:0 from #1
+#4  t0_forward    g0 m1 r0  on 0  takes x:0 from #0; w0/read:0 from #1  after #3
+#5  t0_backward   g0 m0 r0  on 0  takes x:0 from #0; gradients/h1_grad/tuple/control_dependency:0 from #9; w0/read:0 \
+from #1  after #4
+#6  t0_backward   g0 m1 r0  on 0  takes x:0 from #0; gradients/h1_grad/tuple/control_dependency:0 from #11; w0/read:0 \
+from #1  after #5
+#7  t0_accumulate g0 m1 r0  on 0  takes gradients/h0_grad/tuple/control_dependency_1:0 from #5+#6
+#8  t1_forward    g0 m0 r0  on 1  takes h0:0 from #3; w1/read:0, Const:0 from #2
+#9  t1_backward   g0 m0 r0  on 1  takes h0:0 from #3; gradients/loss_grad/Tile:0, gradients/h1_grad/MatMul:0 from #2
+#10 t1_forward    g0 m1 r0  on 1  takes h0:0 from #4; w1/read:0, Const:0 from #2  after #9
+#11 t1_backward   g0 m1 r0  on 1  takes h0:0 from #4; gradients/loss_grad/Tile:0, gradients/h1_grad/MatMul:0 from #2  \
+after #9
+#12 t1_accumulate g0 m1 r0  on 1  takes gradients/h1_grad/tuple/control_dependency_1:0 from #9+#11
+#13 t0_merge                on 0  takes gradients/h0_grad/MatMul:0 from #5+#6; \
+gradients/h0_grad/tuple/control_dependency_1:0 from #7
+#14 t1_merge                on 1  takes gradients/h1_grad/tuple/control_dependency_1:0 from #12
+#15 update                  on host
+#16 t0_update_1   g0 r0     on 0  takes GradientDescent/learning_rate:0 from #15; \
+gradients/h0_grad/tuple/control_dependency_1:0 from #13
+#17 t1_update_1   g0 r0     on 1  takes GradientDescent/learning_rate:0 from #15; \
+gradients/h1_grad/tuple/control_dependency_1:0 from #14
+#18 update_2                on host
 """
 
 
@@ -88,8 +113,8 @@ def test_the_step_that_a_plan_file_makes_of_the_script(tmp_path: Path) -> None:
     path.write_text(json.dumps(plan))
     swapped = PROGRAM.replace("on 0", "on other").replace("on 1", "on 0").replace("on other", "on 1")
     assert explain(str(path), "--program", script).stdout == swapped
-    named = explain(str(path), "--program", script, "--cluster", "cpu:2", "--most", "7").stdout.splitlines()
-    expected = swapped.replace("  on ", "  on CPU:").splitlines()
+    named = explain(str(path), "--program", script, "--cluster", "cpu:2", "--most", "18").stdout.splitlines()
+    expected = swapped.replace("  on ", "  on CPU:").replace("CPU:host", "host").splitlines()
     assert named == expected[:-1] + ["... and 1 more; --most 0 shows all calls"]
     assert explain(str(path), "--program", script, "--most", "0").stdout == swapped
     assert "CPU:1" in explain(str(path), "--cluster", "cpu:2").stdout
