@@ -51,7 +51,8 @@ def chain(
     if clip:
         for stage in range(stages):
             op(f"square{stage}", "L2Loss", [f"grad{stage}"], -1, Phase.APPLY, ())
-        op("norm", "AddN", [f"square{stage}" for stage in range(stages)], -1, Phase.APPLY, ())
+        terms = [f"square{stage}" for stage in range(stages)] + [f"decay{stage}" for stage in range(stages)] * decay
+        op("norm", "AddN", terms, -1, Phase.APPLY, ())
         for stage in range(stages):
             op(f"clipped{stage}", "Mul", [f"grad{stage}", "norm"], -1, Phase.APPLY, (2, 2))
             found[stage] = f"clipped{stage}"

@@ -17,6 +17,7 @@ PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
     "accumulation": (chain(1), plan([1], 3)),
     "accumulation_gpipe": (chain(1), plan([1], 3, schedule="gpipe")),
     "clip_by_global_norm": (chain(2, clip=True), plan([1, 1])),
+    "clip_by_global_norm_of_decayed": (chain(2, clip=True, decay=True), plan([2, 1])),
     "clip_by_global_norm_replicated": (chain(1, clip=True), plan([2])),
     "clip_by_global_norm_two_processes": (chain(1, clip=True)._replace(processes=2), plan([2])),
     "data_parallel": (chain(1), plan([2])),

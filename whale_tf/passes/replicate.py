@@ -12,7 +12,7 @@ from whale_tf.bridges import Cuts, crossing, cuts
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.plan import Plan, TaskGraphPlan
-from whale_tf.program import ALL, CLONED, ORIGINAL, UPDATE, Body, Call, Clone, Copy, Program, Value
+from whale_tf.program import ALL, CLONED, ORIGINAL, Body, Call, Clone, Copy, Program, Value
 
 
 def replicate(program: Program, step: TrainingStep, plan: Plan) -> Program:
@@ -50,7 +50,7 @@ def _pieces(step: TrainingStep, plan: Plan, source: Body, reader: Body, tensor: 
     if source.step not in CLONED:
         if producer == ALL:
             return [Clone(ALL, ALL, ALL)]
-        if clone.g == ALL or (source.step == UPDATE and reader.task_graph != producer):
+        if clone.g == ALL:
             return [ORIGINAL.clone]
         return [copy_for(plan, producer, clone).clone]
     if reader.step not in CLONED:

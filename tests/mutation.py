@@ -1,0 +1,207 @@
+"""Changes the code that decides numbers, one operator at a time, and lists the changes that no test notices.
+
+    python -m tests.mutation                            every target
+    python -m tests.mutation whale_tf.bridges           one module, or several
+    python -m tests.mutation whale_tf.bridges --show    with each surviving change as code
+
+Every mutant runs in a process of its own, forked from one that has loaded the libraries; the tests of pure modules take a second
+or less.  A change that makes no difference (a sort of what is sorted, say) is listed in ``EQUIVALENT`` with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib.util
+import io
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+ROOT = Path(__file__).parents[1]
+PASSES = ("tests/passes",)
+TARGETS: Dict[str, Tuple[str, ...]] = {
+    "whale_tf.bridges": ("tests/bridges",) + PASSES,
+    "whale_tf.passes.outline": PASSES,
+    "whale_tf.passes.replicate": PASSES,
+    "whale_tf.passes.communicate": PASSES,
+    "whale_tf.passes.collect": PASSES,
+    "whale_tf.passes.schedule": PASSES,
+    "whale_tf.ir.training_step": PASSES,
+    "whale_tf.schedule.backward_first": ("tests/schedule",) + PASSES,
+    "whale_tf.schedule.gpipe": ("tests/schedule",) + PASSES,
+    "whale_tf.schedule.warmup": ("tests/schedule",) + PASSES,
+    "whale_tf.balance.exact": ("tests/balance",),
+    "whale_tf.balance.memory_constrained": ("tests/balance",),
+    "whale_tf.balance.partition": ("tests/balance",),
+    "whale_tf.balance.proportional": ("tests/balance",),
+    "whale_tf.balance.stages": ("tests/balance",),
+}
+EQUIVALENT: Dict[Tuple[str, str], str] = {}  # (module, changed line) -> why no test can notice
+SECONDS = 120  # a mutant that runs longer hangs, which a user would notice
+
+COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+               ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
+ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+              ast.Mod: ast.FloorDiv, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr}
+FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "reversed": "list"}
+
+
+class Mutant(NamedTuple):
+    """``apply`` changes the ``place``-th node of the module's tree."""
+
+    line: int
+    place: int
+    about: str
+    apply: Callable[[Any], None]
+
+
+def mutants(tree: ast.AST) -> Iterator[Mutant]:
+    """Every change of one operator, constant or function; annotations, docstrings and messages of errors are left alone."""
+    skipped = {id(inner) for node in ast.walk(tree) for part in _left_alone(node) for inner in ast.walk(part)}
+    for place, node in enumerate(ast.walk(tree)):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Compare):
+            for index, operator in enumerate(node.ops):
+                new = COMPARISONS[type(operator)]
+                yield Mutant(node.lineno, place, f"{type(operator).__name__} -> {new.__name__}", _set_at("ops", index, new()))
+        elif isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in ARITHMETIC:
+            new = ARITHMETIC[type(node.op)]
+            yield Mutant(node.lineno, place, f"{type(node.op).__name__} -> {new.__name__}", _set("op", new()))
+        elif isinstance(node, ast.BoolOp):
+            other: Any = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+            yield Mutant(node.lineno, place, f"-> {type(other).__name__}", _set("op", other))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield Mutant(node.lineno, place, "not dropped", _set("op", ast.UAdd()))
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, bool, float):
+            value: Any = (not node.value) if isinstance(node.value, bool) else node.value + 1
+            yield Mutant(node.lineno, place, f"{node.value} -> {value}", _set("value", value))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
+            name = FUNCTIONS[node.func.id]
+            yield Mutant(node.lineno, place, f"{node.func.id} -> {name}", _call(name))
+
+
+def _left_alone(node: ast.AST) -> List[ast.AST]:
+    if isinstance(node, ast.Raise):
+        return [node]
+    if isinstance(node, (ast.AnnAssign, ast.arg)):
+        return [node.annotation] if node.annotation is not None else []
+    if isinstance(node, ast.FunctionDef):
+        return [node.returns] if node.returns is not None else []
+    return []
+
+
+def _set(field: str, value: Any) -> Callable[[Any], None]:
+    return lambda node: setattr(node, field, value)
+
+
+def _set_at(field: str, index: int, value: Any) -> Callable[[Any], None]:
+    return lambda node: getattr(node, field).__setitem__(index, value)
+
+
+def _call(name: str) -> Callable[[Any], None]:
+    def apply(node: Any) -> None:
+        node.func.id = name
+        if name == "list":
+            node.keywords = []
+
+    return apply
+
+
+class _Loader:
+    """Puts a changed tree in the place of one module."""
+
+    def __init__(self, module: str, tree: ast.AST, path: str) -> None:
+        self._module, self._tree, self._path = module, tree, path
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._module:
+            return None
+        is_package = self._path.endswith("__init__.py")
+        return importlib.util.spec_from_file_location(
+            name, self._path, loader=self, submodule_search_locations=[os.path.dirname(self._path)] if is_package else None)
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        exec(compile(self._tree, self._path, "exec"), module.__dict__)
+
+
+def survives(module: str, path: str, tree: ast.AST, tests: Sequence[str]) -> bool:
+    """Whether all tests pass with a changed module, in a process of their own."""
+    child = os.fork()
+    if child == 0:
+        os.setpgrp()
+        status = 1
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(io.StringIO()):
+            try:
+                import pytest
+
+                for name in [name for name in sys.modules if name.split(".")[0] in ("whale_tf", "tests")]:
+                    del sys.modules[name]
+                sys.meta_path.insert(0, _Loader(module, tree, path))  # type: ignore[arg-type]
+                status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+            except BaseException:
+                status = 1
+        os._exit(0 if status == 0 else 1)
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status == 0
+        time.sleep(0.01)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def run(module: str, tests: Sequence[str], show: bool) -> Tuple[int, List[str]]:
+    """How many changes were tried, and those that no test noticed."""
+    found = importlib.util.find_spec(module)
+    assert found is not None and found.origin is not None
+    source = Path(found.origin).read_text(encoding="utf8")
+    tree, lines, survivors, count = ast.parse(source), source.splitlines(), [], 0
+    if not survives(module, found.origin, tree, tests):
+        raise SystemExit(f"{module}: its tests fail without any change: {' '.join(tests)}")
+    for mutant in mutants(tree):
+        changed = copy.deepcopy(tree)
+        for place, node in enumerate(ast.walk(changed)):
+            if place == mutant.place:
+                mutant.apply(node)
+        count += 1
+        text = lines[mutant.line - 1].strip()
+        if (module, f"{text}  # {mutant.about}") not in EQUIVALENT and survives(module, found.origin, changed, tests):
+            survivors.append(f"{module}:{mutant.line}  {mutant.about}" + (f"\n    {text}" if show else ""))
+    return count, survivors
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("modules", nargs="*", help="those to change; default: all targets")
+    parser.add_argument("--show", action="store_true", help="print the line of each survivor")
+    given = parser.parse_args(arguments)
+    os.chdir(ROOT)
+    import networkx  # noqa: F401 every child would load it
+    import pytest  # noqa: F401
+
+    everything, left = 0, 0
+    for module in given.modules or TARGETS:
+        began = time.monotonic()
+        count, survivors = run(module, TARGETS[module], given.show)
+        everything, left = everything + count, left + len(survivors)
+        print(f"{module}: {count} changes, {len(survivors)} survive, {time.monotonic() - began:.0f} s", flush=True)
+        for survivor in survivors:
+            print("  " + survivor, flush=True)
+    print(f"{everything} changes, {left} survive")
+    sys.exit(1 if left else 0)
+
+
+if __name__ == "__main__":
+    main()

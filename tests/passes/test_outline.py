@@ -1,0 +1,86 @@
+"""Which op is in which body, and what a body gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.passes.drawings import chain, plan
+from whale_tf.ir.graph import Phase
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.passes.outline import outline
+from whale_tf.program import Body, Program
+
+
+def bodies(step: TrainingStep) -> Any:
+    return {body.name: body for body in outline(Program(step.graph, ()), step, plan([1] * 2)).bodies}
+
+
+def gives(step: TrainingStep, body: Body) -> Any:
+    return [step.graph.tensor_name(tensor) for tensor in body.outputs]
+
+
+def with_op(step: TrainingStep, name: str, inputs: Any, shape: Any = (None, 2), dtype: str = "float32", task_graph: int = 0,
+            batch_level: bool = True, **fields: Any) -> TrainingStep:
+    """The step with one more op of the region."""
+    graph, region = step.graph, step.region
+    op = graph.add(name, "Relu", [graph.tensor(tensor) for tensor in inputs], [(shape, dtype)], phase=Phase.FORWARD, **fields)
+    more = {op.id} if batch_level else set()
+    return step._replace(region=region._replace(
+        ops=region.ops + (op.id,), task_graph=[*region.task_graph, task_graph], batch_level=region.batch_level | more))
+
+
+def test_results_that_nothing_reads_are_given() -> None:
+    step = with_op(chain(2), "prediction", ["layer0"])
+    assert gives(step, bodies(step)["t0_forward"]) == ["layer0:0", "prediction:0"]
+
+
+def test_scalars_are_given_but_for_those_of_gradient_functions() -> None:
+    step = with_op(chain(2), "size", ["layer0"], shape=())
+    step = with_op(step, "reader", ["size"])
+    assert "size:0" in gives(step, bodies(step)["t0_forward"])
+    step = with_op(chain(2), "size", ["layer0"], shape=(), forward=0)
+    step = with_op(step, "reader", ["size"])
+    assert "size:0" not in gives(step, bodies(step)["t0_forward"])
+
+
+def test_handles_and_references_are_never_results() -> None:
+    for dtype in ("resource", "variant", "float32_ref"):
+        step = with_op(chain(2), "handle", ["layer0"], shape=(), dtype=dtype)
+        assert "handle:0" not in gives(step, bodies(step)["t0_forward"])
+
+
+def test_what_no_other_clone_reads_stays_inside() -> None:
+    """One reader inside the body, one on the step level of another TaskGraph, which reads no clone's value."""
+    step = with_op(chain(2), "inner", ["layer0"])
+    step = with_op(step, "reader", ["inner"])
+    step = with_op(step, "other", ["inner"], task_graph=1, batch_level=False)
+    assert "inner:0" not in gives(step, bodies(step)["t0_forward"])
+    step = with_op(chain(2), "inner", ["layer0"])
+    step = with_op(step, "reader", ["inner"])
+    step = with_op(step, "other", ["inner"], task_graph=1)
+    assert "inner:0" in gives(step, bodies(step)["t0_forward"])
+
+
+def test_bodies_are_listed_by_task_graph() -> None:
+    found = list(bodies(chain(3)))
+    assert found == sorted(found, key=lambda name: ("once" not in name, "update" in name, name[:2]))
+
+
+def test_an_early_op_that_waits_for_one_of_a_later_round_is_in_that_round() -> None:
+    step = chain(1, ["loss"])
+    assert [step.graph.ops[op].name for op in bodies(step)["t0_early"].ops] == ["layer0"]
+    late = chain(1, ["loss", "loss_grad"])
+    layer, loss = late.graph.op("layer0"), late.graph.op("loss")
+    waiting = with_op(late, "waiting", ["x"])
+    op = waiting.graph.op("waiting")
+    op.control_inputs = (loss.id,)
+    waiting = waiting._replace(region=waiting.region._replace(early=waiting.region.early | {op.id}))
+    assert op.id in bodies(waiting)["t0_early_1"].ops and layer.id in bodies(waiting)["t0_early"].ops
+
+
+def test_rounds_of_updates_follow_the_longest_way() -> None:
+    """clipped0 follows from the norm, which comes after grad0's update body; update0 reads both."""
+    step = chain(2, clip=True)
+    found = bodies(step)
+    names = {name: [step.graph.ops[op].name for op in body.ops] for name, body in found.items()}
+    assert names["update"] == ["square0", "square1", "norm"] and names["t0_update_1"] == ["clipped0", "update0"]
