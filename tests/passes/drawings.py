@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from whale_tf.ir.batch_axis import BatchAxis, Reduce
+from whale_tf.ir.batch_axis import BatchAxis, Reduce, Scale
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.layout import partial, sharded
 from whale_tf.ir.region import find_region
@@ -13,7 +13,8 @@ from whale_tf.plan import Plan, TaskGraphPlan
 
 
 def chain(
-    stages: int, reduces: Sequence[str] = (), clip: bool = False, pulled: bool = False, decay: bool = False
+    stages: int, reduces: Sequence[str] = (), clip: bool = False, pulled: bool = False, decay: bool = False, labels: bool = False,
+    plain: bool = False, task_graphs: int = 0,
 ) -> TrainingStep:
     """``x -> layer0 -> ... -> loss``, and backwards ``loss_grad -> grad... -> grad0``: one layer in each TaskGraph.
 
@@ -23,13 +24,16 @@ def chain(
         reduces: ops whose first operand is a sum over all clones.
         clip: gradients are scaled by their global norm before the updates.
         pulled: ``x`` comes from an input pipeline.
-        decay: the variables' weight decay is added to their gradients.
+        decay: the variables' weight decay is added to their gradients, and to the norm.
+        labels: the last TaskGraph reads an input of its own.
+        task_graphs: how many there are, where it is fewer than stages; the last has all further stages.
+        plain: the last TaskGraph's gradients read ``loss`` of the clone as well.
     """
     graph, home = OpGraph(), []  # type: Tuple[OpGraph, List[int]]
 
     def op(name: str, type_: str, inputs: Sequence[str], task_graph: int, phase: Phase, shape: Any = (None, 2)) -> None:
         graph.add(name, type_, [graph.tensor(i) for i in inputs], [(shape, "float32")], phase=phase)
-        home.append(task_graph)
+        home.append(min(task_graph, (task_graphs or stages) - 1))
 
     op("x", "IteratorGetNext" if pulled else "Placeholder", [], -1, Phase.INPUT)
     last = "x"
@@ -37,9 +41,14 @@ def chain(
         op(f"w{stage}", "ReadVariableOp", [], stage, Phase.FORWARD, (2, 2))
         op(f"layer{stage}", "MatMul", [last, f"w{stage}"], stage, Phase.FORWARD)
         last = f"layer{stage}"
-    op("loss", "Mean", [last], stages - 1, Phase.FORWARD, ())
+    if labels:
+        op("y", "Placeholder", [], -1, Phase.INPUT)
+    op("loss", "Mean", [last] + ["y"] * labels, stages - 1, Phase.FORWARD, ())
     op("loss_grad", "Tile", ["loss"], stages - 1, Phase.BACKWARD)
     last = "loss_grad"
+    if plain:
+        op("plain", "Mul", ["loss_grad", "loss"], stages - 1, Phase.BACKWARD)
+        last = "plain"
     for stage in reversed(range(stages)):
         before = f"layer{stage - 1}" if stage else "x"
         op(f"grad{stage}", "MatMul", [before, last], stage, Phase.BACKWARD, (2, 2))
@@ -59,19 +68,20 @@ def chain(
     for stage in range(stages):
         inputs = [found[stage]] + [f"decay{stage}"] * decay
         op(f"update{stage}", "ApplyGradientDescent", inputs, -1, Phase.APPLY, (2, 2))
-    source = graph.tensor("x")
-    batch = BatchAxis(graph, {source: 0}, None)
-    batch.conversions.update({(graph.op(name).id, 0): (Reduce("sum"),) for name in reduces})
-    batch.layouts[source] = sharded(0)
+    sources = {graph.tensor(name): 0 for name in ["x"] + ["y"] * labels}
+    batch = BatchAxis(graph, sources, None)
+    batch.conversions.update({(graph.op(name).id, 0): (Scale(1), Reduce("sum")) for name in reduces})
+    batch.conversions[graph.op("layer0").id, 0] = (Scale(1),)
+    batch.layouts.update(dict.fromkeys(sources, sharded(0)))
     for stage in range(stages):
         batch.layouts[graph.tensor(f"layer{stage}")] = sharded(0)
         batch.layouts[graph.tensor(f"back{stage}")] = sharded(0, power=1)
         batch.layouts[graph.tensor(f"grad{stage}")] = partial(1)
     batch.layouts[graph.tensor("loss")] = partial(1)
-    region = find_region(graph, home, batch, [source])
-    gradients = {graph.tensor(f"grad{stage}"): stage for stage in range(stages)}
-    variables = {graph.op(f"w{stage}").id: stage for stage in range(stages)}
-    return TrainingStep(region, {source: 0}, find_update(region, {}, gradients), tuple(zip(gradients, variables)))
+    region = find_region(graph, home, batch, list(sources))
+    gradients = {graph.tensor(f"grad{stage}"): min(stage, (task_graphs or stages) - 1) for stage in range(stages)}
+    variables = [graph.op(f"w{stage}").id for stage in range(stages)]
+    return TrainingStep(region, sources, find_update(region, {}, gradients), tuple(zip(gradients, variables)))
 
 
 def plan(counts: Sequence[int], micro_batches: int = 1, model_replicas: int = 1, tasks: Any = None, **more: Any) -> Plan:

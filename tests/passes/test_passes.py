@@ -14,7 +14,7 @@ from whale_tf.errors import PlanError
 from whale_tf.passes import PASSES, compile_program
 from whale_tf.passes.form import CALL, INLINE, MOST_INLINED_OPS, choose_form
 from whale_tf.passes.verify import Pass, verify
-from whale_tf.plan import GradientPlan, Plan
+from whale_tf.plan import Plan
 from whale_tf.program import ALL, BACKWARD, FORWARD, Program, Value
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -124,15 +124,6 @@ def test_the_verifier_notices_a_pass_that_was_left_out(left_out: str) -> None:
 
 def test_passes_require_what_those_before_them_ensure() -> None:
     assert [one.requires for one in PASSES] == [""] + [one.ensures for one in PASSES[:-1]]
-
-
-def test_a_bucket_of_gradients_that_cannot_travel_together_is_refused() -> None:
-    step = chain(2)
-    record = step.graph.tensor("grad1")
-    step.graph.tensors[record] = step.graph.tensors[record]._replace(dtype="float64")
-    buckets = (GradientPlan(task_graph=0, backend="local", buckets=(("w0", "w1"),)),)
-    with pytest.raises(PlanError, match="the gradient of 'w1' cannot travel in a bucket with 'w0'"):
-        compile_program(step, plan([1, 1], gradients=buckets))
 
 
 class TestForm:
