@@ -7,6 +7,7 @@ import pytest
 from tests.graph_editor.graphs import control_flow, gradient_of, run, variable
 from whale_tf._tf_compat import tf, v1
 from whale_tf.errors import GraphEditError
+from whale_tf.graph_editor.definitions import definitions_of
 from whale_tf.graph_editor.staged import StagedEdit
 
 
@@ -422,3 +423,76 @@ def test_clone_of_a_function_call():
         edit.commit()
     assert calls
     np.testing.assert_allclose(run(graph, "copy/y:0", {"x:0": [1.0, 3.0]}), [2.0, 10.0])
+
+
+# ------------------------------------------------------------------------------------------------- existing ops, passes
+def edges(graph):
+    return {op.name: ([tensor.name for tensor in op.inputs], {wait.name for wait in op.control_inputs})
+            for op in graph.get_operations()}
+
+
+def test_edges_of_existing_ops_move_with_the_commit():
+    graph = two_op_graph()
+    with graph.as_default(), graph.control_dependencies(ops_named(graph, "mul", "w")):
+        tf.no_op(name="after")
+    before, edit = edges(graph), StagedEdit(graph)
+    edit.const([5.0, 7.0], "v")
+    edit.add("NoOp", "staged", control_inputs=["mul"])
+    edit.move_input("add", 1, "v:0")
+    edit.move_waits("after", ["mul"], ["v", "w"])
+    edit.move_waits("add", [], ["after"])
+    edit.move_waits("staged", ["mul"], ["x"])
+    assert edges(graph) == before
+    edit.commit()
+    assert edges(graph) == dict(before, v=([], set()), staged=([], {"x"}), after=([], {"v", "w"}),
+                                add=(["mul:0", "v:0"], {"after"}))
+    np.testing.assert_allclose(run(graph, "add:0", {"x:0": [[1.0, 1.0]]}), [[7.0, 10.0]])
+
+
+@pytest.mark.parametrize("target, message", [("v", "insert a Cast"), ("nothing", "neither staged nor in the graph")])
+def test_an_edge_cannot_move_to_another_type_or_to_nothing(target, message):
+    graph = two_op_graph()
+    before, edit = edges(graph), StagedEdit(graph)
+    edit.const([5, 7], "v")
+    edit.move_input("add", 1, target)
+    with pytest.raises(GraphEditError, match=message):
+        edit.commit()
+    assert edges(graph) == before
+
+
+def test_an_edit_goes_on_where_another_ended_and_clones_what_that_staged():
+    graph = two_op_graph()
+    before = edges(graph)
+    first = StagedEdit.after(definitions_of(graph))
+    first.const([5.0, 7.0], "v")
+    first.add("Sub", "sub", ["mul", "v"])
+    first.move_input("add", 0, "sub")
+    first.move_waits("add", [], ["v"])
+    definitions = first.definitions()
+    with pytest.raises(GraphEditError, match="start a new StagedEdit"):
+        first.commit()
+    assert list(definitions.added) == ["v", "sub"] and list(definitions.changed) == ["add"]
+    assert list(definitions.node("add").input) == ["sub", "w", "^v"] and definitions.node("sub").op == "Sub"
+    with tf.Graph().as_default() as copy:
+        tf.import_graph_def(definitions.graph_def(), name="")
+    for _ in range(2):  # one step may be tried again and again
+        edit = StagedEdit.after(definitions)
+        edit.clone([edit.node("sub"), *ops_named(graph, "add")], "copy", input_map={"w": "mul"})
+        edit.move_input("add", 1, "v")
+    assert edges(graph) == before
+    edit.commit()
+    assert edges(graph) == dict(edges(copy), **{"add": (["sub:0", "v:0"], {"v"}), "copy/sub": (["mul:0", "v:0"], set()),
+                                                "copy/add": (["copy/sub:0", "mul:0"], {"v"})})
+
+
+def test_a_node_is_staged_as_it_stands():
+    graph = two_op_graph()
+    edit = StagedEdit(graph)
+    node = v1.NodeDef(name="third", op="Neg", input=["add"], attr={"T": v1.AttrValue(type=tf.float32.as_datatype_enum)})
+    edit.insert(node)
+    node.input[0] = "mul"
+    with pytest.raises(GraphEditError, match="taken"):
+        edit.insert(v1.NodeDef(name="mul", op="NoOp"))
+    assert edit.dtypes("third") == [tf.float32] and edges(graph).keys() == {"x", "w", "mul", "add"}
+    edit.commit()
+    assert edges(graph)["third"] == (["add:0"], set())

@@ -17,6 +17,9 @@ creating an op from Python costs three to four times what importing it does.
 
 Inputs inside the cloned set lead to the clones, all others stay on the originals (``w``) unless ``input_map`` says
 otherwise (``x``).
+
+Edges of ops that are in the graph can be staged, too (``move_input``, ``move_waits``): they move once the new nodes are there.
+An edit that is not committed leaves no trace: ``definitions`` tells what it would do, ``StagedEdit.after`` goes on from there.
 """
 from __future__ import annotations
 
@@ -27,15 +30,18 @@ from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, imported_as_writ
 from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.control_flow import Frame, check_whole_loops, frames, fresh_frame_names
+from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.graph_editor.names import names_taken
+from whale_tf.graph_editor.reroute import set_input
 from whale_tf.ir.traits import ENTERS
 
+Original = Union[tf.Operation, NodeDef]  # what is cloned: an op of the graph, or a node that is to be one
 Rename = Union[str, Callable[[str], str]]
-Device = Union[None, str, Callable[[tf.Operation], Optional[str]]]
-ControlInputs = Union[None, Mapping[str, Sequence[str]], Callable[[tf.Operation], Sequence[str]]]
+Device = Union[None, str, Callable[[Original], Optional[str]]]
+ControlInputs = Union[None, Mapping[str, Sequence[str]], Callable[[Original], Sequence[str]]]
 
 
 class StagedEdit:
@@ -69,7 +75,29 @@ class StagedEdit:
         self._loops: Optional[Dict[str, Frame]] = None
         self._frame_names: Set[str] = set()  # of loops staged here
         self._functions: Set[str] = set()
+        self._changed: Dict[str, NodeDef] = {}
+        self._before: Dict[str, Sequence[str]] = {}  # inputs that an op in ``_changed`` has in the graph
+        self._definitions: Optional[Definitions] = None
         self._committed = False
+
+    @classmethod
+    def after(cls, definitions: Definitions) -> StagedEdit:
+        """An edit that begins with all that is to be added and moved; new nodes can be cloned like ops of the graph."""
+        edit = cls(definitions.graph)
+        edit._definitions = definitions
+        edit._originals = dict(definitions.originals)
+        for node in definitions.added.values():
+            edit._originals[node.name] = edit._new_node(node.name, node)
+        for name, node in definitions.changed.items():
+            edit.change(name).CopyFrom(node)
+        return edit
+
+    def definitions(self) -> Definitions:
+        """What a commit would make of the definitions that the edit began with.  The edit must not be used any more."""
+        self._check_open()
+        self._committed = True
+        assert self._definitions is not None, "the edit began without definitions"
+        return self._definitions._replace(added=self._staged, changed=self._changed)
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -91,6 +119,11 @@ class StagedEdit:
             return self._staged[name]
         except KeyError:
             raise GraphEditError(f"no node {name!r} is staged") from None
+
+    def dtypes(self, name: str) -> Sequence[Any]:
+        """Of a staged node's outputs; a reference's are those of what it refers to."""
+        node = self.node(name)
+        return self._signature(node.op, name).output_dtypes(node)
 
     # ---------------------------------------------------------------------------------------------------- new nodes
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
@@ -132,10 +165,47 @@ class StagedEdit:
         return self.add("Const", name, device=device, control_inputs=control_inputs,
                         attrs={"dtype": proto.dtype, "value": proto})
 
-    def original(self, op: tf.Operation) -> NodeDef:
+    def insert(self, node: NodeDef) -> NodeDef:
+        """Stages a copy of a node as it stands.
+
+        Raises:
+          GraphEditError: its name is taken.
+        """
+        self._check_open()
+        self._check_free([node.name])
+        return self._new_node(node.name, node)
+
+    def original(self, op: Original) -> NodeDef:
         """The NodeDef of an op of the graph, which must not be changed."""
         return self._original_nodes([op])[op.name]
 
+    # ------------------------------------------------------------------------------------------------- existing ops
+    def change(self, name: str) -> NodeDef:
+        """The definition of an op, whose inputs may be changed: a staged node's own, or, of an op of the graph, a copy that the
+        commit makes true."""
+        if name in self._staged:
+            return self._staged[name]
+        if name not in self._changed:
+            original = self._original_nodes([self.graph.get_operation_by_name(name)])[name]
+            copy = v1.NodeDef()
+            copy.CopyFrom(original)
+            self._before[name], self._changed[name], self._originals[name] = list(original.input), copy, copy
+        return self._changed[name]
+
+    def move_input(self, name: str, position: int, tensor: str) -> None:
+        """Lets data input ``position`` of an op, staged or in the graph, read another tensor."""
+        self.change(name).input[position] = canonical_edge(tensor)
+
+    def move_waits(self, name: str, olds: Collection[str], news: Iterable[str]) -> None:
+        """Lets an op, staged or in the graph, wait for ``news`` in place of ``olds``."""
+        node = self.change(name)
+        gone = {"^" + old for old in olds}
+        kept = [edge for edge in node.input if edge not in gone]
+        present = set(kept)
+        del node.input[:]
+        node.input.extend(kept + [edge for edge in control_edges(news) if edge not in present])
+
+    # ---------------------------------------------------------------------------------------------------- functions
     def add_function(self, function: FunctionDef) -> str:
         """Stages a function for the graph's library, which staged nodes may call; returns its name.
 
@@ -151,9 +221,9 @@ class StagedEdit:
         return name
 
     # ------------------------------------------------------------------------------------------------------- clones
-    def clone(self, ops: Iterable[tf.Operation], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,
+    def clone(self, ops: Iterable[Original], rename: Rename, *, input_map: Optional[Mapping[str, str]] = None,
               control_map: Optional[Mapping[str, Optional[str]]] = None, device: Device = None,
-              edit: Optional[Callable[[NodeDef, tf.Operation], None]] = None,
+              edit: Optional[Callable[[NodeDef, Original], None]] = None,
               control_inputs: ControlInputs = None) -> Dict[str, str]:
         """Stages a copy of each op of a set.
 
@@ -189,7 +259,7 @@ class StagedEdit:
             self._place_and_edit(ops, clones, device, edit)
         return names
 
-    def copy(self, op: tf.Operation, name: str, inputs: Sequence[str], *, device: str = "",
+    def copy(self, op: Original, name: str, inputs: Sequence[str], *, device: str = "",
              control_inputs: Sequence[str] = ()) -> NodeDef:
         """Stages a copy of one op, with inputs and controls of its own: for many single copies, where ``clone`` is dear.
 
@@ -219,8 +289,8 @@ class StagedEdit:
         _forget_originals_own(node, {})
         return node
 
-    def _copy_nodes(self, ops: Sequence[tf.Operation], names: Mapping[str, str], edges: CloneEdges,
-                    extra: Optional[Callable[[tf.Operation], Optional[Sequence[str]]]]) -> List[NodeDef]:
+    def _copy_nodes(self, ops: Sequence[Original], names: Mapping[str, str], edges: CloneEdges,
+                    extra: Optional[Callable[[Original], Optional[Sequence[str]]]]) -> List[NodeDef]:
         originals = self._original_nodes(ops)
         clones = []
         for op, (old, new) in zip(ops, names.items()):
@@ -241,7 +311,7 @@ class StagedEdit:
         check_whole_loops(self._loops, originals)
         fresh_frame_names(enters, self._frame_names)
 
-    def _clone_names(self, ops: Sequence[tf.Operation], rename: Rename) -> Dict[str, str]:
+    def _clone_names(self, ops: Sequence[Original], rename: Rename) -> Dict[str, str]:
         """Old name to new name, in the order of ``ops``; refuses names that are taken."""
         if isinstance(rename, str):
             prefix = rename.rstrip("/") + "/"
@@ -256,8 +326,8 @@ class StagedEdit:
         self._check_free(names.values())
         return names
 
-    def _check_own(self, ops: Iterable[tf.Operation]) -> None:
-        foreign = [op.name for op in ops if op.graph is not self.graph]
+    def _check_own(self, ops: Iterable[Original]) -> None:
+        foreign = [op.name for op in ops if getattr(op, "graph", self.graph) is not self.graph]
         if foreign:
             raise GraphEditError(f"ops to clone belong to another graph: {_some(foreign)}; clone them in an edit of theirs")
 
@@ -266,7 +336,7 @@ class StagedEdit:
         if clash or len(set(names)) < len(names):
             raise GraphEditError(f"names of clones are taken: {_some(clash or sorted(names))}; choose another prefix")
 
-    def _original_nodes(self, ops: Sequence[tf.Operation]) -> Mapping[str, NodeDef]:
+    def _original_nodes(self, ops: Sequence[Original]) -> Mapping[str, NodeDef]:
         """NodeDefs of the originals: one export of the whole graph is cheaper than many single ones."""
         missing = [op for op in ops if op.name not in self._originals]
         if missing and (len(self._originals) + len(missing)) * 8 >= len(self._taken):
@@ -276,8 +346,8 @@ class StagedEdit:
         return self._originals
 
     @staticmethod
-    def _place_and_edit(ops: Sequence[tf.Operation], clones: Sequence[NodeDef], device: Device,
-                        edit: Optional[Callable[[NodeDef, tf.Operation], None]]) -> None:
+    def _place_and_edit(ops: Sequence[Original], clones: Sequence[NodeDef], device: Device,
+                        edit: Optional[Callable[[NodeDef, Original], None]]) -> None:
         if isinstance(device, str):
             where = canonical_device(device)
             for node in clones:
@@ -297,7 +367,8 @@ class StagedEdit:
 
     # ------------------------------------------------------------------------------------------------------- commit
     def commit(self) -> Dict[str, tf.Operation]:
-        """Adds everything to the graph and returns the new ops by name. An edit is committed once.
+        """Adds everything to the graph, moves the edges that are to move, and returns the new ops by name. An edit is
+        committed once.
 
         Garbage collection is paused meanwhile: the collector would walk the many new objects again and again.
 
@@ -307,16 +378,44 @@ class StagedEdit:
         """
         self._check_open()
         self._committed = True
-        if not self._staged:
+        if not self._staged and not self._changed:
             return {}
         if self.graph.finalized:
             raise GraphEditError("the graph is finalized; commit edits before finalize() or a MonitoredSession")
         tensors, waits = self._resolve_externals()
+        self._check_moves()
         with garbage_collection_paused():
-            new_ops = self._import(tensors)
+            new_ops = self._import(tensors) if self._staged else {}
             for name, befores in waits.items():
                 new_ops[name]._add_control_inputs(befores)
+            self._move_edges()
         return new_ops
+
+    def _check_moves(self) -> None:
+        """Edges must move to what there will be, of the same type; whether the static shapes fit only TensorFlow can say."""
+        for name, node in self._changed.items():
+            for old, new in zip(self._before[name], node.input):
+                if old == new or new[0] == "^":
+                    continue
+                if new.partition(":")[0] not in self._staged:
+                    self._existing(new, node)
+                dtypes = [self._dtype(edge) for edge in (old, new)]
+                if None not in dtypes and dtypes[0].base_dtype != dtypes[1].base_dtype:
+                    was, would = (dtype.base_dtype.name for dtype in dtypes)
+                    raise GraphEditError(
+                        f"an input of {name!r} cannot move from {old!r} ({was}) to {new!r} ({would}); insert a Cast")
+
+    def _move_edges(self) -> None:
+        for name, node in self._changed.items():
+            op, before, after = self.graph.get_operation_by_name(name), self._before[name], list(node.input)
+            for position, (old, new) in enumerate(zip(before, after)):
+                if old != new and new[0] != "^":
+                    set_input(op, position, self._existing(new, node))
+            olds, waits = ({edge: None for edge in edges if edge[0] == "^"} for edges in (before, after))
+            if any(edge not in waits for edge in olds):
+                op._remove_all_control_inputs()
+                olds = {}
+            op._add_control_inputs([self._existing(edge, node) for edge in waits if edge not in olds])
 
     def _import(self, tensors: Dict[str, tf.Tensor]) -> Dict[str, tf.Operation]:
         n_before = len(self.graph.get_operations())
@@ -435,7 +534,7 @@ def _forget_originals_own(node: NodeDef, names: Mapping[str, str]) -> None:
         del node.attr["_output_shapes"]
 
 
-def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[tf.Operation], Optional[Sequence[str]]]]:
+def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[Original], Optional[Sequence[str]]]]:
     if control_inputs is None or callable(control_inputs):
         return control_inputs
     table = control_inputs

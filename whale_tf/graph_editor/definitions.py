@@ -1,0 +1,45 @@
+"""A graph as NodeDefs, with what is to be added to it and which edges are to move; nothing is edited by it."""
+from __future__ import annotations
+
+from typing import Dict, Mapping, NamedTuple
+
+from whale_tf._tf_compat import GraphDef, NodeDef, tf, v1
+
+
+class Definitions(NamedTuple):
+    """Attributes:
+    graph: the graph.
+    originals: definition of each of its ops, by name.
+    export: what they were read from, for its library of functions and its versions.
+    added: nodes that are to be new, by name, in order.
+    changed: definitions, with other inputs, of ops of the graph whose edges are to move.
+    """
+
+    graph: tf.Graph
+    originals: Mapping[str, NodeDef]
+    export: GraphDef
+    added: Mapping[str, NodeDef] = {}
+    changed: Mapping[str, NodeDef] = {}
+
+    def node(self, name: str) -> NodeDef:
+        """The definition of an op as it is to be, of the graph or new; KeyError: there is none."""
+        for table in (self.added, self.changed):
+            if name in table:
+                return table[name]
+        return self.originals[name]
+
+    def graph_def(self) -> GraphDef:
+        """A copy of the graph as it is to be."""
+        if not self.added and not self.changed:
+            copy = v1.GraphDef()
+            copy.CopyFrom(self.export)
+            return copy
+        nodes = [self.changed.get(node.name, node) for node in self.export.node]
+        return v1.GraphDef(node=[*nodes, *self.added.values()], library=self.export.library, versions=self.export.versions)
+
+
+def definitions_of(graph: tf.Graph) -> Definitions:
+    """The graph as it is."""
+    export = graph.as_graph_def()
+    originals: Dict[str, NodeDef] = {node.name: node for node in export.node}
+    return Definitions(graph, originals, export)
