@@ -25,7 +25,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 PURE = ("balance", "bridges", "cluster", "ir", "papers", "patterns", "planner", "profiler", "schedule", "simulator")
 
 # folders whose many short trainings run without TensorFlow's graph optimizer
-SMALL_STEPS = ("ir", "models", "multiprocess", "numeric", "optimizations", "emit")
+SMALL_STEPS = ("ir", "models", "multiprocess", "numeric", "emit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -239,6 +239,12 @@ class Plan(Record):
         ]
 
     @property
+    def is_local(self) -> bool:
+        """One device, one micro-batch: nothing to rewrite."""
+        devices = {device for task in self.task_graphs for row in task.devices for device in row}
+        return self.num_micro_batch == 1 and self.num_model_replicas == 1 and devices == {0}
+
+    @property
     def spans_processes(self) -> bool:
         """Whether a model replica has devices in several processes, or processes have different numbers of model replicas:
         then one process drives all."""

@@ -21,6 +21,7 @@ from whale_tf.cluster import Cluster, devices_of_processes
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
 from whale_tf.errors import InfeasibleError, MissingPackageError, PlanError
+from whale_tf.graph_editor.definitions import definitions_of
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.parallelize import find_program
@@ -172,7 +173,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     chain = file_chain(model, batch)
     source = Source(name, model.ops.fingerprint())
     training_phases(model.ops)
-    question = Question(model.ops, sized(model.graph, model.ops, model.sources, batch), batch, named)
+    question = Question(model.ops, sized(definitions_of(model.graph), model.ops, model.sources, batch), batch, named)
     try:
         divided: Union[Automatic, str] = automatic(question, cluster)
     except (InfeasibleError, MissingPackageError) as error:
@@ -215,7 +216,7 @@ class _Profiler(api.Observer):
         ops = captured.graph
         named = {ops.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
         region = find_region(ops, captured.task_graph, captured.batch_axis(), list(captured.sources))
-        chain = captured_chain(graph, captured, region, static_batch(ops, named) or self.batch)
+        chain = captured_chain(captured, region, static_batch(ops, named) or self.batch)
         sized = region._replace(graph=chain.graph)
         self.step = step_graph(captured, sized, self.name, ops.fingerprint(), chain.batch)
         self._graph, self._chain, self._source = graph, chain, Source(self.name, ops.fingerprint())

@@ -66,9 +66,9 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
         raise ConfigError("the script has annotations ({}), which say how it is divided; remove them to have that searched for"
                           .format(", ".join(repr(spec.name) for spec in captured.specs)))
     if config.auto.auto_parallel == RHINO:
-        check_automatic(graph, captured, config)
+        check_automatic(captured, config)
     began = time.perf_counter()
-    found = best_plan(graph, captured, analysed(captured, Options())[1], cluster, config)
+    found = best_plan(captured, analysed(captured, Options())[1], cluster, config)
     seconds = time.perf_counter() - began
     if found.rhino is not None:
         plan = plan_of(captured.graph, found.rhino, cluster, _inputs(captured), config.init)
@@ -92,7 +92,7 @@ class Searched(NamedTuple):
     choice: Optional[Choice] = None
 
 
-def best_plan(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> Searched:
+def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Searched:
     """The best plan of TaskGraphs, or dividing every op as rhino says, if that is asked for and faster.
 
     Raises:
@@ -100,9 +100,9 @@ def best_plan(graph: tf.Graph, captured: Captured, region: Region, cluster: Clus
     """
     divided: Union[Automatic, str, None] = None
     if may_divide_ops(config) and len(cluster.devices) > 1:
-        divided = contender(graph, captured, divided_dims(region.batch), cluster, config)
+        divided = contender(captured, divided_dims(region.batch), cluster, config)
     try:
-        staged = _searched(graph, captured, region, cluster, config)
+        staged = _searched(captured, region, cluster, config)
     except InfeasibleError as error:
         best = preferred(divided, error)
     else:
@@ -114,10 +114,10 @@ def best_plan(graph: tf.Graph, captured: Captured, region: Region, cluster: Clus
     return Searched(captured, region, rhino=best)
 
 
-def _searched(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> Searched:
+def _searched(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Searched:
     """An un-annotated model divided into TaskGraphs by a search, and its plan."""
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
-    chain = captured_chain(graph, captured, region, batch)
+    chain = captured_chain(captured, region, batch)
     choice = search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
     captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
     region = region._replace(task_graph=captured.task_graph)

@@ -32,7 +32,7 @@ def chain_of_model(build: Callable[[], Any], batch: int, optimizer: Any = None) 
         captured = capture(graph)
         found = analyse(captured.graph, captured.sources, captured.scope)
         region = find_region(captured.graph, captured.task_graph, found, list(captured.sources))
-        return captured_chain(graph, captured, region, batch), region
+        return captured_chain(captured, region, batch), region
 
 
 @functools.lru_cache(maxsize=None)

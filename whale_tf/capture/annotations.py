@@ -8,7 +8,6 @@ Ops are tagged as they are created, through ``Graph._attr_scope``, so the tags t
     ``_whale_gradient_call``    index of that gradient call
     ``_whale_forward``          name of the forward op a backward op was made from
     ``_whale_shard``            device, within its TaskGraph, of an op that wh.split made
-    ``_whale_replaced``         the op's work is done by others now; it stays for whoever holds its Python object
     ==========================  ==========================================================
 
 Only names are kept here, never TensorFlow objects.  The table is a ``WeakKeyDictionary`` and not an attribute of the
@@ -30,7 +29,6 @@ PHASE_ATTR = "_whale_phase"
 CALL_ATTR = "_whale_gradient_call"
 FORWARD_ATTR = "_whale_forward"
 SHARD_ATTR = "_whale_shard"
-REPLACED_ATTR = "_whale_replaced"
 
 SparseNames = Tuple[str, str, Optional[str]]  # values, indices, dense_shape of an IndexedSlices
 GradientNames = Union[None, str, SparseNames]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
-from whale_tf._tf_compat import GraphDef, tf
-from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
-from whale_tf.capture.phases import Phases, find_phases
-from whale_tf.capture.record import record
+from whale_tf._tf_compat import tf
+from whale_tf.capture.annotations import Annotations, GradientCall
+from whale_tf.capture.phases import Phases
+from whale_tf.capture.recording import Recording, recording_of
 from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex, complete
 from whale_tf.capture.unseen import model_phases
 from whale_tf.capture.variables import Variables, optimizer_state
 from whale_tf.errors import PlanError
+from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse, find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
@@ -40,7 +41,7 @@ class Captured(NamedTuple):
     has_step: whether there is something to run on devices: an optimizer's update, or a model that a plan was made for.
     is_annotated: whether the TaskGraphs are the user's annotations.
     axis: how the batch goes through the graph; None: not known yet (see :meth:`batch_axis`).
-    export: the graph as it was recorded, so that the rewrite need not export it again.
+    recording: what all this was read from; None: it is not needed any more.
     """
 
     graph: OpGraph
@@ -56,7 +57,13 @@ class Captured(NamedTuple):
     has_step: bool
     is_annotated: bool = False
     axis: Optional[BatchAxis] = None
-    export: Optional[GraphDef] = None
+    recording: Optional[Recording] = None
+
+    @property
+    def definitions(self) -> Definitions:
+        """NodeDefs of the graph's ops, and of those that passes made."""
+        assert self.recording is not None, "the graph has been rewritten"
+        return self.recording.definitions
 
     def batch_axis(self, options: Options = Options()) -> BatchAxis:
         """How the batch goes through the graph from its sources."""
@@ -76,75 +83,99 @@ class Captured(NamedTuple):
         return {owner: sum(variables[one].bytes for one in kept) for owner, kept in state.items()}
 
 
-def capture(
-    graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None, before: Optional[Captured] = None
-) -> Captured:
-    """Record a graph, find its phases, TaskGraphs, variables and batch inputs.
+def capture(graph: tf.Graph, is_pipeline: bool = False, plan: Optional[Plan] = None) -> Captured:
+    """Record a graph, find its phases, TaskGraphs, variables and batch inputs; see :func:`captured_from`."""
+    return captured_from(recording_of(graph), is_pipeline, plan)
+
+
+def captured_from(recording: Recording, is_pipeline: bool = False, plan: Optional[Plan] = None) -> Captured:
+    """The TaskGraphs and batch inputs of a graph that was recorded.
 
     Args:
         is_pipeline: there will be several micro-batches, so TaskGraphs must be able to run one after the other.
         plan: its TaskGraphs in place of the annotations'; those that hold the batch part of another count to that one.
-        before: the graph before wh.split was carried out, whose TaskGraphs these are.
 
     Raises:
         AnnotationError: annotations that mean nothing, or TaskGraphs that cannot be stages.
         UnsupportedOpError: a batch input of unknown rank.
     """
-    annotations = annotations_of(graph)
-    export = graph.as_graph_def()
-    ops = record(graph, export)
-    phases = find_phases(ops, annotations)
-    has_step = any(ops.ops[op].phase is Phase.APPLY for op in phases.variables.written_by)
-    if not has_step and not annotations.gradient_calls and (plan is not None or before is not None):
-        has_step = _is_planned_model(ops, phases, plan, before)
-    scope = frozenset(op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD))
+    ops, phases, annotations = recording.graph, recording.phases, recording.annotations
+    has_step = _has_update(recording) or (
+        plan is not None and not annotations.gradient_calls and _is_planned_model(ops, phases, plan))
+    scope = _scope(ops)
     if not has_step:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
-    if before is None:
-        task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
-    else:
-        task_graphs, specs = _readers_at_home(_as_before(ops, before, phases.variables), phases.variables), before.specs
-    order: Dict[int, int] = {}
-    for target in phases.targets:
-        order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
-    ready = tuple((tensor, variable) for variable, tensor in sorted(order.items(), key=lambda item: item[1]))
-    axis = None
-    if before is None:
-        axis = find_batch_axis(ops, _candidates(ops, scope), scope)
-        sources = axis.sources
-    else:
-        sources = {ops.tensor(before.graph.tensor_name(tensor)): dim for tensor, dim in before.sources.items()}
-    calls = tuple(annotations.gradient_calls)
+    task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
+    axis = find_batch_axis(ops, _candidates(ops, scope), scope)
     is_annotated = bool(annotations.items) and plan is None
-    found = Captured(ops, phases, scope, [], (), {}, {}, ready, sources, calls, True, is_annotated, axis, export)
+    found = Captured(ops, phases, scope, [], (), {}, {}, _gradients(phases), axis.sources, tuple(annotations.gradient_calls),
+                     True, is_annotated, axis, recording)
     return _with_task_graphs(found, task_graphs, specs)
 
 
-def _is_planned_model(ops: OpGraph, phases: Phases, plan: Optional[Plan], before: Optional[Captured]) -> bool:
-    """Whether this is a model that does not train and ``plan`` was made for, or was ``before``.  Its ops get their phases; what a
-    script has added runs once, on its results.
+def captured_after(before: Captured, recording: Recording) -> Captured:
+    """A graph whose ``split`` TaskGraphs were divided, in the TaskGraphs that it had ``before``."""
+    ops, phases = recording.graph, recording.phases
+    if not _has_update(recording):
+        added = {op.name for op in before.graph.ops if op.phase is Phase.OTHER}
+        _mark_phases(ops, added)
+    task_graphs = _readers_at_home(_as_before(ops, before, phases.variables), phases.variables)
+    sources = {ops.tensor(before.graph.tensor_name(tensor)): dim for tensor, dim in before.sources.items()}
+    found = before._replace(graph=ops, phases=phases, scope=_scope(ops), gradients=_gradients(phases), sources=sources,
+                            gradient_calls=tuple(recording.annotations.gradient_calls), axis=None, recording=recording)
+    return _with_task_graphs(found, task_graphs, before.specs)
+
+
+def _has_update(recording: Recording) -> bool:
+    ops = recording.graph.ops
+    return any(ops[op].phase is Phase.APPLY for op in recording.phases.variables.written_by)
+
+
+def _scope(ops: OpGraph) -> FrozenSet[int]:
+    return frozenset(op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD))
+
+
+def _gradients(phases: Phases) -> Tuple[Tuple[int, int], ...]:
+    """(gradient tensor, variable op), as they become ready."""
+    order: Dict[int, int] = {}
+    for target in phases.targets:
+        order[target.variable] = max(order.get(target.variable, -1), target.tensors[0])
+    return tuple((tensor, variable) for variable, tensor in sorted(order.items(), key=lambda item: item[1]))
+
+
+def _is_planned_model(ops: OpGraph, phases: Phases, plan: Plan) -> bool:
+    """Whether this is a model that does not train and ``plan`` was made for.  Its ops then get their phases; what a script has
+    added runs once, on its results.
 
     Raises:
-        PlanError: it has variables, so that nobody can tell initialisers and savers from the model.
+        PlanError: see :func:`_check_frozen`.
     """
     known = [op.phase for op in ops.ops]
-    model_phases(ops)
-    if before is not None:
-        added = {op.name for op in before.graph.ops if op.phase is Phase.OTHER}
-    else:
-        assert plan is not None
-        added = {op.name for op in ops.ops}.difference(name for task in plan.task_graphs for name in task.ops)
-    for op in ops.ops:
-        if op.phase is Phase.FORWARD and op.name in added:
-            op.phase = Phase.OTHER
-    if before is not None or (plan is not None and plan.graph == ops.fingerprint()):
-        if len(phases.variables):
-            raise PlanError("the plan is for a model that does not train and has variables; freeze it "
-                            "(tf.compat.v1.graph_util.convert_variables_to_constants) and plan the frozen model")
+    added = {op.name for op in ops.ops}.difference(name for task in plan.task_graphs for name in task.ops)
+    _mark_phases(ops, added)
+    if plan.graph == ops.fingerprint():
+        _check_frozen(phases)
         return True
     for op, phase in zip(ops.ops, known):
         op.phase = phase
     return False
+
+
+def _mark_phases(ops: OpGraph, added: Collection[str]) -> None:
+    """Phases of a model that does not train; ``added`` ops are no part of it."""
+    model_phases(ops)
+    for op in ops.ops:
+        if op.phase is Phase.FORWARD and op.name in added:
+            op.phase = Phase.OTHER
+
+
+def _check_frozen(phases: Phases) -> None:
+    """Raises:
+    PlanError: the model has variables, so that nobody can tell initialisers and savers from it.
+    """
+    if len(phases.variables):
+        raise PlanError("the plan is for a model that does not train and has variables; freeze it "
+                        "(tf.compat.v1.graph_util.convert_variables_to_constants) and plan the frozen model")
 
 
 def divided(captured: Captured, members: Sequence[Sequence[str]], specs: Sequence[Spec]) -> Captured:

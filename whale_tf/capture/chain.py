@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
 from whale_tf.capture.sizes import sized
 from whale_tf.ir.graph import Phase
@@ -11,7 +10,7 @@ from whale_tf.profiler.chain import Chain, chain_of, needed_by_updates
 from whale_tf.profiler.op_cost import FREE, op_costs
 
 
-def captured_chain(graph: tf.Graph, captured: Captured, region: Region, batch: int) -> Chain:
+def captured_chain(captured: Captured, region: Region, batch: int) -> Chain:
     """The chain of a graph with mini-batches of ``batch`` examples, where the graph does not say another size.
 
     Gradients that no update needs (of inputs and constants) cost nothing: a Session does not compute them.
@@ -19,7 +18,7 @@ def captured_chain(graph: tf.Graph, captured: Captured, region: Region, batch: i
     Raises:
         PlanError: the model has no part to cut, or its costs are not known.
     """
-    ops = sized(graph, captured.graph, captured.sources, batch)
+    ops = sized(captured.definitions, captured.graph, captured.sources, batch)
     parameters = {variable: captured.phases.variables[variable].bytes for _, variable in captured.gradients}
     needed = needed_by_updates(ops)
     costs = [cost if op.id in needed or op.phase is not Phase.BACKWARD else FREE

@@ -14,6 +14,7 @@ from whale_tf.capture.record import record
 from whale_tf.capture.sizes import sized
 from whale_tf.capture.unseen import model_phases
 from whale_tf.errors import GraphError, PlanError
+from whale_tf.graph_editor.definitions import definitions_of
 from whale_tf.ir.batch_axis import find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase, Shape
 from whale_tf.ir.region import Region, find_region
@@ -52,7 +53,7 @@ def read_model_file(path: str) -> ModelFile:
 
 def file_chain(model: ModelFile, batch: int) -> Chain:
     """The chain of a model as if it were trained: what it computes from examples is kept for a backward pass."""
-    ops = sized(model.graph, model.ops, model.sources, batch)
+    ops = sized(definitions_of(model.graph), model.ops, model.sources, batch)
     chain = chain_of(model.region._replace(graph=ops), op_costs(ops, batch), _parameters(ops, model.region), batch)
     made = [[ops.ops[i] for i in segment if i in model.region.batch_level] for segment in chain.ops]
     kept = [sum(tensor_bytes(ops, t) for op in segment if op.type not in SAME_BUFFER for t in op.outputs) for segment in made]

@@ -9,14 +9,14 @@ parameter and ends with one ``_Retval`` op per result, both with an ``index`` at
 from __future__ import annotations
 
 import heapq
-import itertools
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf._tf_compat import GraphDef, op_def, static_dims, tf
-from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, REPLACED_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
 from whale_tf.errors import GraphError
+from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.traits import NEXT_ITERATIONS
@@ -42,8 +42,7 @@ class _Node(NamedTuple):
 
 def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> OpGraph:
     """The ops of ``graph`` in creation order, moved only where a later op feeds an earlier one (TensorFlow adds inputs
-    to a loop when it is differentiated), so that the order is topological but for ``NextIteration`` edges.  Ops whose work
-    others do by now (``_whale_replaced``) are left out.
+    to a loop when it is differentiated), so that the order is topological but for ``NextIteration`` edges.
 
     Ops of gradient calls have phase BACKWARD, all others FORWARD: :func:`whale_tf.capture.phases.find_phases` tells the
     rest.  Constants of up to 4096 elements carry their value (read-only); attributes are plain Python values, with
@@ -57,20 +56,34 @@ def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> OpGraph:
         return _Recorder(graph, graph_def.library).top_level(graph_def)
 
 
+def record_anew(
+    before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
+    shapes: Mapping[str, Shape]
+) -> OpGraph:
+    """The op graph after a pass, with new ops and moved edges.
+
+    Args:
+        definitions: what the pass made of the graph's.
+        successors: op that others do the work of now -> the one that its gradients belong to.
+        dropped: ops that are left out.
+        shapes: of the new ops' tensors; what is not listed has unknown rank.
+    """
+    with garbage_collection_paused():
+        return _Recorder(definitions.graph, definitions.export.library).anew(before, definitions, successors, dropped, shapes)
+
+
 class _Recorder:
     def __init__(self, graph: tf.Graph, library: Any) -> None:
         self._graph = graph
         self._functions = {function.signature.name: function for function in library.function}
         self._bodies: Dict[str, OpGraph] = {}
         self._signatures: Dict[str, Any] = {}
+        self._defaults: Dict[str, Dict[str, Any]] = {}
         self._values: Dict[bytes, Any] = {}
         self._shapes: Dict[Any, Shape] = {}
 
     def top_level(self, graph_def: Any) -> OpGraph:
-        kept = [not definition.attr[REPLACED_ATTR].b if REPLACED_ATTR in definition.attr else True
-                for definition in graph_def.node]
-        definitions = list(itertools.compress(graph_def.node, kept))
-        operations = list(itertools.compress(self._graph.get_operations(), kept))
+        definitions, operations = graph_def.node, self._graph.get_operations()
         places = {definition.name: place for place, definition in enumerate(definitions)}
         nodes = []
         for name, definition, operation in zip(places, definitions, operations):
@@ -80,6 +93,47 @@ class _Recorder:
             nodes.append(_Node(name, definition.op, definition.device, self._described(operation),
                                self._attributes(definition), inputs, controls, self._bodies_of(definition)))
         return _build(nodes, OpGraph())
+
+    def anew(
+        self, before: OpGraph, definitions: Definitions, successors: Mapping[str, str], dropped: Collection[str],
+        shapes: Mapping[str, Shape]
+    ) -> OpGraph:
+        kept = [op for op in before.ops if op.name not in dropped and op.name not in definitions.added]
+        added = {name: node for name, node in definitions.added.items() if name not in dropped}
+        places = {name: place for place, name in enumerate([*(op.name for op in kept), *added])}
+        nodes = [self._kept(op, before, places, successors, definitions.changed.get(op.name)) for op in kept]
+        for name, definition in added.items():
+            if name in before:
+                op = before.op(name)
+                nodes.append(self._kept(op, before, places, successors, definition))
+                continue
+            attrs = {**self._defaults_of(definition.op), **self._attributes(definition)}
+            outputs = [(shapes.get(f"{name}:{index}"), dtype)
+                       for index, dtype in enumerate(self._output_types(definition.op, attrs)[0])]
+            inputs, controls = _edges(definition.input, places, _graph_edge)
+            nodes.append(_Node(name, definition.op, definition.device, outputs, attrs, inputs, controls,
+                               self._bodies_of(definition)))
+        return _build(nodes, OpGraph())
+
+    @staticmethod
+    def _kept(op: Op, before: OpGraph, places: Dict[str, int], successors: Mapping[str, str], definition: Any) -> _Node:
+        """An op that was there before; ``definition``: where its edges have moved, else None."""
+        attrs = dict(op.attrs)
+        if op.type == "Const":
+            attrs["value"] = op.value
+        if op.task_graph >= 0:
+            attrs[TASK_GRAPH_ATTR] = op.task_graph
+        if op.forward >= 0:
+            forward = before.ops[op.forward].name
+            attrs[FORWARD_ATTR] = successors.get(forward, forward)
+        if definition is not None:
+            inputs, controls = _edges(definition.input, places, _graph_edge)
+        else:
+            ops, tensors = before.ops, before.tensors
+            inputs = [(places[ops[tensors[t].op].name], tensors[t].index) for t in op.inputs]
+            controls = [places[ops[control].name] for control in op.control_inputs]
+        outputs = [(before.tensors[t].shape, before.tensors[t].dtype) for t in op.outputs]
+        return _Node(op.name, op.type, op.device, outputs, attrs, inputs, controls, op.body)
 
     def body(self, name: str) -> OpGraph:
         """The op graph of library function ``name``."""
@@ -142,12 +196,9 @@ class _Recorder:
 
     def _output_types(self, type_: str, attrs: Dict[str, Any]) -> Tuple[List[str], Dict[str, int]]:
         """The dtype of each output, and where each named output argument starts."""
-        if type_ not in self._signatures:
-            function = self._functions.get(type_)
-            self._signatures[type_] = function.signature if function is not None else op_def(self._graph, type_)
         dtypes: List[str] = []
         starts: Dict[str, int] = {}
-        for argument in self._signatures[type_].output_arg:
+        for argument in self._signature(type_).output_arg:
             starts[argument.name] = len(dtypes)
             if argument.type_list_attr:
                 dtypes.extend(attrs[argument.type_list_attr])
@@ -157,20 +208,30 @@ class _Recorder:
             dtypes.extend([dtype] * (attrs[argument.number_attr] if argument.number_attr else 1))
         return dtypes, starts
 
+    def _signature(self, type_: str) -> Any:
+        if type_ not in self._signatures:
+            function = self._functions.get(type_)
+            self._signatures[type_] = function.signature if function is not None else op_def(self._graph, type_)
+        return self._signatures[type_]
+
     # -- attributes -----------------------------------------------------------------------------------------------
     def _attributes(self, definition: Any) -> Dict[str, Any]:
         attr = definition.attr  # its items() is slow in protobuf's C++ implementation
-        values = {}
-        for name in attr:
-            value = attr[name]
-            kind = value.WhichOneof("value")
-            if kind == "type":
-                values[name] = _DTYPE_NAMES[value.type]
-            elif kind in _SCALARS:
-                values[name] = _SCALARS[kind](value)
-            elif name != "_output_shapes":
-                values[name] = self._compound(kind, value)
-        return values
+        return {name: self._value(attr[name]) for name in attr if name != "_output_shapes"}
+
+    def _defaults_of(self, type_: str) -> Dict[str, Any]:
+        """Attributes that an op of this type has where its definition does not give them."""
+        if type_ not in self._defaults:
+            attrs = getattr(self._signature(type_), "attr", ())
+            self._defaults[type_] = {
+                attr.name: self._value(attr.default_value) for attr in attrs if attr.HasField("default_value")}
+        return self._defaults[type_]
+
+    def _value(self, value: Any) -> Any:
+        kind = value.WhichOneof("value")
+        if kind == "type":
+            return _DTYPE_NAMES[value.type]
+        return _SCALARS[kind](value) if kind in _SCALARS else self._compound(kind, value)
 
     def _compound(self, kind: str, value: Any) -> Any:
         """A list, shape or tensor; equal ones are converted once."""

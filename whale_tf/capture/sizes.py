@@ -7,10 +7,11 @@ from typing import Any, Dict, Mapping
 
 from whale_tf._tf_compat import GraphDef, tf
 from whale_tf.errors import PlanError
+from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.ir.graph import OpGraph, Shape
 
 
-def sized(graph: tf.Graph, ops: OpGraph, sources: Mapping[int, int], batch: int) -> OpGraph:
+def sized(definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], batch: int) -> OpGraph:
     """The op graph with every unknown size that follows from the batch filled in; what is still unknown then counts as the
     batch, too.
 
@@ -18,7 +19,7 @@ def sized(graph: tf.Graph, ops: OpGraph, sources: Mapping[int, int], batch: int)
     ``[-1, hidden]`` then has its number of rows.  Nothing is edited in the graph itself.
 
     Args:
-        graph: what ``ops`` was recorded from.
+        definitions: of the ops.
         sources: batch inputs, by tensor, and their batch dimension.
 
     Raises:
@@ -27,7 +28,7 @@ def sized(graph: tf.Graph, ops: OpGraph, sources: Mapping[int, int], batch: int)
     unknown = {tensor: dim for tensor, dim in sources.items() if _is_unknown(ops.tensors[tensor].shape, dim)}
     shapes: Dict[int, Shape] = {}
     if unknown:
-        graph_def = graph.as_graph_def()
+        graph_def = definitions.graph_def()
         nodes = {node.name: node for node in graph_def.node}
         for tensor, dim in unknown.items():
             _set(nodes[ops.producer(tensor).name], ops.tensors[tensor].index, dim, batch)

@@ -7,7 +7,7 @@ from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Set, T
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.cluster import ONE_PROCESS, Processes
-from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.passes.replicate import clones, copies, copy_for
@@ -25,7 +25,7 @@ class Context:
 
     Attributes:
         tf_graph: the graph being edited.
-        tf_ops: its ops, by number of the op graph's.
+        tf_ops: the op graph's ops in it, by number; of those that passes made the node, until it is in the graph.
         graph, region: see there.
         plan: the part of it that this process runs.
         program: the step that the plan runs.
@@ -42,7 +42,7 @@ class Context:
     def __init__(
         self,
         tf_graph: tf.Graph,
-        tf_ops: Sequence[tf.Operation],
+        tf_ops: Sequence[Original],
         graph: OpGraph,
         region: Region,
         plan: Plan,
@@ -95,7 +95,7 @@ class Context:
         task = self.plan.task_graphs[task_graph]
         return self.devices[task.devices[place[0]][shard if task.strategy == "split" else place[-1]]]
 
-    def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[tf.Operation], str]]:
+    def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
         """The device of every op of a clone or copy: one for all, or by op."""
         if self.plan.task_graphs[task_graph].strategy != "split" and not self.pinned:
             return self.device(task_graph, place)

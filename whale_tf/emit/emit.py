@@ -27,7 +27,7 @@ from whale_tf.emit.update import clone_update, copy_variables
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
@@ -75,13 +75,13 @@ def emit(
     """
     graph = captured.graph
     _check_writes(captured)
-    edit = StagedEdit(tf_graph, captured.export)
+    edit = StagedEdit.after(captured.definitions)
     nodes = Nodes(edit)
     step = captured.step(region, processes.graphs)
     program = compile_program(step, plan)
     form = choose_form(program, region, plan)
     context = Context(
-        tf_graph, _tf_ops(tf_graph, graph), graph, region, plan, devices, edit, processes, program, form.is_called)
+        tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     if processes.graphs > 1:
         check_random(context)
@@ -100,12 +100,13 @@ def emit(
     shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 else []
     moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
     update_clones = clone_update(context, operands, merge)
-    own_writes = {context.tf_ops[index] for index in update_clones}
+    own_writes = {graph.ops[index].name for index in update_clones}
     mirror = Mirror(tf_graph, _variable_copies(context, copies, context.variables), own_writes)
-    mirrored = mirror.stage(edit)
+    mirror.stage(edit, captured.definitions.added)
 
     new = edit.commit()
-    mirror.finish(new, mirrored)
+    context.tf_ops = _tf_ops(tf_graph, graph, edit)
+    mirror.finish(new)
     reroute.move_edges(context, moves)
     reroute.move_controls(context, after)
     reroute.add_waits(context, {index: [new[name] for name in names] for index, names in update_clones.items()})
@@ -138,20 +139,20 @@ def _pinned(captured: Captured, plan: Plan) -> Set[str]:
 
 def _variable_copies(
     context: Context, copies: Dict[Tuple[int, Copy], str], homes: Dict[int, int]
-) -> Dict[str, Dict[tf.Operation, VariableCopy]]:
-    result: Dict[str, Dict[tf.Operation, VariableCopy]] = {}
+) -> Dict[str, Dict[str, VariableCopy]]:
+    result: Dict[str, Dict[str, VariableCopy]] = {}
     for (index, copy), tensor in copies.items():
         if copy != ORIGINAL:
             group = result.setdefault(context.scope(copy), {})
-            group[context.tf_ops[index]] = VariableCopy(
+            group[context.graph.ops[index].name] = VariableCopy(
                 tensor, context.device(homes[index], copy, context.shard(context.graph.ops[index]))
             )
     return result
 
 
-def _tf_ops(tf_graph: tf.Graph, graph: OpGraph) -> List[tf.Operation]:
+def _tf_ops(tf_graph: tf.Graph, graph: OpGraph, edit: StagedEdit) -> List[Original]:
     by_name = {op.name: op for op in tf_graph.get_operations()}
-    return [by_name[op.name] for op in graph.ops]
+    return [by_name[op.name] if op.name in by_name else edit.node(op.name) for op in graph.ops]
 
 
 def _check_writes(captured: Captured) -> None:

@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Sequence, Set, Tuple
 
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.graph_editor.nodes import set_input
-from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.traits import traits
 
 
@@ -27,12 +27,12 @@ class Mirror:
     """Keeps copies equal to the original variable, whatever is added to the graph later.
 
     Args:
-        copies: for each copy of the model (by its name scope): original variable op -> its copy there.
-        handled: writes that have clones of their own (the optimizer's).
+        copies: for each copy of the model (by its name scope): name of a variable's op -> its copy there.
+        handled: names of writes that have clones of their own (the optimizer's).
     """
 
     def __init__(
-        self, graph: tf.Graph, copies: Dict[str, Dict[tf.Operation, VariableCopy]], handled: Set[tf.Operation]
+        self, graph: tf.Graph, copies: Dict[str, Dict[str, VariableCopy]], handled: Set[str]
     ) -> None:
         self._graph = graph
         self._copies = copies
@@ -45,49 +45,53 @@ class Mirror:
         if not self._copies or self._graph.version == self._version:
             return
         edit = StagedEdit(self._graph)
-        staged = self.stage(edit)
-        if staged:
-            self.finish(edit.commit(), staged)
+        if self.stage(edit):
+            self.finish(edit.commit())
         self._version = self._graph.version
 
-    def stage(self, edit: StagedEdit) -> Dict[tf.Operation, List[str]]:
-        """Stage a clone of each new write for every copy.
-
-        Returns:
-            Names of the clones of each write, for :meth:`finish` once they are in the graph.
-        """
-        writes = self._new_writes()
-        waits: Dict[tf.Operation, List[str]] = {op: [] for op in writes}
-        for scope, group in self._copies.items():
-            ops = [op for op, variable in writes.items() if variable in group]
-            where = {op: group[writes[op]].device for op in ops}
-            names = edit.clone(ops, scope + "/mirror", device=where.__getitem__)
-            for op in ops:
-                for position, tensor in enumerate(op.inputs):
-                    if tensor.op in group:
-                        set_input(edit, names[op.name], position, group[tensor.op].tensor)
-                waits[op].append(names[op.name])
-        return waits
-
-    def finish(self, new: Mapping[str, tf.Operation], staged: Mapping[tf.Operation, Sequence[str]]) -> None:
-        """Let each write wait for its clones.
+    def stage(self, edit: StagedEdit, added: Collection[str] = ()) -> bool:
+        """Stage a clone of each new write for every copy, which the write then waits for.
 
         Args:
-            new: what the edit added; the optimizer's writes among it are not mirrored again.
-        """
-        for op, copies in staged.items():
-            op._add_control_inputs([new[name] for name in copies])
-        self._handled.update(staged)
-        self._handled.update(new.values())
+            added: names of staged nodes that may write variables.
 
-    def _new_writes(self) -> Dict[tf.Operation, tf.Operation]:
+        Returns:
+            Whether there are any; :meth:`finish` must know what the edit added.
+        """
+        writes = self._new_writes(edit, added)
+        of = {op.name: variable for op, variable in writes}
+        for scope, group in self._copies.items():
+            ops = [op for op, variable in writes if variable in group]
+            names = edit.clone(ops, scope + "/mirror", device=_where(group, of))
+            for op in ops:
+                for position, edge in enumerate(edit.original(op).input):
+                    if edge.partition(":")[0] in group:
+                        set_input(edit, names[op.name], position, group[edge.partition(":")[0]].tensor)
+                edit.move_waits(op.name, (), [names[op.name]])
+        self._handled.update(of)
+        return bool(writes)
+
+    def finish(self, new: Collection[str]) -> None:
+        """The edit is in the graph: the optimizer's writes among what it added are not mirrored again.
+
+        Args:
+            new: names of what it added.
+        """
+        self._handled.update(new)
+
+    def _new_writes(self, edit: StagedEdit, added: Collection[str]) -> List[Tuple[Original, str]]:
         """Each write that has no clones yet, and the variable it writes."""
-        return {
-            op: variable
-            for variable in self._variables
-            for op in variable.outputs[0].consumers()
-            if op not in self._handled and traits(op.type).is_write
-        }
+        found: List[Tuple[Original, str]] = []
+        users: Dict[str, List[NodeDef]] = {}
+        for name in added:
+            for edge in edit.node(name).input:
+                users.setdefault(edge.partition(":")[0], []).append(edit.node(name))
+        for variable in self._variables:
+            known = [] if variable in edit else self._graph.get_operation_by_name(variable).outputs[0].consumers()
+            found += [(op, variable) for op in known if op.name not in self._handled and traits(op.type).is_write]
+            found += [(node, variable) for node in users.get(variable, ())
+                      if node.name not in self._handled and traits(node.op).is_write]
+        return found
 
     def catch_up(self, is_initialized: Callable[[Sequence[tf.Tensor]], Sequence[bool]], run: Callable[[Any], Any]) -> None:
         """Copy the values of variables that were initialised before they had copies.
@@ -97,14 +101,15 @@ class Mirror:
             run: runs ops.
         """
         edit = StagedEdit(self._graph)
-        checks: Dict[tf.Operation, str] = {}
-        assigns: Dict[tf.Operation, List[str]] = {}
-        for variable in self._variables:
+        checks: Dict[str, str] = {}
+        assigns: Dict[str, List[str]] = {}
+        for name in self._variables:
+            variable = self._graph.get_operation_by_name(name)
             is_resource = variable.type == "VarHandleOp"
             attrs = {"dtype" if is_resource else "T": variable.get_attr("dtype")}
-            copies = {scope: group[variable] for scope, group in self._copies.items() if variable in group}
+            copies = {scope: group[name] for scope, group in self._copies.items() if name in group}
             scope = f"{next(iter(copies))}/catch_up/{variable.name}"
-            checks[variable] = edit.add(
+            checks[name] = edit.add(
                 "VarIsInitializedOp" if is_resource else "IsVariableInitialized",
                 scope + "/is_initialized",
                 [variable.name],
@@ -117,7 +122,7 @@ class Mirror:
                 device=variable.device,
                 attrs=attrs,
             )
-            assigns[variable] = [
+            assigns[name] = [
                 edit.add(
                     "AssignVariableOp" if is_resource else "Assign",
                     scope + "/assign",
@@ -128,7 +133,12 @@ class Mirror:
                 for copy in copies.values()
             ]
         new = edit.commit()
-        self._handled.update(new.values())
+        self._handled.update(new)
         variables = list(checks)
         known = is_initialized([new[checks[variable]].outputs[0] for variable in variables])
         run([new[name] for variable, ready in zip(variables, known) if ready for name in assigns[variable]])
+
+
+def _where(group: Dict[str, VariableCopy], of: Dict[str, str]) -> Callable[[Original], str]:
+    """The device of a write's clone: that of the variable's copy."""
+    return lambda op: group[of[op.name]].device

@@ -100,7 +100,7 @@ def check_random(context: Context) -> None:
         UnsupportedOpError
     """
     for index in context.region.batch.shared:
-        if not is_seeded(context.tf_ops[index].node_def):
+        if not is_seeded(context.edit.original(context.tf_ops[index])):
             raise UnsupportedOpError(
                 f"op {context.graph.ops[index].name!r} ({context.graph.ops[index].type}) draws random numbers that "
                 f"must be the same on all processes; give it a seed, or call "

@@ -1,22 +1,22 @@
-"""``split`` TaskGraphs: an assignment carried out on a tf.Graph, before everything else.
+"""The pass ``shard``: an assignment carried out on a step whose TaskGraphs are ``split``, before everything else.
 
 Afterwards every part of an op is an ordinary op, tagged with the device it runs on, and communication is ordinary ops
-between them; micro-batches, replicas, pipelines and gradient sums need not know.  The divided originals stay in the graph,
-unused.
+between them; micro-batches, replicas, pipelines and gradient sums need not know.  The divided originals stay in the user's
+graph, unused, and are no part of the step any more.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Tuple
 
-from whale_tf._tf_compat import tf, v1
-from whale_tf.capture.annotations import FORWARD_ATTR, REPLACED_ATTR, annotations_of
-from whale_tf.capture.captured import Captured
+from whale_tf.capture.annotations import GradientCall
+from whale_tf.capture.captured import Captured, captured_after
+from whale_tf.capture.new_shapes import with_new_shapes
+from whale_tf.capture.recording import renamed_call
 from whale_tf.emit.shard.lower import Lowering
-from whale_tf.emit.shard.variables import DividedVariables, Parts, Waits
-from whale_tf.graph_editor import set_input
+from whale_tf.emit.shard.variables import DividedVariables, Parts
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import Op, Shape
 from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.planner.sharding import Assignment
 
@@ -30,88 +30,98 @@ class Pieces(NamedTuple):
     spread: Spread
 
 
-class Sharded:
-    """What :func:`shard` did.
-
-    Attributes:
-        replaced: tensor of the local script -> the tensor, or the Pieces, in its place; op -> the ops in its place.
-        variables: see :class:`DividedVariables`.
-    """
-
-    def __init__(self) -> None:
-        self.replaced: Dict[str, Union[str, Pieces, Tuple[str, ...]]] = {}
-        self.variables: Optional[DividedVariables] = None
-        self.restore: List[Callable[[], Any]] = []
-
-    def undo(self) -> None:
-        """Let everything read the local script's ops again; the parts stay in the graph, unused."""
-        while self.restore:
-            self.restore.pop()()
-        self.replaced.clear()
-
-
-def shard(graph: tf.Graph, captured: Captured, assignment: Assignment, counts: Dict[int, int], done: Sharded) -> None:
-    """Put the parts of every divided op in its place.
+def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int]) -> Tuple[Captured, DividedVariables]:
+    """The step with the parts of every divided op in its place, and the variables that are divided.
 
     Args:
         counts: devices of each split TaskGraph.
-        done: filled in; ``done.undo()`` takes the edits back, also after an error.
     """
+    step = captured.recording
+    assert step is not None
+    edit = StagedEdit.after(step.definitions)
+    lowering = Lowering(captured, assignment, counts, edit, _root(captured))
+    staged = len(edit)
+    lowering.run()
+    mover = _Mover(captured, lowering)
+    mover.move_edges()
+    calls = [mover.call(call) for call in step.annotations.gradient_calls]
+    shapes = with_new_shapes(step, edit, [node.name for node in edit.nodes()[staged:]], mover.shapes())
+    mover.move_waits()
+    replaced = dict(step.replaced, **mover.replaced())
+    parts = [Parts(step.definitions.graph.get_operation_by_name(captured.graph.ops[op].name), tuple(names),
+                   assignment.variables[op], assignment.home[op]) for op, names in lowering.variables.items()]
+    for variable in parts:
+        if variable.op.type != "VarHandleOp":
+            replaced[variable.op.outputs[0].name] = Pieces(
+                tuple(_tensor_name(name) for name in variable.names), variable.spread)
+    variables = DividedVariables(step.definitions.graph, parts, replaced, set(lowering.done), lowering.root)
+    shapes.update(variables.stage(edit))
+    successors = {name: lowering.forward_name(captured.graph.op(name)) for name in lowering.done}
+    return captured_after(captured, step.after(edit, calls, successors, shapes, replaced)), variables
+
+
+def _root(captured: Captured) -> str:
+    """A scope that no op is in."""
     root, index = ROOT, 0
-    while any(name == root or name.startswith(root + "/") for name in (op.name for op in captured.graph.ops)):
+    while any(op.name == root or op.name.startswith(root + "/") for op in captured.graph.ops):
         index += 1
         root = f"{ROOT}_{index}"
-    edit = StagedEdit(graph, captured.export)
-    lowering = Lowering(graph, captured, assignment, counts, edit, root)
-    lowering.run()
-    mover = _Mover(graph, captured, lowering, done)
-    moves = mover.stage_moves()
-    calls = mover.stage_calls()
-    new = edit.commit()
-    mover.set_shapes(new)
-    mover.move(moves)
-    mover.rename(calls)
-    variables = [Parts(graph.get_operation_by_name(captured.graph.ops[op].name), tuple(names),
-                       assignment.variables[op]) for op, names in lowering.variables.items()]
-    for variable in variables:
-        if variable.op.type != "VarHandleOp":
-            done.replaced[variable.op.outputs[0].name] = Pieces(
-                tuple(_tensor_name(name) for name in variable.names), variable.spread)
-    done.variables = DividedVariables(graph, variables, done.replaced, set(lowering.done), root, done.restore)
-    done.variables.update()
+    return root
 
 
 class _Mover:
     """Edges, waits, fetches and gradient calls turn from the divided ops to their parts."""
 
-    def __init__(self, graph: tf.Graph, captured: Captured, lowering: Lowering, done: Sharded) -> None:
-        self._tf_graph, self._graph, self._captured = graph, captured.graph, captured
-        self._lowering, self._done = lowering, done
+    def __init__(self, captured: Captured, lowering: Lowering) -> None:
+        self._graph, self._captured = captured.graph, captured
+        self._lowering = lowering
         self._roots = {captured.graph.ops[op].outputs[0] for op in lowering.variables}
 
-    def stage_moves(self) -> List[Tuple[int, int, str]]:
-        """(op, input position, tensor name) of every edge from a divided op to one that is not: it reads the whole."""
-        graph, found = self._graph, []
-        for tensor, _ in sorted(self._lowering.values.table.items()):
+    def move_edges(self) -> None:
+        """Ops that are not divided read the whole of what is."""
+        graph, lowering = self._graph, self._lowering
+        for tensor, _ in sorted(lowering.values.table.items()):
             if tensor in self._roots or graph.tensors[tensor].dtype == "resource":
                 continue
             for op, position in graph.consumers(tensor):
-                if graph.ops[op].name not in self._lowering.done:
+                if graph.ops[op].name not in lowering.done:
                     reader = self._captured.task_graph[op]
-                    found.append((op, position, self._lowering.values.whole(tensor, reader if reader >= 0 else None)))
+                    whole = lowering.values.whole(tensor, reader if reader >= 0 else None)
+                    lowering.edit.move_input(graph.ops[op].name, position, whole)
+
+    def move_waits(self) -> None:
+        """Ops that are not divided wait for all parts of what is."""
+        for op in self._graph.ops:
+            divided = [self._graph.ops[wait] for wait in op.control_inputs if self._graph.ops[wait].name in self._lowering.done]
+            if divided and op.name not in self._lowering.done:
+                self._lowering.edit.move_waits(op.name, [wait.name for wait in divided],
+                                               [part for wait in divided for part in self._parts(wait)])
+
+    def _parts(self, op: Op) -> Tuple[str, ...]:
+        """Names of the ops in the place of a divided one."""
+        return tuple(dict.fromkeys(part.partition(":")[0] for row in self._lowering.done[op.name] for part in row))
+
+    def replaced(self) -> Dict[str, Any]:
+        """Divided op or tensor -> the ops, the tensor, or the Pieces, in its place."""
+        found: Dict[str, Any] = {}
+        for name in self._lowering.done:
+            op = self._graph.op(name)
+            found[name] = self._parts(op)
+            for tensor in op.outputs:
+                value = self._lowering.values.table.get(tensor)
+                if value is not None:
+                    names = tuple(_tensor_name(part) for part in value.names)
+                    found[self._graph.tensor_name(tensor)] = names[0] if len(names) == 1 else Pieces(names, value.spread)
         return found
 
-    def stage_calls(self) -> List[Tuple[Any, str, List[Any]]]:
-        """New fields of the gradient calls: a variable and its gradient become their parts."""
-        changes: List[Tuple[Any, str, List[Any]]] = []
-        for call in annotations_of(self._tf_graph).gradient_calls:
-            xs, grads = [], []  # type: List[str], List[Any]
-            for x, grad in zip(call.xs, call.grads):
-                more = self._parts_of(x, grad)
-                xs.extend(name for name, _ in more)
-                grads.extend(name for _, name in more)
-            changes += [(call, "ys", [self._whole(y) for y in call.ys]), (call, "xs", xs), (call, "grads", grads)]
-        return changes
+    def call(self, call: GradientCall) -> GradientCall:
+        """A gradient call of the parts: of variables, and their gradients."""
+        xs, grads = [], []  # type: List[str], List[Any]
+        for x, grad in zip(call.xs, call.grads):
+            more = self._parts_of(x, grad)
+            xs.extend(name for name, _ in more)
+            grads.extend(name for _, name in more)
+        return renamed_call(call, [self._whole(y) for y in call.ys], xs, grads)
 
     def _parts_of(self, x: str, grad: Any) -> List[Tuple[str, Any]]:
         values = self._lowering.values
@@ -137,64 +147,20 @@ class _Mover:
             return None
         return _tensor_name(self._lowering.values.whole(self._graph.tensor(name)))
 
-    def set_shapes(self, new: Dict[str, tf.Operation]) -> None:
-        """Parts know the sizes that the local script's tensors know: TensorFlow infers less of a clone's, because gradients
-        and users set shapes by hand."""
+    def shapes(self) -> Dict[str, Shape]:
+        """Of the parts: they know the sizes that the local script's tensors know.  TensorFlow infers less of a clone's, because
+        gradients and users set shapes by hand."""
+        found: Dict[str, Shape] = {}
         view = self._lowering.view
         for number, spread, names in self._lowering.values.made():
-            shape = view.shape(number)
-            if shape is None or self._graph.tensors[number].dtype == "resource" or spread.kind == EACH:
+            shape = () if self._graph.tensors[number].dtype == "resource" else view.shape(number)
+            if shape is None or spread.kind == EACH:
                 continue
             for i, name in enumerate(names):
-                op, _, index = name.partition(":")
-                if op in new:
-                    sizes = [spread.sizes[i] if d == spread.dim else size for d, size in enumerate(shape)]
-                    new[op].outputs[int(index or 0)].set_shape(sizes)
-
-    def move(self, moves: Sequence[Tuple[int, int, str]]) -> None:
-        restore = self._done.restore
-        for op, position, name in moves:
-            tf_op = self._tf_graph.get_operation_by_name(self._graph.ops[op].name)
-            before = tf_op.inputs[position]
-            set_input(tf_op, position, self._tf_graph.get_tensor_by_name(_tensor_name(name)))
-            restore.append(functools.partial(tf_op._update_input, position, before))
-        waits = Waits()
-        for name, parts in self._lowering.done.items():
-            self._replace(self._graph.op(name), [part.partition(":")[0] for row in parts for part in row], waits)
-        waits.carry_out(restore)
-
-    def _replace(self, op: Any, parts: List[str], waits: Waits) -> None:
-        graph, done = self._tf_graph, self._done
-        tf_op = graph.get_operation_by_name(op.name)
-        tf_op._set_attr(REPLACED_ATTR, v1.AttrValue(b=True))
-        done.restore.append(lambda: tf_op._set_attr(REPLACED_ATTR, v1.AttrValue(b=False)))
-        new = [graph.get_operation_by_name(part) for part in dict.fromkeys(parts)]
-        for waiting in tf_op._control_outputs:
-            if waiting.name not in self._lowering.done and waiting not in new and waiting.name not in self._lowering.edit:
-                waits.instead(waiting, tf_op, new)
-        done.replaced[op.name] = tuple(dict.fromkeys(parts))
-        for tensor in op.outputs:
-            value = self._lowering.values.table.get(tensor)
-            if value is not None:
-                names = tuple(_tensor_name(name) for name in value.names)
-                done.replaced[self._graph.tensor_name(tensor)] = names[0] if len(names) == 1 else Pieces(names, value.spread)
-
-    def rename(self, changes: Sequence[Tuple[Any, str, List[Any]]]) -> None:
-        for call, field, names in changes:
-            before = getattr(call, field)
-            setattr(call, field, names)
-            self._done.restore.append(functools.partial(setattr, call, field, before))
-        for op in self._graph.ops:  # what is computed once, from the gradient of a divided op, belongs to a part of it now
-            if op.forward >= 0 and self._graph.ops[op.forward].name in self._lowering.done \
-                    and op.name not in self._lowering.done:
-                self._retag(op)
-
-    def _retag(self, op: Any) -> None:
-        tf_op = self._tf_graph.get_operation_by_name(op.name)
-        forward = self._graph.ops[op.forward]
-        old, new = (v1.AttrValue(s=name.encode()) for name in (forward.name, self._lowering.forward_name(forward)))
-        tf_op._set_attr(FORWARD_ATTR, new)
-        self._done.restore.append(lambda: tf_op._set_attr(FORWARD_ATTR, old))
+                if name.partition(":")[0] in self._lowering.edit:
+                    sizes = (spread.sizes[i] if d == spread.dim else size for d, size in enumerate(shape))
+                    found[_tensor_name(name)] = tuple(sizes)
+        return found
 
 
 def _tensor_name(name: str) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Mapping, Optional, Union
 
-from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import annotations_of
 from whale_tf.capture.captured import Captured, Spec
 from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
@@ -25,14 +23,14 @@ def is_automatic(plan: Plan) -> bool:
     return plan.estimate.search == NAME and plan.task_graphs[0].name == NAME
 
 
-def check_automatic(graph: tf.Graph, captured: Captured, config: Config) -> None:
+def check_automatic(captured: Captured, config: Config) -> None:
     """Refuse what does not go together with the search.
 
     Raises:
         ConfigError: annotations, micro-batches, or one pattern for all ops.
         UnsupportedOpError: control flow.
     """
-    names = [item.name for item in annotations_of(graph).items]
+    names = [spec.name for spec in captured.specs] if captured.is_annotated else []
     if names:
         raise ConfigError("auto.auto_parallel is 'rhino', which divides the whole graph, but the script has annotations ({}); "
                           "remove them, or leave auto_parallel out; patterns.force pins single ops".format(
@@ -59,7 +57,7 @@ def as_one_split(captured: Captured, count: Optional[int] = None) -> Captured:
     return captured._replace(specs=(Spec(NAME, "split", count),))
 
 
-def question_of(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> Question:
+def question_of(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> Question:
     """What the search has to know of a captured graph.
 
     Args:
@@ -70,13 +68,12 @@ def question_of(graph: tf.Graph, captured: Captured, examples: Mapping[int, int]
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, captured.sources))
     divisible = frozenset(sharding_problem(captured, {}, {0: (1,) * len(cluster)}).variables)
     gradients = frozenset(target.tensors[0] for target in captured.phases.targets if not target.is_sparse)
-    known = sized(graph, captured.graph, captured.sources, batch)
+    known = sized(captured.definitions, captured.graph, captured.sources, batch)
     inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
     return Question(captured.graph, known, batch, inputs, examples, divisible, gradients, pins)
 
 
-def planned(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config,
-            plan: Plan) -> Automatic:
+def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config, plan: Plan) -> Automatic:
     """How a plan that the search made divides the graph.
 
     Raises:
@@ -87,14 +84,13 @@ def planned(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cl
         raise PlanError(f"TaskGraph {plan.task_graphs[0].name!r} has slices {list(shares)}, but a plan of "
                         f"auto_parallel 'rhino' divides evenly; set them to null"
                         )
-    question = question_of(graph, captured, examples, cluster, config)._replace(pins=dict(plan.shards))
+    question = question_of(captured, examples, cluster, config)._replace(pins=dict(plan.shards))
     count = plan.task_graphs[0].device_count
     mesh = (count,) if plan.num_model_replicas == 1 else (plan.num_model_replicas, count)
     return automatic(question, cluster, [mesh])._replace(estimate=plan.estimate)
 
 
-def contender(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], cluster: Cluster,
-              config: Config) -> Union[Automatic, str]:
+def contender(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> Union[Automatic, str]:
     """The answer as one candidate among others; where there is none, the reason.
 
     Args:
@@ -105,8 +101,8 @@ def contender(graph: tf.Graph, captured: Captured, examples: Mapping[int, int], 
             with it.
     """
     try:
-        check_automatic(graph, captured, config)
-        return automatic(question_of(graph, captured, examples, cluster, config), cluster)
+        check_automatic(captured, config)
+        return automatic(question_of(captured, examples, cluster, config), cluster)
     except (InfeasibleError, MissingPackageError) as error:
         return no_candidate(NAME, error)
     except (ConfigError, UnsupportedOpError) as error:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import SHARD_ATTR, TASK_GRAPH_ATTR
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.traits import READS
 from whale_tf.patterns.spread import Spread
@@ -27,15 +26,15 @@ Home = Tuple[int, int]  # TaskGraph, number of the device in it
 
 
 class Parts(NamedTuple):
-    """A divided variable: the names of its parts' ops, and how they make up the whole."""
+    """A divided variable: the names of its parts' ops, how they make up the whole, and its TaskGraph."""
 
     op: tf.Operation
     names: Tuple[str, ...]
     spread: Spread
+    task_graph: int
 
     def home(self, i: int) -> Home:
-        part = self.op.graph.get_operation_by_name(self.names[i])
-        return part.get_attr(TASK_GRAPH_ATTR), part.get_attr(SHARD_ATTR)
+        return self.task_graph, i
 
 
 class Entry(NamedTuple):
@@ -62,6 +61,7 @@ class Checkpoints:
         nodes: where; new nodes go to the host until their ``placed`` part has a device.
         variables: by op.
         read: ``(variable, part, scope, ops to wait for)`` stages a read of a part.
+        edges: names of the tensors that an op reads.
         controls: names of the ops to wait for in the place of an op's own.
 
     Attributes:
@@ -70,8 +70,10 @@ class Checkpoints:
     """
 
     def __init__(self, nodes: Nodes, root: str, variables: Mapping[tf.Operation, Parts],
-                 read: Callable[[Parts, str, str, Sequence[str]], str], controls: Callable[[tf.Operation], List[str]]) -> None:
-        self._nodes, self._root, self._variables, self._read, self._controls = nodes, root, variables, read, controls
+                 read: Callable[[Parts, str, str, Sequence[str]], str], edges: Callable[[tf.Operation], Sequence[str]],
+                 controls: Callable[[tf.Operation], List[str]]) -> None:
+        self._nodes, self._root, self._variables, self._read, self._edges = nodes, root, variables, read, edges
+        self._controls = controls
         self.placed: Dict[str, str] = {}
         self.reads: List[Tuple[tf.Tensor, str]] = []
         self._restores: Dict[tf.Operation, _Restore] = {}
@@ -95,7 +97,7 @@ class Checkpoints:
         files, saves = [], []  # type: List[str], List[str]
         if rest:
             files.append(self._file(op, scope, len(files)))
-            saves.append(self._save(op, files[-1], [entries[k] for k in rest], [op.inputs[3 + k].name for k in rest], waits))
+            saves.append(self._save(op, files[-1], [entries[k] for k in rest], [self._edges(op)[3 + k] for k in rest], waits))
         for home in sorted(groups):
             files.append(self._file(op, scope, len(files)))
             own, reads, parts = zip(*groups[home])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf._tf_compat import tf
-from whale_tf.capture.captured import Captured, Spec, capture
+from whale_tf.capture.captured import Captured, Spec
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.emit.shard import Sharded, shard
+from whale_tf.emit.shard import shard
 from whale_tf.emit.shard.automatic import as_one_split, is_automatic, planned
 from whale_tf.emit.shard.problem import divided_dims, sharding_problem
+from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
@@ -39,6 +39,7 @@ class Division(NamedTuple):
         assignment: how; None: there is nothing to divide.
         estimate: what the search believes that divides the whole graph (``auto_parallel: "rhino"``).
         replicas: model replicas of what it divides, which take parts of the mini-batch.
+        variables: those that are divided; None: the graph has not been divided yet, or there is nothing to divide.
     """
 
     local: Captured
@@ -47,10 +48,10 @@ class Division(NamedTuple):
     assignment: Optional[Assignment] = None
     estimate: Optional[Estimate] = None
     replicas: int = 1
+    variables: Optional[DividedVariables] = None
 
 
 def divide(
-    graph: tf.Graph,
     local: Captured,
     cluster: Cluster,
     config: Config,
@@ -62,7 +63,7 @@ def divide(
     init = (config if plan is None else plan).init
     if plan is not None and is_automatic(plan):
         examples = divided_dims(local.batch_axis(options))
-        return initialised(whole_division(local, planned(graph, local, examples, cluster, config, plan), cluster), init)
+        return initialised(whole_division(local, planned(local, examples, cluster, config, plan), cluster), init)
     counts = _split_counts(local, len(parts[0]) if parts else len(cluster.devices), len(cluster.devices))
     if not counts:
         return Division(local, local)
@@ -134,20 +135,18 @@ def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Divis
     return Division(whole, whole, {0: (1,) * count}, found.assignment, found.estimate, found.replicas)
 
 
-def carry_out(
-    graph: tf.Graph, division: Division, is_pipeline: bool, plan: Optional[Plan], sharded: Sharded
-) -> Division:
-    """Divide the graph; it is then captured anew."""
-    assert division.assignment is not None
+def carry_out(division: Division) -> Division:
+    """The graph with the parts of what is divided in its place."""
+    if division.assignment is None:
+        return division
     counts = {number: len(shares) for number, shares in division.shares.items()}
-    shard(graph, division.local, division.assignment, counts, sharded)
-    captured = capture(graph, is_pipeline, plan, before=division.local)
+    captured, variables = shard(division.local, division.assignment, counts)
     verify(captured.graph, "after wh.split")
     if division.estimate is not None:
         captured = as_one_split(captured, division.local.specs[0].device_count)
         if division.replicas == 1:  # examples are divided like any other dimension: there is no batch to clone for
             captured = captured._replace(sources={})
-    return division._replace(captured=captured)
+    return division._replace(captured=captured, variables=variables)
 
 
 def _split_counts(captured: Captured, available: int, total: int) -> Dict[int, int]:

@@ -58,8 +58,7 @@ class Lowering:
         variables: divided variable op -> names of its parts.
     """
 
-    def __init__(self, tf_graph: tf.Graph, captured: Captured, assignment: Assignment, counts: Dict[int, int],
-                 edit: StagedEdit, root: str) -> None:
+    def __init__(self, captured: Captured, assignment: Assignment, counts: Dict[int, int], edit: StagedEdit, root: str) -> None:
         graph = captured.graph
         self.graph, self.assignment, self.counts, self.edit, self.root = graph, assignment, counts, edit, root
         self.task_graph = captured.task_graph
@@ -71,7 +70,7 @@ class Lowering:
                              self._move_again)
         self.done: Dict[str, List[List[str]]] = {}
         self.variables: Dict[int, List[str]] = {}
-        self._tf_ops = {op.name: op for op in tf_graph.get_operations()}
+        self._definitions = captured.definitions
         self._rows: Dict[Tuple[int, Spread, int], Rows] = {}
 
     def run(self) -> None:
@@ -150,7 +149,8 @@ class Lowering:
     def _clone(self, op: Op, i: int, inputs: Sequence[str]) -> NodeDef:
         """Stage device ``i``'s copy of an op."""
         home = self.assignment.home.get(op.id, self.task_graph[op.id])
-        node = self.edit.copy(self._tf_ops[op.name], self.part_name(op, i), inputs, control_inputs=self._controls(op, home, i))
+        original = self._definitions.node(op.name)
+        node = self.edit.copy(original, self.part_name(op, i), inputs, control_inputs=self._controls(op, home, i))
         self.stages[home].is_backward = op.phase is Phase.BACKWARD
         forward = self.graph.ops[op.forward] if op.forward >= 0 else None
         self.stages[home].tag(node, i, self.forward_name(forward, i) if forward is not None else "")
@@ -229,7 +229,7 @@ class Lowering:
 
     # -- initial values -----------------------------------------------------------------------------------------------
     def _cut(self, op: Op, strategy: Strategy, home: int) -> None:
-        value, spread = self._tf_ops[op.name].get_attr("value"), strategy.gives[0]
+        value, spread = self._definitions.node(op.name).attr["value"].tensor, strategy.gives[0]
         parts = [cut(self.nodes[home], value, spread, i, self._scope(op, f"cut{i}")) for i in range(self.counts[home])]
         self._put(op, 0, spread, parts, home)
         self.done[op.name] = [[part] for part in parts]

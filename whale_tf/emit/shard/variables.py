@@ -12,15 +12,16 @@ Savers write and read slices (:mod:`whale_tf.emit.shard.checkpoints`).
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.shard.checkpoints import Checkpoints, Parts, host_of
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.graph_editor import add_control_inputs, consumers, remove_control_inputs, set_input
+from whale_tf.graph_editor import consumers
+from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import Shape
 from whale_tf.ir.traits import ASSIGNS, READS, State, traits
 
 
@@ -30,19 +31,17 @@ class DividedVariables:
     Args:
         replaced: fetches of what stands in the place of a tensor or op; grows with every update.
         divided: names of the ops whose uses of the variables are divided themselves.
-        undo: grows with what takes the edits back.
-
     """
 
-    def __init__(self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str], root: str,
-                 undo: List[Callable[[], Any]]) -> None:
+    def __init__(
+        self, graph: tf.Graph, variables: Sequence[Parts], replaced: Dict[str, Any], divided: Set[str], root: str
+    ) -> None:
         self._graph = graph
         self._variables = variables
         self._replaced = replaced
         self._divided = set(divided)
         self._handled: Set[Tuple[str, str]] = set()  # (variable, op that uses it)
         self._root = root
-        self._undo = undo
         self._version = -1
         self._known = 0  # operations that were there at the last update
         self._unplaced: Dict[str, str] = {}  # an op that saves or restores -> the part beside which it runs
@@ -56,9 +55,21 @@ class DividedVariables:
         if not self._variables or self._graph.version == self._version:
             return
         self._place()
-        edit = self._edit(self._writes)
+        edit = StagedEdit(self._graph)
+        self.stage(edit)
+        edit.commit()
+        self._place()
+        self._version = self._graph.version
+
+    def stage(self, edit: StagedEdit) -> Dict[str, Shape]:
+        """Stage that uses which are new since the last call work on the parts.
+
+        Returns:
+            Shapes of new tensors, as far as they are known.
+        """
+        own = self._uses(edit, self._writes)
         operations = self._graph.get_operations()
-        saves = edit.save([op for op in operations[self._known:] if op.type == "SaveV2"])
+        saves = own.save([op for op in operations[self._known:] if op.type == "SaveV2"])
         self._known = len(operations)
         for variable in self._variables:
             users = [op for op in variable.op.outputs[0].consumers()
@@ -70,14 +81,15 @@ class DividedVariables:
                     self._initials[op.name] = variable
                     self._writes[op.name] = list(self._replaced[op.name])  # an initializer of all may be built later
                 elif op.name in self._divided:
-                    edit.read(variable, op, ())
+                    own.read(variable, op, ())
                 else:
-                    edit.use(variable, op)
+                    own.use(variable, op)
                 self._handled.add((variable.op.name, op.name))
-        self._commit(edit)
-        self._reads.extend(edit.reads)
-        self._move(edit.inputs)
-        self._version = self._graph.version
+        own.finish()
+        self._unplaced.update(own.checkpoints.placed)
+        self._reads.extend(own.reads)
+        self._move(edit)
+        return own.shapes
 
     def loads(self, op: tf.Operation, feeds: Sequence[tf.Tensor]) -> List[str]:
         """``Variable.load`` runs an initializer and feeds its value: what writes the parts of that, where a run of ``op`` makes
@@ -85,18 +97,17 @@ class DividedVariables:
         if op.name not in self._initials or all(feed is not op.inputs[1] for feed in feeds):
             return []
         if op.name not in self._loads:
-            edit = self._edit({})
-            self._loads[op.name] = edit.write(self._initials[op.name], op)
-            self._commit(edit)
+            edit = StagedEdit(self._graph)
+            own = self._uses(edit, {})
+            self._loads[op.name] = own.write(self._initials[op.name], op)
+            own.finish()
+            edit.commit()
+            self._unplaced.update(own.checkpoints.placed)
+            self._place()
         return self._loads[op.name]
 
-    def _edit(self, writes: Dict[str, List[str]]) -> _Edit:
-        return _Edit(self._graph, self._root, self._variables, writes)
-
-    def _commit(self, edit: _Edit) -> None:
-        edit.commit()
-        self._unplaced.update(edit.checkpoints.placed)
-        self._place()
+    def _uses(self, edit: StagedEdit, writes: Dict[str, List[str]]) -> _Uses:
+        return _Uses(edit, self._root, self._variables, writes)
 
     def _place(self) -> None:
         """Give a device to what runs beside parts that have one by now."""
@@ -107,33 +118,36 @@ class DividedVariables:
             if host_of(device):
                 self._graph.get_operation_by_name(name)._set_device(host_of(device))
 
-    def _move(self, inputs: Sequence[Tuple[tf.Operation, int, str]]) -> None:
-        """Edges and waits of the user's ops, old and new, turn to the parts."""
+    def _move(self, edit: StagedEdit) -> None:
+        """Edges and waits of all ops, old, new and staged, turn to the parts."""
+        readers: Dict[str, List[Tuple[str, int]]] = {}
+        waiting: Dict[str, List[str]] = {}
+        for node in edit.nodes():
+            for position, edge in enumerate(node.input):
+                if edge[0] == "^":
+                    waiting.setdefault(edge[1:], []).append(node.name)
+                else:
+                    readers.setdefault(edge, []).append((node.name, position))
         for tensor, name in self._reads:
-            new = self._tensor(name)
-            self._replaced.setdefault(tensor.name, new.name)
+            self._replaced.setdefault(tensor.name, name if ":" in name else name + ":0")
+            edge = canonical_edge(tensor.name)
             for reader, position in consumers(tensor):
-                if not _is_reference(reader, position):
-                    self._set_input(reader, position, new)
-        for op, position, name in inputs:
-            self._set_input(op, position, self._tensor(name))
-        waits = Waits()
+                if not _is_reference(reader, position) and edit.original(reader).input[position] == edge:
+                    edit.move_input(reader.name, position, name)
+            for staged, position in readers.get(edge, ()):
+                edit.move_input(staged, position, name)
+        waits: Dict[str, Tuple[List[str], List[str]]] = {}
         for name, writes in self._writes.items():
             self._replaced[name] = tuple(writes)
             old = self._graph.get_operation_by_name(name)
-            parts = [self._graph.get_operation_by_name(write) for write in writes]
-            for waiting in old._control_outputs:
-                if waiting not in parts:
-                    waits.instead(waiting, old, parts)
-        waits.carry_out(self._undo)
-
-    def _set_input(self, op: tf.Operation, position: int, tensor: tf.Tensor) -> None:
-        before = op.inputs[position]
-        set_input(op, position, tensor)
-        self._undo.append(functools.partial(op._update_input, position, before))
-
-    def _tensor(self, name: str) -> tf.Tensor:
-        return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")
+            after = [op.name for op in old._control_outputs if "^" + name in edit.original(op).input]
+            for op in (*after, *waiting.get(name, ())):
+                if op not in writes:
+                    olds, news = waits.setdefault(op, ([], []))
+                    olds.append(name)
+                    news.extend(writes)
+        for op, (olds, news) in waits.items():
+            edit.move_waits(op, olds, news)
 
     def catch_up(self, original_run: Callable) -> None:
         """Parts of variables that were initialised before they were divided take their values."""
@@ -158,25 +172,25 @@ class DividedVariables:
         original_run([new[name] for names, ready in zip(assigns, known) if ready for name in names])
 
 
-class _Edit:
+class _Uses:
     """What one update stages.
 
     Attributes:
         writes: a write of the whole -> the writes of the parts, those of earlier updates included.
         reads: a tensor and the name of what its readers read instead.
-        inputs: (op, input position) and what it reads instead.
+        shapes: of new tensors, as far as they are known.
     """
 
-    def __init__(self, graph: tf.Graph, root: str, variables: Sequence[Parts], writes: Dict[str, List[str]]) -> None:
-        self._edit = StagedEdit(graph)
-        self._nodes = nodes = Nodes(self._edit)
+    def __init__(self, edit: StagedEdit, root: str, variables: Sequence[Parts], writes: Dict[str, List[str]]) -> None:
+        self._edit = edit
+        self._nodes = nodes = Nodes(edit)
         self._root = root
         self.writes = writes
         self.checkpoints = Checkpoints(
             nodes, root, {variable.op: variable for variable in variables},
-            lambda variable, part, scope, controls: _read(nodes, variable, part, scope, controls), self._controls)
+            lambda variable, part, scope, controls: _read(nodes, variable, part, scope, controls), self._edges, self._controls)
         self.reads: List[Tuple[tf.Tensor, str]] = []
-        self.inputs: List[Tuple[tf.Operation, int, str]] = []
+        self.shapes: Dict[str, Shape] = {}
 
     def save(self, ops: Sequence[tf.Operation]) -> Set[str]:
         """Names of the ``SaveV2`` ops that slices are saved in the place of."""
@@ -197,7 +211,9 @@ class _Edit:
             self.read(variable, op, self._controls(op))
         elif variable.op.type != "VarHandleOp":
             whole = self._whole(variable, scope, self._controls(op))
-            self.inputs += [(op, i, whole) for i, tensor in enumerate(op.inputs) if tensor.op is variable.op]
+            for position, tensor in enumerate(op.inputs):
+                if tensor.op is variable.op:
+                    self._edit.move_input(op.name, position, whole)
         elif traits(op.type).state is not State.HANDLE:
             raise UnsupportedOpError(
                 f"op {op.name!r} ({op.type}) uses the handle of variable {variable.op.name!r}, which wh.split divides "
@@ -221,17 +237,22 @@ class _Edit:
         scope, writes = f"{self._root}/{op.name}", []
         restored = self.checkpoints.restored(variable, op.inputs[1])
         for i, part in enumerate(variable.names):
-            value = restored[i] if restored else _part_of(self._nodes, variable, op.inputs[1].name, i, scope)
+            value = restored[i] if restored else _part_of(self._nodes, variable, self._edges(op)[1], i, scope)
             writes.append(self._clone(op, f"{scope}/part{i}", {0: part, 1: value}))
         return writes
 
     def _clone(self, op: tf.Operation, name: str, inputs: Dict[int, str]) -> str:
-        operands = [inputs.get(position, tensor.name) for position, tensor in enumerate(op.inputs)]
+        operands = [inputs.get(position, edge) for position, edge in enumerate(self._edges(op))]
         return self._edit.copy(op, name, operands, control_inputs=self._controls(op)).name
+
+    def _edges(self, op: tf.Operation) -> List[str]:
+        """What an op reads, once the edges that are staged have moved."""
+        return [edge for edge in self._edit.original(op).input if edge[0] != "^"]
 
     def _controls(self, op: tf.Operation) -> List[str]:
         """The parts' writes where ``op`` waits for a write."""
-        return [name for control in op.control_inputs for name in self.writes.get(control.name, [control.name])]
+        waits = [edge[1:] for edge in self._edit.original(op).input if edge[0] == "^"]
+        return [name for wait in waits for name in self.writes.get(wait, [wait])]
 
     def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> None:
         """A plain read: its readers read the whole."""
@@ -241,37 +262,16 @@ class _Edit:
         """The variable's value after ``controls``."""
         parts = [_read(self._nodes, variable, part, f"{scope}/part{i}", controls)
                  for i, part in enumerate(variable.names)]
-        return self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.op.get_attr("dtype"), "")
+        whole = self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.op.get_attr("dtype"), "")
+        shape, spread = [dim.size for dim in variable.op.get_attr("shape").dim], variable.spread
+        self.shapes[whole + ":0"] = tuple(shape)
+        for part, size in zip(parts, spread.sizes):
+            self.shapes[part + ":0"] = (*shape[:spread.dim], size, *shape[spread.dim + 1:])
+        return whole
 
-    def commit(self) -> None:
+    def finish(self) -> None:
         self.checkpoints.finish()
         self.reads += self.checkpoints.reads
-        self._edit.commit()
-
-
-class Waits:
-    """Ops that are to wait for others, gathered: what one waits for is changed as a whole, and a group may wait for all."""
-
-    def __init__(self) -> None:
-        self._changes: Dict[tf.Operation, Tuple[List[tf.Operation], List[tf.Operation]]] = {}
-
-    def instead(self, waiting: tf.Operation, old: tf.Operation, news: Sequence[tf.Operation]) -> None:
-        """Let ``waiting`` wait for ``news`` in place of ``old``."""
-        olds, found = self._changes.setdefault(waiting, ([], []))
-        olds.append(old)
-        found.extend(news)
-
-    def carry_out(self, undo: List[Callable[[], Any]]) -> None:
-        for op, (olds, news) in self._changes.items():
-            present = set(op.control_inputs)
-            fresh = [new for new in dict.fromkeys(news) if new not in present]
-            _swap(op, olds, fresh)
-            undo.append(functools.partial(_swap, op, fresh, olds))
-
-
-def _swap(op: tf.Operation, before: Sequence[tf.Operation], after: Sequence[tf.Operation]) -> None:
-    remove_control_inputs(op, before)
-    add_control_inputs(op, after)
 
 
 def _is_reference(op: tf.Operation, position: int) -> bool:

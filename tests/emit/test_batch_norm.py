@@ -12,8 +12,10 @@ from models import resnet
 from tests.numeric.equality import deviation
 from whale_tf.capture import annotations as tags
 from whale_tf.capture import hooks
+from whale_tf.capture.recording import Recording, recording_of
+from whale_tf.emit.batch_norm import sync_batch_norm
 from whale_tf.errors import PlanError, UnsupportedOpError
-from whale_tf.optimizations.batch_norm import decompose
+from whale_tf.graph_editor import StagedEdit
 
 v1 = tf.compat.v1
 IS_TF1 = tf.__version__.startswith("1.")
@@ -92,6 +94,20 @@ def assert_decomposed(values: Dict[str, tf.Tensor]) -> None:
 
 def nodes(graph: tf.Graph) -> Dict[str, bytes]:
     return {node.name: node.SerializeToString(deterministic=True) for node in graph.as_graph_def().node}
+
+
+def decompose(graph: tf.Graph) -> Recording:
+    """The pass, and what it makes of the graph carried out."""
+    before = nodes(graph)
+    step = sync_batch_norm(recording_of(graph))
+    assert nodes(graph) == before
+    StagedEdit.after(step.definitions).commit()
+    return step
+
+
+def successor(step: Recording, op: tf.Operation) -> str:
+    """Name of the op in the place of a fused one."""
+    return step.replaced[op.name + ":0"].partition(":")[0]
 
 
 # -- the same numbers --------------------------------------------------------------------------------------------------
@@ -209,7 +225,7 @@ def test_tags_and_devices(hooked: None, graph: tf.Graph) -> None:
     assert {op.get_attr("_whale_task_graph") for op in ahead} == {0}
     for op in behind:
         assert op.get_attr("_whale_phase") == b"backward" and op.get_attr("_whale_gradient_call") == 0
-        assert op.get_attr("_whale_forward").decode() == done.successor(forward.name) != forward.name
+        assert op.get_attr("_whale_forward").decode() == successor(done, forward) != forward.name
 
 
 def test_the_number_of_elements_is_not_a_constant(hooked: None, graph: tf.Graph) -> None:
@@ -229,7 +245,7 @@ def test_gradient_calls_follow(hooked: None, graph: tf.Graph) -> None:
         [(a + b, variable) for a, b, variable in zip(first[1:], second, variables)])
     assert {gradient.op.type for gradient in first} == {"FusedBatchNormGradV3"}
     done = decompose(graph)
-    calls = tags.annotations_of(graph).gradient_calls
+    calls = done.annotations.gradient_calls
     assert calls[0].grads == [done.replaced[gradient.name] for gradient in first]
     assert calls[1].grads == [done.replaced[gradient.name] for gradient in second]
     assert calls[1].ys == [done.replaced[y.name]]
@@ -248,22 +264,20 @@ def test_ops_that_wait(hooked: None, graph: tf.Graph) -> None:
     after: List[tf.Operation] = []
     built = trained(tf.constant(IMAGES), waiting)
     done = decompose(graph)
-    assert [op.name for op in after[0].control_inputs] == [done.successor(built.y.op.name)] != [built.y.op.name]
+    assert [op.name for op in after[0].control_inputs] == [successor(done, built.y.op)] != [built.y.op.name]
 
 
-def test_undo(hooked: None, graph: tf.Graph) -> None:
+def test_the_step_that_was_recorded_stays_as_it_was(hooked: None, graph: tf.Graph) -> None:
     built = trained(tf.constant(IMAGES))
     with tf.control_dependencies([built.y.op]):
         tf.no_op()
-    expected, before = run(built.values), nodes(graph)
-    call = tags.annotations_of(graph).gradient_calls[0]
-    names = call.ys, call.xs, call.grads
-    done = decompose(graph)
-    assert {name: nodes(graph)[name] for name in before} != before
-    done.undo()
-    assert {name: nodes(graph)[name] for name in before} == before
-    assert (call.ys, call.xs, call.grads) == names and not done.replaced
-    assert_close(run(built.values), expected, 0.0)
+    call, before = tags.annotations_of(graph).gradient_calls[0], nodes(graph)
+    names, step = (call.ys, call.xs, call.grads), recording_of(graph)
+    recorded = [(op.name, op.inputs, op.control_inputs, op.phase, op.forward) for op in step.graph.ops]
+    assert sync_batch_norm(step).replaced and not step.replaced
+    assert nodes(graph) == before and not step.definitions.added and not step.definitions.changed
+    assert [(op.name, op.inputs, op.control_inputs, op.phase, op.forward) for op in step.graph.ops] == recorded
+    assert (call.ys, call.xs, call.grads) == names
 
 
 def test_left_alone(hooked: None, graph: tf.Graph) -> None:

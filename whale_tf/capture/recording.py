@@ -1,0 +1,72 @@
+"""A graph as it was written down once, and as a pass over its ops leaves it: what capture starts from."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Collection, List, Mapping, NamedTuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
+from whale_tf.capture.phases import Phases, find_phases
+from whale_tf.capture.record import record, record_anew
+from whale_tf.graph_editor.definitions import Definitions, definitions_of
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import OpGraph, Shape
+
+
+class Recording(NamedTuple):
+    """A step as single ops.  A pass over ops takes one and gives another; neither it nor the tf.Graph is edited.
+
+    Attributes:
+        graph: the ops, with their phases.
+        phases: what else was found of them.
+        annotations: the TaskGraphs' annotations and the gradient calls, in names of ``graph``.
+        definitions: NodeDefs of the ops, which emission clones.
+        replaced: tensor or op of the user's graph -> what is computed in its place.
+    """
+
+    graph: OpGraph
+    phases: Phases
+    annotations: Annotations
+    definitions: Definitions
+    replaced: Mapping[str, Any] = {}
+
+    def after(
+        self,
+        edit: StagedEdit,
+        calls: List[GradientCall],
+        successors: Mapping[str, str],
+        shapes: Mapping[str, Shape],
+        replaced: Mapping[str, Any],
+        kept: Collection[str] = (),
+    ) -> Recording:
+        """The step after a pass.
+
+        Args:
+            edit: what it staged, begun after ``definitions``; never committed.
+            calls: the gradient calls, in names of the new ops.
+            successors: op whose work others do now -> the one that what was made by differentiating it belongs to.
+            shapes: of new tensors, by name.
+            replaced: of the step after the pass.
+            kept: ops with a successor that others still read, and that stay in the step.
+        """
+        definitions = edit.definitions()
+        annotations = copy.copy(self.annotations)
+        annotations.gradient_calls = calls
+        graph = record_anew(self.graph, definitions, successors, set(successors).difference(kept), shapes)
+        return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced)
+
+
+def recording_of(graph: tf.Graph) -> Recording:
+    """Write a graph down."""
+    definitions, annotations = definitions_of(graph), copy.copy(annotations_of(graph))
+    annotations.items, annotations.gradient_calls = list(annotations.items), list(annotations.gradient_calls)
+    ops = record(graph, definitions.export)
+    return Recording(ops, find_phases(ops, annotations), annotations, definitions)
+
+
+def renamed_call(call: GradientCall, ys: List[str], xs: List[str], grads: List[Any]) -> GradientCall:
+    """The same gradient call of other tensors."""
+    new = GradientCall(call.index, ys, xs)
+    new.grads, new.first_op, new.last_op = grads, call.first_op, call.last_op
+    return new

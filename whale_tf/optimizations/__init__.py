@@ -1,1 +1,0 @@
-"""Edits of the local graph that change how it computes, not what."""
