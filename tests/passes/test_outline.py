@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.passes.drawings import chain, plan
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.training_step import TrainingStep
@@ -69,13 +71,8 @@ def test_bodies_are_listed_by_task_graph() -> None:
 def test_an_early_op_that_waits_for_one_of_a_later_round_is_in_that_round() -> None:
     step = chain(1, ["loss"])
     assert [step.graph.ops[op].name for op in bodies(step)["t0_early"].ops] == ["layer0"]
-    late = chain(1, ["loss", "loss_grad"])
-    layer, loss = late.graph.op("layer0"), late.graph.op("loss")
-    waiting = with_op(late, "waiting", ["x"])
-    op = waiting.graph.op("waiting")
-    op.control_inputs = (loss.id,)
-    waiting = waiting._replace(region=waiting.region._replace(early=waiting.region.early | {op.id}))
-    assert op.id in bodies(waiting)["t0_early_1"].ops and layer.id in bodies(waiting)["t0_early"].ops
+    step = with_early(chain(1, ["loss", "loss_grad"]), "waiting", ["x"], ["loss"])
+    assert step.graph.op("waiting").id in bodies(step)["t0_early_1"].ops
 
 
 def test_rounds_of_updates_follow_the_longest_way() -> None:
@@ -84,3 +81,35 @@ def test_rounds_of_updates_follow_the_longest_way() -> None:
     found = bodies(step)
     names = {name: [step.graph.ops[op].name for op in body.ops] for name, body in found.items()}
     assert names["update"] == ["square0", "square1", "norm"] and names["t0_update_1"] == ["clipped0", "update0"]
+
+
+def with_early(step: TrainingStep, name: str, inputs: Any, controls: Any = ()) -> TrainingStep:
+    step = with_op(step, name, inputs)
+    op = step.graph.op(name)
+    op.control_inputs = tuple(step.graph.op(control).id for control in controls)
+    return step._replace(region=step.region._replace(early=step.region.early | {op.id}))
+
+
+@pytest.mark.parametrize("inputs,controls", [([], []), ([], ["x"]), (["x"], ["x"])])
+def test_an_early_op_that_waits_for_nothing_of_the_clones_is_in_the_first_round(inputs: Any, controls: Any) -> None:
+    step = with_early(chain(1, ["loss_grad"]), "free", inputs, controls)
+    assert step.graph.op("free").id in bodies(step)["t0_early"].ops
+
+
+def test_a_second_output_that_nothing_reads_is_no_result() -> None:
+    step = chain(1)
+    op = step.graph.add("two", "Split", [step.graph.tensor("layer0")], [((None, 1), "float32")] * 2, phase=Phase.FORWARD)
+    region = step.region
+    step = step._replace(region=region._replace(
+        ops=region.ops + (op.id,), task_graph=[*region.task_graph, 0], batch_level=region.batch_level | {op.id}))
+    step = with_op(step, "reader", ["two:0"])
+    assert gives(step, bodies(step)["t0_forward"]) == ["loss:0", "reader:0"]
+
+
+def test_what_follows_from_updates_of_two_task_graphs_comes_after_both() -> None:
+    step = chain(2, clip=True)
+    graph = step.graph
+    graph.add("sum", "AddN", [graph.tensor(name) for name in ("norm", "clipped0", "clipped1")], [((2, 2), "float32")],
+              phase=Phase.APPLY)
+    step = step._replace(region=step.region._replace(task_graph=[*step.region.task_graph, -1]))
+    assert graph.op("sum").id in bodies(step)["update_2"].ops
