@@ -8,8 +8,6 @@ from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import PULLS, VARIABLES, traits
 
-ONCE = -1  # in place of a TaskGraph: what runs once, wherever the user put it
-
 
 class Update(NamedTuple):
     """The optimizer's ops, by whose gradients they follow from.
