@@ -95,3 +95,27 @@ def test_a_collective_has_mirrored_variables() -> None:
     assert wh.current_plan().task_graphs[0].variables == "mirrored"
     with pytest.raises(wh.ConfigError, match="use communication.backend 'auto', or variables 'mirrored'"):
         run(look_up, config={"communication.backend": "collective", "variables": "shared"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resource", [False, True], ids=["reference", "resource"])
+def test_a_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) -> None:
+    wh.init({"variables": "mirrored"}, cluster="cpu:2")
+    with v1.Graph().as_default() as graph, v1.variable_scope("", use_resource=resource):
+        x = v1.placeholder("float32", [4, 3])
+        with wh.replicate(2):
+            w = v1.get_variable("w", [3, 2])
+            h = v1.matmul(x, w)
+            loss = v1.reduce_mean(v1.square(h))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        ones, feed = v1.ones([3, 2]), {x: np.ones([4, 3])}
+        with v1.control_dependencies([h]):
+            reset = v1.assign(w, ones)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(train, feed)
+            session.run(reset.op if isinstance(reset, v1.Tensor) else reset, feed)
+            read = v1.raw_ops.ReadVariableOp if resource else v1.raw_ops.Identity
+            where = [graph.get_tensor_by_name(name) for name in ("w:0", "whale/g0_r1/w:0")]
+            copies = session.run([read(resource=each, dtype=v1.float32) if resource else read(input=each) for each in where])
+    np.testing.assert_array_equal(copies, np.ones([2, 3, 2]))

@@ -104,21 +104,16 @@ def emit(
     mirror = Mirror(tf_graph, _variable_copies(context, copies, context.variables), own_writes)
     mirror.stage(edit, captured.definitions.added)
 
-    new = edit.commit()
-    context.tf_ops = _tf_ops(tf_graph, graph, edit)
-    mirror.finish(new)
     reroute.move_edges(context, moves)
     reroute.move_controls(context, after)
-    reroute.add_waits(context, {index: [new[name] for name in names] for index, names in update_clones.items()})
-    reroute.add_waits(
-        context,
-        {
-            index: [context.tf_ops[c] for c in controls]
-            for index, controls in reroute.deferred_waits(graph, region, after).items()
-        },
-    )
+    reroute.add_waits(context, update_clones)
+    deferred = reroute.deferred_waits(graph, region, after)
+    reroute.add_waits(context, {index: [graph.ops[wait].name for wait in waits] for index, waits in deferred.items()})
     for scalar in shared:
-        reroute.add_waits(context, {index: [new[scalar.value]] for index in scalar.writes})
+        reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
+
+    mirror.finish(edit.commit())
+    context.tf_ops = _tf_ops(tf_graph, graph, edit)
     reroute.place_originals(context, context.variables)
     return Emitted(context, nodes, merge, mirror, sums, calls, form, shared)
 

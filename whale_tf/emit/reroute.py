@@ -1,10 +1,9 @@
-"""The last edits, on ops that were there before: edges that left the region move to merged values."""
+"""Edits of ops that were there before: edges that left the region move to merged values."""
 
 from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
-from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.emit.context import ORIGINAL, Context
 from whale_tf.ir.graph import OpGraph, Phase
@@ -49,8 +48,7 @@ def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int,
 def move_edges(context: Context, moves: Mapping[Use, str]) -> None:
     """Let uses outside the region read merged values."""
     for (index, position), name in moves.items():
-        tensor = context.tf_graph.get_tensor_by_name(name if ":" in name else name + ":0")
-        context.tf_ops[index]._update_input(position, tensor)
+        context.edit.move_input(context.graph.ops[index].name, position, name)
 
 
 def move_controls(context: Context, after: Set[int]) -> None:
@@ -59,29 +57,18 @@ def move_controls(context: Context, after: Set[int]) -> None:
     graph, region = context.graph, context.region
     for op in graph.ops:
         inside = region.contains(op)
-        if inside and op.id in region.batch_level:
+        if not op.control_inputs or (inside and op.id in region.batch_level):
             continue
-        if not op.control_inputs:
-            continue
-        moved = [c for c in op.control_inputs if c in region.batch_level or (inside and c in after)]
-        if not moved:
-            continue
-        waits: List[tf.Operation] = [context.tf_ops[c] for c in op.control_inputs if c not in moved]
-        if not inside:
-            for control in moved:
-                waited = graph.ops[control]
-                waits += [
-                    context.tf_graph.get_operation_by_name(context.op_in(waited, clone))
-                    for clone in context.clones(context.home(waited))
-                ]
-        tf_op = context.tf_ops[op.id]
-        tf_op._remove_all_control_inputs()
-        tf_op._add_control_inputs(waits)
+        moved = [graph.ops[c] for c in op.control_inputs if c in region.batch_level or (inside and c in after)]
+        if moved:
+            clones = [] if inside else [
+                context.op_in(waited, clone) for waited in moved for clone in context.clones(context.home(waited))]
+            context.edit.move_waits(op.name, [waited.name for waited in moved], clones)
 
 
-def add_waits(context: Context, waits: Mapping[int, Sequence[tf.Operation]]) -> None:
+def add_waits(context: Context, waits: Mapping[int, Sequence[str]]) -> None:
     for index, befores in waits.items():
-        context.tf_ops[index]._add_control_inputs(list(befores))
+        context.edit.move_waits(context.graph.ops[index].name, (), befores)
 
 
 def place_originals(context: Context, homes: Mapping[int, int]) -> None:

@@ -76,7 +76,7 @@ class DividedVariables:
                      if (op.name not in self._divided or op.type in READS | ASSIGNS)  # later uses may need them, too
                      and (variable.op.name, op.name) not in self._handled and op.name not in saves]
             # writes first: reads wait for them
-            for op in sorted(dict.fromkeys(users), key=lambda op: not traits(op.type).is_write):
+            for op in sorted(set(users), key=lambda op: (not traits(op.type).is_write, op.name)):
                 if op.name in self._divided and traits(op.type).is_write:
                     self._initials[op.name] = variable
                     self._writes[op.name] = list(self._replaced[op.name])  # an initializer of all may be built later
