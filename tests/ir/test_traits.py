@@ -16,7 +16,6 @@ from whale_tf.ir.rules import maker
 from whale_tf.ir.traits import TABLE, UNKNOWN, Cost, OpTraits, Role, State, traits, types_where
 from whale_tf.ir.traits.row import merged
 from whale_tf.ir.traits.row import table as section
-from whale_tf.planner.rhino.work import flops
 from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.profiler.op_cost import op_costs
 
@@ -105,12 +104,10 @@ def test_views_follow_from_rows() -> None:
 
 
 @pytest.mark.parametrize("type_", ["IdentityN", "EnsureShape", "Switch", "BroadcastGradientArgs", "ResourceGather", "GatherNd"])
-def test_what_computes_nothing_is_free_in_every_search(type_: str) -> None:
-    """Rhino's estimate counts no FLOPs where the profiler counts none."""
+def test_what_computes_nothing_is_free(type_: str) -> None:
     draft = Draft()
     draft.op(type_, [draft.source(6, 8), draft.source(6, 8)], (6, 8))
     assert op_costs(draft.graph)[-1].flops == 0
-    assert flops(draft.graph.ops[-1], [(6, 8), (6, 8)], [(6, 8)]) == 0
 
 
 @pytest.mark.parametrize("type_,computes", [("BatchToSpaceND", False), ("BatchMatrixInverse", True), ("BatchFFT", True)])

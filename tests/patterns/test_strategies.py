@@ -9,9 +9,9 @@ import pytest
 from whale_tf.ir.graph import Op, OpGraph, Shape
 from whale_tf.ir.parts import even_sizes
 from whale_tf.patterns import Strategy, strategies
+from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import Spread, everywhere, once, partial, shard
 from whale_tf.patterns.strategy import CLASSES, LOOK_UP, Sizes
-from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
 
 
 def op_of(type_: str, shapes: Sequence[Any], outputs: Sequence[Shape], **attrs: Any) -> Op:

@@ -9,9 +9,9 @@ import pytest
 import whale_tf as wh
 from models import bert
 from whale_tf._tf_compat import tf, v1
+from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import everywhere, once, partial, shard
 from whale_tf.planner.sharding import assignment, search
-from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
 
 SHARDS = [shard(0, (2, 2)), shard(1, (2, 2)), shard(1, (3, 1))]
 

@@ -9,17 +9,15 @@ import pytest
 
 from tests.planner.rhino.graphs import Network
 from whale_tf.cluster import Cluster
-from whale_tf.cluster.devices import Link
 from whale_tf.errors import ConfigError, InfeasibleError, PlanError
-from whale_tf.patterns.spread import everywhere, partial, shard
+from whale_tf.patterns.spread import Spread, everywhere, once, partial, shard
 from whale_tf.planner.rhino.coarsening import coarsen, solve_segments
-from whale_tf.planner.rhino.collectives import Ring, conversion, layout_of
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE
 from whale_tf.planner.rhino.elimination import eliminate
 from whale_tf.planner.rhino.integer_program import integer_program
 from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.memory import lower_bound, parameters, sharded
-from whale_tf.planner.rhino.mesh import meshes, rings
+from whale_tf.planner.rhino.mesh import Axis, axes, layout_of, meshes
 from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.planner.rhino.search import search
@@ -29,19 +27,48 @@ EIGHT = Cluster.parse("rhino-m8:8")
 
 
 def problem_of(network: Network, cluster: Cluster = FOUR) -> Problem:
-    return Problem(network.graph, find_scope(network.graph), rings(cluster, (len(cluster),))[0], cluster.devices[0])
+    return Problem(network.graph, find_scope(network.graph), axes(cluster, (len(cluster),))[0])
 
 
-def test_prices_are_those_of_ring_collectives() -> None:
-    ring = Ring(4, Link(1e9, 1e-6, "test"))
+def axis_of(count: int, memory: float = 1e30) -> Axis:
+    """Devices with 1 GB/s and a microsecond to every other one, each on a node of its own."""
+    kind = {"kind": "CPU", "memory_gib": 64, "fp32": 1e9, "memory_bandwidth_bytes_per_s": memory}
+    node = {"devices": ["d:1"], "nic": {"bandwidth_gbits_per_s": 8.0, "latency_s": 1e-6}, "count": count}
+    cluster = Cluster.parse({"name": "c", "device_types": {"d": kind}, "nodes": [node]})
+    (axis,) = axes(cluster, (count,))
+    return axis
+
+
+def test_prices_are_those_of_the_messages() -> None:
+    """The first device's link is the slow one, or every device's where all send to all."""
+    axis, launch = axis_of(4), 5e-6
     rows, columns = shard(0, (2, 2, 2, 2)), shard(1, (1, 1, 1, 1))
-    second = 10 ** 12
-    assert conversion(rows, rows, 4e9, ring) == conversion(everywhere, rows, 4e9, ring) == 0
-    assert conversion(partial, everywhere, 4e9, ring) == 6 * second + 6 * 10 ** 6
-    assert conversion(partial, rows, 4e9, ring) == conversion(rows, everywhere, 4e9, ring) == 3 * second + 3 * 10 ** 6
-    assert conversion(rows, columns, 4e9, ring) == 3 * second // 4 + 3 * 10 ** 6
-    assert conversion(everywhere, partial, 4.0, ring) == IMPOSSIBLE
+
+    def seconds(have: Spread, need: Spread) -> float:
+        return axis.conversion(have, need, 4e9) * 1e-12
+
+    assert seconds(rows, rows) == seconds(everywhere, rows) == seconds(everywhere, once) == 0
+    assert seconds(once, everywhere) == pytest.approx(12 + 1e-6) and seconds(once, rows) == pytest.approx(3 + 1e-6)
+    assert seconds(partial, once) == pytest.approx(12 + 1e-6 + launch)
+    assert seconds(partial, everywhere) == pytest.approx(24 + 2e-6 + launch)
+    assert seconds(partial, rows) == pytest.approx(3 + 1e-6 + launch) and seconds(rows, everywhere) == pytest.approx(3 + 1e-6)
+    assert seconds(rows, columns) == pytest.approx(3 / 4 + 1e-6)
+    assert axis.conversion(everywhere, partial, 4.0) == IMPOSSIBLE
     assert layout_of(shard(1, (6, 6, 4))) == layout_of(shard(1, (3, 3, 2)))
+
+
+def test_adding_up_takes_memory_bandwidth() -> None:
+    """Four terms are read and one is written; of a shard a quarter of that."""
+    slow, fast = axis_of(4, memory=1e9), axis_of(4)
+    for need, tensors in ((once, 5.0), (shard(0, (1, 1, 1, 1)), 1.25)):
+        extra = slow.conversion(partial, need, 4e9) - fast.conversion(partial, need, 4e9)
+        assert extra * 1e-12 == pytest.approx(4 * tensors, rel=1e-6)
+
+
+def test_many_devices_are_priced_like_few() -> None:
+    """Beyond some number messages are not listed one by one."""
+    costs = [axis_of(count).conversion(shard(0, (1,) * count), everywhere, 1e9 * count) * 1e-12 for count in (64, 65)]
+    assert costs[0] == pytest.approx(63, rel=1e-3) and costs[1] == pytest.approx(64, rel=1e-3)
 
 
 def test_large_batch_is_data_parallelism() -> None:
@@ -94,16 +121,17 @@ def test_critical_nodes_are_the_contractions_of_the_backbone() -> None:
 
 
 def test_memory_forces_the_largest_parameters_first() -> None:
-    """Without gradients, whole weights cost nothing but memory: as few as will do are stored in shards."""
-    network = Network(4096, [256, 2048, 512, 256], trained=False)
+    """A small batch is computed on one device, with whole weights: as few as will do are stored in shards."""
+    network = Network(8, [256, 2048, 512, 256], trained=False)
     problem = problem_of(network)
     sizes = [4.0 * a * b for a, b in ((256, 2048), (2048, 512), (512, 256))]
     assert [problem.graph.ops[p.variables[0]].name for p in parameters(problem)] == ["layer_1/w", "layer_0/w", "layer_2/w"]
     free = search(network.graph, FOUR, shapes=[(4,)])
     assert free.stored_bytes == sum(sizes) and free.forced == 0 and free.peak_bytes > free.stored_bytes
     tight = search(network.graph, FOUR, shapes=[(4,)], memory_bytes=free.peak_bytes - 1)
-    assert tight.forced == 1 and tight.stored_bytes == sum(sizes) - 0.75 * max(sizes)
-    assert tight.peak_bytes == free.peak_bytes - 0.75 * max(sizes)
+    problem, choice = tight.levels[0].problem, tight.levels[0].solution.choice
+    assert tight.forced == 1 and problem.storage(parameters(problem)[0].variables[0], choice).is_shard
+    assert tight.stored_bytes <= sum(sizes) - 0.75 * max(sizes) and tight.peak_bytes < free.peak_bytes
     assert tight.seconds > free.seconds and free.seconds <= (tight.lower_bound_s or 0) <= tight.seconds
 
 
@@ -120,20 +148,20 @@ def test_a_large_batch_shards_the_optimizer_as_in_zero() -> None:
 
 
 def test_activations_are_counted_and_divided_where_parameters_do_not_help() -> None:
-    network = Network(512, [4096, 1024, 4096, 1024])
-    free = search(network.graph, EIGHT, shapes=[(8,)])
-    priced = search(network.graph, EIGHT, shapes=[(8,)], memory_bytes=free.peak_bytes - 1)
+    network, slow = Network(65536, [64, 64, 64, 64]), Cluster.parse("dapple-c:8")
+    free = search(network.graph, slow, shapes=[(8,)], divisible=frozenset())
+    priced = search(network.graph, slow, shapes=[(8,)], divisible=frozenset(), memory_bytes=free.peak_bytes - 1)
     assert priced.byte_price > 0 and priced.peak_bytes < free.peak_bytes and priced.stored_bytes == free.stored_bytes
     assert priced.seconds > free.seconds and (priced.lower_bound_s or 0) <= priced.seconds
     with pytest.raises(InfeasibleError, match="devices with at least [0-9]+ bytes"):
-        search(network.graph, EIGHT, shapes=[(8,)], memory_bytes=1e5)
+        search(network.graph, slow, shapes=[(8,)], memory_bytes=1e5)
 
 
 def test_peak_is_what_is_alive_between_making_and_last_use() -> None:
     network = Network(64, [16, 32, 8])
     problem = problem_of(network)
     graph, ops = network.graph, problem.scope.ops
-    whole = [0] * len(problem.costs.nodes)  # everything whole on every device
+    whole = [0] * len(problem.costs.nodes)  # everything once, on the first device
     place = {op: i for i, op in enumerate(ops)}
     alive = [0.0] * len(ops)
     for number, tensor in enumerate(graph.tensors):
@@ -157,7 +185,7 @@ def test_what_is_held_bounds_the_peak() -> None:
 
 
 def test_lower_bound_holds_for_every_choice_of_forced_parameters() -> None:
-    problem = problem_of(Network(4096, [256, 2048, 512, 256], trained=False))
+    problem = problem_of(Network(8, [256, 2048, 512, 256], trained=False))
     variables = [p.variables[0] for p in parameters(problem)]
     free = eliminate(problem.costs)
     limit = peak_bytes(problem, free.choice) - 1e6
@@ -180,10 +208,10 @@ def test_slots_are_stored_like_their_parameter() -> None:
 def test_meshes() -> None:
     assert meshes(8) == [(8,), (2, 4), (4, 2)] and meshes(8, 3)[1:3] == [(2, 4), (2, 2, 2)]
     two_nodes = Cluster.parse("rhino-m8")
-    across, inside = rings(two_nodes, (2, 8))
-    assert (across.devices, inside.devices) == (2, 8)
-    alone = two_nodes.bottleneck([0, 8])
-    assert inside.link.name == "nvlink" and across.link.bandwidth_bytes_per_s == pytest.approx(alone.bandwidth_bytes_per_s / 8)
+    across, inside = axes(two_nodes, (2, 8))
+    assert (across.count, inside.count) == (2, 8) and across.groups[1] == [1, 9] and inside.groups[1] == list(range(8, 16))
+    halves = shard(0, (1, 1))
+    assert across.conversion(halves, once, 2e10) * 1e-12 == pytest.approx(8 * 1e10 / 12.5e9, rel=1e-3), "eight share an adapter"
 
 
 def test_two_dimensions_divide_one_after_the_other() -> None:
@@ -215,8 +243,8 @@ def test_model_replicas_divide_the_examples_and_the_rest_is_divided_inside() -> 
     assert not any(spread.is_shard and spread.dim == 0 for name in ("layer_0/MatMul", "layer_1/MatMul", "layer_0/Relu")
                    for spread in problem.strategy(graph.op(name).id, choice).gives)
     alone = search(graph, Cluster.parse("rhino-m8"), shapes=[(2, 8)], batch=examples)
-    across = rings(Cluster.parse("rhino-m8"), (2, 8))[0]
-    sums = 2 * across.seconds(2, 4 * 512 * 2048 / 8 / 2)  # two gradients, an eighth of each on a device
+    across = axes(Cluster.parse("rhino-m8"), (2, 8))[0]
+    sums = 2e-12 * across.sum(4 * 512 * 2048 / 8)  # two gradients, an eighth of each on a device
     assert answer.seconds == pytest.approx(alone.seconds + sums, rel=1e-3)
 
 

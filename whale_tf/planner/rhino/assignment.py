@@ -6,9 +6,10 @@ from typing import Dict, List, Mapping, Optional, Sequence
 
 from whale_tf.ir.graph import Op, Shape
 from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, LOOK_UPS, LOSSES, READS, SHAPE_ONLY
+from whale_tf.patterns.moves import moved_bytes
 from whale_tf.patterns.spread import Spread, everywhere, once
 from whale_tf.patterns.strategy import ONCE, SIZES, Strategy
-from whale_tf.planner.rhino.collectives import PICOSECONDS
+from whale_tf.planner.rhino.mesh import layout_of
 from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.search import Answer
 from whale_tf.planner.sharding import Assignment
@@ -21,8 +22,7 @@ WORTH_DIVIDING = CONTRACTIONS | CONVOLUTIONS | LOOK_UPS | LOSSES
 def assignment_of(answer: Answer) -> Assignment:
     """The executable form of an answer on a mesh of one dimension.
 
-    What the search computes whole on every device, the executor computes once, on the first, and the others read it: the values
-    are the same.  ``Choice.bytes`` holds the bytes that a ring moves in the time an op's operands take to arrive.
+    ``Choice.bytes`` holds what changes devices for an op's operands and inside it.
     """
     problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
     settled = {tensor: _relayed(problem, tensor, choice) for tensor in problem.scope.gradients if tensor in problem.relays}
@@ -73,18 +73,21 @@ def _strategy(problem: Problem, op: Op, choice: Sequence[int], spreads: Mapping[
 
 def _choices(problem: Problem, choice: Sequence[int]) -> List[Choice]:
     """The ops worth dividing and the losses: what a plan keeps, and from which the search finds the rest again."""
-    waiting: Dict[int, float] = {}
-    arrays = problem.costs.tables.arrays
-    for (u, v), table in problem.costs.edges.items():
-        seconds = float(arrays[table][choice[u], choice[v]]) / PICOSECONDS
-        waiting[max(u, v)] = waiting.get(max(u, v), 0.0) + seconds
-    rate = problem.ring.link.bandwidth_bytes_per_s * problem.ring.devices
     found = []
     for op in problem.scope.ops:
         candidates, kind = problem.candidates[op], problem.graph.ops[op].type
         if len(candidates.strategies) > 1 and kind in WORTH_DIVIDING:
-            node = problem.node_of[op]
-            exchanged = candidates.exchanges[choice[node]] / PICOSECONDS
-            found.append(Choice(problem.graph.ops[op].name, problem.strategy(op, choice).pattern,
-                                rate * (waiting.get(node, 0.0) + exchanged)))
+            strategy = problem.strategy(op, choice)
+            found.append(Choice(problem.graph.ops[op].name, strategy.pattern, _exchanged_bytes(problem, op, strategy, choice)))
     return found
+
+
+def _exchanged_bytes(problem: Problem, op: int, strategy: Strategy, choice: Sequence[int]) -> float:
+    """Bytes that change devices for an op's operands, and inside it."""
+    total = 4.0 * strategy.exchanged
+    for position, tensor in enumerate(problem.graph.ops[op].inputs):
+        have, tensor = problem.layout(tensor, choice), problem.scope.roots.get(tensor, tensor)
+        need = layout_of(strategy.needs[position])
+        if have != need and not need.is_partial:
+            total += moved_bytes(have, need, problem.bytes(tensor), problem.axis.count)
+    return total

@@ -12,8 +12,6 @@ from whale_tf.plan import Estimate, InputPlan, Plan, TaskGraphPlan
 from whale_tf.planner.result import SearchResult, Stage, kind_of, no_candidate
 from whale_tf.planner.rhino.assignment import assignment_of
 from whale_tf.planner.rhino.executed import describe, executed_seconds
-from whale_tf.planner.rhino.liveness import peak_bytes
-from whale_tf.planner.rhino.local_shapes import LocalShapes
 from whale_tf.planner.rhino.mesh import Mesh, meshes
 from whale_tf.planner.rhino.replicas import replica_graph
 from whale_tf.planner.rhino.search import search
@@ -96,13 +94,12 @@ def _executable(question: Question, cluster: Cluster) -> List[Mesh]:
 def _on_mesh(question: Question, cluster: Cluster, mesh: Mesh) -> Automatic:
     is_nested = len(mesh) > 1
     answer = search(question.graph, cluster, pins=question.pins, shapes=[mesh], divisible=question.divisible,
-                    gradients=question.gradients, batch=question.examples if is_nested else None)
+                    gradients=question.gradients, batch=question.examples if is_nested else None, known=question.known)
     assignment, known = assignment_of(answer), question.known
     if is_nested:
         known = replica_graph(known, question.examples, mesh[0])
     seconds = executed_seconds(known, assignment, cluster, mesh[0] if is_nested else 1)
-    level = answer.levels[0]
-    peak = peak_bytes(level.problem, level.solution.choice, LocalShapes(known))
+    peak = answer.peak_bytes
     estimate = Estimate(search=NAME, global_batch=question.batch, latency_s=seconds,
                         peak_memory_bytes=(int(peak),) * len(cluster))
     return Automatic(assignment, estimate, describe(assignment, question.graph, mesh, seconds), mesh)

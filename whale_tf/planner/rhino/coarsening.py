@@ -7,8 +7,8 @@ the rest is solved as a whole again: it is exact but for the critical nodes.
 
 Edges that leave a segment go from forward ops and weights to the backward pass.  Left out, products of the backward pass are
 chosen as if whole weights and whole gradients cost nothing (up to 83% worse).  So the far ends of these edges are taken to have
-the strategies that compute fastest, which are divided ones, and in a second try to be whole; the better answer counts, and
-further ``rounds`` start from it.
+the strategies that compute fastest, which are divided ones, and tensors with many readers to be everywhere; in a second try all
+is there once.  The better answer counts, and further ``rounds`` start from it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from whale_tf.ir.traits import traits
+from whale_tf.patterns.spread import everywhere
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import MAX_ENTRIES, Elimination, eliminate
 from whale_tf.planner.rhino.problem import Problem
@@ -90,6 +91,9 @@ def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_EN
     segments = _Segments(problem, costs)
     arrays = costs.tables.arrays
     divided = [int(arrays[table].argmin()) for table in costs.nodes]
+    for tensor, relay in problem.relays.items():  # which cost nothing themselves
+        if everywhere in problem.relayed[tensor]:
+            divided[relay] = problem.relayed[tensor].index(everywhere)
     best = min((segments.solve(guess, max_entries) for guess in (divided, [0] * len(divided))), key=lambda found: found.cost)
     for _ in range(rounds):
         found = segments.solve(best.choice, max_entries)

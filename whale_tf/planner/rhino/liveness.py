@@ -11,16 +11,15 @@ can be priced like time (:func:`held`); it bounds the peak from below.  The plac
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.traits import SAME_BUFFER, SHAPE_ONLY
-from whale_tf.patterns.spread import EACH, Spread
-from whale_tf.planner.rhino.local_shapes import LocalShapes
+from whale_tf.patterns.moves import largest_share
+from whale_tf.patterns.spread import EVERYWHERE, ONCE, Spread
 from whale_tf.planner.rhino.problem import Layouts, Problem
-from whale_tf.planner.rhino.work import elements, item_bytes
 from whale_tf.profiler.chain import buffer_of
 
 Pairs = Mapping[Tuple[int, int], np.ndarray]
@@ -41,33 +40,27 @@ class Held(NamedTuple):
         return total + sum(float(sizes[choice[u], choice[v]]) for (u, v), sizes in self.pairs.items())
 
 
-def share(layout: Spread) -> float:
-    """A device's part of a tensor: the largest one."""
-    if layout.kind == EACH:
-        return 0.0
-    return max(layout.sizes) / sum(layout.sizes) if layout.is_shard else 1.0
+def _is_there(have: Spread, need: Spread) -> bool:
+    """Whether the first device, which has what is there once, needs no other copy."""
+    return have == need or {have.kind, need.kind} == {ONCE, EVERYWHERE}
 
 
-def peak_bytes(problem: Problem, choice: Sequence[int], shapes: Optional[LocalShapes] = None) -> float:
-    """Most alive at a time on one device, variables included.
-
-    Args:
-        shapes: sizes that the problem does not know (of the batch) filled in; None: the problem's own.
-    """
+def peak_bytes(problem: Problem, choice: Sequence[int]) -> float:
+    """Most alive at a time on one device, variables included."""
     stored = sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
-    return stored + float(_Walk(problem, choice, shapes or problem.shapes).run().max(initial=0.0))
+    return stored + float(_Walk(problem, choice).run().max(initial=0.0))
 
 
 def busiest(problem: Problem, choice: Sequence[int]) -> int:
     """The place in the order of ops at which most is alive."""
-    return int(_Walk(problem, choice, problem.shapes).run()[:-1].argmax())
+    return int(_Walk(problem, choice).run()[:-1].argmax())
 
 
 class _Walk:
     """Buffers with the places in the order of ops at which they are born and last read."""
 
-    def __init__(self, problem: Problem, choice: Sequence[int], shapes: LocalShapes) -> None:
-        self.problem, self.choice, self.shapes = problem, choice, shapes
+    def __init__(self, problem: Problem, choice: Sequence[int]) -> None:
+        self.problem, self.choice = problem, choice
         self.sizes: List[float] = []
         self.born: List[int] = []
         self.last: List[int] = []
@@ -89,7 +82,7 @@ class _Walk:
                 elif op.phase is Phase.APPLY and graph.tensors[tensor].dtype.endswith("_ref"):
                     buffer = -1  # the variable itself
                 else:
-                    buffer = self._new(self._bytes(tensor) * share(strategy.gives[index][number]), place)
+                    buffer = self._new(problem.bytes(tensor) * largest_share(strategy.gives[index][number]), place)
                 self._keep(tensor, buffer, strategy.gives[index][number], place)
         return self._curve()
 
@@ -102,9 +95,9 @@ class _Walk:
         buffer, layout = self.held[tensor]
         if buffer >= 0:
             self.last[buffer] = place
-        if layout == need or need.is_partial:
+        if need.is_partial or _is_there(layout, need):
             return buffer
-        return self._new(self._bytes(tensor) * share(need), place)
+        return self._new(problem.bytes(tensor) * largest_share(need), place)
 
     def _enter(self, tensor: int, place: int) -> None:
         """A variable, or a tensor from outside the problem, which is whole; constants are part of the program."""
@@ -113,8 +106,8 @@ class _Walk:
         if producer.id in problem.stored:
             self._keep(tensor, -1, problem.storage(producer.id, self.choice), place)
             return
-        layout = problem.outside
-        size = 0.0 if producer.type == "Const" else self._bytes(tensor)
+        layout = problem.outside(tensor)
+        size = 0.0 if producer.type == "Const" else problem.bytes(tensor)
         self._keep(tensor, self._new(size, place), layout, place)
 
     def _keep(self, tensor: int, buffer: int, layout: Spread, place: int) -> None:
@@ -122,8 +115,8 @@ class _Walk:
         relay = self.problem.relays.get(tensor)
         if relay is not None:
             wanted = self.problem.relayed[tensor][self.choice[relay]]
-            if wanted != layout:
-                buffer, layout = self._new(self._bytes(tensor) * share(wanted), place), wanted
+            if not _is_there(layout, wanted):
+                buffer, layout = self._new(self.problem.bytes(tensor) * largest_share(wanted), place), wanted
         self.held[tensor] = (buffer, layout)
 
     def _new(self, size: float, place: int) -> int:
@@ -131,9 +124,6 @@ class _Walk:
         self.born.append(place)
         self.last.append(place)
         return len(self.sizes) - 1
-
-    def _bytes(self, tensor: int) -> float:
-        return elements(self.shapes.stored(tensor)) * item_bytes(self.problem.graph.tensors[tensor].dtype)
 
     def _curve(self) -> np.ndarray:
         change = np.zeros(len(self.problem.scope.ops) + 1)
@@ -185,13 +175,14 @@ def _holder(problem: Problem, tensor: int) -> Tuple[int, Layouts]:
 
 
 def _sizes(size: float, layouts: Layouts) -> np.ndarray:
-    return np.array([size * share(layout) for layout in layouts])
+    return np.array([size * largest_share(layout) for layout in layouts])
 
 
 def _add_gathered(problem: Problem, found: Held, tensor: int, relay: int) -> None:
     """The copy of a variable that is read in another layout than it is stored in."""
     variable = problem.graph.tensors[tensor].op
     stored, copies = problem.stored[variable], _sizes(problem.bytes(tensor), problem.relayed[tensor])
-    table = np.array([[0.0 if have == need else size for need, size in zip(problem.relayed[tensor], copies)] for have in stored])
+    table = np.array([[0.0 if _is_there(have, need) else size for need, size in zip(problem.relayed[tensor], copies)]
+                      for have in stored])
     u, v = problem.node_of[variable], relay
     found.pairs[(u, v) if u < v else (v, u)] = table if u < v else table.T

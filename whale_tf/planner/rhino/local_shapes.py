@@ -17,6 +17,7 @@ class LocalShapes:
         self._whole = Sizes(graph)
         self._made: Dict[int, Shape] = {}
         self._needed: Dict[Tuple[int, int], Shape] = {}
+        self._begun: Dict[int, Shape] = {}
 
     def view(self, op: Op) -> Sizes:
         """What the op sees of its operands and results."""
@@ -30,6 +31,21 @@ class LocalShapes:
         """Shape of a tensor as it is made; of a handle, the variable's."""
         return self._made[tensor] if tensor in self._made else stored_shape(self._whole, tensor)
 
+    def begun(self) -> LocalShapes:
+        """The same shapes, of which :meth:`part` counts from now on."""
+        other = self.divided({}, {})
+        other._begun = dict(self._made)
+        return other
+
+    def part(self, tensor: int, shape: Shape) -> float:
+        """Which part ``shape`` is of a tensor."""
+        whole = self._begun[tensor] if tensor in self._begun else stored_shape(self._whole, tensor)
+        found = 1.0
+        for size, of in zip(shape or (), whole or ()):
+            if size is not None and of:
+                found *= size / of
+        return found
+
     def divided(self, made: Mapping[int, Spread], needed: Mapping[Tuple[int, int], Spread]) -> LocalShapes:
         """What a further mesh dimension leaves; devices with more count.
 
@@ -38,7 +54,7 @@ class LocalShapes:
             needed: (op, tensor) -> the spread in which the op takes it.
         """
         other = LocalShapes(self._whole.graph)
-        other._whole = self._whole
+        other._whole, other._begun = self._whole, self._begun
         other._made = dict(self._made)
         other._needed = {(op, t): _part(self._needed.get((op, t), self.stored(t)), spread) for (op, t), spread in needed.items()}
         other._made.update({t: _part(self.stored(t), spread) for t, spread in made.items()})

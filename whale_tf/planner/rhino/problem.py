@@ -1,11 +1,11 @@
 """The strategy problem of an op graph (Rhino section 4.2): ops are nodes, tensors are edges.
 
-- A **node** is an op with more than one strategy (:mod:`whale_tf.patterns`): computing it whole on every device, or dividing
-  one factor, the batch's among them.  It costs the roofline time of its share, and what its recipe exchanges.
+- A **node** is an op with its strategies (:mod:`whale_tf.patterns`): computing it once, on the first device, or dividing one
+  factor, the batch's among them.  It costs the time of its largest part, and what its recipe exchanges.
 - A **variable** is a node whose strategies are how it is stored; its reads are the variable itself.  An op that writes it must
   have it as it is stored, so that a variable, its slots and its update agree; if it is stored in shards and used whole, it is
   gathered, and its gradient scattered: ZeRO (section 4.4) is a choice like any other.
-- An **edge** costs the collective that turns the layout a tensor is made in to the one it is needed in.
+- An **edge** costs the messages that turn the layout a tensor is made in to the one it is needed in.
 - A tensor with several users has a **relay** node in between, the layout it is converted to for all of them: a gradient that is
   clipped and applied is summed once, a gathered variable serves forward and backward.
 
@@ -18,12 +18,12 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from whale_tf.cluster.devices import Device
 from whale_tf.errors import ConfigError
-from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
+from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.parts import even_sizes
-from whale_tf.ir.traits import SHAPE_ONLY, Cost, traits
-from whale_tf.patterns.spread import EACH, Spread, everywhere, shard
+from whale_tf.ir.traits import SHAPE_ONLY
+from whale_tf.patterns.moves import largest_share
+from whale_tf.patterns.spread import EACH, Spread, everywhere, once, shard
 from whale_tf.patterns.strategy import (
     LINEAR,
     ONCE,
@@ -33,13 +33,14 @@ from whale_tf.patterns.strategy import (
     stored_shape,
     strategies,
 )
-from whale_tf.planner.rhino.collectives import PICOSECONDS, Ring, conversion, layout_of
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph
 from whale_tf.planner.rhino.local_shapes import LocalShapes
+from whale_tf.planner.rhino.mesh import PICOSECONDS, Axis, layout_of
+from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import Scope
-from whale_tf.planner.rhino.work import Work, elements, flops, item_bytes
 
 Layouts = Tuple[Spread, ...]
+MANY_READERS, SCALAR_BYTES = 12, 8.0  # a number that many ops read (a learning rate) goes to all devices: it decides nothing
 
 
 class Candidates(NamedTuple):
@@ -64,7 +65,6 @@ class Problem:
     """An op graph as a CostGraph on one dimension of a device mesh.
 
     Attributes:
-        outside: layout of tensors that are made outside the problem.
         costs: the strategy problem.
         candidates: op -> its strategies, for ops that are nodes.
         node_of: op (or variable op) -> node.
@@ -72,19 +72,20 @@ class Problem:
         relays: tensor -> its relay's node; ``relayed``: the layouts that the relay's strategies stand for.
     """
 
-    outside = everywhere
-
-    def __init__(self, graph: OpGraph, scope: Scope, ring: Ring, device: Device, pins: Optional[Mapping[int, str]] = None,
-                 shapes: Optional[LocalShapes] = None, batch: Optional[Mapping[int, int]] = None) -> None:
+    def __init__(self, graph: OpGraph, scope: Scope, axis: Axis, pins: Optional[Mapping[int, str]] = None,
+                 shapes: Optional[LocalShapes] = None, batch: Optional[Mapping[int, int]] = None,
+                 prices: Optional[OpPrices] = None) -> None:
         """Args:
         pins: op -> the pattern that it must take.
         shapes: what is left of every tensor by the mesh dimensions before this one.
         batch: tensor -> its dimension that counts examples, if model replicas divide that and this dimension must not.
+        prices: of the ops on the shapes that ``shapes`` began with; None: of the graph's.
 
         Raises:
             ConfigError: an op that is pinned does not have the pattern.
         """
-        self.graph, self.scope, self.ring, self.device = graph, scope, ring, device
+        self.graph, self.scope, self.axis = graph, scope, axis
+        self.prices = prices if prices is not None else OpPrices(graph, scope)
         self.shapes = shapes if shapes is not None else LocalShapes(graph)
         self.pins, self.batch = pins or {}, batch or {}
         self.costs = CostGraph()
@@ -106,8 +107,8 @@ class Problem:
         shape = self.shapes.stored(self.graph.ops[variable].outputs[0]) or ()
         if variable in self.scope.whole:
             shape = ()
-        layouts = [everywhere] + [layout_of(shard(dim, even_sizes(size, self.ring.devices)))
-                                  for dim, size in enumerate(shape) if size is not None and size >= self.ring.devices]
+        layouts = [once] + [layout_of(shard(dim, even_sizes(size, self.axis.count)))
+                            for dim, size in enumerate(shape) if size is not None and size >= self.axis.count]
         self.stored[variable] = tuple(layouts)
         self.node_of[variable] = self.costs.add_node([0] * len(layouts))
 
@@ -119,13 +120,14 @@ class Problem:
             names = [strategy.pattern for strategy in found.strategies]
             if pattern not in names:
                 raise ConfigError("pattern {!r} is asked for {!r} ({}), which does not have it on {} devices; it has: {}".format(
-                    pattern, op.name, op.type, self.ring.devices, ", ".join(dict.fromkeys(names))))
+                    pattern, op.name, op.type, self.axis.count, ", ".join(dict.fromkeys(names))))
             costs = [cost if name == pattern else IMPOSSIBLE for cost, name in zip(costs, names)]
         self.candidates[op.id] = found
         self.node_of[op.id] = self.costs.add_node(costs)
 
     def _candidates(self, op: Op) -> Candidates:
-        key = look(op, self.shapes.view(op), self.batch), op.phase is Phase.APPLY, tuple(map(self._stored, op.inputs))
+        key = (look(op, self.shapes.view(op), self.batch), op.phase is Phase.APPLY, tuple(map(self._stored, op.inputs)),
+               tuple(t in self.scope.gradients for t in op.inputs + op.outputs))
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = self._make(op)
@@ -137,15 +139,10 @@ class Problem:
     def _make(self, op: Op) -> Candidates:
         view = self.shapes.view(op)
         found = [computed_once(op)]
-        found += [s for s in strategies(op, view, (1,) * self.ring.devices, self.batch).found if self._is_possible(op, s)]
-        operands = [stored_shape(view, t) for t in op.inputs]
-        results = [stored_shape(view, t) for t in op.outputs]
-        total = flops(op, operands, results)
-        compute, exchange = [], []
-        for strategy in found:
-            compute.append(0 if traits(op.type).cost is Cost.FREE else self._compute(op, strategy, total, operands, results))
-            moved = 4.0 * strategy.exchanged
-            exchange.append(int(round(self.ring.exchange_seconds(moved) * PICOSECONDS)) if moved else 0)
+        found += [s for s in strategies(op, view, (1,) * self.axis.count, self.batch).found if self._is_possible(op, s)]
+        left = [self.shapes.part(t, stored_shape(view, t)) for t in op.inputs + op.outputs]
+        compute = [self._compute(op, strategy, left) for strategy in found]
+        exchange = [self.axis.exchange(4.0 * strategy.exchanged) for strategy in found]
         needs = tuple(tuple(layout_of(s.needs[i]) for s in found) for i in range(len(op.inputs)))
         gives = tuple(tuple(layout_of(s.gives[i]) for s in found) for i in range(len(op.outputs)))
         costs = tuple(a + b for a, b in zip(compute, exchange))
@@ -155,17 +152,14 @@ class Problem:
         """An op that takes a variable itself runs where the variable is: on its shards, or once."""
         return not any(self.scope.is_handle(self.graph, t) and not need.is_shard for t, need in zip(op.inputs, strategy.needs))
 
-    def _compute(self, op: Op, strategy: Strategy, total: float, operands: Sequence[Shape], results: Sequence[Shape]) -> int:
-        share, moved = 1.0, 0.0
-        tensors = list(zip(op.inputs, operands, strategy.needs)) + list(zip(op.outputs, results, strategy.gives))
-        for tensor, shape, spread in tensors:
-            part = max(spread.sizes) / sum(spread.sizes) if spread.is_shard else 1.0
-            moved += part * elements(shape) * item_bytes(self.graph.tensors[tensor].dtype)
-            share = min(share, part)
-        if strategy.how in (ONCE, LINEAR):
-            share = 1.0
-        dtype = self.graph.tensors[op.outputs[0]].dtype if op.outputs else "float32"
-        return int(round(Work(total * share, moved).seconds(self.device, dtype.replace("_ref", "")) * PICOSECONDS))
+    def _compute(self, op: Op, strategy: Strategy, left: Sequence[float]) -> int:
+        """Args:
+        left: what the mesh dimensions before this one leave of each operand and result.
+        """
+        shares = [part * largest_share(spread) for part, spread in zip(left, strategy.needs + strategy.gives)]
+        share = min(left if strategy.how in (ONCE, LINEAR) else shares, default=1.0)
+        device = self.axis.first if strategy.how == ONCE else self.axis.slowest
+        return int(round(self.prices.seconds(op, share, shares, device) * PICOSECONDS))
 
     # -- edges --------------------------------------------------------------------------------------------------------
     def _add_edges(self) -> None:
@@ -180,6 +174,8 @@ class Problem:
             is_gradient = tensor in self.scope.gradients
             if (len(soft) > 1 or is_gradient) and not all(layout.kind == EACH for layout in gives):
                 relayed = self._relay_layouts(gives, soft)
+                if len(soft) > MANY_READERS and size <= SCALAR_BYTES:
+                    relayed = (everywhere,)
                 if is_gradient:
                     relayed = tuple(layout for layout in relayed if not layout.is_partial)
                 self.relayed[tensor] = relayed
@@ -201,20 +197,24 @@ class Problem:
         return users
 
     def _source(self, tensor: int) -> Tuple[int, Layouts]:
-        """Node that makes a tensor, and its layouts; a tensor from outside is whole everywhere."""
+        """Node that makes a tensor, and its layouts; what is made outside the problem is there once."""
         op = self.graph.tensors[tensor].op
         if op in self.stored:
             return self.node_of[op], self.stored[op]
         if op in self.candidates:
             return self.node_of[op], self.candidates[op].gives[self.graph.tensors[tensor].index]
-        return self.costs.add_node([0]), (self.outside,)
+        return self.costs.add_node([0]), (self.outside(tensor),)
+
+    def outside(self, tensor: int) -> Spread:
+        """Layout of a tensor that is made outside the problem: constants are part of the program."""
+        return everywhere if self.graph.producer(tensor).type == "Const" else once
 
     def is_hard(self, op: int, position: int) -> bool:
         """Whether an op works on the variable itself, so that it must take it as it is stored."""
         return self.scope.is_handle(self.graph, self.graph.ops[op].inputs[position])
 
     def _relay_layouts(self, gives: Layouts, uses: Iterable[Tuple[int, int]]) -> Layouts:
-        found = dict.fromkeys((everywhere,) + gives)
+        found = dict.fromkeys((once,) + gives)
         for op, position in uses:
             found.update(dict.fromkeys(need for need in self.candidates[op].needs[position] if not need.is_partial))
         return tuple(found)
@@ -234,11 +234,11 @@ class Problem:
     def _conversion(self, have: Spread, need: Spread, size: float) -> int:
         if size == float("inf"):
             return 0 if have == need else IMPOSSIBLE
-        return conversion(have, need, size, self.ring)
+        return self.axis.conversion(have, need, size)
 
     def bytes(self, tensor: int) -> float:
         """Bytes of a tensor, or of the variable behind a handle, on all devices of this mesh dimension together."""
-        return elements(self.shapes.stored(tensor)) * item_bytes(self.graph.tensors[tensor].dtype)
+        return self.prices.bytes(tensor) * self.shapes.part(tensor, self.shapes.stored(tensor))
 
     # -- answers ------------------------------------------------------------------------------------------------------
     def strategy(self, op: int, choice: Sequence[int]) -> Strategy:
@@ -248,6 +248,18 @@ class Problem:
         """The layout a variable is stored in."""
         return self.stored[variable][choice[self.node_of[variable]]]
 
+    def layout(self, tensor: int, choice: Sequence[int]) -> Spread:
+        """The layout a tensor is read in, or made in where each reader converts it."""
+        tensor = self.scope.roots.get(tensor, tensor)
+        if tensor in self.relays:
+            return self.relayed[tensor][choice[self.relays[tensor]]]
+        record = self.graph.tensors[tensor]
+        if record.op in self.stored:
+            return self.storage(record.op, choice)
+        if record.op in self.candidates:
+            return self.candidates[record.op].gives[record.index][choice[self.node_of[record.op]]]
+        return self.outside(tensor)
+
     def communication(self, choice: Sequence[int]) -> int:
         """Picoseconds of a choice without what is computed."""
         computed = sum(found.costs[choice[self.node_of[op]]] - found.exchanges[choice[self.node_of[op]]]
@@ -256,5 +268,4 @@ class Problem:
 
     def stored_bytes(self, variable: int, layout: Spread) -> float:
         """Bytes of a variable on the device that has most of it."""
-        part = max(layout.sizes) / sum(layout.sizes) if layout.is_shard else 1.0
-        return part * self.bytes(self.graph.ops[variable].outputs[0])
+        return largest_share(layout) * self.bytes(self.graph.ops[variable].outputs[0])

@@ -10,10 +10,10 @@ from typing import Dict, List, Mapping
 
 from whale_tf.ir.graph import OpGraph, Shape
 from whale_tf.ir.parts import even_sizes
+from whale_tf.patterns.moves import largest_share
 from whale_tf.patterns.spread import Spread, shard
-from whale_tf.planner.rhino.collectives import PICOSECONDS, Ring
-from whale_tf.planner.rhino.liveness import share
 from whale_tf.planner.rhino.local_shapes import LocalShapes
+from whale_tf.planner.rhino.mesh import Axis
 from whale_tf.planner.rhino.problem import Problem
 
 
@@ -39,13 +39,11 @@ def replica_graph(graph: OpGraph, batch: Mapping[int, int], replicas: int) -> Op
     return graph.with_shapes(shapes)
 
 
-def add_replica_sums(problem: Problem, ring: Ring) -> None:
-    """Add to every gradient's layout the ring all-reduce of a device's part over the model replicas."""
+def add_replica_sums(problem: Problem, replicas: Axis) -> None:
+    """Add to every gradient's layout the sum of a device's part over the model replicas."""
     extra: Dict[int, List[int]] = {}
-    steps = 2 * (ring.devices - 1)
     for tensor in sorted(problem.scope.gradients):
         relay = problem.relays.get(tensor)
         if relay is not None:
-            sizes = [problem.bytes(tensor) * share(layout) for layout in problem.relayed[tensor]]
-            extra[relay] = [int(round(ring.seconds(steps, size / ring.devices) * PICOSECONDS)) for size in sizes]
+            extra[relay] = [replicas.sum(problem.bytes(tensor) * largest_share(layout)) for layout in problem.relayed[tensor]]
     problem.costs = problem.costs.adjusted(extra)

@@ -10,15 +10,15 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.patterns.spread import Spread
 from whale_tf.planner.rhino import memory
 from whale_tf.planner.rhino.coarsening import solve_segments
-from whale_tf.planner.rhino.collectives import PICOSECONDS
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 from whale_tf.planner.rhino.elimination import TableTooLarge
 from whale_tf.planner.rhino.integer_program import integer_program, solve
 from whale_tf.planner.rhino.liveness import busiest, held, peak_bytes
 from whale_tf.planner.rhino.local_shapes import LocalShapes
-from whale_tf.planner.rhino.mesh import Mesh, meshes, rings
+from whale_tf.planner.rhino.mesh import PICOSECONDS, Mesh, axes, meshes
+from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.problem import Problem
-from whale_tf.planner.rhino.replicas import add_replica_sums, replica_shapes
+from whale_tf.planner.rhino.replicas import add_replica_sums, replica_graph, replica_shapes
 from whale_tf.planner.rhino.scope import Scope, find_scope
 from whale_tf.simulator.simulate import RESERVED_BYTES
 
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[Mapping[str, str]] = None,
            memory_bytes: Optional[float] = None, shapes: Optional[Sequence[Mesh]] = None,
            divisible: Optional[AbstractSet[int]] = None, gradients: AbstractSet[int] = frozenset(),
-           batch: Optional[Mapping[int, int]] = None) -> Answer:
+           batch: Optional[Mapping[int, int]] = None, known: Optional[OpGraph] = None) -> Answer:
     """The fastest plan.
 
     Args:
@@ -80,6 +80,7 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
         gradients: tensors whose terms are added up before anyone reads them.
         batch: tensor -> its dimension that counts examples.  If given, the first of two mesh dimensions is model replicas, which
             divide these and sum gradients, and the second divides everything else.
+        known: the same ops with the sizes to price them by, where ``graph`` does not know them all.
 
     Raises:
         ConfigError: an unknown level or op, or a pattern that an op does not have.
@@ -97,7 +98,7 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
     if limit is None:
         limit = float(min(device.memory_bytes - RESERVED_BYTES.get(device.kind, 0) for device in cluster.devices))
     solver = _o2 if level == "O2" else _o3
-    searches = [_Search(graph, scope, cluster, mesh, solver, _pinned(graph, pins or {}), batch) for mesh in tried]
+    searches = [_Search(graph, scope, cluster, mesh, solver, _pinned(graph, pins or {}), batch, known or graph) for mesh in tried]
     found = [answer for answer in (one.within(limit) for one in searches) if answer is not None]
     if not found:
         least = min(one.least_bytes for one in searches)
@@ -114,16 +115,17 @@ class _Search:
 
     def __init__(self, graph: OpGraph, scope: Scope, cluster: Cluster, mesh: Mesh,
                  solver: Callable[[Problem, CostGraph], Solution], pins: Mapping[int, str],
-                 batch: Optional[Mapping[int, int]] = None) -> None:
+                 batch: Optional[Mapping[int, int]], known: OpGraph) -> None:
         self.graph, self.scope, self.mesh, self.solver, self.pins = graph, scope, mesh, solver, pins
-        self.rings = rings(cluster, mesh)
+        self.axes = axes(cluster, mesh)
         self.batch = batch if batch is not None and len(mesh) == 2 else None
-        self.device = min(cluster.devices, key=lambda device: device.peak_flops_per_s["fp32"])
         if self.batch is None:
+            self.prices = OpPrices(known, scope)
             self.first = self._problem(0, LocalShapes(graph))
         else:
-            replicas = self.rings.pop(0)
-            self.first = self._problem(0, replica_shapes(LocalShapes(graph), self.batch, replicas.devices))
+            replicas = self.axes.pop(0)
+            self.prices = OpPrices(replica_graph(known, self.batch, replicas.count), scope)
+            self.first = self._problem(0, replica_shapes(LocalShapes(graph), self.batch, replicas.count).begun())
             add_replica_sums(self.first, replicas)
         self.parameters = memory.parameters(self.first)
         self.least_bytes = float("inf")  # of all answers so far
@@ -176,14 +178,14 @@ class _Search:
         return answer._replace(lower_bound_s=bound / PICOSECONDS)
 
     def _problem(self, dimension: int, shapes: LocalShapes) -> Problem:
-        return Problem(self.graph, self.scope, self.rings[dimension], self.device, self.pins, shapes, self.batch)
+        return Problem(self.graph, self.scope, self.axes[dimension], self.pins, shapes, self.batch, self.prices)
 
     def _solve(self, forced: int, price: float = 0.0) -> Answer:
         """Dimension by dimension: each takes the shapes that the one before left."""
         must: Set[int] = {v for parameter in self.parameters[:forced] for v in parameter.variables}
         levels: List[Level] = []
         problem, picoseconds = self.first, 0
-        for dimension in range(len(self.rings)):
+        for dimension in range(len(self.axes)):
             if dimension:
                 problem = self._problem(dimension, _left(levels[-1]))
             costs = memory.sharded(problem, must)
@@ -198,7 +200,7 @@ class _Search:
                                       f"do not go together; "
                                       "ask for fewer")
             levels.append(Level(problem, solution))
-            is_last = dimension == len(self.rings) - 1
+            is_last = dimension == len(self.axes) - 1
             picoseconds += solution.cost if is_last else problem.communication(solution.choice)
         problem, choice = levels[-1].problem, levels[-1].solution.choice
         answer = Answer(self.mesh, tuple(levels), picoseconds / PICOSECONDS, memory.stored_bytes(problem, choice),

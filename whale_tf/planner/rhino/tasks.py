@@ -7,6 +7,9 @@ from typing import Dict, List, Sequence, Tuple
 import numpy as np
 
 from whale_tf.cluster import Cluster
+from whale_tf.patterns.moves import Recipe
+from whale_tf.profiler.op_cost import OpCost
+from whale_tf.profiler.op_time import op_seconds
 from whale_tf.simulator.buffers import BufferRows
 from whale_tf.simulator.engine import run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
@@ -36,7 +39,7 @@ class Tasks:
     def compute(self, device: int, seconds: float, waits: Sequence[int]) -> int:
         """What takes no time is done as soon as what it waits for is."""
         if not seconds:
-            return self._join(waits)
+            return self.join(waits)
         task = self._add(COMPUTATION, seconds, (device,), [*waits, self._last[device]])
         self._last[device] = task
         return task
@@ -45,7 +48,7 @@ class Tasks:
         """One message for each pair (sender, receiver, fraction of ``size`` bytes), all at once."""
         pairs = [pair for pair in pairs if pair[2] > 0.0]
         if not pairs or not size:
-            return self._join(waits)
+            return self.join(waits)
         devices = tuple(sorted({end for pair in pairs for end in pair[:2]}))
         best = self._network.best(SEND_RECV, Group(devices, tuple(pairs)), size)
         seconds = best.latency_s + size * best.seconds_per_byte
@@ -57,7 +60,26 @@ class Tasks:
             self._links[task] = tuple((link, load * size / seconds, 1) for link, load in best.loads)
         return task
 
-    def _join(self, waits: Sequence[int]) -> int:
+    def carry_out(self, recipe: Recipe, size: float, devices: Sequence[int], ready: Sequence[int]) -> List[int]:
+        """What each device waits for after a recipe.
+
+        Args:
+            size: bytes of the tensor.
+            ready: the task that makes each device's part.
+        """
+        done = list(ready)
+        for step in recipe:
+            ways = list(step.messages)
+            pairs = [(devices[j], devices[i], part) for j, i, part in ways]
+            sent = self.send(size, pairs, [done[j] for j in sorted({j for j, _, _ in ways})])
+            for i in {i for _, i, _ in ways}:
+                done[i] = sent if not step.added else self.join([done[i], sent])
+            for i, part in step.added:
+                adding = op_seconds(OpCost(0.0, size * part * (step.devices + 1)), self.cluster.devices[devices[i]], "float32")
+                done[i] = self.compute(devices[i], adding, [done[i]])
+        return done
+
+    def join(self, waits: Sequence[int]) -> int:
         behind = sorted({task for task in waits if task != START})
         if len(behind) < 2:
             return behind[0] if behind else START

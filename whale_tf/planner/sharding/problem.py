@@ -8,6 +8,7 @@ from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.traits import CONTROL_FLOW, LOOK_UPS, MOVES, PASSES_TERMS, READS, SHAPE_ONLY, VARIABLES, traits
+from whale_tf.patterns.moves import gradient_bytes, moved_bytes
 from whale_tf.patterns.spread import EACH, Spread, everywhere, once
 from whale_tf.patterns.strategy import (
     LINEAR,
@@ -22,7 +23,6 @@ from whale_tf.patterns.strategy import (
     look,
     strategies,
 )
-from whale_tf.planner.sharding.price import gradient_bytes, moved_bytes
 from whale_tf.planner.sharding.slots import Factored
 from whale_tf.planner.statistics import tensor_bytes
 

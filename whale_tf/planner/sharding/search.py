@@ -5,7 +5,7 @@ the tensors they read and of the variables, and which conversions are paid for. 
 cheapest is kept, and none that a cheaper one could become for less than it costs more: dynamic programming over the frontier,
 exact as long as no more than ``WIDTH`` states are left.  So a column-sharded layer is followed by a row-sharded one because
 nothing is exchanged between the two, not because a rule says so; prices count forward and backward bytes
-(:mod:`whale_tf.planner.sharding.price`).
+(:mod:`whale_tf.patterns.moves`).
 
 Ops worth dividing (contractions, convolutions, look-ups) are divided if they can be: computing everything once would
 exchange nothing.  Those without weights may also take the pattern ``batch``, which divides their work as well.  All others
