@@ -8,6 +8,7 @@ stages by speed, the larger devices first. Step times are the simulator's; the p
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List
 
 from rich.console import Console
@@ -16,9 +17,9 @@ from benchmarks.measure import table
 from benchmarks.papers.stages import even_stages
 from whale_tf.balance import exact_stages
 from whale_tf.cluster import Cluster
-from whale_tf.planner.auto.choose import Choice, simulated, with_slices
+from whale_tf.planner.auto.choose import simulated, with_slices
 from whale_tf.planner.auto.partition import auto_partition
-from whale_tf.planner.result import SearchResult, Stage
+from whale_tf.planner.candidate import Candidate, Stage
 from whale_tf.profiler.model_profile import ModelProfile, load_builtin
 
 # local batches that fit 16 GiB and are usual for the model; the paper does not give its own
@@ -26,15 +27,15 @@ DATA_PARALLEL = (("resnet-50@dapple", 64, "1.3 to 1.4"), ("bert-large@dapple", 6
 PIPELINES = (("bert-large@dapple", 64, 16, "about 1.2"), ("t5-large", 32, 16, "about 1.2"))
 
 
-def data_parallel(profile: ModelProfile, cluster: Cluster, local: int, balance: str) -> Choice:
+def data_parallel(profile: ModelProfile, cluster: Cluster, local: int, balance: str) -> Candidate:
     devices = tuple(range(len(cluster)))
     stage = Stage(first_layer=0, last_layer=len(profile.layers) - 1, devices=(devices,))
     batch = local * len(cluster)
-    result = SearchResult(
+    result = Candidate(
         search=balance, model=profile.name, cluster=cluster.name, global_batch=batch, num_devices=len(cluster), kind="dp",
         stages=(stage,), micro_batches=1, latency_s=0.0, formula_latency_s=0.0, peak_memory_bytes=(0,) * len(cluster),
-        search_seconds=0.0, description="data parallel")
-    return simulated(Choice(result, profile), cluster, balance)
+        search_seconds=0.0, description="data parallel", profile=profile)
+    return simulated(result, cluster, balance)
 
 
 def report_data_parallel(console: Console) -> None:
@@ -42,7 +43,7 @@ def report_data_parallel(console: Console) -> None:
     rows: List[List[str]] = []
     for name, local, paper in DATA_PARALLEL:
         profile = load_builtin(name).scaled(name, 1)
-        even, aware = (data_parallel(profile, cluster, local, balance).result for balance in ("even", "exact"))
+        even, aware = (data_parallel(profile, cluster, local, balance) for balance in ("even", "exact"))
         slices = with_slices(aware, profile, cluster, "exact").task_graphs[0].slices
         parts = f"{slices[0]} : {slices[-1]}" if slices else "1 : 1"
         rows.append([name, str(local), parts, _ms(even), _ms(aware), f"{even.latency_s / aware.latency_s:.2f}", paper])
@@ -56,7 +57,7 @@ def report_pipelines(console: Console) -> None:
     for name, batch, micro_batches, paper in PIPELINES:
         profile = load_builtin(name).scaled(name, 1)
         even, aware = (
-            simulated(Choice(auto_partition(profile, cluster, batch, 4, micro_batches, solve), profile), cluster).result
+            simulated(replace(auto_partition(profile, cluster, batch, 4, micro_batches, solve), profile=profile), cluster)
             for solve in (even_stages, exact_stages))
         rows.append([name, _layers(even), _layers(aware), _types(aware, cluster), _ms(even), _ms(aware),
                      f"{even.latency_s / aware.latency_s:.2f}", paper])
@@ -64,15 +65,15 @@ def report_pipelines(console: Console) -> None:
         "model", "even layers", "aware layers", "aware devices", "even ms", "aware ms", "speed-up", "paper"], rows))
 
 
-def _layers(result: SearchResult) -> str:
+def _layers(result: Candidate) -> str:
     return "+".join(str(stage.last_layer - stage.first_layer + 1) for stage in result.stages)
 
 
-def _types(result: SearchResult, cluster: Cluster) -> str:
+def _types(result: Candidate, cluster: Cluster) -> str:
     return " ".join(cluster.devices[stage.devices[0][0]].type[:4] for stage in result.stages)
 
 
-def _ms(result: SearchResult) -> str:
+def _ms(result: Candidate) -> str:
     return "{:.1f}{}".format(1e3 * result.latency_s, "" if result.fits else " (does not fit)")
 
 

@@ -7,7 +7,7 @@ import runpy
 import sys
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from whale_tf import api
 from whale_tf._tf_compat import tf, v1
@@ -20,22 +20,21 @@ from whale_tf.capture.unseen import training_phases
 from whale_tf.cluster import Cluster, devices_of_processes
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
-from whale_tf.errors import InfeasibleError, MissingPackageError, PlanError
+from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.graph_editor.definitions import definitions_of
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.parallelize import find_program
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
-from whale_tf.planner.auto.settings import preferred, search_plan
-from whale_tf.planner.result import no_candidate
-from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.planner.rhino.automatic import Automatic, Question, automatic, plan_of, result_of
+from whale_tf.planner.auto.settings import search_plans
+from whale_tf.planner.candidate import Candidate, best, no_candidate
+from whale_tf.planner.rhino.automatic import Question, divisions, plan_of
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.program import Program
-from whale_tf.searching import Found, find_plan
+from whale_tf.searching import find_plan
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.trace import executed_s, op_name
 
@@ -85,7 +84,7 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
     return Profiled(observer.profile, observer.step)
 
 
-def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) -> Found:
+def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) -> Candidate:
     """The plan of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``), found on its op graph.
 
     Args:
@@ -105,7 +104,7 @@ def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) 
         raise PlanError(
             f"{path!r} ended without finalizing or running a graph with an optimizer's update (tf.compat.v1.train, minimize or "
             "apply_gradients), so there is nothing to plan")
-    _check_batch(path, planner.found.result.global_batch, batch)
+    _check_batch(path, planner.found.global_batch, batch)
     return planner.found
 
 
@@ -114,7 +113,7 @@ class _Planner(api.Observer):
 
     def __init__(self, name: str, cluster: Cluster, config: Config) -> None:
         self.name, self.cluster, self.config = name, cluster, config
-        self.found: Optional[Found] = None
+        self.found: Optional[Candidate] = None
 
     def graph(self, graph: tf.Graph) -> None:
         if self.found is None:
@@ -164,7 +163,7 @@ class _Compiler(api.Observer):
             raise _Done()
 
 
-def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: int) -> Found:
+def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: int) -> Candidate:
     """Of a model that nobody can run here: its pass forward, and of a MetaGraph the rest of a step."""
     began = time.perf_counter()
     model = read_model_file(path)
@@ -174,21 +173,14 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     source = Source(name, model.ops.fingerprint())
     training_phases(model.ops)
     question = Question(model.ops, sized(definitions_of(model.graph), model.ops, model.sources, batch), batch, named)
+    found = divisions(question, cluster)
     try:
-        divided: Union[Automatic, str] = automatic(question, cluster)
-    except (InfeasibleError, MissingPackageError) as error:
-        divided = no_candidate(RHINO, error)
-    try:
-        choice = search_plan(chain, source, cluster, config)
+        found += search_plans(chain, source, cluster, config)
     except InfeasibleError as error:
-        best = preferred(divided, error)
-    else:
-        best = preferred(divided, choice.result)
-        if not isinstance(best, Automatic):
-            result = replace(choice.result, search_seconds=time.perf_counter() - began, runners_up=best.runners_up)
-            return Found(result.to_plan(choice.profile), result, choice.profile)
-    assert isinstance(best, Automatic)
-    return Found(plan_of(model.ops, best, cluster, named), result_of(best, name, cluster, time.perf_counter() - began))
+        found.append(no_candidate("TaskGraphs", error))
+    taken = best(found, cluster)
+    plan = plan_of(model.ops, taken, named) if taken.profile is None else taken.to_plan(taken.profile)
+    return replace(taken, model=name, search_seconds=time.perf_counter() - began, plan=plan)
 
 
 def _check_batch(path: str, known: int, batch: int) -> None:

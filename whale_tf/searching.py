@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, Spec, capture, divided
 from whale_tf.capture.chain import captured_chain
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.emit.shard.automatic import check_automatic, contender
+from whale_tf.emit.shard.automatic import check_automatic, contenders
 from whale_tf.emit.shard.problem import divided_dims
-from whale_tf.errors import ConfigError, InfeasibleError
+from whale_tf.errors import ConfigError, InfeasibleError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble, static_batch
-from whale_tf.planner.auto.choose import Choice
+from whale_tf.planner.auto.choose import to_play
 from whale_tf.planner.auto.settings import (
     batch_to_plan_for,
     decision_of,
     may_divide_ops,
     members_of,
-    preferred,
-    search_plan,
+    search_plans,
     specs_of,
 )
+from whale_tf.planner.candidate import Candidate, best, fit, no_candidate
 from whale_tf.planner.memory import device_peaks
-from whale_tf.planner.result import SearchResult
+from whale_tf.planner.play import played_seconds
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.planner.rhino.automatic import Automatic, plan_of, result_of
+from whale_tf.planner.rhino.automatic import plan_of
 from whale_tf.planner.statistics import crossings, stage_statistics
+from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source
-from whale_tf.profiler.model_profile import ModelProfile
 
 
 def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
@@ -43,15 +43,7 @@ def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
     return batch, find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
 
 
-class Found(NamedTuple):
-    """A plan, as the search told it; ``profile``: the layers it is told in, where these are TaskGraphs."""
-
-    plan: Plan
-    result: SearchResult
-    profile: Optional[ModelProfile] = None
-
-
-def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> Optional[Found]:
+def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> Optional[Candidate]:
     """What ``auto_parallel`` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
 
     Raises:
@@ -68,70 +60,77 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
     if config.auto.auto_parallel == RHINO:
         check_automatic(captured, config)
     began = time.perf_counter()
-    found = best_plan(captured, analysed(captured, Options())[1], cluster, config)
-    seconds = time.perf_counter() - began
-    if found.rhino is not None:
-        plan = plan_of(captured.graph, found.rhino, cluster, _inputs(captured), config.init)
-        return Found(plan, result_of(found.rhino, name, cluster, seconds))
-    assert found.plan is not None and found.choice is not None
-    estimate = found.plan.estimate
-    result = replace(
-        found.choice.result, model=name, search_seconds=seconds, peak_memory_bytes=estimate.peak_memory_bytes,
-        runners_up=estimate.runners_up)
-    return Found(found.plan, result, found.choice.profile)
+    found = best_plan(captured, analysed(captured, Options())[1], cluster, config).best
+    plan = found.plan if found.assignment is None else plan_of(captured.graph, found, _inputs(captured), config.init)
+    return replace(found, model=name, search_seconds=time.perf_counter() - began, plan=plan)
 
 
 class Searched(NamedTuple):
-    """What the searches found for an un-annotated model: TaskGraphs and their plan, or (``plan`` None) how rhino divides it;
-    ``choice``: the TaskGraphs as the search told them."""
+    """The candidate taken for an un-annotated model, and the graph with its TaskGraphs, if it has some."""
 
     captured: Captured
     region: Region
-    plan: Optional[Plan] = None
-    rhino: Optional[Automatic] = None
-    choice: Optional[Choice] = None
+    best: Candidate
+
+    @property
+    def plan(self) -> Optional[Plan]:
+        """The plan of TaskGraphs."""
+        return self.best.plan
+
+    @property
+    def rhino(self) -> Optional[Candidate]:
+        """How every op is divided, if that is taken."""
+        return self.best if self.best.assignment is not None else None
 
 
 def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Searched:
-    """The best plan of TaskGraphs, or dividing every op as rhino says, if that is asked for and faster.
+    """The fastest candidate as played: dividing every op as rhino says, if that is asked for, plans of TaskGraphs, and, where no
+    number of TaskGraphs is, data parallelism and the undivided graph.
 
     Raises:
         InfeasibleError: no search finds a plan that fits.
     """
-    divided: Union[Automatic, str, None] = None
+    found: List[Candidate] = []
     if may_divide_ops(config) and len(cluster.devices) > 1:
-        divided = contender(captured, divided_dims(region.batch), cluster, config)
-    try:
-        staged = _searched(captured, region, cluster, config)
-    except InfeasibleError as error:
-        best = preferred(divided, error)
-    else:
-        assert staged.plan is not None and staged.choice is not None
-        best = preferred(divided, staged.choice.result, staged.plan.estimate)
-        if not isinstance(best, Automatic):
-            return staged._replace(plan=replace(staged.plan, estimate=best))
-    assert isinstance(best, Automatic)
-    return Searched(captured, region, rhino=best)
-
-
-def _searched(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Searched:
-    """An un-annotated model divided into TaskGraphs by a search, and its plan."""
+        found = contenders(captured, divided_dims(region.batch), cluster, config)
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
     chain = captured_chain(captured, region, batch)
-    choice = search_plan(chain, Source("model", captured.graph.fingerprint()), cluster, config)
-    captured = divided(captured, members_of(choice), [Spec(*spec) for spec in specs_of(choice)])
-    region = region._replace(task_graph=captured.task_graph)
-    plan = assemble(facts(captured, region), cluster, config, decision_of(choice, cluster, config))
-    plan = _with_memory(plan, captured, region._replace(graph=chain.graph))
-    return Searched(captured, region, plan, choice=choice)
+    try:
+        staged = search_plans(chain, Source("model", captured.graph.fingerprint()), cluster, config)
+    except InfeasibleError as error:
+        if not found:
+            raise
+        staged = [no_candidate("TaskGraphs", error)]
+    found += [_played(one, captured, region, chain, cluster, config) for one in to_play(staged)]
+    taken = best(found, cluster)
+    if taken.plan is None:
+        return Searched(captured, region, taken)
+    captured, region = _with_task_graphs(captured, region, taken)
+    return Searched(captured, region, replace(taken, plan=replace(taken.plan, estimate=taken.estimate)))
 
 
-def _with_memory(plan: Plan, captured: Captured, sized: Region) -> Plan:
-    """The plan with peaks from the graph's own tensors in place of the search's, which knows layers only."""
+def _with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tuple[Captured, Region]:
+    captured = divided(captured, members_of(found), [Spec(*spec) for spec in specs_of(found)])
+    return captured, region._replace(task_graph=captured.task_graph)
+
+
+def _played(found: Candidate, captured: Captured, region: Region, chain: Chain, cluster: Cluster, config: Config) -> Candidate:
+    """A candidate with its plan, the time of playing that, and peaks from the graph's own tensors."""
+    if found.why_not:
+        return found
+    try:
+        captured, region = _with_task_graphs(captured, region, found)
+        plan = assemble(facts(captured, region), cluster, config, decision_of(found, cluster, config))
+        sized = region._replace(graph=chain.graph)
+        seconds = played_seconds(captured.step(sized), plan, cluster)
+    except WhaleError as error:
+        return no_candidate(found.search, error)
     gradients = {tensor for target in captured.phases.targets for tensor in target.tensors}
     sizes = [stage.parameter_bytes + stage.state_bytes for stage in _stages(captured, sized)]
-    peaks = device_peaks(plan, sized, gradients, sizes)
-    return replace(plan, estimate=replace(plan.estimate, peak_memory_bytes=tuple(peaks)))
+    peaks = tuple(device_peaks(plan, sized, gradients, sizes))
+    text = found.description.rpartition(", simulated ")[0] or found.description
+    return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=found.fits and fit(peaks, cluster),
+                   description=f"{text}, simulated {seconds:.4g} s")
 
 
 def facts(captured: Captured, region: Region) -> ModelFacts:

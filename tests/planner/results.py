@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from whale_tf.plan import Plan
-from whale_tf.planner.result import SearchResult
+from whale_tf.planner.candidate import Candidate
 from whale_tf.profiler.model_profile import ModelProfile
 
 
@@ -17,7 +17,7 @@ def profile(ops: bool = False, **changes: Any) -> ModelProfile:
                                     "graph": "f1" if ops else ""}, **changes))
 
 
-def check(found: SearchResult, method: str) -> None:
+def check(found: Candidate, method: str) -> None:
     """A legal plan of :func:`profile` on four devices with a batch of 16, which can be written and read."""
     devices = sorted(device for stage in found.stages for device in stage.all_devices)
     assert devices == [0, 1, 2, 3]

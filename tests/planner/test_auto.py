@@ -139,20 +139,20 @@ def request(**fields: Any) -> Request:
 
 def test_small_parameters_make_data_parallelism_best() -> None:
     model = profile([10] * 8, parameters=[1000] * 8)
-    found = choose(model, model, Cluster.parse("V100-32GB:4"), request()).result
+    found = choose(model, model, Cluster.parse("V100-32GB:4"), request())
     assert found.kind == "dp" and found.search == "data-parallel" and found.runners_up
 
 
 def test_large_parameters_on_a_slow_network_make_a_pipeline_best() -> None:
     model = profile([1] * 8, parameters=[4 * 10 ** 8] * 8, outputs=10 ** 5)
-    found = choose(model, model, Cluster.parse("dapple-c:4"), request(method="auto")).result
+    found = choose(model, model, Cluster.parse("dapple-c:4"), request(method="auto"))
     assert found.kind == "straight" and len(found.stages) == 4 and found.micro_batches > 1
 
 
 def test_the_best_of_all_is_no_slower_than_each() -> None:
     model, cluster = random_profile(3, 12), Cluster.parse("dapple-b:4")
-    every = [choose(model, model, cluster, request(method=method)).result for method in ("auto", "dapple", "amp")]
-    best = choose(model, model, cluster, request()).result
+    every = [choose(model, model, cluster, request(method=method)) for method in ("auto", "dapple", "amp")]
+    best = choose(model, model, cluster, request())
     assert best.latency_s <= 1.01 * min(result.latency_s for result in every)
 
 
@@ -169,10 +169,10 @@ def test_cuts_inside_blocks_have_to_pay() -> None:
 
 def test_micro_batches_are_chosen_and_kept_when_given() -> None:
     model, cluster = profile([1] * 8), Cluster.parse("V100-32GB:4")
-    chosen = choose(model, model, cluster, request(method="auto", num_stages=4)).result
+    chosen = choose(model, model, cluster, request(method="auto", num_stages=4))
     assert chosen.micro_batches >= 8 and 64 % chosen.micro_batches == 0
-    assert choose(model, model, cluster, request(method="auto", num_stages=4, micro_batches=2)).result.micro_batches == 2
-    assert choose(model, model, cluster, request(num_stages=None, micro_batches=4)).result.micro_batches == 4
+    assert choose(model, model, cluster, request(method="auto", num_stages=4, micro_batches=2)).micro_batches == 2
+    assert choose(model, model, cluster, request(num_stages=None, micro_batches=4)).micro_batches == 4
 
 
 @pytest.mark.parametrize("fields,error,match", [

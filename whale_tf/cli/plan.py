@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Sequence
 
 import typer
 from rich.console import Console
@@ -16,8 +17,8 @@ from whale_tf.errors import PlanError, WhaleError
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
+from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.explain import explain_plan, patterns_table
-from whale_tf.planner.result import SearchResult
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
 from whale_tf.program import Program
@@ -51,30 +52,17 @@ def plan(
             found = _search(model, machines, global_batch, search_method, recompute)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
-                handle.write((found.plan or found.result.to_plan(_profile_of(found))).to_json() + "\n")
+                handle.write(plan_of(found).to_json() + "\n")
     except (WhaleError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
     if as_json:
-        typer.echo(found.result.to_json())
+        typer.echo(found.to_json())
     else:
         _show(found, machines)
 
 
-class Answer(NamedTuple):
-    """What a search found.  ``plan`` None: it follows from the profile; ``profile`` None: every op is divided."""
-
-    result: SearchResult
-    profile: Optional[ModelProfile]
-    plan: Optional[Plan] = None
-
-
-def _profile_of(found: Answer) -> ModelProfile:
-    assert found.profile is not None
-    return found.profile
-
-
-def _search(model: str, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool]) -> Answer:
+def _search(model: str, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool]) -> Candidate:
     """Raises:
     PlanError: unknown search, or one that does not go with the model or the options.
     """
@@ -86,8 +74,7 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, recomp
         from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do without
 
         if method in ON_GRAPHS:
-            planned = plan_model(model, name, cluster, method, global_batch)
-            return Answer(planned.result, planned.profile, planned.plan)
+            return plan_model(model, name, cluster, method, global_batch)
         profile = profile_model(model, [], global_batch, name).profile
     elif model in MODELS and model not in builtin_names():
         raise PlanError(f"model {model!r} has sparse gradients, which a profile of layers cannot say; use "
@@ -99,9 +86,16 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, recomp
                         f"(.py), a frozen model "
                         "(.pb) or a MetaGraph (.meta), or use --search auto")
     if method == "auto":
-        choice = choose(profile, profile, cluster, Request("all", None, None, global_batch))
-        return Answer(choice.result, choice.profile)
-    return Answer(search(profile, cluster, global_batch, method, recompute), profile)
+        return choose(profile, profile, cluster, Request("all", None, None, global_batch))
+    return replace(search(profile, cluster, global_batch, method, recompute), profile=profile)
+
+
+def plan_of(found: Candidate) -> Plan:
+    """The executable plan of what a search found."""
+    if found.plan is not None:
+        return found.plan
+    assert found.profile is not None, "stages are told in layers"
+    return found.to_plan(found.profile)
 
 
 def explain(
@@ -222,13 +216,13 @@ def _list(as_json: bool) -> None:
         console.print(table)
 
 
-def _show(answer: Answer, cluster: Cluster) -> None:
-    console, found = Console(), answer.result
+def _show(found: Candidate, cluster: Cluster) -> None:
+    console = Console()
     console.print(f"[bold]{found.model}[/bold] on {found.cluster} with a batch of {found.global_batch}: {found.description}")
-    if answer.profile is not None:
-        console.print(_stages(found, answer.profile))
-    elif answer.plan is not None:
-        console.print(patterns_table(answer.plan.shards))
+    if found.profile is not None:
+        console.print(_stages(found, found.profile))
+    elif found.plan is not None:
+        console.print(patterns_table(found.plan.shards))
     for row in picture(found, cluster):
         console.print(row)
     console.print(", ".join(_facts(found)))
@@ -238,7 +232,7 @@ def _show(answer: Answer, cluster: Cluster) -> None:
     console.print(runners)
 
 
-def _stages(found: SearchResult, profile: ModelProfile) -> Table:
+def _stages(found: Candidate, profile: ModelProfile) -> Table:
     table = Table("stage", "layers", "devices", "replicas", "warm-up", "parameters", "peak memory")
     for number, stage in enumerate(found.stages):
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]
@@ -250,7 +244,7 @@ def _stages(found: SearchResult, profile: ModelProfile) -> Table:
     return table
 
 
-def _facts(found: SearchResult) -> List[str]:
+def _facts(found: Candidate) -> List[str]:
     facts = ["{} micro-batch{}".format(found.micro_batches, "es" if found.micro_batches > 1 else "")]
     if found.model_replicas > 1:
         facts.append(f"{found.model_replicas} model replicas")
@@ -264,7 +258,7 @@ def _facts(found: SearchResult) -> List[str]:
         f"searched in {found.search_seconds:.2f} s"]
 
 
-def picture(found: SearchResult, cluster: Cluster) -> List[Text]:
+def picture(found: Candidate, cluster: Cluster) -> List[Text]:
     """One line for each node, the stage number on each device: ``node 0  0 0 0 0 1 1 1 1``."""
     stage_of = {device: number for number, stage in enumerate(found.stages) for device in stage.all_devices}
     width = len(str(max(0, len(found.stages) - 1)))

@@ -8,12 +8,11 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs as AmpCosts
+from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, kind_of
 from whale_tf.planner.dapple import search as dapple
-from whale_tf.planner.result import SearchResult, Stage, kind_of
 from whale_tf.profiler.model_profile import ModelProfile
 
 GIB = float(1 << 30)
-RUNNERS_UP = 5
 
 METHODS: Mapping[str, str] = {
     "dapple": "pipeline and data parallelism, exact (DAPPLE)",
@@ -31,7 +30,7 @@ ON_GRAPHS: Mapping[str, str] = {
 
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
            recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10,
-           micro_batches: Optional[int] = None) -> SearchResult:
+           micro_batches: Optional[int] = None) -> Candidate:
     """The best plan ``method`` finds.
 
     Args:
@@ -71,7 +70,7 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
 
 
 def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool], start: float,
-            micro_batches: Optional[int]) -> SearchResult:
+            micro_batches: Optional[int]) -> Candidate:
     solver = "exact" if method == "dapple" else method
     counts = None if micro_batches is None else [micro_batches]
     found = dapple.search(profile, cluster, global_batch, solver, bool(recompute), counts)
@@ -83,14 +82,14 @@ def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: 
     return dapple_result(method, found, time.perf_counter() - start)
 
 
-def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds: float) -> SearchResult:
+def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds: float) -> Candidate:
     """The first candidate, and the next ones as its runners-up."""
     best = found[0]
     costs, servers = best.costs, best.costs.servers
     stages = tuple(Stage(first_layer=stage.first, last_layer=stage.end - 1, warmup=depth,
                          devices=(servers.devices(stage.used, stage.taken),))
                    for stage, depth in zip(best.stages, best.depths))
-    return SearchResult(
+    return Candidate(
         search=method, model=costs.profile.name, cluster=servers.cluster.name, global_batch=costs.global_batch,
         num_devices=servers.num_devices, kind=kind_of(stages), stages=stages, micro_batches=best.micro_batches,
         latency_s=best.latency_s, formula_latency_s=best.formula_s, peak_memory_bytes=tuple(best.peak_bytes()),
@@ -100,7 +99,7 @@ def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds
 
 
 def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Optional[amp.Trial], budget: int, start: float,
-         micro_batches: Optional[int]) -> SearchResult:
+         micro_batches: Optional[int]) -> Candidate:
     costs = AmpCosts(profile, cluster, global_batch)
     found = amp.search(costs, trial, budget)
     if micro_batches is not None:
@@ -117,14 +116,14 @@ def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Opti
     return amp_result("amp", costs, found, time.perf_counter() - start)
 
 
-def amp_result(method: str, costs: AmpCosts, found: Sequence[amp.Candidate], search_seconds: float) -> SearchResult:
+def amp_result(method: str, costs: AmpCosts, found: Sequence[amp.Candidate], search_seconds: float) -> Candidate:
     """The first candidate, and the next ones as its runners-up."""
     best, cluster = found[0], costs.cluster
     degrees, placement, cuts = best.strategy.degrees, best.strategy.placement, best.strategy.cuts
     gas = costs.accumulation(degrees, best.strategy.micro_batch)
     stages = tuple(_amp_stage(placement[p].tolist(), cuts[p], cuts[p + 1] - 1, degrees.pp, degrees.tmp,
                               min(gas, degrees.pp - p)) for p in range(degrees.pp))
-    return SearchResult(
+    return Candidate(
         search=method, model=costs.profile.name, cluster=cluster.name, global_batch=costs.global_batch, num_devices=len(cluster),
         kind=kind_of(stages), stages=stages, micro_batches=gas, model_replicas=len(stages[0].devices),
         latency_s=best.seconds, formula_latency_s=best.estimate.seconds, peak_memory_bytes=best.estimate.peak_bytes,

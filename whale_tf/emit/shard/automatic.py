@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Union
+from dataclasses import replace
+from typing import List, Mapping, Optional
 
 from whale_tf.capture.captured import Captured, Spec
 from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.shard.problem import sharding_problem
-from whale_tf.errors import ConfigError, InfeasibleError, MissingPackageError, PlanError, UnsupportedOpError
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import static_batch
 from whale_tf.ir.traits import CONTROL_FLOW
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.settings import batch_to_plan_for
-from whale_tf.planner.result import no_candidate
-from whale_tf.planner.rhino.automatic import NAME, Automatic, Question, automatic
+from whale_tf.planner.candidate import Candidate, no_candidate
+from whale_tf.planner.rhino.automatic import NAME, Question, divisions
 
 
 def is_automatic(plan: Plan) -> bool:
@@ -73,7 +74,7 @@ def question_of(captured: Captured, examples: Mapping[int, int], cluster: Cluste
     return Question(captured.graph, known, batch, inputs, examples, divisible, gradients, pins)
 
 
-def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config, plan: Plan) -> Automatic:
+def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config, plan: Plan) -> Candidate:
     """How a plan that the search made divides the graph.
 
     Raises:
@@ -87,11 +88,14 @@ def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, c
     question = question_of(captured, examples, cluster, config)._replace(pins=dict(plan.shards))
     count = plan.task_graphs[0].device_count
     mesh = (count,) if plan.num_model_replicas == 1 else (plan.num_model_replicas, count)
-    return automatic(question, cluster, [mesh])._replace(estimate=plan.estimate)
+    (found,) = divisions(question, cluster, [mesh])
+    if found.assignment is None:
+        raise InfeasibleError(found.why_not)
+    return replace(found, plan=plan)
 
 
-def contender(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> Union[Automatic, str]:
-    """The answer as one candidate among others; where there is none, the reason.
+def contenders(captured: Captured, examples: Mapping[int, int], cluster: Cluster, config: Config) -> List[Candidate]:
+    """Dividing every op, on each mesh; where that is not possible, the reason.
 
     Args:
         examples: see :func:`question_of`.
@@ -102,10 +106,8 @@ def contender(captured: Captured, examples: Mapping[int, int], cluster: Cluster,
     """
     try:
         check_automatic(captured, config)
-        return automatic(question_of(captured, examples, cluster, config), cluster)
-    except (InfeasibleError, MissingPackageError) as error:
-        return no_candidate(NAME, error)
+        return divisions(question_of(captured, examples, cluster, config), cluster)
     except (ConfigError, UnsupportedOpError) as error:
         if config.auto.auto_parallel == NAME:
             raise
-        return no_candidate(NAME, error)
+        return [no_candidate(NAME, error)]

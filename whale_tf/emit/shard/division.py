@@ -20,7 +20,7 @@ from whale_tf.patterns.strategy import Sizes
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import placed
 from whale_tf.planner.assemble import TaskGraphSpec
-from whale_tf.planner.rhino.automatic import Automatic
+from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.sharding import BATCH, Assignment, assign, batch_ops, device_shares, with_batch
 from whale_tf.planner.sharding.force import in_unit
 from whale_tf.planner.sharding.initial import with_initial_values
@@ -128,11 +128,12 @@ def _beside(local: Captured, counts: Dict[int, int], found: Dict[int, Set[int]])
     return local._replace(task_graph=task_graph, specs=tuple(specs))
 
 
-def whole_division(local: Captured, found: Automatic, cluster: Cluster) -> Division:
+def whole_division(local: Captured, found: Candidate, cluster: Cluster) -> Division:
     """The graph as one TaskGraph on all devices of a model replica."""
-    count = len(cluster.devices) // found.replicas
-    whole = as_one_split(local, None if found.replicas == 1 else count)
-    return Division(whole, whole, {0: (1,) * count}, found.assignment, found.estimate, found.replicas)
+    replicas, count = found.model_replicas, len(cluster.devices) // found.model_replicas
+    whole = as_one_split(local, None if replicas == 1 else count)
+    estimate = found.estimate if found.plan is None else found.plan.estimate
+    return Division(whole, whole, {0: (1,) * count}, found.assignment, estimate, replicas)
 
 
 def carry_out(division: Division) -> Division:

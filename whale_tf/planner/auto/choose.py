@@ -14,8 +14,8 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
-from whale_tf.planner.result import SearchResult
-from whale_tf.planner.search import RUNNERS_UP, search
+from whale_tf.planner.candidate import Candidate, Stage, best, kind_of, no_candidate, ranked
+from whale_tf.planner.search import search
 from whale_tf.planner.slices import replica_slices
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import (
@@ -30,9 +30,10 @@ from whale_tf.simulator import (
 
 MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
 SEARCHES: Mapping[str, Tuple[str, ...]] = {  # of a profile, by method
-    "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ()}
+    "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
+PLAYED = 6  # candidates of a graph, by layers the fastest, that are played
+ALWAYS = ("undivided", "data-parallel")
 SCORED = 3  # candidates of each number of stages that are simulated
-TIE = 1.01
 
 
 class Request(NamedTuple):
@@ -54,15 +55,17 @@ class Request(NamedTuple):
     balance: str = "exact"
 
 
-class Choice(NamedTuple):
-    """A plan and the layers it is told in."""
+def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
+           more: Sequence[Candidate] = ()) -> Candidate:
+    """The best plan for a model; see :func:`candidates`."""
+    began = time.perf_counter()
+    found = best(candidates(layers, pieces, cluster, request, more), cluster)
+    return replace(found, search_seconds=time.perf_counter() - began)
 
-    result: SearchResult
-    profile: ModelProfile
 
-
-def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, more: Sequence[Choice] = ()) -> Choice:
-    """The best plan for a model.
+def candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
+               more: Sequence[Candidate] = ()) -> List[Candidate]:
+    """Plans for a model, best first, played with the times of its layers.
 
     Args:
         layers: the model cut between repeated blocks.
@@ -70,58 +73,59 @@ def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request
         more: candidates that others found.
 
     Raises:
-        InfeasibleError: nothing fits in memory, or there are more stages than ops.
+        InfeasibleError: no search finds a plan, or there are more stages than ops.
         PlanError: the request fits no cluster of this size.
     """
-    began = time.perf_counter()
     if request.num_stages is not None and request.num_stages > len(pieces.layers):
         raise InfeasibleError(f"num_task_graph is {request.num_stages}, but {pieces.name!r} can be cut into at most "
                               f"{len(pieces.layers)} parts; use at most that many")
-    found = list(more) + _candidates(layers, pieces, cluster, request, bool(more))
-    scored = ranked([simulated(choice, cluster, request.balance) for choice in _distinct(found)])
-    best = scored[0]
-    if not best.result.fits:
-        raise InfeasibleError(_too_large(scored, cluster))
-    result = replace(
-        best.result, search_seconds=time.perf_counter() - began,
-        runners_up=tuple(choice.result.description for choice in scored[1:1 + RUNNERS_UP]))
-    return Choice(result, best.profile)
+    found = list(more) + _candidates(layers, pieces, cluster, request)
+    return ranked([simulated(one, cluster, request.balance) for one in _distinct(found)])
 
 
-def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, has_more: bool) -> List[Choice]:
-    found: List[Choice] = []
-    errors: List[PlanError] = []
+def to_play(found: Sequence[Candidate]) -> List[Candidate]:
+    """Those worth playing op by op: the fastest by layers, data parallelism and the undivided graph, and reasons for none."""
+    kept = [one for one in found if one.why_not or one.search in ALWAYS]
+    return kept + [one for one in found if one not in kept][:PLAYED]
+
+
+def undivided(profile: ModelProfile, cluster: Cluster, request: Request) -> Candidate:
+    """The local script: the whole model on the first device."""
+    stages = (Stage(first_layer=0, last_layer=len(profile.layers) - 1, devices=((0,),)),)
+    return Candidate(
+        "undivided", "one device", profile.name, cluster.name, request.global_batch, len(cluster), kind_of(stages), stages,
+        request.micro_batches or 1, peak_memory_bytes=(0,) * len(cluster), profile=profile)
+
+
+def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request) -> List[Candidate]:
+    found: List[Candidate] = []
     for count in _stage_counts(pieces, cluster, request):
         try:
             found += _partitions(layers, pieces, cluster, request, count)
         except InfeasibleError as error:
-            errors.append(error)
+            if request.num_stages is not None:
+                raise
+            found.append(no_candidate(f"pipelines of {count} stages", error))
     if request.num_stages is None:
-        names = SEARCHES.get(request.method, (request.method,))
-        for name in names:
+        found.append(undivided(layers, cluster, request))
+        for name in SEARCHES.get(request.method, ("data-parallel", request.method)):
             try:
-                found.append(Choice(_searched(layers, cluster, request, name), layers))
+                found.append(_searched(layers, cluster, request, name))
             except InfeasibleError as error:
-                errors.append(error)
-    if not found and not has_more:
-        raise errors[0] if errors else InfeasibleError(
-            f"{request.method!r} finds no pipeline of {layers.name!r} on {len(cluster)} devices with mini-batches of "
-            f"{request.global_batch} examples; use a number of devices and a batch "
-            "with common divisors")
+                found.append(no_candidate(name, error))
     return found
 
 
-def _distinct(choices: Sequence[Choice]) -> List[Choice]:
+def _distinct(found: Sequence[Candidate]) -> List[Candidate]:
     """Without plans that an earlier search has found as well."""
-    found: Dict[object, Choice] = {}
-    for choice in choices:
-        result = choice.result
-        layers = tuple((layer.ops[:1], len(layer.ops)) for layer in choice.profile.layers)
-        found.setdefault((result.stages, result.micro_batches, layers), choice)
-    return list(found.values())
+    kept: Dict[object, Candidate] = {}
+    for one in found:
+        layers = tuple((layer.ops[:1], len(layer.ops)) for layer in (one.profile.layers if one.profile else ()))
+        kept.setdefault((one.stages, one.micro_batches, layers, one.why_not), one)
+    return list(kept.values())
 
 
-def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str) -> SearchResult:
+def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str) -> Candidate:
     result = search(layers, cluster, request.global_batch, name, recompute=False, micro_batches=request.micro_batches)
     if any(stage.strategy == "split" for stage in result.stages):
         raise InfeasibleError(f"{name!r} finds only plans with tensor parallelism, which automatic plans do not run")
@@ -129,7 +133,7 @@ def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: st
     if samples < max(len(stage.devices[0]) for stage in result.stages):
         raise InfeasibleError(
             f"the plan of {name!r} has micro-batches of {samples} examples for more replicas; use a larger mini-batch")
-    return result
+    return replace(result, profile=layers)
 
 
 def _stage_counts(pieces: ModelProfile, cluster: Cluster, request: Request) -> List[int]:
@@ -141,12 +145,12 @@ def _stage_counts(pieces: ModelProfile, cluster: Cluster, request: Request) -> L
     return [count for count in range(2, min(total, len(pieces.layers)) + 1) if total % count == 0]
 
 
-def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, count: int) -> List[Choice]:
+def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, count: int) -> List[Candidate]:
     """The best numbers of micro-batches for ``count`` stages, the cuts between blocks unless finer ones are worth it."""
     if count == 1:
-        return [Choice(_searched(layers, cluster, request, "data-parallel"), layers)]
+        return [_searched(layers, cluster, request, "data-parallel")]
     profile = layers if count <= len(layers.layers) else pieces
-    found: List[SearchResult] = []
+    found: List[Candidate] = []
     error: Optional[InfeasibleError] = None
     for micro_batches in _micro_batch_counts(cluster, request, count):
         try:
@@ -158,16 +162,16 @@ def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
     choices = []
     for result in sorted(found, key=lambda r: r.latency_s)[:SCORED]:
         finer = auto_partition(pieces, cluster, request.global_batch, count, result.micro_batches)
-        best = respecting_blocks(result, finer)
-        choices.append(Choice(best, pieces if best is finer else profile))
+        taken = respecting_blocks(result, finer)
+        choices.append(replace(taken, profile=pieces if taken is finer else profile))
     return choices
 
 
-def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int, error: Optional[InfeasibleError]) -> Choice:
+def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int, error: Optional[InfeasibleError]) -> Candidate:
     """Where no cut between blocks fits in memory, a finer one may."""
     most = max(_micro_batch_counts(cluster, request, count))
     try:
-        return Choice(auto_partition(pieces, cluster, request.global_batch, count, most), pieces)
+        return replace(auto_partition(pieces, cluster, request.global_batch, count, most), profile=pieces)
     except InfeasibleError:
         raise error or InfeasibleError(f"no partition of {pieces.name!r} fits") from None
 
@@ -184,30 +188,26 @@ def _micro_batch_counts(cluster: Cluster, request: Request, count: int) -> List[
     return [m for m in range(1, min(each, MOST_PER_STAGE * count) + 1) if each % m == 0]
 
 
-def ranked(choices: Sequence[Choice]) -> List[Choice]:
-    """Those that fit first, then fast ones; of nearly equal ones the simplest."""
-    ordered = sorted(choices, key=lambda c: (not c.result.fits, c.result.latency_s, len(c.result.stages)))
-    best = ordered[0].result
-    near = [c for c in ordered if c.result.fits == best.fits and c.result.latency_s <= best.latency_s * TIE]
-    first = min(near, key=lambda c: (len(c.result.stages), c.result.micro_batches, c.result.latency_s))
-    return [first] + [c for c in ordered if c is not first]
-
-
-def simulated(choice: Choice, cluster: Cluster, balance: str = "exact") -> Choice:
+def simulated(found: Candidate, cluster: Cluster, balance: str = "exact") -> Candidate:
     """The candidate with the simulator's time and memory in place of its own search's."""
-    result, profile = choice
-    plan = with_slices(result, profile, cluster, balance)
-    size = micro_batch_size(result.global_batch, result.micro_batches, 1)
+    profile = found.profile
+    if profile is None:
+        return found
+    size = micro_batch_size(found.global_batch, found.micro_batches, 1)
     model = layered_model(profile, size)
-    strategy = strategy_from_plan(plan, model, layer_names(profile))
-    played = Simulator(cluster, Options(steady_state=True)).run(strategy, LayerEstimator(model, profile))
-    peaks = tuple(int(size) for size in played.peak_memory_bytes)
-    return Choice(replace(
-        result, latency_s=played.step_time_s, peak_memory_bytes=peaks, fits=not played.oom,
-        description=f"{result.search}: {result.description}, simulated {played.step_time_s:.4g} s"), profile)
+    try:
+        strategy = strategy_from_plan(with_slices(found, profile, cluster, balance), model, layer_names(profile))
+        played = Simulator(cluster, Options(steady_state=True)).run(strategy, LayerEstimator(model, profile))
+    except PlanError as error:
+        return no_candidate(found.search, error)
+    peaks = [0] * len(cluster)
+    for device, peak in zip(sorted({d for stage in found.stages for d in stage.all_devices}), played.peak_memory_bytes):
+        peaks[device] = int(peak)
+    return replace(found, latency_s=played.step_time_s, peak_memory_bytes=tuple(peaks), fits=not played.oom,
+                   description=f"{found.search}: {found.description}, simulated {played.step_time_s:.4g} s")
 
 
-def with_slices(result: SearchResult, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
+def with_slices(result: Candidate, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
     """The plan with uneven parts of a micro-batch where a stage's devices are unequal, or its replicas do not divide it.
 
     A stage for which no division fits in memory keeps equal parts: the simulator says then that it does not fit.
@@ -225,13 +225,3 @@ def with_slices(result: SearchResult, profile: ModelProfile, cluster: Cluster, b
             slices = None
         tasks.append(replace(task, slices=slices))
     return replace(plan, task_graphs=tuple(tasks))
-
-
-def _too_large(scored: Sequence[Choice], cluster: Cluster) -> str:
-    least = min(scored, key=lambda c: max(c.result.peak_memory_bytes))
-    return (f"no plan fits in memory: the best of {len(scored)} candidates needs "
-            f"{max(least.result.peak_memory_bytes) / 2.0**30:.3g} GiB on its fullest device, the smallest of the "
-            f"{len(cluster.devices)} "
-            f"devices of {cluster.name!r} has {min(device.memory_bytes for device in cluster.devices) / 2.0**30:.3g} "
-            f"GiB; use larger devices, more of them, or a smaller mini-batch")
-

@@ -12,7 +12,7 @@ from typing import Callable, List, Sequence, Tuple
 from whale_tf.balance import PartitionProblem, StagePartition, exact_stages, partition_latency_s, partition_memory_bytes
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
-from whale_tf.planner.result import SearchResult, Stage, kind_of
+from whale_tf.planner.candidate import Candidate, Stage, kind_of
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
@@ -25,7 +25,7 @@ BLOCK_GAIN = 1.02
 def auto_partition(
     profile: ModelProfile, cluster: Cluster, global_batch: int, num_stages: int, micro_batches: int,
     solve: Callable[[PartitionProblem], StagePartition] = exact_stages,
-) -> SearchResult:
+) -> Candidate:
     """The profile's layers on ``num_stages`` stages.
 
     Args:
@@ -48,7 +48,7 @@ def auto_partition(
         for device in stage.all_devices:
             peaks[device] = int(need)
     replicas = len(rows)
-    return SearchResult(
+    return Candidate(
         search="auto", model=profile.name, cluster=cluster.name, global_batch=global_batch, num_devices=len(cluster),
         kind=kind_of(stages), stages=stages, micro_batches=micro_batches, model_replicas=replicas, latency_s=seconds,
         formula_latency_s=seconds, peak_memory_bytes=tuple(peaks), search_seconds=time.perf_counter() - began,
@@ -116,7 +116,7 @@ def _all_reduce_s(profile: ModelProfile, cluster: Cluster, stages: Sequence[Stag
     return slowest
 
 
-def respecting_blocks(coarse: SearchResult, fine: SearchResult) -> SearchResult:
+def respecting_blocks(coarse: Candidate, fine: Candidate) -> Candidate:
     """The partition between repeated blocks, unless cutting inside them is worth it."""
     return fine if fine.latency_s * BLOCK_GAIN < coarse.latency_s else coarse
 

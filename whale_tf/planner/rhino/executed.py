@@ -21,8 +21,8 @@ from whale_tf.patterns.spread import EACH, EVERYWHERE, ONCE, Spread, once
 from whale_tf.patterns.strategy import LINEAR, SIZES
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
-from whale_tf.planner.rhino.tasks import START, Tasks
 from whale_tf.planner.sharding import Assignment
+from whale_tf.planner.tasks import START, Tasks
 
 Parts = Tuple[int, ...]  # the task that makes each device's part
 

@@ -20,7 +20,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import InfeasibleError
 from whale_tf.ir.traits import traits
-from whale_tf.planner.result import SearchResult, Stage, kind_of
+from whale_tf.planner.candidate import Candidate, Stage, kind_of
 from whale_tf.planner.rhino.pipeline import Flow, StageProblem, Stages, stage_program
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.profiler.chain import Chain
@@ -33,14 +33,6 @@ from whale_tf.schedule import warmup_depths
 
 MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
 TRIED = 2  # numbers of micro-batches that are played, for each choice of stages on each mesh
-
-
-class Pipeline(NamedTuple):
-    """A pipeline, the profile whose layers are its stages, and what the integer program says of these."""
-
-    result: SearchResult
-    profile: ModelProfile
-    stages: Stages
 
 
 class Units(NamedTuple):
@@ -133,7 +125,7 @@ def staged_chain(chain: Chain, units: Units, of: Sequence[int]) -> Chain:
 
 
 def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int, micro_batches: Optional[int] = None,
-              epsilon: float = 0.2) -> List[Pipeline]:
+              epsilon: float = 0.2) -> List[Candidate]:
     """Every number of stages that divides the devices, by every mesh it makes, with the numbers of micro-batches that promise
     most; empty where the model or the batch does not divide.
 
@@ -144,7 +136,7 @@ def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int,
     Raises:
         MissingPackageError: there is no ortools to solve the integer program.
     """
-    found: List[Pipeline] = []
+    found: List[Candidate] = []
     total, began = len(cluster), time.perf_counter()
     units = units_of(chain, cluster.devices[0])
     for stages in _distinct_stages(units, total, epsilon):
@@ -156,8 +148,7 @@ def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int,
                 seconds = _latency(profile, cluster, rows, global_batch / (number * len(rows[0]) * len(rows[0][0])), number)
                 ranked.append((seconds, number))
             for seconds, number in sorted(ranked)[:TRIED]:
-                result = _result(profile, cluster, rows, global_batch, number, seconds, time.perf_counter() - began)
-                found.append(Pipeline(result, profile, stages))
+                found.append(_candidate(profile, cluster, rows, global_batch, number, seconds, time.perf_counter() - began))
     return found
 
 
@@ -203,17 +194,17 @@ def _latency(profile: ModelProfile, cluster: Cluster, rows: Rows, samples: float
     return sum(times) + (micro_batches - 1) * max(times)
 
 
-def _result(profile: ModelProfile, cluster: Cluster, rows: Rows, batch: int, micro_batches: int, seconds: float,
-            search_seconds: float) -> SearchResult:
+def _candidate(profile: ModelProfile, cluster: Cluster, rows: Rows, batch: int, micro_batches: int, seconds: float,
+               search_seconds: float) -> Candidate:
     depths = warmup_depths("PA", len(rows), None, micro_batches)
     stages = tuple(Stage(first_layer=number, last_layer=number, devices=row, warmup=depth)
                    for number, (row, depth) in enumerate(zip(rows, depths)))
     replicas, devices = len(rows[0]), len(rows[0][0])
     mesh = f"{replicas}x{len(rows)}" if replicas > 1 else "x".join(map(str, (len(rows), devices)[:1 + (devices > 1)]))
-    return SearchResult(
+    return Candidate(
         search="rhino", model=profile.name, cluster=cluster.name, global_batch=batch, num_devices=len(cluster),
         kind=kind_of(stages), stages=stages, micro_batches=micro_batches, model_replicas=replicas, latency_s=seconds,
-        formula_latency_s=seconds, peak_memory_bytes=(0,) * len(cluster), search_seconds=search_seconds,
+        formula_latency_s=seconds, peak_memory_bytes=(0,) * len(cluster), search_seconds=search_seconds, profile=profile,
         description="mesh {}, pipeline of {} stages{}, {} micro-batches".format(
             mesh, len(rows), f" in {replicas} model replicas" if replicas > 1 else
             f" of {devices} devices" if devices > 1 else "", micro_batches))

@@ -35,6 +35,7 @@ class Tasks:
         self._links: Dict[int, Tuple[LinkUse, ...]] = {}
         self._edges: List[Tuple[int, int]] = []
         self._last = [START] * len(cluster)  # computation of each device
+        self._last_added = [START] * len(cluster)  # addition beside them
 
     def compute(self, device: int, seconds: float, waits: Sequence[int]) -> int:
         """What takes no time is done as soon as what it waits for is."""
@@ -60,12 +61,20 @@ class Tasks:
             self._links[task] = tuple((link, load * size / seconds, 1) for link, load in best.loads)
         return task
 
-    def carry_out(self, recipe: Recipe, size: float, devices: Sequence[int], ready: Sequence[int]) -> List[int]:
+    def add_up(self, device: int, moved: float, waits: Sequence[int]) -> int:
+        """An addition that moves so many bytes through the device's memory, beside its computations."""
+        seconds = op_seconds(OpCost(0.0, moved), self.cluster.devices[device], "float32")
+        self._last_added[device] = task = self._add(COMPUTATION, seconds, (device,), [*waits, self._last_added[device]])
+        return task
+
+    def carry_out(self, recipe: Recipe, size: float, devices: Sequence[int], ready: Sequence[int],
+                  beside: bool = False) -> List[int]:
         """What each device waits for after a recipe.
 
         Args:
             size: bytes of the tensor.
             ready: the task that makes each device's part.
+            beside: additions do not wait for the computations that were added before them.
         """
         done = list(ready)
         for step in recipe:
@@ -75,8 +84,9 @@ class Tasks:
             for i in {i for _, i, _ in ways}:
                 done[i] = sent if not step.added else self.join([done[i], sent])
             for i, part in step.added:
-                adding = op_seconds(OpCost(0.0, size * part * (step.devices + 1)), self.cluster.devices[devices[i]], "float32")
-                done[i] = self.compute(devices[i], adding, [done[i]])
+                moved = size * part * (step.devices + 1)
+                adding = op_seconds(OpCost(0.0, moved), self.cluster.devices[devices[i]], "float32")
+                done[i] = self.add_up(devices[i], moved, [done[i]]) if beside else self.compute(devices[i], adding, [done[i]])
         return done
 
     def join(self, waits: Sequence[int]) -> int:

@@ -1,0 +1,185 @@
+"""A candidate: what any search found, printable, comparable, and convertible to a Plan; and which of several is taken."""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.documents import Record, plain
+from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.plan import Estimate, GradientPlan, Plan, TaskGraphPlan
+from whale_tf.planner.sharding import Assignment
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator.simulate import RESERVED_BYTES
+
+RUNNERS_UP = 5  # that are told
+TIE = 1.01  # times nearer than that are equal
+UNTOLD = ("why_not", "profile", "assignment", "plan")  # in JSON
+
+
+@dataclass(frozen=True)
+class Stage(Record):
+    """A pipeline stage.
+
+    Attributes:
+        first_layer: number of its first layer in the profile.
+        last_layer: number of its last one (inclusive, as DAPPLE's Table VII prints them).
+        devices: ``[model replica][device]`` numbers; the devices of a row share the stage by ``strategy``.
+        strategy: ``replicate`` (each takes a slice of the micro-batch) or ``split`` (tensor parallelism).
+        warmup: forward micro-batches before the first backward one.
+    """
+
+    first_layer: int
+    last_layer: int
+    devices: Tuple[Tuple[int, ...], ...]
+    strategy: str = "replicate"
+    warmup: int = 1
+
+    @property
+    def all_devices(self) -> Tuple[int, ...]:
+        return tuple(device for row in self.devices for device in row)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan, what is believed of it, and why it cannot be had, if it cannot.
+
+    Attributes:
+        kind: ``dp`` (one stage, the batch divided), ``straight`` (one device a stage), ``hybrid`` (anything else).
+        micro_batches: of one model replica.
+        latency_s: estimated seconds of one step.
+        formula_latency_s: DAPPLE: L of Eq. 1 and 2 (``latency_s`` is the time of playing the schedule); AMP: Eq. 4; Rhino: what
+            the search minimises.
+        peak_memory_bytes: of each device of the cluster.
+        fits: whether that is within every device's memory.
+        activation_communication_ratio: DAPPLE Table V.
+        warmup_policy: DAPPLE's PA or PB.
+        overlapped_all_reduce: the estimate has gradients summed beside the backward pass.
+        runners_up: the plans not taken, in words, best first.
+        why_not: why the search gave no plan; then nothing else is known.
+        profile: the layers that the stages are told in; None: every op is divided.
+        assignment: how every op is divided.
+        plan: made for a captured graph; None: it follows from the profile.
+    """
+
+    search: str
+    description: str
+    model: str = ""
+    cluster: str = ""
+    global_batch: int = 0
+    num_devices: int = 0
+    kind: str = ""
+    stages: Tuple[Stage, ...] = ()
+    micro_batches: int = 1
+    model_replicas: int = 1
+    latency_s: float = float("inf")
+    formula_latency_s: float = float("inf")
+    peak_memory_bytes: Tuple[int, ...] = ()
+    fits: bool = True
+    recompute: bool = False
+    activation_communication_ratio: Optional[float] = None
+    warmup_policy: Optional[str] = None
+    overlapped_all_reduce: bool = False
+    search_seconds: float = 0.0
+    runners_up: Tuple[str, ...] = ()
+    why_not: str = ""
+    profile: Optional[ModelProfile] = None
+    assignment: Optional[Assignment] = None
+    plan: Optional[Plan] = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """What a Plan keeps of it."""
+        return Estimate(search=self.search, global_batch=self.global_batch, latency_s=self.latency_s,
+                        peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values; the devices of a stage in one list."""
+        value = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in UNTOLD}
+        value["stages"] = [dict(plain(stage), devices=list(stage.all_devices)) for stage in self.stages]
+        return value
+
+    def to_json(self, indent: Optional[int] = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def to_plan(self, profile: ModelProfile) -> Plan:
+        """The executable Plan.  Each stage takes the ops of its layers where the profile has them.
+
+        Raises:
+            PlanError: the profile is of another model, or has ops for some layers only.
+        """
+        if profile.name != self.model or self.stages[-1].last_layer != len(profile.layers) - 1:
+            raise PlanError(f"the plan was searched for {self.model!r} with {self.stages[-1].last_layer + 1} layers, "
+                            f"the profile is {profile.name!r} with {len(profile.layers)}; give the same profile"
+                            )
+        without = [layer.name for layer in profile.layers if not layer.ops]
+        if without and len(without) < len(profile.layers) and profile.graph:
+            raise PlanError("layers {} of {!r} name no ops, the others do; record the profile again".format(
+                ", ".join(without[:3]), profile.name))
+        graphs: List[TaskGraphPlan] = []
+        gradients: List[GradientPlan] = []
+        for number, stage in enumerate(self.stages):
+            layers = profile.layers[stage.first_layer:stage.last_layer + 1]
+            graphs.append(TaskGraphPlan(
+                name=f"stage_{number}", strategy=stage.strategy, devices=stage.devices, warmup=stage.warmup,
+                ops=tuple(op for layer in layers for op in layer.ops or (layer.name,))))
+            if len(stage.all_devices) > 1:
+                size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
+                gradients.append(GradientPlan(task_graph=number, backend="local", bytes=size))
+        return Plan(
+            graph=profile.graph or profile.name, num_devices=self.num_devices, num_model_replicas=self.model_replicas,
+            num_micro_batch=self.micro_batches, nested_batch="divide" if self.model_replicas > 1 else "own",
+            task_graphs=tuple(graphs), gradients=tuple(gradients),
+            estimate=self.estimate)
+
+
+def no_candidate(search: str, reason: Exception) -> Candidate:
+    """A search that was asked for gave no plan."""
+    return Candidate(search, f"{search}: no candidate: {reason}", fits=False, why_not=str(reason))
+
+
+def ranked(candidates: Sequence[Candidate]) -> List[Candidate]:
+    """Those that fit first, then fast ones; of nearly equal ones the simplest; last those without a plan."""
+    ordered = sorted(candidates, key=lambda c: (bool(c.why_not), not c.fits, c.latency_s, len(c.stages)))
+    near = [c for c in ordered if c.fits == ordered[0].fits and c.latency_s <= ordered[0].latency_s * TIE]
+    first = min(near, key=lambda c: (c.assignment is not None, len(c.stages), c.micro_batches, c.latency_s))
+    return [first] + [c for c in ordered if c is not first]
+
+
+def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
+    """The first one, with the others as its runners-up; why a search gave no plan is never left out.
+
+    Raises:
+        InfeasibleError: none fits in memory.
+    """
+    first, *others = ranked(candidates)
+    reasons = tuple(c.description for c in others if c.why_not)
+    if not first.fits:
+        raise InfeasibleError(first.why_not or _too_large([c for c in candidates if not c.why_not], cluster))
+    told = tuple(c.description for c in others if not c.why_not)
+    return replace(first, runners_up=told[:RUNNERS_UP] + reasons)
+
+
+def fit(peak_bytes: Sequence[int], cluster: Cluster) -> bool:
+    """Whether every device holds its peak beside what the simulator reserves."""
+    return all(peak <= device.memory_bytes - RESERVED_BYTES.get(device.kind, 0)
+               for peak, device in zip(peak_bytes, cluster.devices))
+
+
+def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> str:
+    least = min(scored, key=lambda c: max(c.peak_memory_bytes))
+    return (f"no plan fits in memory: the best of {len(scored)} candidates needs "
+            f"{max(least.peak_memory_bytes) / 2.0**30:.3g} GiB on its fullest device, the smallest of the "
+            f"{len(cluster.devices)} "
+            f"devices of {cluster.name!r} has {min(device.memory_bytes for device in cluster.devices) / 2.0**30:.3g} "
+            f"GiB; use larger devices, more of them, or a smaller mini-batch")
+
+
+def kind_of(stages: Tuple[Stage, ...]) -> str:
+    """``dp``, ``straight`` or ``hybrid``."""
+    if len(stages) == 1 and stages[0].strategy == "replicate":
+        return "dp"
+    if len(stages) > 1 and all(len(stage.all_devices) == 1 for stage in stages):
+        return "straight"
+    return "hybrid"
