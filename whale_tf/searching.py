@@ -19,7 +19,7 @@ from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble, static_batch
-from whale_tf.planner.auto.choose import to_play
+from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import (
     batch_to_plan_for,
     decision_of,
@@ -85,7 +85,7 @@ class Searched(NamedTuple):
 
 def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Searched:
     """The fastest candidate as played: dividing every op as rhino says, if that is asked for, plans of TaskGraphs, and, where no
-    number of TaskGraphs is, data parallelism and the undivided graph.
+    number of TaskGraphs and no pattern is, data parallelism and the undivided graph.
 
     Raises:
         InfeasibleError: no search finds a plan that fits.
@@ -101,7 +101,8 @@ def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Conf
         if not found:
             raise
         staged = [no_candidate("TaskGraphs", error)]
-    found += [_played(one, captured, region, chain, cluster, config) for one in to_play(staged)]
+    worth = [one for one in to_play(staged) if one.why_not or one.search not in ALWAYS or not config.patterns.force]
+    found += [_played(one, captured, region, chain, cluster, config) for one in worth]
     taken = best(found, cluster)
     if taken.plan is None:
         return Searched(captured, region, taken)
