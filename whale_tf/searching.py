@@ -146,8 +146,9 @@ def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
         for name in call.grads
         if isinstance(name, str) and name.partition(":")[0] in captured.graph
     }
-    state = captured.state_bytes()
-    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls, state)
+    variables, state = captured.phases.variables, captured.state_bytes()
+    sizes = {variable: (variables[variable].bytes, state.get(variable, 0)) for _, variable in captured.gradients}
+    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls, sizes)
 
 
 def _inputs(captured: Captured) -> Dict[str, int]:

@@ -67,7 +67,7 @@ def check_pipeline(name: str, count: int, plan: Any = None) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name,count,stages,replicas", [("momentum", 2, 2, 1), ("clipped_adam", 4, 4, 1),
+@pytest.mark.parametrize("name,count,stages,replicas", [("momentum", 2, 2, 1), ("clipped_adam", 4, 2, 2),
                                                         ("tied_embedding", 4, 2, 2)])
 def test_pipelines_and_hybrids(name: str, count: int, stages: int, replicas: int, monkeypatch: Any) -> None:
     """Where no op is divided the central choice is a pipeline, or a pipeline in each of two model replicas."""

@@ -14,7 +14,7 @@ from whale_tf.capture.variables import Variables, optimizer_state
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse, find_batch_axis
-from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.graph import OpGraph, Phase, same_graph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.plan import Plan
@@ -153,7 +153,7 @@ def _is_planned_model(ops: OpGraph, phases: Phases, plan: Plan) -> bool:
     known = [op.phase for op in ops.ops]
     added = {op.name for op in ops.ops}.difference(name for task in plan.task_graphs for name in task.ops)
     _mark_phases(ops, added)
-    if plan.graph == ops.fingerprint():
+    if same_graph(plan.graph, ops.fingerprint()):
         _check_frozen(phases)
         return True
     for op, phase in zip(ops.ops, known):
@@ -246,11 +246,12 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
         PlanError: the plan was made for another graph.
     """
     fingerprint = ops.fingerprint()
-    if plan.graph != fingerprint:
+    if not same_graph(plan.graph, fingerprint):
+        changed = "shapes of variables" if plan.graph.split("-")[0] == fingerprint.split("-")[0] else \
+            "the model, the optimizer or the annotations"
         raise PlanError(
-            f"the plan was made for graph {plan.graph}, this graph is {fingerprint}: the model, the optimizer or the "
-            f"annotations changed; make a "
-            "new plan (wh.current_plan().to_json())"
+            f"the plan was made for graph {plan.graph}, this graph is {fingerprint}: {changed} changed; make a new plan "
+            "(wh.current_plan().to_json())"
         )
     for task in plan.task_graphs:
         for name in task.ops:

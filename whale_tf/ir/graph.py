@@ -11,6 +11,8 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
+from whale_tf.ir.traits import VARIABLES
+
 
 class Phase(enum.Enum):
     """What an op is for (DESIGN vocabulary; Whale section 4 "phases")."""
@@ -24,6 +26,7 @@ class Phase(enum.Enum):
     OTHER = "other"
 
 
+_TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: unknown dimension
 
 
@@ -145,11 +148,20 @@ class OpGraph:
             yield control
 
     def fingerprint(self) -> str:
-        """A hash of names, types and edges of the FORWARD, BACKWARD and APPLY ops: two graphs with the same fingerprint
-        accept the same plan.  Initialisers, savers and summaries may differ."""
-        digest = hashlib.sha256()
+        """A hash of names, types and edges of the FORWARD, BACKWARD and APPLY ops, and one of the shapes of the variables they use:
+        graphs of which :func:`same_graph` is true accept the same plan.  Initialisers, savers, summaries and the size of
+        a mini-batch may differ."""
+        digest, shapes = hashlib.sha256(), hashlib.sha256()
         for op in self.ops:
-            if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY):
+            if op.phase in _TRAINED:
                 digest.update("{} {} {}\n".format(op.name, op.type, " ".join(
                     self.tensor_name(t) for t in op.inputs)).encode())
-        return digest.hexdigest()[:16]
+            if op.type in VARIABLES and any(self.ops[user].phase in _TRAINED for user, _ in self.consumers(op.outputs[0])):
+                shape = op.attrs.get("shape") if op.type == "VarHandleOp" else self.tensors[op.outputs[0]].shape
+                shapes.update(f"{op.name} {None if shape is None else tuple(shape)}\n".encode())
+        return f"{digest.hexdigest()[:16]}-{shapes.hexdigest()[:8]}"
+
+
+def same_graph(one: str, other: str) -> bool:
+    """Whether two fingerprints are of the same graph.  Old ones have no second part, for shapes: it is not compared then."""
+    return all(a == b for a, b in zip(one.split("-"), other.split("-")))

@@ -31,10 +31,11 @@ class StageStatistics(NamedTuple):
     Attributes:
         ops: names of its forward ops.
         activation_bytes: forward tensors that backward ops read, of the whole mini-batch (0: batch size not known).
-        parameter_bytes: its variables.
+        parameter_bytes: its trained variables.
         state_bytes: what the optimizer keeps for them (momentum one slot, Adam two).
         gradients: of its variables, in the order they become ready.
         read_in_loops: names of its variables whose handles version 1 while loops take in.
+        gradient_bytes: of all gradients; a sparse one's size is not known.
     """
 
     ops: Tuple[str, ...]
@@ -43,11 +44,12 @@ class StageStatistics(NamedTuple):
     state_bytes: int
     gradients: Tuple[Gradient, ...]
     read_in_loops: Tuple[str, ...] = ()
+    gradient_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:
         """Parameters, gradients and optimizer state: what a device holds whatever the micro-batch."""
-        return 2 * self.parameter_bytes + self.state_bytes
+        return self.parameter_bytes + self.gradient_bytes + self.state_bytes
 
 
 class Crossing(NamedTuple):
@@ -148,7 +150,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 task_graph=i,
                 backend=backend_of(config, decision.processes, sums),
                 buckets=buckets_of(stage.gradients, cluster, config, sums),
-                bytes=stage.parameter_bytes,
+                bytes=stage.gradient_bytes,
                 fp16=travels_as_fp16(config, decision.processes, sums),
             )
             for i, (stage, count) in enumerate(zip(stages, counts))

@@ -18,7 +18,7 @@ def stage_statistics(
     variable_homes: Dict[int, int],
     count: int,
     calls: Mapping[int, int],
-    state_bytes: Mapping[int, int],
+    sizes: Mapping[int, Tuple[int, int]],
 ) -> List[StageStatistics]:
     """One for each TaskGraph.
 
@@ -26,7 +26,7 @@ def stage_statistics(
         gradients: (gradient tensor, variable op) in the order the gradients become ready.
         calls: gradient tensor -> number of the gradient call.
         variable_homes: variable op -> TaskGraph.
-        state_bytes: variable op -> bytes of what its optimizer keeps for it.
+        sizes: variable op -> its bytes, and those of what its optimizer keeps for it.
     """
     graph = region.graph
     ops: List[List[str]] = [[] for _ in range(count)]
@@ -42,12 +42,15 @@ def stage_statistics(
                 for t in op.inputs
                 if graph.tensors[t].op in region.batch_level and graph.tensors[t].op not in region.late
             )
-    parameters, state = [0] * count, [0] * count
+    parameters, state, summed = [0] * count, [0] * count, [0] * count
+    for variable in dict.fromkeys(variable for _, variable in gradients):
+        own, kept_for_it = sizes.get(variable, (0, 0))
+        parameters[variable_homes.get(variable, 0)] += own
+        state[variable_homes.get(variable, 0)] += kept_for_it
     found: List[List[Gradient]] = [[] for _ in range(count)]
     for tensor, variable in gradients:
         home = variable_homes.get(variable, 0)
-        parameters[home] += tensor_bytes(graph, tensor)
-        state[home] += state_bytes.get(variable, 0)
+        summed[home] += tensor_bytes(graph, tensor)
         found[home].append(_gradient(region, tensor, variable, home, calls.get(tensor, -1)))
     loops = _read_in_loops(graph, variable_homes)
     return [
@@ -58,6 +61,7 @@ def stage_statistics(
             state[i],
             tuple(found[i]),
             tuple(name for name, home in loops if home == i),
+            summed[i],
         )
         for i in range(count)
     ]

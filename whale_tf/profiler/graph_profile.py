@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.graph import Op, OpGraph, Phase, same_graph
 from whale_tf.ir.traits import READS, VARIABLES, traits
 from whale_tf.profiler.blocks import layer_starts
 from whale_tf.profiler.chain import Chain
@@ -77,7 +77,7 @@ def _measurement(chain: Chain, segment: int, times: OpTimes) -> Measurement:
 
 def with_earlier_measurements(profile: ModelProfile, earlier: ModelProfile) -> ModelProfile:
     """The profile with the measurements of another one of the same graph, for device types that it does not have itself."""
-    if not profile.graph or profile.graph != earlier.graph or len(profile.layers) != len(earlier.layers):
+    if not profile.graph or not same_graph(profile.graph, earlier.graph) or len(profile.layers) != len(earlier.layers):
         return profile
     layers = []
     for layer, old in zip(profile.layers, earlier.layers):

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.documents import json_object
 from whale_tf.errors import PlanError
+from whale_tf.ir.graph import same_graph
 from whale_tf.plan import Plan
 from whale_tf.simulator.calibration import Points, interpolated
 
@@ -99,7 +100,7 @@ class StepGraph(NamedTuple):
 
     def and_times_of(self, other: StepGraph) -> StepGraph:
         """The other recording of the same graph, with the times of this one beside its own; another graph's are dropped."""
-        if self.fingerprint != other.fingerprint:
+        if not same_graph(self.fingerprint, other.fingerprint):
             return other
         return other._replace(
             seconds=_merged(self.seconds, other.seconds), scratch=_merged(self.scratch, other.scratch))
@@ -198,7 +199,7 @@ def under(graph: StepGraph, plan: Plan) -> StepGraph:
             f"their parts; take "
             "wh.step_graph() after wh.parallelize(), and simulate that"
         )
-    if graph.fingerprint != plan.graph:
+    if not same_graph(graph.fingerprint, plan.graph):
         raise PlanError(
             f"the plan was made for graph {plan.graph!r}, the step graph is of {graph.fingerprint!r}; record the "
             f"script that the plan is for"
