@@ -1,6 +1,6 @@
 """Rhino's strategy search on captured TensorFlow graphs: its time by layers, O2 beside O3, the optimum's proof, what it finds.
 
-    python -m benchmarks.rhino [--only layers,devices,proof,batches,memory,experts,choice]
+    python -m benchmarks.rhino [--only layers,devices,proof,batches,memory,experts,choice,played]
 
 Rhino section 7.5: GPT with hidden size 512, 24 to 72 layers; O2 is 1.5 to 3 times faster than O3 and its plans are 10% worse
 (Fig. 10), 378 critical nodes for 72 layers (Table 5).  Graphs are built, not run.  Search times are CPU seconds.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from rich.console import Console
 
@@ -23,6 +23,7 @@ from benchmarks.measure import table
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.ir.graph import OpGraph
+from whale_tf.planner.candidate import Candidate, best, ranked
 from whale_tf.planner.rhino.coarsening import coarsen
 from whale_tf.planner.rhino.integer_program import integer_program
 from whale_tf.planner.rhino.search import Answer, search
@@ -214,9 +215,84 @@ def choice(console: Console) -> None:
         "case", "taken", "ms", "best of Rhino that was not", "search s"], rows))
 
 
+class Case(NamedTuple):
+    """A model, its batch, and a cluster to divide it over."""
+
+    name: str
+    build: Callable[[int], Any]
+    batch: int
+    cluster: str
+
+
+def played_cases() -> List[Case]:
+    """A dozen: of the zoo's sizes and smaller ones, on equal and unequal CPUs and GPUs."""
+    from models import bert, dlrm, gpt2, mlp, moe, resnet
+
+    def of(module: Any, config: Any) -> Callable[[int], Any]:
+        return lambda batch: module.build(module.inputs(config, batch), config).loss
+
+    encoder = bert.BertConfig(layers=2, hidden=768, heads=12, ffn=3072, seq=128, vocab=8192, predictions=20)
+    experts_of = moe.MoeConfig(layers=2, hidden=512, heads=8, ffn=2048, experts=8, vocab=8192, seq=128)
+    decoder = gpt2.Gpt2Config(layers=2, hidden=512, heads=8, vocab=8192, seq=128)
+    return [
+        Case("MLP, tiny", of(mlp, mlp.MlpConfig.tiny()), 64, "cpu:2"),
+        Case("MLP, wide", of(mlp, mlp.MlpConfig.wide()), 4096, "cpu:4"),
+        Case("MLP, wide", of(mlp, mlp.MlpConfig.wide()), 512, "V100-32GB:2,P100-16GB:2"),
+        Case("encoder, tiny", of(bert, bert.BertConfig.tiny()), 32, "cpu:2"),
+        Case("encoder, small", of(bert, bert.BertConfig.small()), 32, "cpu:4"),
+        Case("encoder, base", of(bert, encoder), 32, "V100-32GB:4"),
+        Case("MoE, tiny", of(moe, moe.MoeConfig.tiny()), 32, "cpu:4"),
+        Case("MoE, 8 experts", of(moe, experts_of), 16, "rhino-m8:4"),
+        Case("ResNet, digits", of(resnet, resnet.ResnetConfig.digits()), 64, "cpu:2"),
+        Case("ResNet-18", of(resnet, resnet.ResnetConfig.resnet18()), 64, "rhino-s1:4"),
+        Case("embedding, tiny", of(dlrm, dlrm.DlrmConfig.tiny()), 128, "cpu:4"),
+        Case("decoder", of(gpt2, decoder), 16, "dapple-c:4"),
+    ]
+
+
+def compared(case: Case) -> Dict[str, Candidate]:
+    """What is compared under ``auto_parallel: rhino``, all as played: ``chosen``, ``undivided``, ``data-parallel``, and the best
+    ``division``, whose ``formula_latency_s`` is what the search minimised."""
+    import tensorflow.compat.v1 as tf
+
+    import whale_tf as wh
+    from whale_tf import searching
+    from whale_tf.capture.captured import capture
+    from whale_tf.config import Config
+    from whale_tf.ir.batch_axis import Options
+    wh.init(cluster="cpu:1")
+    try:
+        with tf.Graph().as_default() as graph:
+            tf.train.AdamOptimizer(1e-4).minimize(case.build(case.batch))
+        cluster, config, captured = Cluster.parse(case.cluster), Config({"auto_parallel": "rhino"}), capture(graph)
+        region = searching.analysed(captured, Options())[1]
+        found = searching.played_candidates(graph, captured, region, cluster, config)
+        divided = [one for one in found if one.assignment is not None]
+        rows = {one.search: one for one in found if one.search in ("undivided", "data-parallel") and not one.why_not}
+        return dict(rows, chosen=best(found, cluster), **({"division": ranked(divided)[0]} if divided else {}))
+    finally:
+        wh.shutdown()
+
+
+def played(console: Console) -> None:
+    """The search's objective beside the played time, and the chosen plan beside the undivided graph and data parallelism."""
+    def ms(one: Optional[Candidate]) -> str:
+        return "-" if one is None else f"{1e3 * one.latency_s:.2f}"
+
+    rows: List[Sequence[str]] = []
+    for case in played_cases():
+        found = compared(case)
+        division, chosen = found.get("division"), found["chosen"]
+        objective = "-" if division is None else f"{1e3 * division.formula_latency_s:.2f}"
+        rows.append([f"{case.name}, {case.batch} on {case.cluster}", objective, ms(division), ms(found.get("undivided")),
+                     ms(found.get("data-parallel")), ms(chosen), chosen.description.rpartition(", simulated")[0]])
+    console.print(table("Rhino's objective and times as played, ms a step", [
+        "model, batch and cluster", "objective", "played", "undivided", "data parallel", "chosen", "which is"], rows))
+
+
 SECTIONS: Dict[str, Callable[[Console], None]] = {
     "layers": layers, "devices": devices, "proof": proof, "batches": batches, "memory": memory,
-    "experts": experts, "choice": choice}
+    "experts": experts, "choice": choice, "played": played}
 
 
 def main() -> None:

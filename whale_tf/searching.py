@@ -90,6 +90,15 @@ def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Conf
     Raises:
         InfeasibleError: no search finds a plan that fits.
     """
+    taken = best(played_candidates(graph, captured, region, cluster, config), cluster)
+    if taken.plan is None:
+        return Searched(captured, region, taken)
+    captured, region = _with_task_graphs(captured, region, taken)
+    return Searched(captured, region, replace(taken, plan=replace(taken.plan, estimate=taken.estimate)))
+
+
+def played_candidates(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> List[Candidate]:
+    """What :func:`best_plan` chooses from, all as played, and reasons why searches gave no plan."""
     found: List[Candidate] = []
     if may_divide_ops(config) and len(cluster.devices) > 1:
         found = contenders(captured, divided_dims(region.batch), cluster, config)
@@ -103,11 +112,7 @@ def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Conf
         staged = [no_candidate("TaskGraphs", error)]
     worth = [one for one in to_play(staged) if one.why_not or one.search not in ALWAYS or not config.patterns.force]
     found += [_played(one, captured, region, chain, cluster, config) for one in worth]
-    taken = best(found, cluster)
-    if taken.plan is None:
-        return Searched(captured, region, taken)
-    captured, region = _with_task_graphs(captured, region, taken)
-    return Searched(captured, region, replace(taken, plan=replace(taken.plan, estimate=taken.estimate)))
+    return found
 
 
 def _with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tuple[Captured, Region]:

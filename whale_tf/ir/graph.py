@@ -148,9 +148,9 @@ class OpGraph:
             yield control
 
     def fingerprint(self) -> str:
-        """A hash of names, types and edges of the FORWARD, BACKWARD and APPLY ops, and one of the shapes of the variables they use:
-        graphs of which :func:`same_graph` is true accept the same plan.  Initialisers, savers, summaries and the size of
-        a mini-batch may differ."""
+        """A hash of names, types and edges of the FORWARD, BACKWARD and APPLY ops, and one of the shapes of the variables they
+        use.  Graphs that :func:`same_graph` is true of accept the same plan: initialisers, savers, summaries and the size of a
+        mini-batch may differ."""
         digest, shapes = hashlib.sha256(), hashlib.sha256()
         for op in self.ops:
             if op.phase in _TRAINED:

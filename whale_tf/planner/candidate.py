@@ -140,10 +140,13 @@ def no_candidate(search: str, reason: Exception) -> Candidate:
 
 
 def ranked(candidates: Sequence[Candidate]) -> List[Candidate]:
-    """Those that fit first, then fast ones; of nearly equal ones the simplest; last those without a plan."""
+    """Those that fit first, then fast ones; of nearly equal ones the simplest; last those without a plan.
+
+    Of plans of one stage the fastest is taken, so that none is slower than the undivided graph or data parallelism.
+    """
     ordered = sorted(candidates, key=lambda c: (bool(c.why_not), not c.fits, c.latency_s, len(c.stages)))
     near = [c for c in ordered if c.fits == ordered[0].fits and c.latency_s <= ordered[0].latency_s * TIE]
-    first = min(near, key=lambda c: (c.assignment is not None, len(c.stages), c.micro_batches, c.latency_s))
+    first = min(near, key=lambda c: (c.assignment is not None, len(c.stages), len(c.stages) > 1 and c.micro_batches, c.latency_s))
     return [first] + [c for c in ordered if c is not first]
 
 

@@ -53,7 +53,7 @@ class _Piece(NamedTuple):
 class _Player:
     """Attributes:
     made: (call, tensor) -> the task that makes it.
-    sent: (call, tensor, device) -> the task after which it is there.
+    sent: (call, tensor, device, micro-batch, of inputs) -> the task after which it is there.
     """
 
     def __init__(self, program: Program, step: TrainingStep, plan: Plan, cluster: Cluster) -> None:
@@ -61,7 +61,7 @@ class _Player:
         gradients = frozenset(tensor for tensor, _ in step.gradients)
         self.prices = OpPrices(step.graph, find_scope(step.graph, gradients=gradients))
         self.made: Dict[Tuple[int, int], int] = {}
-        self.sent: Dict[Tuple[int, int, int], int] = {}
+        self.sent: Dict[Tuple[int, int, int, int], int] = {}
         self.recipes: Dict[Tuple[int, int], Dict[int, int]] = {}
         self.turns: Dict[Tuple[int, ...], int] = {}
         self.own = takes_own(step, plan)
@@ -174,7 +174,7 @@ class _Player:
     def _at(self, source: int, tensor: int, device: int, reader: int) -> int:
         """The task after which a call's tensor is on a device."""
         if self._is_recipe(source):
-            places = self._recipe(source, tensor, device)
+            places = self._recipe(source, tensor, device, self.program.calls[reader].clone.m)
             if device in places:
                 return places[device]
             home = next(iter(places))
@@ -185,22 +185,22 @@ class _Player:
         size = self.prices.bytes(tensor) * min(self._fraction(source, tensor), self._fraction(reader, tensor))
         return self._send(source, tensor, home, device, size, task)
 
-    def _send(self, source: int, tensor: int, home: int, device: int, size: float, task: int) -> int:
-        key = (source, tensor, device)
+    def _send(self, source: int, tensor: int, home: int, device: int, size: float, task: int, m: int = ALL) -> int:
+        key = (source, tensor, device, m)
         if key not in self.sent:
             is_handle = self.step.graph.tensors[tensor].dtype in ("resource", "variant")
             self.sent[key] = task if is_handle else self.tasks.send(size, [(home, device, 1.0)], [task])
         return self.sent[key]
 
-    def _recipe(self, number: int, tensor: int, device: int) -> Dict[int, int]:
-        """Where the result of a recipe is: device -> task."""
+    def _recipe(self, number: int, tensor: int, device: int, m: int) -> Dict[int, int]:
+        """Where the result of a recipe is: device -> task; of a division, micro-batch ``m``'s part."""
         call = self.program.calls[number]
         step = self.program.step_of(call)
         if step == DIVIDE:  # of inputs, every device gets its part
             parts = self.plan.num_micro_batch * (1 if self.own else self.plan.num_model_replicas)
             task = self.plan.task_graphs[self.program.bodies[call.body].task_graph]
             size = self.prices.bytes(tensor) / parts / task.replica_count
-            return {device: START if device == FIRST else self._send(number, tensor, FIRST, device, size, START)}
+            return {device: START if device == FIRST else self._send(number, tensor, FIRST, device, size, START, m)}
         key = (number, tensor)
         if key not in self.recipes:
             sources = [source for value in call.takes if value.tensor == tensor for source in value.calls]

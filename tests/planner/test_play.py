@@ -1,0 +1,96 @@
+"""Programs as played: schedules worked out by hand, and bounds that every Program keeps."""
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import pytest
+
+from tests.passes.drawings import plan
+from tests.planner.rhino.graphs import Network
+from whale_tf.cluster import Cluster
+from whale_tf.ir.batch_axis import Options, analyse
+from whale_tf.ir.graph import Phase
+from whale_tf.ir.region import find_region
+from whale_tf.ir.training_step import TrainingStep, find_update
+from whale_tf.ir.traits import VARIABLES
+from whale_tf.plan import Plan
+from whale_tf.planner.play import played_seconds
+from whale_tf.planner.rhino.op_price import OpPrices
+from whale_tf.planner.rhino.scope import find_scope
+
+LATENCY, LINK = 1e-4, 1e9
+BATCH, WIDTH = 48, 16
+PLANS: Dict[str, Plan] = {
+    "accumulation": plan([1, 1], 4), "gpipe": plan([1, 1], 4, schedule="gpipe"), "without micro-batches": plan([1, 1]),
+    "nested": plan([1, 1], 2, 2, nested_batch="divide"), "uneven stages": plan([2, 1], 2), "bridge": plan([1, 3]),
+    "unequal parts": plan([2, 2], tasks={1: {"slices": (1, 3)}}), "shared": plan([2, 2], tasks={0: {"variables": "shared"}})}
+
+
+def stages(count: int = 2) -> TrainingStep:
+    """Two dense layers, their gradients and updates; each layer a TaskGraph, or both one."""
+    network = Network(BATCH, [WIDTH, WIDTH, WIDTH])
+    graph = network.graph
+    home = [0 if count == 1 or "layer_0" in op.name or op.name == "x" else 1 for op in graph.ops]
+    sources = {graph.tensor("x"): 0}
+    scope = frozenset(op.id for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD))
+    batch = analyse(graph, sources, scope, Options())
+    region = find_region(graph, home, batch, list(sources))
+    gradients = [(graph.tensor(f"gradients/layer_{i}/W"), graph.op(f"layer_{i}/w").id) for i in (1, 0)]
+    variables = {op.id: home[op.id] for op in graph.ops if op.type in VARIABLES and op.phase is Phase.FORWARD}
+    update = find_update(region, variables, {tensor: home[variable] for tensor, variable in gradients})
+    return TrainingStep(region, sources, update, tuple(gradients))
+
+
+def machines(count: int, latency_s: float = LATENCY, fast: int = 0) -> Cluster:
+    """Devices of 1 MFLOP/s, the first ``fast`` of them ten times faster."""
+    def kind(rate: float) -> Dict[str, Any]:
+        return {"kind": "GPU", "memory_gib": 4, "fp32": rate, "memory_bandwidth_bytes_per_s": rate}
+
+    links = {"local": {"bandwidth_gbytes_per_s": LINK / 1e9, "latency_s": latency_s}}
+    devices = ["f"] * fast + ["d"] * (count - fast)
+    return Cluster.parse({"name": "c", "device_types": {"d": kind(1e6), "f": kind(1e7)}, "nodes": [
+        {"devices": devices, "links": links}]})
+
+
+def seconds_of_all(step: Any, cluster: Cluster) -> float:
+    """All ops one after the other on one device."""
+    prices = OpPrices(step.graph, find_scope(step.graph, gradients=frozenset(t for t, _ in step.gradients)))
+    return sum(prices.seconds(step.graph.ops[op], 1.0, (1.0,) * len(step.graph.ops[op].inputs + step.graph.ops[op].outputs),
+                              cluster.devices[0]) for op in prices.scope.ops)
+
+
+def test_one_device_takes_the_time_of_all_ops() -> None:
+    step, one = stages(1), plan([1])
+    assert played_seconds(step, one, machines(1)) == pytest.approx(seconds_of_all(step, machines(1)))
+    assert played_seconds(step, one, machines(2)) == pytest.approx(seconds_of_all(step, machines(1)))
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_a_step_takes_no_less_than_its_work_on_all_devices_and_no_more_than_all_in_turn(name: str) -> None:
+    step, each = stages(), PLANS[name]
+    cluster = machines(each.num_devices)
+    alone, found = seconds_of_all(step, cluster), played_seconds(step, each, cluster)
+    calls = each.num_devices * each.num_micro_batch
+    in_turn = calls * (alone + 10 * (LATENCY + 4.0 * BATCH * WIDTH / LINK))
+    assert alone / each.num_devices < found < in_turn
+
+
+def test_stages_work_side_by_side() -> None:
+    """With four micro-batches a pipeline of two equal stages takes less than one device, and more than half of it."""
+    step, four = stages(), plan([1, 1], 4)
+    alone = seconds_of_all(step, machines(1))
+    assert alone / 2 < played_seconds(step, four, machines(2, latency_s=0.0)) < alone
+    assert played_seconds(step, four, machines(2, latency_s=1.0)) > 2.0, "micro-batches cross forward and backward"
+
+
+def test_replicas_halve_the_work_and_a_slow_one_holds_up_the_other() -> None:
+    step, both = stages(1), plan([2])
+    equal, mixed, quick = (played_seconds(step, both, machines(2, 0.0, fast)) for fast in (0, 1, 2))
+    alone = seconds_of_all(step, machines(1))
+    assert alone / 2 < equal < 0.8 * alone and quick < mixed <= equal
+
+
+def test_replicas_wait_for_each_others_gradients() -> None:
+    step, both = stages(1), plan([2])
+    near, far = (played_seconds(step, both, machines(2, latency_s)) for latency_s in (0.0, 1.0))
+    assert 3.0 <= far - near < 8.0, "the input is sent, two gradients meet, and the sums come back"
