@@ -257,16 +257,12 @@ def compared(case: Case) -> Dict[str, Candidate]:
 
     import whale_tf as wh
     from whale_tf import searching
-    from whale_tf.capture.captured import capture
-    from whale_tf.config import Config
-    from whale_tf.ir.batch_axis import Options
     wh.init(cluster="cpu:1")
     try:
         with tf.Graph().as_default() as graph:
             tf.train.AdamOptimizer(1e-4).minimize(case.build(case.batch))
-        cluster, config, captured = Cluster.parse(case.cluster), Config({"auto_parallel": "rhino"}), capture(graph)
-        region = searching.analysed(captured, Options())[1]
-        found = searching.played_candidates(graph, captured, region, cluster, config)
+        cluster = Cluster.parse(case.cluster)
+        found = searching.compared(graph, cluster, wh.Config({"auto_parallel": "rhino"}))
         divided = [one for one in found if one.assignment is not None]
         rows = {one.search: one for one in found if one.search in ("undivided", "data-parallel") and not one.why_not}
         return dict(rows, chosen=best(found, cluster), **({"division": ranked(divided)[0]} if divided else {}))

@@ -65,6 +65,12 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
     return replace(found, model=name, search_seconds=time.perf_counter() - began, plan=plan)
 
 
+def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
+    """What ``auto_parallel`` chooses from for an un-annotated training graph, all as played; the graph stays as it is."""
+    captured = capture(graph)
+    return played_candidates(captured, analysed(captured, Options())[1], cluster, config)
+
+
 class Searched(NamedTuple):
     """The candidate taken for an un-annotated model, and the graph with its TaskGraphs, if it has some."""
 
@@ -90,14 +96,14 @@ def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Conf
     Raises:
         InfeasibleError: no search finds a plan that fits.
     """
-    taken = best(played_candidates(graph, captured, region, cluster, config), cluster)
+    taken = best(played_candidates(captured, region, cluster, config), cluster)
     if taken.plan is None:
         return Searched(captured, region, taken)
     captured, region = _with_task_graphs(captured, region, taken)
     return Searched(captured, region, replace(taken, plan=replace(taken.plan, estimate=taken.estimate)))
 
 
-def played_candidates(graph: tf.Graph, captured: Captured, region: Region, cluster: Cluster, config: Config) -> List[Candidate]:
+def played_candidates(captured: Captured, region: Region, cluster: Cluster, config: Config) -> List[Candidate]:
     """What :func:`best_plan` chooses from, all as played, and reasons why searches gave no plan."""
     found: List[Candidate] = []
     if may_divide_ops(config) and len(cluster.devices) > 1:

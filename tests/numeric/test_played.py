@@ -14,7 +14,6 @@ from whale_tf.capture.captured import capture
 from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.ir.batch_axis import Options
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.rhino.executed import executed_seconds
 from whale_tf.planner.sharding import Assignment
@@ -56,10 +55,9 @@ def test_the_undivided_graph_has_one_price(name: str) -> None:
         with tf.Graph().as_default() as graph:
             tf.train.AdamOptimizer(1e-4).minimize(case.build(case.batch))
         captured, cluster = capture(graph), Cluster.parse(case.cluster)
-        region = searching.analysed(captured, Options())[1]
-        found = searching.played_candidates(graph, captured, region, cluster, Config({"auto_parallel": "dapple"}))
+        found = searching.compared(graph, cluster, Config({"auto_parallel": "dapple"}))
         nothing: Any = Assignment({}, {}, {}, [])
-        known = sized(graph, captured.graph, captured.sources, case.batch)
+        known = sized(captured.definitions, captured.graph, captured.sources, case.batch)
         expected = executed_seconds(known, nothing, cluster)
     finally:
         wh.shutdown()
