@@ -79,6 +79,8 @@ class Body(NamedTuple):
         ops: their numbers, in graph order; none where a recipe says what runs.
         inputs: tensors of elsewhere that it reads, in the order of their first use.
         outputs: tensors that something else reads or a user is likely to fetch.
+        runs: where it is a function, the ops in that: live ones of its own, and ops of the forward body that it does again.
+        waits: (op done again, op of its own that this one waits for).
     """
 
     name: str
@@ -87,6 +89,8 @@ class Body(NamedTuple):
     ops: Tuple[int, ...]
     inputs: Tuple[int, ...]
     outputs: Tuple[int, ...]
+    runs: Tuple[int, ...] = ()
+    waits: Tuple[Tuple[int, int], ...] = ()
 
     @property
     def is_recipe(self) -> bool:

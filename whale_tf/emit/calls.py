@@ -108,20 +108,22 @@ class Calls:
                 "'call', so that it would be computed from values before or after the update; set emit to 'inline', use resource "
                 "variables (tf.compat.v1.enable_resource_variables()), or fetch it in a run without the update")
         body = context.program.bodies[context.program.body_of()[graph.tensors[tensor].op]]
-        members, needed, stack = set(body.ops), set(), [graph.tensors[tensor].op]
+        own = {index for other in context.program.bodies if other.task_graph == body.task_graph and other.step in CLONED
+               for index in other.ops}
+        needed, stack = {graph.tensors[tensor].op}, [graph.tensors[tensor].op]
         while stack:
-            index = stack.pop()
-            if index in members and index not in needed:
-                needed.add(index)
-                stack.extend(graph.predecessors(graph.ops[index]))
+            op = graph.ops[stack.pop()]
+            before = {graph.tensors[t].op for t in op.inputs if graph.tensors[t].op in body.ops or not context.is_exported(t)}
+            before.update(index for index in op.control_inputs if index in body.ops)
+            stack.extend((before & own) - needed)
+            needed |= before & own
         drawn = [graph.ops[index].name for index in sorted(needed & self._seeded)]
         if drawn:
             warnings.warn(
                 f"{graph.tensor_name(tensor)!r} is fetched from a step whose bodies are called as functions. It is computed anew "
                 f"for the fetch, and random op {drawn[0]!r} draws other numbers for it than for the step; set emit to 'inline' "
                 "to see the step's own value")
-        part = body._replace(name=f"{body.name}/{context.flat(tensor)}", ops=tuple(i for i in body.ops if i in needed),
-                             outputs=(tensor,))
+        part = body._replace(name=f"{body.name}/{context.flat(tensor)}", runs=tuple(sorted(needed)), waits=(), outputs=(tensor,))
         for clone in context.clones(body.task_graph):
             self._call(part, clone, ())
         context.exported(tensor, f"{part.name}:0")
@@ -160,11 +162,11 @@ class Calls:
 
     def _facts_of(self, body: Body) -> _Facts:
         if body.name not in self._facts:
-            graph, axis, members = self._context.graph, self._context.region.batch, set(body.ops)
+            graph, axis, members = self._context.graph, self._context.region.batch, set(body.runs)
             functional = members & self._functional
             numbered = functional.union(op for op, _ in (*axis.conversions, *axis.localise) if op in members)
             self._facts[body.name] = _Facts(
-                sorted({c for i in body.ops for c in graph.ops[i].control_inputs if c not in members}),
+                sorted({c for i in body.runs for c in graph.ops[i].control_inputs if c not in members}),
                 sorted({self._operands.converter.source_of_op(graph.ops[i]) for i in numbered}),
                 bool(functional),
                 bool(functional or members & self._seeded),
@@ -178,10 +180,12 @@ class Calls:
         arguments = _Arguments(copy)
         inner = BodyContext(context, context.region.batch, body.task_graph)
         converter = _CallConverter(inner, Nodes(copy), self._operands.converter, arguments)
-        members = set(body.ops)
-        originals = {index: context.edit.original(context.tf_ops[index]) for index in body.ops}
+        members, also = set(body.runs), dict(body.waits)
+        originals = {index: context.edit.original(context.tf_ops[index]) for index in body.runs}
         for index, node in originals.items():
             waits = [graph.ops[c].name for c in graph.ops[index].control_inputs if c in members]
+            if index in also:
+                waits.append(graph.ops[also[index]].name)
             copy.insert(node, [""] * len(graph.ops[index].inputs), waits)
 
         def value(tensor: int) -> str:
@@ -196,7 +200,7 @@ class Calls:
             return arguments.add(("value", tensor), context.dtype(tensor),
                                  lambda place: self._operands.value(tensor, body.task_graph, place))
 
-        for index in body.ops:
+        for index in body.runs:
             op = graph.ops[index]
             for position in range(len(op.inputs)):
                 copy.set_operand(op.name, position, self._operand(op, position, value, converter, clone))

@@ -1,6 +1,7 @@
 """A training step and a Plan -> its Program: pure passes, in this order.
 
     outline       ops -> bodies: of each TaskGraph what runs once, early, forward, backward, and its updates
+    spare         bodies that are called: without dead ops, and with less to carry from forward to backward
     replicate     bodies -> calls on devices: model replicas, micro-batches, replicas, copies
     divide        the mini-batch's parts for the clones
     bridge        between TaskGraphs that divide a micro-batch in different ways
@@ -23,6 +24,7 @@ from whale_tf.passes.communicate import bridge, divide, whole
 from whale_tf.passes.outline import outline
 from whale_tf.passes.replicate import replicate
 from whale_tf.passes.schedule import order_calls
+from whale_tf.passes.spare import spare
 from whale_tf.passes.verify import Pass, verify
 from whale_tf.plan import Plan
 from whale_tf.program import Program
@@ -31,6 +33,7 @@ __all__ = ["PASSES", "compile_program"]
 
 PASSES: Tuple[Pass, ...] = (
     Pass("outline", outline, ensures="bodies"),
+    Pass("spare", spare, requires="bodies", ensures="bodies"),
     Pass("replicate", replicate, requires="bodies", ensures="calls"),
     Pass("divide", divide, requires="calls", ensures="divided"),
     Pass("bridge", bridge, requires="divided", ensures="bridged"),

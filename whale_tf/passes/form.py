@@ -13,6 +13,7 @@ import networkx as nx
 
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import ENTERS, SWITCHES
+from whale_tf.passes.replicate import clones
 from whale_tf.passes.schedule import body_graph
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED, Program
@@ -34,7 +35,7 @@ class Form(NamedTuple):
 
 def choose_form(program: Program, region: Region, plan: Plan) -> Form:
     """The form that the plan asks for, or the better one; inlined where calls are not possible."""
-    size = sum(len(program.bodies[call.body].ops) for call in program.calls if program.step_of(call) in CLONED)
+    size = sum(len(body.ops) * len(clones(plan, body.task_graph)) for body in program.bodies if body.step in CLONED)
     if plan.emit == INLINE:
         return Form(INLINE, "asked for")
     if plan.emit != CALL and size <= MOST_INLINED_OPS:

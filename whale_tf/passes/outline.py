@@ -46,13 +46,13 @@ def _cloned(region: Region) -> List[Body]:
         if index in region.batch_level and index not in shared:
             key = region.task_graph[index], CLONED.index(step_of(region, index)), rounds.get(index, 0)
             members.setdefault(key, []).append(index)
-    read_elsewhere = _read_elsewhere(region)
+    leaving = read_elsewhere(region)
     bodies = []
     for task_graph, place, number in sorted(members):
         ops, kind = members[task_graph, place, number], CLONED[place]
         own = set(ops)
         outputs = [t for i in ops for t in graph.ops[i].outputs
-                   if t in read_elsewhere or _is_result(region, graph.ops[i], t)
+                   if t in leaving or _is_result(region, graph.ops[i], t)
                    or any(user not in own and user in region.batch_level for user, _ in graph.consumers(t))]
         name = f"t{task_graph}_{kind}" + (f"_{number}" if number else "")
         bodies.append(_body(graph, name, task_graph, kind, ops, outputs))
@@ -106,7 +106,7 @@ def step_of(region: Region, index: int) -> str:
     return BACKWARD if index in region.late else FORWARD
 
 
-def _read_elsewhere(region: Region) -> Set[int]:
+def read_elsewhere(region: Region) -> Set[int]:
     """Tensors that ops outside the region read, and those that are combined over all clones."""
     found = set(region.leaving())
     for (op, position), conversions in region.batch.conversions.items():

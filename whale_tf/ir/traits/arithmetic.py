@@ -19,10 +19,11 @@ _ELEMENTWISE = table(
     ("Neg", _map("m", "negative", passes_terms=True)),
     ("ZerosLike", _map("m", "zeros_like")._replace(batch="zeros_like", gives=Gives.LIKE, cost=Cost.MOVE)),
     ("OnesLike", _map("n", "ones_like")._replace(gives=Gives.LIKE, cost=Cost.MOVE)),
-    ("Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite "
-     "IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin "
-     "Sinh Softplus Softsign Sqrt Square Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeRaw "
-     "StringToHashBucketFast AsString StringToNumber FakeQuantWithMinMaxArgs", _map("n")),
+    ("Abs Ceil Floor Inv Invert IsFinite IsInf IsNan LeakyRelu LogicalNot Reciprocal Relu Relu6 Rint Round Sign Square",
+     _map("n")),
+    ("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Lgamma Log Log1p Ndtri Rsqrt Selu Sigmoid "
+     "Sin Sinh Softplus Softsign Sqrt Tan Tanh ComplexAbs Angle BesselI0e BesselI1e Bucketize PopulationCount DecodeRaw "
+     "StringToHashBucketFast AsString StringToNumber FakeQuantWithMinMaxArgs", _map("n")._replace(is_dear=True)),
     ("Add AddV2", _map("aa", "add", passes_terms=True)),
     ("Sub", _map("aa", "subtract", passes_terms=True)),
     ("Mul", _map("mm", "multiply")),
@@ -41,7 +42,7 @@ _ELEMENTWISE = table(
     ("LogicalAnd", _map("nn", "logical_and")),
     ("LogicalOr", _map("nn", "logical_or")),
     ("Pow Mod TruncateMod TruncateDiv Atan2 Xlogy Xlog1py Zeta Polygamma Igamma Igammac IgammaGradA BitwiseAnd BitwiseOr "
-     "BitwiseXor LeftShift RightShift ApproximateEqual NextAfter Complex", _map("nn")),
+     "BitwiseXor LeftShift RightShift ApproximateEqual NextAfter Complex", _map("nn")._replace(is_dear=True)),
     ("ClipByValue Betainc", _map("nnn")),
     ("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad FakeQuantWithMinMaxArgsGradient",
      _map("mn")),

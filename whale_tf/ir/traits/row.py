@@ -104,6 +104,7 @@ class OpTraits(NamedTuple):
         value: evaluator in :mod:`whale_tf.ir.extents` of integer operands.
         role, state, gives, buffer, recipe: see the enumerations.
         cost: what to count, and ``flops`` for each of it.
+        is_dear: takes several times as long as a product of as many elements, though ``flops`` says 1.
         passes_terms: terms of a sum may pass through; before any other op they are added up, so that this is done once.
         stops_gradient: its result has none, though it has the operand's elements.
         passes_reference: results refer to the variable that the operand refers to.
@@ -124,6 +125,7 @@ class OpTraits(NamedTuple):
     cost: Cost = Cost.RESULT
     flops: float = 1.0
     recipe: Recipe = Recipe.NONE
+    is_dear: bool = False
     passes_terms: bool = False
     stops_gradient: bool = False
     passes_reference: bool = False
