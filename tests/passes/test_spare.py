@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, Sequence, Set, Tuple
 
 from tests.passes.drawings import plan
 from whale_tf.ir.batch_axis import BatchAxis
