@@ -57,15 +57,17 @@ def losses_of(script: str, output: Any, monkeypatch: Any) -> List[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("search,link,kind", [("rhino", FAST_LINKS, "hybrid"), ("rhino", SLOW_LINKS, "straight"),
-                                              ("auto", SLOW_LINKS, "straight")])
+                                              ("auto", SLOW_LINKS, "straight/dp")])
 def test_the_plan_of_a_script_runs(tmp_path: Any, monkeypatch: Any, search: str, link: float, kind: str) -> None:
     machines, output = cluster(tmp_path / "cluster.json", link), str(tmp_path / "plan.json")
     script = write(tmp_path / "local.py")
     result = plan(script, machines, search, "-o", output, "--json")
     assert result.exit_code == 0, result.output
     value = json.loads(result.stdout[result.stdout.index("{"):])
-    assert value["kind"] == kind and value["model"] == "local" and value["num_devices"] == 2 and value["latency_s"] > 0
-    assert sorted(d for stage in value["stages"] for d in stage["devices"]) == [0, 1] and value["search_seconds"] > 0
+    assert value["kind"] in kind.split("/") and value["model"] == "local" and value["num_devices"] == 2 and value["latency_s"] > 0
+    used_devices = sorted(d for stage in value["stages"] for d in stage["devices"])
+    assert used_devices == [0, 1] or value["search"] == "undivided"
+    assert value["search_seconds"] > 0
     assert len(value["peak_memory_bytes"]) == 2 and value["runners_up"] and "first_layer" in value["stages"][0]
     made = Plan.parse(output)
     assert made.estimate.search == value["search"] and bool(made.shards) == (kind == "hybrid")
