@@ -1,8 +1,8 @@
 """How a Program is emitted: every op of every call inlined into the graph, or each call as one op that calls a function.
 
 Calls keep a large step small: its size grows with the number of calls, and not with calls times ops.  TensorFlow's start grows
-with a graph's size, so that is where they win.  Inlined, a step needs less memory and a little less time: a call's arguments live
-until it ends, and its results appear all at once.
+with a graph's size, so that is where they win.  Inlined, a step needs a little less time, and less memory where gradients of
+weights fill it: a call's arguments live until it ends, and its results appear all at once (see also ``spare``).
 """
 
 from __future__ import annotations
