@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from whale_tf.cli.plan import plan
-from whale_tf.cli.simulate import compare, simulate
+from whale_tf.cli.simulate import _memory, compare, simulate
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.simulator import built_in_model
 
@@ -43,6 +43,20 @@ def test_built_in_model_and_cluster_need_nothing_else() -> None:
 def test_the_table_names_the_bottleneck() -> None:
     result = call(*"simulate --model mlp --cluster cpu:4 --pp 4 --micro-batches 2".split())
     assert result.exit_code == 0 and "bottleneck: stage" in result.output
+
+
+def test_peaks_of_small_models_are_not_zero() -> None:
+    """Tables print what --json has, in MiB."""
+    arguments = "simulate --model mlp --cluster cpu:2 --dp 2 --global-batch 8".split()
+    peak = max(json.loads(call(*arguments, "--json").stdout)["peak_memory_bytes"])
+    shown = call(*arguments).output
+    assert "MiB" in shown and f"{peak / 2**20:,.2f}" in shown and peak / 2**30 < 0.5
+
+
+@pytest.mark.parametrize(
+    "size, oom, shown", [(5 << 20, False, "5.00"), (3 << 19, False, "1.50"), (3 << 30, True, "3,072.00 (out of memory)")])
+def test_memory_as_the_tables_show_it(size: int, oom: bool, shown: str) -> None:
+    assert _memory(size, oom) == shown
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from whale_tf.simulator import (
 )
 from whale_tf.simulator.model_graph import ModelGraph
 
-GIB = 2.0**30
+MIB = 2.0**20
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
 
 
@@ -150,13 +150,18 @@ def compare(
         for name, result in found:
             typer.echo(json.dumps(dict(result.to_dict(), strategy=name)))
         return
-    table = Table("rank", "strategy", "step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak GiB")
+    table = Table("rank", "strategy", "step ms", "samples/s", "not computing", "exposed ms", "MFU", "peak MiB")
     for rank, (name, result) in enumerate(found, 1):
         table.add_row(str(rank), name, *_row(result))
     console = Console()
     console.print(table)
     for name, result in found:
         console.print(f"{name}: {result.bottleneck()}")
+
+
+def _memory(size_bytes: float, oom: bool) -> str:
+    """A peak as the tables show it, in MiB."""
+    return "{:,.2f}{}".format(size_bytes / MIB, " (out of memory)" if oom else "")
 
 
 def _row(result: Simulation) -> Tuple[str, ...]:
@@ -166,7 +171,7 @@ def _row(result: Simulation) -> Tuple[str, ...]:
         f"{result.bubble:.1%}",
         f"{result.exposed_communication_s * 1e3:.2f}",
         f"{result.mfu:.1%}",
-        "{:.2f}{}".format(max(result.peak_memory_bytes) / GIB, " (out of memory)" if result.oom else ""),
+        _memory(max(result.peak_memory_bytes), result.oom),
     )
 
 
@@ -272,12 +277,12 @@ def _print(result: Simulation) -> None:
         "not computing",
         "exposed ms",
         "MFU",
-        "peak GiB",
+        "peak MiB",
         title=f"{result.program.strategy.model.name} on {result.cluster.name}",
     )
     summary.add_row(*_row(result))
     console.print(summary)
-    devices = Table("device", "stands for", "stage", "computes", "exposed", "idle", "MFU", "peak GiB")
+    devices = Table("device", "stands for", "stage", "computes", "exposed", "idle", "MFU", "peak MiB")
     for use, size in zip(result.devices, result.class_sizes()):
         step = result.step_time_s
         devices.add_row(
@@ -288,7 +293,7 @@ def _print(result: Simulation) -> None:
             f"{use.exposed_s / step:.1%}",
             f"{use.bubble_s / step:.1%}",
             f"{use.mfu:.1%}",
-            "{:.2f}{}".format(use.peak_memory_bytes / GIB, " (out of memory)" if use.oom else ""),
+            _memory(use.peak_memory_bytes, use.oom),
         )
     console.print(devices)
     console.print("bottleneck: " + result.bottleneck())
