@@ -12,7 +12,16 @@ from whale_tf.ir.region import Region
 from whale_tf.ir.traits import OVERWRITES, SAME_BUFFER, SHAPE_ONLY, VARIABLES
 from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes
-from whale_tf.simulator.step_graph import PER_MICRO_BATCH, PER_STEP, UPDATES, StepGraph, StepOp, StepTensor, StepVariable
+from whale_tf.simulator.step_graph import (
+    FOR_ALL,
+    PER_MICRO_BATCH,
+    PER_STEP,
+    UPDATES,
+    StepGraph,
+    StepOp,
+    StepTensor,
+    StepVariable,
+)
 
 _PART = re.compile(r"^shards(_\d+)?/\d+/(?=.)")  # what ``wh.split`` puts before the names of an op's parts
 
@@ -26,9 +35,10 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
         fingerprint: of the graph as the user wrote it, which plans are made for.
     """
     graph = region.graph
-    update = _update_ops(captured, graph)
+    homes = captured.step(region).update.task_graph
+    update = {op: homes.get(op, -1) for op in _update_ops(captured, graph)}
     members = [op for op in graph.ops if region.contains(op) or op.id in update]
-    home = _homes(captured, graph, update)
+    home = {op.id: max(0, update.get(op.id, captured.task_graph[op.id])) for op in graph.ops}
     numbers: Dict[int, int] = {}
     costs = op_costs(graph, batch)
     rows: List[StepOp] = []
@@ -39,7 +49,10 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
             if graph.tensors[t].op in numbers and graph.producer(t).type not in VARIABLES
         )
         numbers[op.id] = len(rows)
-        runs = UPDATES if op.id in update else PER_MICRO_BATCH if op.id in region.batch_level else PER_STEP
+        if op.id in update:
+            runs = FOR_ALL if update[op.id] < 0 else UPDATES
+        else:
+            runs = PER_MICRO_BATCH if op.id in region.batch_level else PER_STEP
         waits = (numbers[before] for before in op.control_inputs if before in numbers and before in region.batch_level)
         cost = costs[op.id]
         rows.append(StepOp(
@@ -64,20 +77,6 @@ def _update_ops(captured: Captured, graph: OpGraph) -> Set[int]:
         if op.id in captured.phases.variables.written_by or not users.isdisjoint(found):
             found.add(op.id)
     return found
-
-
-def _homes(captured: Captured, graph: OpGraph, update: Set[int]) -> Dict[int, int]:
-    """TaskGraph of every op; of the update's: that of the variable it writes, else of what it reads."""
-    home = {op.id: max(0, captured.task_graph[op.id]) for op in graph.ops}
-    for op in graph.ops:
-        if op.id not in update:
-            continue
-        gradients = [captured.gradient_home[t] for t in op.inputs if t in captured.gradient_home]
-        written = [captured.variable_homes[v] for v in captured.phases.variables.written_by.get(op.id, ())
-                   if v in captured.variable_homes]  # fmt: skip
-        sources = [home[graph.tensors[t].op] for t in op.inputs if graph.tensors[t].op in update]
-        home[op.id] = next(iter(gradients + written + sources), 0)
-    return home
 
 
 def _tensor(region: Region, graph: OpGraph, tensor: int, runs: str) -> StepTensor:

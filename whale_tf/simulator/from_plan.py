@@ -8,7 +8,7 @@ from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.simulator.configs import OpAxis, OpConfig
 from whale_tf.simulator.model_graph import ACTIVATION, OPTIMIZERS, PARAMETER, ModelGraph, ModelOp, ModelTensor, Use
-from whale_tf.simulator.step_graph import PER_MICRO_BATCH, StepGraph
+from whale_tf.simulator.step_graph import FOR_ALL, PER_MICRO_BATCH, StepGraph
 from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, device_groups, propagate_configs
 
 
@@ -120,7 +120,9 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
         if task.strategy == "split" and task.device_count > 1:
             devices = tuple(one[row.shard] for one in task.devices)
             config = checked_config(op, OpConfig(devices, (OpAxis(len(devices), "b"),) if len(devices) > 1 else ()))
-        if task.variables == "shared" and row.runs != PER_MICRO_BATCH:
+        if row.runs == FOR_ALL:
+            config = OpConfig(config.devices[:1], ())
+        elif task.variables == "shared" and row.runs != PER_MICRO_BATCH:
             config = _with_variables(plan, config)
         configs.append(config)
     groups = sorted(device_groups(homes), key=lambda group: min(step.ops[number].task_graph for number in group[0]))

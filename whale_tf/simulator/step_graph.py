@@ -16,7 +16,7 @@ from whale_tf.plan import Plan
 from whale_tf.simulator.calibration import Points, interpolated
 
 VERSION = 1
-PER_MICRO_BATCH, PER_STEP, UPDATES = "micro-batch", "step", "update"
+PER_MICRO_BATCH, PER_STEP, UPDATES, FOR_ALL = "micro-batch", "step", "update", "once"
 
 
 class StepTensor(NamedTuple):
@@ -32,7 +32,8 @@ class StepOp(NamedTuple):
     """One op.
 
     Attributes:
-        runs: how often: once per micro-batch (a clone each), once per step, or with the variables' update.
+        runs: how often: once per micro-batch (a clone each), once per step on each copy of the TaskGraph, with the variables'
+            update, or with the update and for all TaskGraphs together, on the first device.
         late: computed from a gradient: part of the backward step.
         task_graph, shard: where; ``shard`` is the place among the devices of a divided TaskGraph.
         origin: the op of the local script this is a part of (its own name where it is not divided).

@@ -27,7 +27,7 @@ from whale_tf.simulator.program import (
     Instruction,
     Program,
 )
-from whale_tf.simulator.step_graph import PER_MICRO_BATCH, UPDATES, StepGraph, StepOp, StepTensor
+from whale_tf.simulator.step_graph import FOR_ALL, PER_MICRO_BATCH, UPDATES, StepGraph, StepOp, StepTensor
 from whale_tf.simulator.step_sums import GradientSums, Source, StepState, everywhere
 from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.transformation import SEND_RECV, Group, one_by_one, transformation
@@ -91,8 +91,9 @@ class StepCompiler(StepState):
         instruction = self.instruction(op.name, (self.stage_of[number], phase), COMPUTATION, self._label(op))
         for key in op.inputs:
             handed_on_after = self.ended[key[0]] if key[0] in self.folded else {}
+            is_summed = self.step.ops[key[0]].outputs[key[1]].summed
             for source in self.values.get(key, ()):
-                found = self._at(source, config, instruction.block, handed_on_after)
+                found = self._at(source, config, instruction.block, handed_on_after, is_summed)
                 if found is not None:
                     instruction.dependencies += self.and_senders(found.instruction)
                     if found.buffer >= 0:
@@ -112,7 +113,7 @@ class StepCompiler(StepState):
 
     @staticmethod
     def _label(op: StepOp) -> str:
-        return "update" if op.runs == UPDATES else "backward" if op.late else "forward"
+        return "update" if op.runs in (UPDATES, FOR_ALL) else "backward" if op.late else "forward"
 
     def _seconds(self, op: StepOp, config: OpConfig) -> Optional[Tuple[float, ...]]:
         """Per class of the config's parts; None: the op does not run by itself."""
@@ -142,17 +143,19 @@ class StepCompiler(StepState):
 
     # ---- tensors where they are needed -------------------------------------------------------------------------------
 
-    def _at(self, source: Source, config: OpConfig, block: BlockKey, waits: Mapping[int, Tuple[int, ...]]) -> Optional[Source]:
+    def _at(self, source: Source, config: OpConfig, block: BlockKey, waits: Mapping[int, Tuple[int, ...]],
+            is_summed: bool) -> Optional[Source]:
         """The source on the devices of ``config``, for an op of ``block``; what an update needs is summed and whole.
 
         Args:
             waits: what is waited for before the source may leave its devices, as in :attr:`ended`.
+            is_summed: whether clones' values of what is read add up.
         """
         made, phase = self.instructions[source.instruction].block[1], block[1]
         if made == UPDATE and phase != UPDATE and (source.config.devices == config.devices or not source.tensor.bytes):
             return None  # values of variables: at hand from the start
         if made != UPDATE and phase == UPDATE:
-            source = self.sums.whole(source, config.devices)
+            source = self.sums.whole(source, config.devices, is_summed)
         if source.config.devices == config.devices:
             return source
         wanted = _config_of(source.tensor, config) if phase != UPDATE else everywhere(config.devices)
@@ -227,7 +230,8 @@ class StepCompiler(StepState):
 
     def _variables(self) -> None:
         devices_of: Dict[Tuple[int, int], Tuple[int, ...]] = {}
-        fewest_first = sorted(zip(self.step.ops, self.strategy.op_configs), key=lambda pair: len(pair[1].devices))
+        copied = [pair for pair in zip(self.step.ops, self.strategy.op_configs) if pair[0].runs != FOR_ALL]
+        fewest_first = sorted(copied, key=lambda pair: len(pair[1].devices))
         for op, config in fewest_first:  # what runs once a step runs where the variables are
             devices_of.setdefault((op.task_graph, op.shard), config.devices)
         for variable in self.step.variables:

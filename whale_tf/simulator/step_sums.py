@@ -113,11 +113,15 @@ class GradientSums:
         self.gradients: Dict[int, Source] = {}  # instruction that makes a gradient -> its sum
         self.turns: Dict[Tuple[int, ...], int] = {}
 
-    def whole(self, source: Source, wanted: Tuple[int, ...]) -> Source:
-        """What leaves the micro-batches: added over them, then over the copies, for the devices that want it."""
+    def whole(self, source: Source, wanted: Tuple[int, ...], is_summed: bool) -> Source:
+        """What leaves the micro-batches: added over them, then over the copies, for the devices that want it.
+
+        Args:
+            is_summed: whether clones' values add up; rows of sparse gradients do not.
+        """
         if source.instruction not in self.gradients:
             together = self._bucket_of(source)
-            summed = [self._over_micro_batches(one) for one in together]
+            summed = [self._over_micro_batches(one) if is_summed else one for one in together]
             for one, total in zip(together, self._over_copies(summed, wanted)):
                 self.gradients[one.instruction] = total
         return self.gradients[source.instruction]
