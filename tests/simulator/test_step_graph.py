@@ -15,6 +15,7 @@ from whale_tf.simulator import Calibration, Options, Simulator, StepGraph, trace
 from whale_tf.simulator.memory import lifetimes
 from whale_tf.simulator.program import COMPUTATION, FEATURE
 from whale_tf.simulator.step_graph import (
+    FOR_ALL,
     PER_MICRO_BATCH,
     PER_STEP,
     UPDATES,
@@ -385,6 +386,27 @@ def test_json_round_trip_and_merged_times() -> None:
     other = graph._replace(seconds={"forward_a": ((16.0, 3.0),)})
     assert graph.and_times_of(other).seconds["forward_a"] == ((4.0, 0.5), (8.0, 1.0), (16.0, 3.0))
     assert graph._replace(fingerprint="g").and_times_of(other) is other
+
+
+def test_what_all_taskgraphs_share_runs_once() -> None:
+    """On the first device, in place of every copy; its time is not that of a replica's share."""
+    both = plan([0, 1], names=ONE)
+    times = {}
+    for runs in (UPDATES, FOR_ALL):
+        graph = step()
+        last = op("norm", [4], StepTensor(4.0), runs)
+        graph = graph._replace(ops=graph.ops + (last,), seconds=dict(graph.seconds, norm=((BATCH, 2.0),)))
+        found = ran(played(both, graph)).items()
+        times[runs] = {(device, end - start) for (name, device, _), (start, end) in found if name == "norm"}
+    assert times == {UPDATES: {(0, 2.0), (1, 2.0)}, FOR_ALL: {(0, 2.0)}}
+
+
+def test_rows_of_a_sparse_gradient_are_not_added() -> None:
+    """Over micro-batches; the other gradient is."""
+    graph = step()
+    ops = tuple(one._replace(outputs=(EXAMPLES,)) if one.name == "weight_b" else one for one in graph.ops)
+    found = played(plan([0], names=ONE, micro_batches=2), graph._replace(ops=ops), cores=1)
+    assert {name for name, _, _ in ran(found) if name.endswith("(sum)")} == {"weight_a (sum)"}
 
 
 def test_refusals(tmp_path: Any) -> None:
