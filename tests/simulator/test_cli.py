@@ -84,7 +84,7 @@ def test_files(tmp_path: Any) -> None:
     assert result.exit_code == 0, result.output
     with open(paths["t.png"], "rb") as handle:
         assert handle.read(8) == b"\x89PNG\r\n\x1a\n"
-    for name, start in (("t.json", '{"traceEvents"'), ("m.svg", "<?xml"), ("r.html", "<!DOCTYPE html>")):
+    for name, start in (("t.json", '{"traceEvents"'), ("m.svg", "<svg"), ("r.html", "<!DOCTYPE html>")):
         with open(paths[name], encoding="utf8") as handle:
             assert handle.read().startswith(start)
 
