@@ -10,7 +10,7 @@ import functools
 import importlib
 import re
 import warnings
-from typing import Any, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import UnsupportedTensorFlowError
 
@@ -21,10 +21,11 @@ except ImportError as error:
         "whale_tf rewrites TensorFlow graphs, and no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
-__all__ = ["AttrValue", "BaseSession", "DatasetIterator", "DatasetV1", "DatasetV1Adapter", "EventFileWriter", "FetchMapper",
-           "FunctionDef", "GraphDef", "NodeDef", "OpDef", "check_version", "collectives_carry_float16",
-           "eager_outside_functions", "gradients_util", "imperative_grad", "imported_as_written", "lacking", "op_def",
-           "sharded_by_file", "static_dims", "tf", "v1"]
+__all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter",
+           "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
+           "check_version", "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing",
+           "gradients_util", "imperative_grad", "imported_as_written", "lacking", "make_logical_cpus", "op_def",
+           "sharded_by_file", "static_dims", "tf", "v1", "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)
@@ -91,11 +92,12 @@ def _check_methods() -> None:
 check_version()
 _check_methods()
 (BaseSession, FetchMapper, DatasetV1, DatasetV1Adapter, DatasetIterator, EventFileWriter, gradients_util, imperative_grad,
- _framework_ops, eager_outside_functions) = _undocumented(
+ _framework_ops, eager_outside_functions, _control_flow_graphs, eager_context) = _undocumented(
     "client.session:BaseSession", "client.session:_FetchMapper", "data.ops.dataset_ops:DatasetV1",
     "data.ops.dataset_ops:DatasetV1Adapter", "data.ops.iterator_ops:Iterator",
     "summary.writer.event_file_writer:EventFileWriter", "ops.gradients_util", "eager.imperative_grad", "framework.ops",
-    "framework.ops:executing_eagerly_outside_functions")
+    "framework.ops:executing_eagerly_outside_functions", "ops.control_flow_v2_func_graphs",
+    "eager.context:context")
 
 # Names of protos for annotations: type checkers see all of TensorFlow as Any.
 AttrValue = Any
@@ -105,6 +107,69 @@ NodeDef = Any
 OpDef = Any
 
 v1 = tf.compat.v1
+
+# Graphs of branches and loops inside functions, where TensorFlow has a class for them (2.x).
+ControlFlowGraph: Any = getattr(_control_flow_graphs, "ControlFlowFuncGraph", ())
+
+
+class FunctionTracing(NamedTuple):
+    """Where TensorFlow 2 traces tf.functions and differentiates them, as modules and, for the last, a function.
+
+    Attributes:
+        transform: ``apply_func_graph_transforms`` gets each traced graph before it becomes a concrete function.
+        compilation: ``_create_concrete_function`` knows the attributes of the function that is traced.
+        execute: ``record_gradient`` is called for each op that a tape sees.
+        backprop: ``_gradient_function`` differentiates an op that a tape saw.
+        register: tells TensorFlow's C++ half what to call in that function's place.
+        record: gives an op to the tapes: op type, inputs, attributes, outputs, name of the scope it was made in.
+    """
+
+    transform: Any
+    compilation: Any
+    execute: Any
+    backprop: Any
+    register: Callable[[Callable[..., Any]], Any]
+    record: Callable[..., None]
+
+
+@functools.lru_cache(maxsize=None)
+def function_tracing() -> Optional[FunctionTracing]:
+    """None: this TensorFlow has no place where a traced function can be rewritten (before 2.15)."""
+    if tf.__version__.startswith("1."):
+        return None
+    polymorphic = "eager.polymorphic_function."
+    try:
+        transform, compilation, execute, backprop = [importlib.import_module("tensorflow.python." + name) for name in (
+            polymorphic + "transform", polymorphic + "tracing_compilation", "eager.execute", "eager.backprop")]
+        from tensorflow.python import pywrap_tfe
+
+        found = FunctionTracing(transform, compilation, execute, backprop, pywrap_tfe.TFE_Py_RegisterGradientFunction,
+                                pywrap_tfe.TFE_Py_RecordGradient)
+        hooked = (transform.apply_func_graph_transforms, compilation._create_concrete_function, execute.record_gradient,
+                  backprop._gradient_function)
+    except (ImportError, AttributeError):
+        return None
+    return found if all(hooked) else None
+
+
+def variable_value(handle: tf.Tensor) -> Optional[Tuple[tf.TensorShape, tf.DType]]:
+    """Shape and type of the variable that a resource handle in a graph stands for; None: of something else."""
+    from tensorflow.python.ops import handle_data_util
+
+    data = handle_data_util.get_resource_handle_data(handle)
+    if not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return tf.TensorShape(data.shape_and_type[0].shape), tf.as_dtype(data.shape_and_type[0].dtype)
+
+
+def make_logical_cpus(count: int) -> None:
+    """Let eager execution and tf.functions have ``count`` logical CPU devices, which is possible until TensorFlow 2 executes its
+    first op; after that, and where there are as many, nothing happens."""
+    cpus = tf.config.list_physical_devices("CPU")
+    if not cpus or len(tf.config.get_logical_device_configuration(cpus[0]) or [None]) >= count:
+        return
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * count)
 
 
 def collectives_carry_float16() -> bool:

@@ -6,14 +6,16 @@ import contextlib
 import os
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, Iterator, MutableMapping, NamedTuple, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, MutableMapping, NamedTuple, Optional, Union
 
+from whale_tf import functions
 from whale_tf import session as whale_session
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
+from whale_tf.capture.tapes import is_body
 from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
@@ -115,6 +117,8 @@ def init(
     shutdown()
     hooks.install(_callbacks(parsed))
     _active = parsed
+    if function_tracing() is not None and tf.executing_eagerly() and parsed.runtime is None:
+        make_logical_cpus([device.kind for device in parsed.cluster.devices].count("CPU"))
     if processes.count > 1 or LAUNCHED in os.environ:
         parsed.termination.install()
 
@@ -417,18 +421,56 @@ def _check_gradients(state: _Active, graph: tf.Graph) -> None:
 
 
 def _refuse_outside_graph(state: _Active) -> None:
-    """Training that no Session runs is local; where more than that was asked for, it is refused.
+    """Training that neither a Session nor a tf.function runs is local; where more than that was asked for, it is refused.
 
     Raises:
         PlanError
     """
     asked = _more_than_local(state)
-    if asked is not None:
+    if asked is None:
+        return
+    if function_tracing() is None:
+        where = "here TensorFlow trains eagerly or in a tf.function, which whale_tf divides from TensorFlow 2.15 on"
+    else:
+        where = ("here TensorFlow trains eagerly, op by op. Put the training step into a function: write @tf.function above it "
+                 "(Keras: leave out run_eagerly=True)")
+    raise PlanError(
+        f"wh.init() was given {asked}, but {where}; or train in graph mode: tf.compat.v1.disable_eager_execution() first, then a "
+        "tf.compat.v1.train optimizer and tf.compat.v1.Session; or call wh.shutdown() before training on one device")
+
+
+def _check_function_gradients(state: _Active, graph: tf.Graph) -> None:
+    """Gradients of variables in a function.
+
+    Raises:
+        PlanError: more than local training was asked for, and they are taken in a part of it that cannot be divided.
+    """
+    if is_body(graph) and _more_than_local(state) is not None:
         raise PlanError(
-            f"wh.init() was given {asked}, but here TensorFlow trains eagerly or in a tf.function (as Keras' fit and "
-            "train_on_batch do), which whale_tf does not divide. Train in graph mode: tf.compat.v1.disable_eager_execution() "
-            "first, then a tf.compat.v1.train optimizer and tf.compat.v1.Session; or call wh.shutdown() before training on one "
-            "device")
+            f"gradients of variables are taken inside a loop or condition ({graph.name!r}) of a tf.function; put the training "
+            "step into a function of its own: write @tf.function above it, and call it in the loop")
+
+
+def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
+    """Rewrite a tf.function that trains, right after it was traced."""
+    known = capture_annotations.annotations_of(graph)
+    if not known.trains or _more_than_local(state) is None and not known.items:
+        return
+    if _observer is not None:
+        _observer.graph(graph)
+        return
+    functions.check(graph.name, known, attributes, state.config, state.plan, state.processes)
+    with garbage_collection_paused():
+        done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes)
+        if done is None:
+            raise PlanError(
+                f"tf.function {graph.name!r} takes gradients of variables, but writes no variable with them; update the "
+                "variables in the same function, so that whale_tf can divide the step")
+        if done.emitted is not None:
+            functions.check_devices(graph.name, done.plan, device_names(state.cluster, state.processes))
+            functions.finish(graph, done.emitted, done.replaced)
+    state.done[graph] = done
+    state.latest = weakref.ref(graph)
 
 
 def _more_than_local(state: _Active) -> Optional[str]:
@@ -536,6 +578,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     return hooks.Callbacks(
         gradients=gradients,
         outside_graph=lambda: _refuse_outside_graph(state),
+        function_gradients=lambda graph: _check_function_gradients(state, graph),
+        traced=lambda graph, attributes: _divide_function(state, graph, attributes),
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
         session_target=session_target,

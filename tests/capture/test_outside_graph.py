@@ -1,4 +1,5 @@
-"""Training that no Session runs, and annotations where there is no graph of a Session: refused, never silently local."""
+"""Training that neither a Session nor a tf.function runs, and annotations where there is no graph: refused, never silently local.
+Where TensorFlow has no place to rewrite a function, that holds for functions, too."""
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterator
@@ -9,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import whale_tf as wh
+from whale_tf._tf_compat import function_tracing
 from whale_tf.capture.annotations import annotations_of
 
 v1 = tf.compat.v1
@@ -95,12 +97,13 @@ def tape_in_a_function() -> None:
     step()
 
 
-WAYS = [keras_fit, keras_train_on_batch, tape, minimize, gradients_in_a_function, gradients_by_a_keras_variable,
-        tape_in_a_function]
+DIVIDED = function_tracing() is not None  # functions are
+EAGER = [tape, minimize]
+FUNCTIONS = [keras_fit, keras_train_on_batch, gradients_in_a_function, gradients_by_a_keras_variable, tape_in_a_function]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("train", WAYS, ids=lambda train: train.__name__)
+@pytest.mark.parametrize("train", EAGER if DIVIDED else EAGER + FUNCTIONS, ids=lambda train: train.__name__)
 def test_training_is_refused_until_shutdown(train: Callable[[], None]) -> None:
     wh.init(cluster="cpu:2")
     with pytest.raises(wh.PlanError, match="2 devices.*disable_eager_execution.*Session.*wh.shutdown"):
@@ -110,7 +113,7 @@ def test_training_is_refused_until_shutdown(train: Callable[[], None]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("train", WAYS, ids=lambda train: train.__name__)
+@pytest.mark.parametrize("train", EAGER + FUNCTIONS, ids=lambda train: train.__name__)
 def test_where_nothing_is_divided_training_is_local(train: Callable[[], None]) -> None:
     wh.init(cluster="cpu:1")
     train()
@@ -175,17 +178,20 @@ def test_a_graph_of_a_session_is_no_business_of_this() -> None:
     (lambda: wh.replicate(1).__enter__(), "wh.replicate"), (lambda: wh.split(1).__enter__(), "wh.split"),
     (lambda: wh.set_default_strategy(wh.replicate(1)), "wh.set_default_strategy"),
     (lambda: wh.set_default_strategy(None), "wh.set_default_strategy")], ids=["replicate", "split", "default", "no default"])
-def test_annotations_need_a_graph_of_a_session(annotate: Callable[[], Any], called: str, devices: int) -> None:
+def test_annotations_need_a_graph(annotate: Callable[[], Any], called: str, devices: int) -> None:
     wh.init(cluster=f"cpu:{devices}")
-    with pytest.raises(wh.AnnotationError, match=f"{called} is about the ops of a graph, .* eager"):
+    with pytest.raises(wh.AnnotationError, match=f"{called} is about the ops of a graph, .* eager.*@tf.function"):
         annotate()
 
     @tf.function
     def step() -> None:
         annotate()
 
-    with pytest.raises(wh.AnnotationError, match=f"{called} is used in a tf.function .'step'.*Session"):
+    if DIVIDED:
         step()
+    else:
+        with pytest.raises(wh.AnnotationError, match=f"{called} is used in a tf.function .'step'.*Session"):
+            step()
 
 
 def test_a_default_strategy_is_taken_back() -> None:

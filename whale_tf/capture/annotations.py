@@ -20,7 +20,7 @@ import dataclasses
 import weakref
 from typing import Any, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
 
-from whale_tf._tf_compat import eager_outside_functions, tf, v1
+from whale_tf._tf_compat import ControlFlowGraph, eager_outside_functions, function_tracing, tf, v1
 from whale_tf.errors import AnnotationError
 
 STRATEGIES = ("replicate", "split")
@@ -80,6 +80,7 @@ class Annotations:
         default: the strategy of forward ops outside every annotation (one of ``items``), or None.
         gradient_calls: finished calls; a call that raised is not kept.
         calls_started: how many calls there were, failed ones too.
+        trains: gradients of variables were taken in a tf.function.
     """
 
     def __init__(self) -> None:
@@ -87,6 +88,7 @@ class Annotations:
         self.default: Optional[Annotation] = None
         self.gradient_calls: List[GradientCall] = []
         self.calls_started = 0
+        self.trains = False
         self._open: Optional[Annotation] = None
         self._count = 0
 
@@ -140,19 +142,21 @@ def current_graph(caller: str) -> tf.Graph:
     """
     if tf.executing_eagerly():
         raise AnnotationError(
-            f"{caller} is about the ops of a graph, but TensorFlow is executing eagerly. Build the model inside "
-            "`with tf.Graph().as_default():`, or call tf.compat.v1.disable_eager_execution() first.")
+            f"{caller} is about the ops of a graph, but TensorFlow is executing eagerly. Use it inside a function: write "
+            "@tf.function above the training step; or build the model inside `with tf.Graph().as_default():`.")
     graph = v1.get_default_graph()
     if not graph.building_function:
         return graph
-    if eager_outside_functions():
+    if not eager_outside_functions() or isinstance(graph, ControlFlowGraph):
         raise AnnotationError(
-            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf does not divide. Build and train the model in "
-            "graph mode: tf.compat.v1.disable_eager_execution() first, no tf.function, a tf.compat.v1.train optimizer and "
-            "tf.compat.v1.Session.")
-    raise AnnotationError(
-        f"{caller} is used in the body of a function ({getattr(graph, 'name', '')!r}), such as a branch of tf.cond. A loop, "
-        "condition or function call is in one TaskGraph: put the annotation around the whole call.")
+            f"{caller} is used in the body of a function ({getattr(graph, 'name', '')!r}), such as a branch of tf.cond. A loop, "
+            "condition or function call is in one TaskGraph: put the annotation around the whole call.")
+    if function_tracing() is None:
+        raise AnnotationError(
+            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf divides from TensorFlow 2.15 on, and this is "
+            f"{tf.__version__}. Build and train the model in graph mode: tf.compat.v1.disable_eager_execution() first, no "
+            "tf.function, a tf.compat.v1.train optimizer and tf.compat.v1.Session.")
+    return graph
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall
 from whale_tf.capture.phases import Phases
 from whale_tf.capture.recording import Recording, recording_of
-from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_convex, complete
+from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_bodies, check_convex, complete
 from whale_tf.capture.unseen import model_phases
 from whale_tf.capture.variables import Variables, optimizer_state
 from whale_tf.errors import PlanError
@@ -226,6 +226,7 @@ def _task_graphs(
         found = assign(ops, annotations, phases.variables)
         specs = tuple(Spec(item.name, item.strategy, item.device_count) for item in annotations.items)
     else:
+        check_bodies(ops)
         found = assign_planned(ops, [[op.name for op in ops.ops]], phases.variables)
         specs = (Spec("model", "replicate", None),)
     if is_pipeline:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+import weakref
+from typing import Any, Callable, List, Mapping, MutableMapping, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import (
     BaseSession,
@@ -18,13 +18,15 @@ from whale_tf._tf_compat import (
     DatasetV1Adapter,
     EventFileWriter,
     eager_outside_functions,
+    function_tracing,
     gradients_util,
     imperative_grad,
     lacking,
     tf,
     v1,
 )
-from whale_tf.capture.annotations import FORWARD_ATTR, gradient_call, gradient_names
+from whale_tf.capture import tapes
+from whale_tf.capture.annotations import FORWARD_ATTR, annotations_of, gradient_call, gradient_names
 
 Function = Callable[..., Any]
 
@@ -35,8 +37,10 @@ class Callbacks(NamedTuple):
 
     Attributes:
         gradients: (gradients, what they were taken by) -> the gradients that the caller gets.
-        outside_graph: (), before gradients of variables are taken in eager execution or in a tf.function: training that no
-            Session runs.
+        outside_graph: (), before gradients of variables are taken in eager execution (or in a tf.function, where it cannot be
+            rewritten): training that neither a Session nor a function runs.
+        function_gradients: (graph), before gradients of variables are taken in the graph of a tf.function that is traced.
+        traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
         session_target: (target, that ConfigProto) -> the target to use.
@@ -53,6 +57,8 @@ class Callbacks(NamedTuple):
 
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
     outside_graph: Callable[[], None] = lambda: None
+    function_gradients: Callable[[tf.Graph], None] = lambda graph: None
+    traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
     session_target: Callable[[str, Any], str] = lambda target, config: target
@@ -67,21 +73,16 @@ class Callbacks(NamedTuple):
 
 
 class Hook(NamedTuple):
-    """``wrapper(original, callbacks)`` returns what stands in for ``owner.attribute``."""
+    """``wrapper(original, callbacks)`` returns what stands in for ``owner.attribute``; ``tell`` is called with what stands there
+    from then on, where others than the owner must know."""
 
     owner: Any
     attribute: str
     wrapper: Callable[[Function, Callbacks], Function]
+    tell: Callable[[Function], Any] = lambda function: None
 
 
 # -- gradient calls -------------------------------------------------------------------------------------------------
-class _Depth(threading.local):
-    value = 0
-
-
-_depth = _Depth()  # gradient calls of this thread that are under way
-
-
 def _gradients_helper(original: Function, callbacks: Callbacks) -> Function:
     """Notes the call.  TensorFlow re-enters for function bodies (``src_graph`` is another graph) and for composite
     tensors: the outermost call counts."""
@@ -90,19 +91,17 @@ def _gradients_helper(original: Function, callbacks: Callbacks) -> Function:
     def wrapper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         src_graph = parameters.bind(ys, xs, *args, **kwargs).arguments.get("src_graph")
         in_body = src_graph is not None and src_graph is not v1.get_default_graph()
-        if _depth.value or in_body or tf.executing_eagerly():
+        if tapes.depth.value or in_body or tf.executing_eagerly():
             return original(ys, xs, *args, **kwargs)
         if eager_outside_functions():
-            if _has_variables(xs):
-                callbacks.outside_graph()
-            return original(ys, xs, *args, **kwargs)
-        _depth.value += 1
+            return _in_function(ys, xs, callbacks, lambda: original(ys, xs, *args, **kwargs))
+        tapes.depth.value += 1
         try:
             with gradient_call(v1.get_default_graph(), ys, xs) as call:
                 grads = callbacks.gradients(original(ys, xs, *args, **kwargs), xs)
                 call.grads = gradient_names(grads)
         finally:
-            _depth.value -= 1
+            tapes.depth.value -= 1
         return grads
     return wrapper
 
@@ -124,16 +123,44 @@ def _imperative_grad(original: Function, callbacks: Callbacks) -> Function:
     A tape in a graph that a Session runs is found in that graph."""
 
     def imperative_gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        if eager_outside_functions() and _has_variables(sources):
-            callbacks.outside_graph()
-        return original(tape, target, sources, *args, **kwargs)
+        if not eager_outside_functions():
+            return original(tape, target, sources, *args, **kwargs)
+        return _in_function(target, sources, callbacks, lambda: original(tape, target, sources, *args, **kwargs))
     return imperative_gradient
 
 
-def _has_variables(xs: Any) -> bool:
-    """Whether some of ``xs`` are variables (Keras 3 has a class of its own), or their handles."""
-    return any(isinstance(x, tf.Variable) or hasattr(x, "handle") or getattr(x, "dtype", None) == tf.resource
-               for x in tf.nest.flatten(xs))
+def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[], Any]) -> Any:
+    """Gradients where TensorFlow 2 executes eagerly, but in functions."""
+    graph = tapes.traced_function()
+    if tapes.has_variables(xs):
+        if graph is None:
+            callbacks.outside_graph()
+        else:
+            callbacks.function_gradients(graph)
+            annotations_of(graph).trains = True
+    return gradients() if graph is None else tapes.noted(graph, ys, xs, gradients)
+
+
+# -- functions ------------------------------------------------------------------------------------------------------
+_attributes: MutableMapping[tf.Graph, Mapping[str, Any]] = weakref.WeakKeyDictionary()  # of functions that are being traced
+
+
+def _create_concrete_function(original: Function, callbacks: Callbacks) -> Function:
+    def create(function_type: Any, type_context: Any, func_graph: tf.Graph, tracing_options: Any) -> Any:
+        _attributes[func_graph] = dict(tracing_options.attributes or {})
+        return original(function_type, type_context, func_graph, tracing_options)
+    return create
+
+
+def _apply_transforms(original: Function, callbacks: Callbacks) -> Function:
+    """What gets the graph of each function, branch and loop after it was traced."""
+
+    def apply_func_graph_transforms(func_graph: tf.Graph) -> Any:
+        attributes = _attributes.pop(func_graph, None)
+        if attributes is not None:
+            callbacks.traced(func_graph, attributes)
+        return original(func_graph)
+    return apply_func_graph_transforms
 
 
 # -- graphs, sessions and savers ------------------------------------------------------------------------------------
@@ -241,6 +268,15 @@ HOOKS: Tuple[Hook, ...] = (
     Hook(BaseSession, "_extend_graph", _session_extend_graph),
 )
 
+_TRACING = function_tracing()
+if _TRACING is not None:
+    HOOKS += (
+        Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
+        Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
+        Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
+        Hook(_TRACING.transform, "apply_func_graph_transforms", _apply_transforms),
+    )
+
 
 class _Installed(NamedTuple):
     hook: Hook
@@ -266,6 +302,7 @@ def install(callbacks: Callbacks) -> None:
             original = vars(hook.owner)[hook.attribute]
             replacement = functools.wraps(original)(hook.wrapper(original, callbacks))
             setattr(hook.owner, hook.attribute, replacement)
+            hook.tell(replacement)
             _installed.append(_Installed(hook, original, replacement))
     except BaseException:
         uninstall()
@@ -277,6 +314,7 @@ def uninstall() -> None:
     while _installed:
         hook, original, _ = _installed.pop()
         setattr(hook.owner, hook.attribute, original)
+        hook.tell(original)
 
 
 def installed() -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from whale_tf._tf_compat import GraphDef, op_def, static_dims, tf
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.handles import variable_handles
 from whale_tf.errors import GraphError
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -46,7 +47,7 @@ def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> OpGraph:
 
     Ops of gradient calls have phase BACKWARD, all others FORWARD: :func:`whale_tf.capture.phases.find_phases` tells the
     rest.  Constants of up to 4096 elements carry their value (read-only); attributes are plain Python values, with
-    functions as their names and tensors as arrays.
+    functions as their names and tensors as arrays.  A variable that a tf.function captured is a variable here, too.
 
     Args:
         graph_def: ``graph.as_graph_def()``, if the caller has it.
@@ -85,13 +86,15 @@ class _Recorder:
     def top_level(self, graph_def: Any) -> OpGraph:
         definitions, operations = graph_def.node, self._graph.get_operations()
         places = {definition.name: place for place, definition in enumerate(definitions)}
+        handles = variable_handles(self._graph)
         nodes = []
         for name, definition, operation in zip(places, definitions, operations):
             if operation.name != name:
                 operation = self._graph.get_operation_by_name(name)
             inputs, controls = _edges(definition.input, places, _graph_edge)
-            nodes.append(_Node(name, definition.op, definition.device, self._described(operation),
-                               self._attributes(definition), inputs, controls, self._bodies_of(definition)))
+            kind, attrs = handles.get(name) or (definition.op, self._attributes(definition))
+            nodes.append(_Node(name, kind, definition.device, self._described(operation), attrs, inputs, controls,
+                               self._bodies_of(definition)))
         return _build(nodes, OpGraph())
 
     def anew(

@@ -41,7 +41,7 @@ def assign(graph: OpGraph, annotations: Annotations, variables: Optional[Variabl
         AnnotationError: an annotation inside a function body, or one without forward ops.
     """
     variables = find_variables(graph) if variables is None else variables
-    _check_bodies(graph)
+    check_bodies(graph)
     if not annotations.items:
         return TaskGraphs([-1] * len(graph.ops), {})
     _check_annotations(graph, annotations)
@@ -105,7 +105,10 @@ def check_convex(graph: OpGraph, task_graphs: TaskGraphs, names: Sequence[str],
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
-def _check_bodies(graph: OpGraph) -> None:
+def check_bodies(graph: OpGraph) -> None:
+    """Raises:
+        AnnotationError: an annotation inside a function body.
+    """
     for op in graph.ops:
         # an input pipeline may be made under an annotation; it runs once, whatever its functions are tagged with
         tagged = _annotated_inside(op, set()) if op.phase in (Phase.FORWARD, Phase.BACKWARD) else None

@@ -25,6 +25,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.control_flow import function_names
 from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.function_copy import FunctionCopy, append_inputs
+from whale_tf.graph_editor.names import function_exists
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis, Offset, Slice
 from whale_tf.ir.graph import Op
@@ -190,7 +191,7 @@ class Bodies:
         while True:
             candidate = f"{name}_whale_{self._count}"
             self._count += 1
-            if not self._context.tf_graph._is_function(candidate):
+            if not function_exists(self._context.tf_graph, candidate):
                 return candidate
 
 

@@ -26,6 +26,7 @@ from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import FunctionCopy
+from whale_tf.graph_editor.names import function_exists
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op
@@ -245,7 +246,7 @@ class Calls:
         while True:
             name = "whale_{}_{}".format("".join(c if c.isalnum() else "_" for c in body), self._count)
             self._count += 1
-            if not self._context.tf_graph._is_function(name):
+            if not function_exists(self._context.tf_graph, name):
                 return name
 
 

@@ -53,15 +53,18 @@ def divide(batch: int, totals: Sequence[Sequence[int]]) -> List[int]:
     return parts
 
 
-def check_divisible(plan: Plan, batch: int, own: bool) -> None:
+def check_divisible(plan: Plan, batch: int, own: bool, may_be_uneven: bool = False) -> None:
     """Refuse a static mini-batch that does not divide evenly, unless the plan gives slice sizes.
+
+    Args:
+        may_be_uneven: the graph is of this one batch size (the last of an epoch, say), and others have graphs of their own.
 
     Raises:
         PlanError: with the sizes that would work.
     """
     for index, task in enumerate(plan.task_graphs):
         sizes = divide(batch, levels(plan, index, own))
-        explicit = task.batch_slices is not None or plan.micro_batch_slices is not None
+        explicit = may_be_uneven or task.batch_slices is not None or plan.micro_batch_slices is not None
         if min(sizes) < 1 or (not explicit and len(set(sizes)) > 1):
             parts = len(sizes)
             raise PlanError(

@@ -182,7 +182,7 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
         )
     batch: Optional[int] = next(iter(known)) if known else None
     if batch is not None:
-        check_divisible(plan, batch, own)
+        check_divisible(plan, batch, own, may_be_uneven=context.tf_graph.building_function)
     division = Division(context, nodes, own, batch, sources, sums)
     if division.mini_batches > 1 and batch == 1:
         raise PlanError(

@@ -24,6 +24,7 @@ from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Set
 
 from whale_tf._tf_compat import FunctionDef, NodeDef, tf, v1
 from whale_tf.errors import GraphEditError, did_you_mean
+from whale_tf.graph_editor.names import function_exists
 from whale_tf.graph_editor.one_graph import check_one_graph
 from whale_tf.ir.traits import ENTERS, EXITS
 
@@ -230,7 +231,7 @@ def copy_function(graph: tf.Graph, name: str, new_name: str, edit: Callable[[Nod
     Raises:
       GraphEditError: no function ``name``, or ``new_name`` is taken.
     """
-    if graph._is_function(new_name):
+    if function_exists(graph, new_name):
         raise GraphEditError(f"the graph's library already has a function {new_name!r}; choose another name")
     function = function_def(graph, name)
     function.signature.name = new_name

@@ -25,6 +25,7 @@ from whale_tf.errors import GraphEditError
 from whale_tf.graph_editor.attrs import OpSignature
 from whale_tf.graph_editor.control_flow import function_def
 from whale_tf.graph_editor.edges import control_edges
+from whale_tf.graph_editor.names import function_exists
 
 # Static shapes of the original's arguments and nodes, and "run where op X runs", with X as the original's caller knows it.
 FunctionDefType = type(v1.GraphDef().library.function.add())  # TensorFlow does not export it
@@ -173,7 +174,7 @@ class FunctionCopy:
         Raises:
             GraphEditError: it has.
         """
-        if self.graph._is_function(name):
+        if function_exists(self.graph, name):
             raise GraphEditError(f"the graph's library already has a function {name!r}; choose another name")
         result = type(self.definition)()
         result.CopyFrom(self.definition)

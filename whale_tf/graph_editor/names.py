@@ -4,7 +4,7 @@ from __future__ import annotations
 import weakref
 from typing import MutableMapping, Set, Tuple
 
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import eager_context, tf
 
 _KNOWN: MutableMapping[tf.Graph, Tuple[int, Set[str]]] = weakref.WeakKeyDictionary()
 
@@ -21,3 +21,9 @@ def names_taken(graph: tf.Graph) -> Set[str]:
             name = name.rpartition("/")[0]
     _KNOWN[graph] = len(operations), taken
     return taken
+
+
+def function_exists(graph: tf.Graph, name: str) -> bool:
+    """Whether a function's name is taken in the graph's library, or, for the graph of a tf.function, among all functions that
+    TensorFlow knows: these share one library."""
+    return bool(graph._is_function(name) or (graph.building_function and eager_context().has_function(name)))

@@ -34,7 +34,7 @@ from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.graph_editor.device import canonical_device
 from whale_tf.graph_editor.edges import CloneEdges, canonical_edge, control_edges, follow_colocation
 from whale_tf.graph_editor.garbage import garbage_collection_paused
-from whale_tf.graph_editor.names import names_taken
+from whale_tf.graph_editor.names import function_exists, names_taken
 from whale_tf.graph_editor.reroute import set_input
 from whale_tf.ir.traits import ENTERS
 
@@ -214,7 +214,7 @@ class StagedEdit:
         """
         self._check_open()
         name = str(function.signature.name)
-        if name in self._functions or self.graph._is_function(name):
+        if name in self._functions or function_exists(self.graph, name):
             raise GraphEditError(f"the graph's library already has a function {name!r}; choose another name")
         self._functions.add(name)
         self._graph_def.library.function.add().CopyFrom(function)

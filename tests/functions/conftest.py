@@ -1,0 +1,33 @@
+"""tf.functions under whale_tf, beside the same functions without it."""
+from __future__ import annotations
+
+import os
+from typing import Iterator, List
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+import whale_tf as wh
+from whale_tf._tf_compat import function_tracing, make_logical_cpus
+
+DEVICES = 4
+
+if function_tracing() is not None:
+    make_logical_cpus(DEVICES)  # while tests are collected: TensorFlow has executed nothing yet
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    if function_tracing() is None:
+        reason = f"TensorFlow {tf.__version__} has no place where a traced tf.function can be rewritten (2.15 and later have)"
+        for item in items:
+            if str(item.fspath).startswith(os.path.dirname(__file__)):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def eager() -> Iterator[None]:
+    """Eager execution, whatever tests before have turned off; hooks are taken out afterwards."""
+    with context.eager_mode():
+        yield
+    wh.shutdown()

@@ -1,0 +1,87 @@
+"""Trains one function twice, as it is and under a plan, and compares every number."""
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+import whale_tf as wh
+from whale_tf.plan import Plan
+
+Scope = Callable[[], ContextManager]
+Build = Callable[[Sequence[Scope]], Tuple[Callable[..., Any], Sequence[Any]]]  # scopes of stages -> step, variables
+TOLERANCE = 1e-12  # float64
+
+
+class Way(NamedTuple):
+    """How a function is divided: device counts of its stages (none: no annotations), devices, configuration."""
+
+    counts: Tuple[int, ...]
+    devices: int
+    config: Dict[str, Any]
+
+
+WAYS: Dict[str, Way] = {
+    "data parallel 2": Way((), 2, {}),
+    "data parallel 4, 2 micro-batches": Way((), 4, {"num_micro_batch": 2}),
+    "4 micro-batches": Way((), 1, {"num_micro_batch": 4}),
+    "pipeline 2, 4 micro-batches": Way((1, 1), 2, {"num_micro_batch": 4}),
+    "pipeline 2 nested 2, 2 micro-batches": Way((1, 1), 4, {"num_micro_batch": 2}),
+    "stages of 1 and 2, called": Way((1, 2), 3, {"num_micro_batch": 2, "emit": "call"}),
+}
+
+
+class Outcome(NamedTuple):
+    """What each step returned, the variables after the last, and the plan."""
+
+    returned: List[Any]
+    variables: List[np.ndarray]
+    plan: Optional[Plan] = None
+
+
+def batches(sizes: Sequence[int] = (16, 16, 12), width: int = 6, classes: int = 3) -> List[Tuple[np.ndarray, np.ndarray]]:
+    """Mini-batches of features and labels; the last may be smaller."""
+    rng = np.random.RandomState(0)
+    return [(rng.randn(size, width), rng.randint(0, classes, size)) for size in sizes]
+
+
+def run(build: Build, data: Sequence[Sequence[Any]], way: Optional[Way] = None) -> Outcome:
+    """Trains on each of the mini-batches.
+
+    Args:
+        way: None: without whale_tf.
+    """
+    tf.random.set_seed(0)
+    scopes: List[Scope] = [contextlib.nullcontext] * 4
+    if way is None:
+        return _trained(*build(scopes), data)
+    wh.init(way.config, cluster=f"cpu:{way.devices}")
+    try:
+        for number, count in enumerate(way.counts):
+            scopes[number] = lambda count=count, number=number: wh.replicate(count, name=f"stage {number}")
+        outcome = _trained(*build(scopes), data)
+        plan = wh.current_plan()
+    finally:
+        wh.shutdown()
+    assert plan is not None and plan.num_devices == way.devices and len(plan.task_graphs) == max(1, len(way.counts))
+    return outcome._replace(plan=plan)
+
+
+def _trained(step: Callable[..., Any], variables: Sequence[Any], data: Sequence[Sequence[Any]]) -> Outcome:
+    returned = [tf.nest.map_structure(np.array, step(*[tf.constant(part) for part in batch])) for batch in data]
+    return Outcome(returned, [np.array(variable) for variable in variables])
+
+
+def check(build: Build, way: Way, data: Sequence[Sequence[Any]], tolerance: float = TOLERANCE) -> Outcome:
+    """Asserts that the function trains under a plan as it does without; returns what it computed."""
+    local, parallel = run(build, data), run(build, data, way)
+    expected, found = [tf.nest.flatten((outcome.returned, outcome.variables)) for outcome in (local, parallel)]
+    tf.nest.assert_same_structure(local.returned, parallel.returned)
+    assert len(expected) == len(found)
+    for one, other in zip(expected, found):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
+    assert any(np.any(one != two) for one, two in zip(tf.nest.flatten(local.returned[0]), tf.nest.flatten(local.returned[1])))
+    return parallel

@@ -1,0 +1,158 @@
+"""What is not supported in tf.functions is refused, and the message says what to do instead."""
+from __future__ import annotations
+
+import contextlib
+from typing import Any, List
+
+import pytest
+import tensorflow as tf
+
+import whale_tf as wh
+from tests.functions.equality import Scope, batches, run
+from tests.functions.test_training_steps import NESTED, cross_entropy, logits_of, momentum, perceptron
+
+NOWHERE: List[Scope] = [contextlib.nullcontext, contextlib.nullcontext]
+
+
+def loss_of(weights: List[tf.Variable], stages: Any = NOWHERE) -> tf.Tensor:
+    x, y = batches()[0]
+    return cross_entropy(tf.constant(y), logits_of(weights, stages, tf.constant(x)))
+
+
+def train(weights: List[tf.Variable], stages: Any = NOWHERE) -> None:
+    with tf.GradientTape() as tape:
+        loss = loss_of(weights, stages)
+    for w, grad in zip(weights, tape.gradient(loss, weights)):
+        w.assign_sub(0.1 * grad)
+
+
+def test_xla() -> None:
+    wh.init(cluster="cpu:2")
+    weights = perceptron()
+    with pytest.raises(wh.PlanError, match="compiled by XLA .jit_compile=True.* leave jit_compile out"):
+        tf.function(lambda: train(weights), jit_compile=True)()
+
+
+def test_split() -> None:
+    wh.init(cluster="cpu:2")
+    weights = perceptron()
+    with pytest.raises(wh.PlanError, match="'head' is wh.split.*outside of tf.function.*use wh.replicate"):
+        tf.function(lambda: train(weights, [contextlib.nullcontext, lambda: wh.split(2, name="head")]))()
+
+
+def test_rhino() -> None:
+    wh.init({"auto_parallel": "rhino"}, cluster="cpu:2")
+    weights = perceptron()
+    with pytest.raises(wh.ConfigError, match="'rhino' divides variables.*annotate it with wh.replicate"):
+        tf.function(lambda: train(weights))()
+
+
+def test_copies_of_variables() -> None:
+    wh.init({"variables": "mirrored"}, cluster="cpu:2")
+    weights = perceptron()
+    with pytest.raises(wh.ConfigError, match="variables is 'mirrored'.*'auto' or 'shared'"):
+        tf.function(lambda: train(weights))()
+
+
+def test_gradients_that_are_applied_elsewhere() -> None:
+    wh.init(cluster="cpu:2")
+    weights = perceptron()
+
+    @tf.function
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(weights)
+        return tape.gradient(loss, weights)
+
+    with pytest.raises(wh.PlanError, match="'gradients' takes gradients .* update the variables in the same function"):
+        gradients()
+
+
+def test_gradients_in_a_loop() -> None:
+    wh.init(cluster="cpu:2")
+    weights = perceptron()
+
+    @tf.function
+    def steps() -> None:
+        for _ in tf.range(3):
+            train(weights)
+
+    with pytest.raises(wh.PlanError, match="inside a loop or condition .* a function of its own"):
+        steps()
+
+
+def test_an_annotation_in_a_loop_or_an_inner_function() -> None:
+    wh.init({"num_micro_batch": 2}, cluster="cpu:2")
+    weights = perceptron()
+
+    @tf.function
+    def inner() -> tf.Tensor:
+        return loss_of(weights, [lambda: wh.replicate(1), lambda: wh.replicate(1)])
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = inner()
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+
+    with pytest.raises(wh.AnnotationError, match="put `with wh.replicate.* around the whole call"):
+        step()
+
+    @tf.function
+    def looping(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            with wh.replicate(1):
+                x = 2 * x
+        return x
+
+    with pytest.raises(wh.AnnotationError, match="put the annotation around the whole call"):
+        looping(tf.ones([2]))
+
+
+def test_fewer_devices_than_the_plan_uses() -> None:
+    wh.init(cluster="cpu:64")
+    weights = perceptron()
+    x, y = [tf.concat(64 * [part], 0) for part in batches()[0]]
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, logits_of(weights, NOWHERE, x))
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+
+    with pytest.raises(wh.PlanError, match="uses .*CPU:.*, which TensorFlow does not have.*before TensorFlow runs its first op"):
+        step()
+
+
+def test_a_batch_with_fewer_examples_than_parts() -> None:
+    with pytest.raises(wh.PlanError, match="a mini-batch of 3 examples does not divide over 4 parts"):
+        run(momentum, batches((3,)), NESTED)
+
+
+# -- what is no training, or asks for nothing ----------------------------------------------------------------------------
+def test_a_function_that_does_not_train_is_left_alone() -> None:
+    weights = perceptron()
+    expected = loss_of(weights).numpy()
+    wh.init({"num_micro_batch": 2}, cluster="cpu:2")
+    annotated = tf.function(lambda: loss_of(weights, [lambda: wh.replicate(1), lambda: wh.replicate(1)]))
+    assert annotated().numpy() == pytest.approx(expected, rel=1e-12)
+    assert wh.current_plan() is None
+
+
+def test_one_device_needs_no_plan() -> None:
+    wh.init(cluster="cpu:1")
+    weights = perceptron()
+    tf.function(lambda: train(weights), jit_compile=False)()
+    assert wh.current_plan() is None
+
+
+def test_after_shutdown_functions_are_local() -> None:
+    wh.init(cluster="cpu:2")
+    wh.shutdown()
+    step = tf.function(lambda weights: train(weights))
+    weights = perceptron()
+    step(weights)
+    graph = step.get_concrete_function(weights).graph
+    assert not [op for op in graph.get_operations() if op.name.startswith("whale")]

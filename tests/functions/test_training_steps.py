@@ -1,0 +1,234 @@
+"""Custom training loops: what a tf.function returns and writes equals what it does without whale_tf."""
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.functions.equality import WAYS, Scope, Way, batches, check
+
+PIPELINE = WAYS["pipeline 2, 4 micro-batches"]
+NESTED = WAYS["pipeline 2 nested 2, 2 micro-batches"]
+
+
+def variable(*shape: int, seed: int = 1, trainable: bool = True) -> tf.Variable:
+    return tf.Variable(0.3 * np.random.RandomState(seed).randn(*shape), trainable=trainable)
+
+
+def perceptron() -> List[tf.Variable]:
+    return [variable(6, 8), variable(8, seed=2), variable(8, 3, seed=3), variable(3, seed=4)]
+
+
+def logits_of(weights: Sequence[tf.Variable], stages: Sequence[Scope], x: tf.Tensor) -> tf.Tensor:
+    with stages[0]():
+        hidden = tf.tanh(tf.matmul(x, weights[0]) + weights[1])
+    with stages[1]():
+        return tf.matmul(hidden, weights[2]) + weights[3]
+
+
+def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+# -- steps: build(stages) -> the step, and all variables ----------------------------------------------------------------
+def momentum(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    weights = perceptron()
+    velocities = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> Dict[str, Any]:
+        with tf.GradientTape() as tape:
+            logits = logits_of(weights, stages, x)
+            loss = cross_entropy(y, logits)
+        for w, v, grad in zip(weights, velocities, tape.gradient(loss, weights)):
+            v.assign(0.9 * v + grad)
+            w.assign_sub(0.1 * v)
+        return {"loss": loss, "more": [logits, tf.argmax(logits, 1)], "examples": tf.shape(x)[0]}
+
+    return step, weights + velocities
+
+
+def keras_adam(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """An optimizer that makes its variables in the first trace; a metric that counts over all steps."""
+    weights = perceptron()
+    adam = tf.keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+    seen = tf.Variable(np.zeros([], np.int64), trainable=False)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = logits_of(weights, stages, x)
+            loss = cross_entropy(y, logits)
+        adam.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        seen.assign_add(tf.math.count_nonzero(tf.equal(tf.argmax(logits, 1), y)))
+        return loss
+
+    adam.build(weights)
+    return step, weights + [seen] + list(adam.variables)
+
+
+def sparse(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    table, out = variable(20, 4), variable(24, 3, seed=2)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        tokens = tf.cast(tf.abs(3 * x), tf.int32) % 20
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                rows = tf.reshape(tf.nn.embedding_lookup(table, tokens), [-1, 24])
+            with stages[1]():
+                loss = cross_entropy(y, tf.matmul(rows, out))
+        by_table, by_out = tape.gradient(loss, [table, out])
+        table.scatter_sub(tf.IndexedSlices(0.1 * by_table.values, by_table.indices))
+        out.assign_sub(0.1 * by_out)
+        return loss
+
+    return step, [table, out]
+
+
+def control_flow(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A loop and a condition in the model, written as AutoGraph reads them."""
+    weights = perceptron() + [variable(8, 8, seed=5)]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                hidden = tf.tanh(tf.matmul(x, weights[0]) + weights[1])
+                for _ in tf.range(3):
+                    hidden = tf.tanh(tf.matmul(hidden, weights[4]))
+            with stages[1]():
+                logits = tf.matmul(hidden, weights[2]) + weights[3]
+                if tf.reduce_sum(weights[3]) > 100.0:
+                    logits = 2.0 * logits
+                else:
+                    logits = 3.0 * logits
+                loss = cross_entropy(y, logits)
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+        return loss
+
+    return step, weights
+
+
+def penalty(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A gradient by the inputs, inside of the loss: nested tapes."""
+    weights = perceptron()
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = cross_entropy(y, logits_of(weights, stages, x))
+                total = loss * tf.cast(tf.shape(x)[0], tf.float64)
+            slope = tf.reduce_mean(tf.reduce_sum(inner.gradient(total, x) ** 2, 1))
+            whole = loss + 0.5 * slope
+        for w, grad in zip(weights, outer.gradient(whole, weights)):
+            w.assign_sub(0.1 * grad)
+        return loss, slope
+
+    return step, weights
+
+
+def two_players(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Two losses by one persistent tape, each with variables of its own."""
+    one, two = [variable(6, 3)], [variable(3, 1, seed=2)]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape(persistent=True) as tape:
+            with stages[0]():
+                made = tf.tanh(tf.matmul(x, one[0]))
+            with stages[1]():
+                judged = tf.sigmoid(tf.matmul(made, two[0]))
+                first, second = tf.reduce_mean(judged), tf.reduce_mean((1.0 - judged) ** 2)
+        for variables, loss in ((one, first), (two, second)):
+            for w, grad in zip(variables, tape.gradient(loss, variables)):
+                w.assign_sub(0.1 * grad)
+        return first, second
+
+    return step, one + two
+
+
+def called(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """The model is a tf.function of its own, and so is what steps many times."""
+    weights = perceptron()
+
+    @tf.function
+    def hidden_of(x: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(tf.matmul(x, weights[0]) + weights[1])
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                hidden = hidden_of(x)
+            with stages[1]():
+                loss = cross_entropy(y, tf.matmul(hidden, weights[2]) + weights[3])
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+        return loss
+
+    @tf.function
+    def steps(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        loss = tf.zeros([], tf.float64)
+        for _ in tf.range(3):
+            loss = step(x, y)
+        return loss
+
+    return steps, weights
+
+
+def by_tf_gradients(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    weights = perceptron()
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        loss = cross_entropy(y, logits_of(weights, stages, x))
+        for w, grad in zip(weights, tf.gradients(loss, weights)):
+            w.assign_sub(0.1 * grad)
+        return loss
+
+    return step, weights
+
+
+def asserting(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Side effects in the model: an assertion, a custom gradient, a check of numbers."""
+    weights = perceptron()
+
+    @tf.custom_gradient
+    def halved(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda dy: 0.5 * dy
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with tape.stop_recording():
+                tf.debugging.assert_less(tf.abs(x), tf.constant(100.0, tf.float64))
+            logits = halved(logits_of(weights, stages, x))
+            tf.debugging.assert_all_finite(logits, "not finite")
+            loss = cross_entropy(y, logits)
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+        return loss
+
+    return step, weights
+
+
+STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_momentum_in_every_way(way: str) -> None:
+    check(momentum, WAYS[way], batches())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [WAYS["data parallel 2"], PIPELINE, NESTED], ids=["data parallel", "pipeline", "nested"])
+@pytest.mark.parametrize("build", STEPS[1:], ids=lambda build: build.__name__)
+def test_steps_of_many_kinds(build: Any, way: Way) -> None:
+    check(build, way, batches())

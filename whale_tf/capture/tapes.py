@@ -1,0 +1,100 @@
+"""Gradients that are taken in tf.functions: noted as gradient calls of the function's graph.
+
+A tape calls the gradient function of each op that it saw.  The op's own name goes to the tape in the place of a name scope, comes
+back with that call, and tags what the gradient function makes.
+"""
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from whale_tf._tf_compat import ControlFlowGraph, eager_outside_functions, function_tracing, tf, v1
+from whale_tf.capture.annotations import FORWARD_ATTR, gradient_call, gradient_names
+from whale_tf.capture.handles import inside
+
+Function = Callable[..., Any]
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+depth = _Depth()  # gradient calls of this thread that are under way
+
+
+def traced_function() -> Optional[tf.Graph]:
+    """The graph of the tf.function that is being traced; None: nothing is, or this TensorFlow has no place to rewrite it."""
+    if tf.executing_eagerly() or not eager_outside_functions() or function_tracing() is None:
+        return None
+    return v1.get_default_graph()
+
+
+def is_body(graph: tf.Graph) -> bool:
+    """Whether the graph is of a branch or a loop inside a function."""
+    return isinstance(graph, ControlFlowGraph)
+
+
+def has_variables(xs: Any) -> bool:
+    """Whether some of ``xs`` are variables (Keras 3 has a class of its own), or their handles."""
+    return any(isinstance(x, tf.Variable) or hasattr(x, "handle") or getattr(x, "dtype", None) == tf.resource
+               for x in tf.nest.flatten(xs))
+
+
+def noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[Any]]) -> Any:
+    """What ``gradients`` returns for ``ys`` by ``xs``, as a gradient call of a function's graph, unless one is under way."""
+    if depth.value:
+        return gradients()
+    depth.value += 1
+    try:
+        captured = inside(graph)
+        targets = [y for y in _in_graph(graph, captured, ys) if y is not None]
+        sources = _in_graph(graph, captured, xs)
+        with gradient_call(graph, targets, [x for x in sources if x is not None]) as call:
+            grads = gradients()
+            call.grads = gradient_names([grad for grad, x in zip(grads, sources) if x is not None])
+    finally:
+        depth.value -= 1
+    return grads
+
+
+def _in_graph(graph: tf.Graph, captured: Dict[int, tf.Tensor], values: Any) -> List[Optional[tf.Tensor]]:
+    """What stands for each tensor or variable in the graph; None: nothing does, so that nothing in it depends on that."""
+    found = []
+    for value in values if isinstance(values, (list, tuple)) else [values]:
+        value = getattr(value, "handle", value)
+        found.append(value if getattr(value, "graph", None) is graph else captured.get(id(value)))
+    return found
+
+
+def record_gradient(original: Function, callbacks: Any) -> Function:
+    """Gives tapes an op's name for its scope's."""
+    tracing = function_tracing()
+
+    def record(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        if tracing is None or traced_function() is None or not outputs or not hasattr(outputs[0], "op"):
+            original(op_name, inputs, attrs, outputs)
+        else:
+            tracing.record(op_name, inputs, attrs, outputs, outputs[0].op.name)
+    return record
+
+
+def gradient_function(original: Function, callbacks: Any) -> Function:
+    """Tags the ops made by one op's gradient function with the name of that op.
+
+    The op may be of another graph: then nothing is tagged."""
+
+    def differentiate(op_name: str, attrs: Any, count: int, inputs: Any, outputs: Any, grads: Any, skipped: Any,
+                      forward: str) -> Any:
+        graph = traced_function()
+        if graph is None or not forward or not _has(graph, forward, op_name):
+            return original(op_name, attrs, count, inputs, outputs, grads, skipped, forward)
+        with graph._attr_scope({FORWARD_ATTR: v1.AttrValue(s=forward.encode())}):
+            return original(op_name, attrs, count, inputs, outputs, grads, skipped, forward)
+    return differentiate
+
+
+def _has(graph: tf.Graph, name: str, op_type: str) -> bool:
+    try:
+        return bool(graph.get_operation_by_name(name).type == op_type)
+    except (KeyError, ValueError):
+        return False

@@ -1,0 +1,155 @@
+"""What a tf.function needs around a rewritten graph: its variables where they are, its results of the whole mini-batch.
+
+A function's graph has known results and side effects, and its variables live outside: in the user's tf.Variable objects, which
+checkpoints, ``assign`` and other functions read and write whenever they like.  So there is one copy of each, on the device where
+the user made it; all replicas read it in every step, and its update runs once (the Plan's ``variables: shared``).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+from whale_tf._tf_compat import eager_context, tf
+from whale_tf.capture.annotations import Annotations
+from whale_tf.capture.handles import variable_handles
+from whale_tf.cluster import Processes
+from whale_tf.config import Config
+from whale_tf.emit.emit import Emitted
+from whale_tf.errors import ConfigError, PlanError
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.traits import CONTROL_FLOW
+from whale_tf.plan import Plan
+from whale_tf.planner.rhino.automatic import NAME as RHINO
+
+SHARED = "shared"
+XLA = "_XlaMustCompile"
+_SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and a tf.compat.v1.Session"
+
+
+def check(
+    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
+) -> None:
+    """Refuse what is not supported for tf.functions.
+
+    Args:
+        name: the function's.
+        attributes: the function's.
+
+    Raises:
+        ConfigError, PlanError: with what to do instead.
+    """
+    if attributes.get(XLA):
+        raise PlanError(
+            f"tf.function {name!r} is compiled by XLA (jit_compile=True), which puts all of it on one device; leave jit_compile "
+            "out, so that whale_tf can divide the step over devices")
+    if processes.count > 1:
+        raise PlanError(
+            f"tf.function {name!r} trains in a job of {processes.count} processes, but whale_tf divides functions inside one "
+            f"process only; start one process that sees all devices, or {_SESSION}")
+    divided = [item.name for item in annotations.items if item.strategy == "split"]
+    if plan is not None:
+        divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
+    if divided:
+        raise PlanError(
+            f"TaskGraph {divided[0]!r} is wh.split, which would divide variables that live outside of tf.function {name!r}; use "
+            f"wh.replicate, or {_SESSION}")
+    if config.auto.auto_parallel == RHINO:
+        raise ConfigError(
+            f"auto_parallel 'rhino' divides variables, which live outside of tf.function {name!r}; annotate it with "
+            f"wh.replicate, or {_SESSION}")
+    mirrored = plan is not None and any(
+        task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
+    if config.variables == "mirrored" or mirrored:
+        raise ConfigError(
+            f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
+            f"'auto' or '{SHARED}'")
+
+
+def settings(config: Config) -> Config:
+    """The configuration that functions run under: one copy of each variable."""
+    result = copy.copy(config)
+    object.__setattr__(result, "variables", SHARED)
+    return result
+
+
+def check_devices(name: str, plan: Plan, devices: Sequence[str]) -> None:
+    """Raises:
+        PlanError: TensorFlow has fewer devices than the plan uses.
+    """
+    found = {_kind_and_number(device.name) for device in tf.config.list_logical_devices()}
+    used = sorted({index for task in plan.task_graphs for row in task.devices for index in row})
+    missing = [devices[index] for index in used if _kind_and_number(devices[index]) not in found]
+    if missing:
+        raise PlanError(
+            f"the plan of tf.function {name!r} uses {missing[0]}, which TensorFlow does not have: it has {len(found)} devices. "
+            "Logical CPU devices are made by wh.init(); call it before TensorFlow runs its first op, makes its first variable "
+            "or lists its devices")
+
+
+def _kind_and_number(device: str) -> Tuple[str, int]:
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_type, spec.device_index
+
+
+def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any]) -> None:
+    """Let a rewritten function return and do what the local one did, on the whole mini-batch."""
+    graph.outputs = _merged(graph, emitted, replaced, graph.outputs)
+    graph.control_outputs = _all_clones(emitted, graph.control_outputs)
+    _place_at_variables(graph)
+    _share_functions(graph)
+
+
+def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """Results that clones compute, of all of them.  TensorFlow puts an Identity before most results; these are outside of what is
+    cloned and read merged values already."""
+    context = emitted.context
+    context.edit = emitted.nodes.edit = StagedEdit(graph)
+    names = []
+    for tensor in tensors:
+        name = tensor.name
+        while name in replaced:
+            name = replaced[name]
+        op = name.partition(":")[0]
+        if op in context.graph and context.graph.op(op).id in context.region.batch_level:
+            number = context.graph.tensor(name)
+            if not context.is_exported(number):
+                emitted.calls.export(number)
+            name = emitted.merge.whole(number)
+        names.append(name if ":" in name else name + ":0")
+    context.edit.commit()
+    return [graph.get_tensor_by_name(name) for name in names]
+
+
+def _all_clones(emitted: Emitted, ops: Sequence[tf.Operation]) -> List[tf.Operation]:
+    """Ops that must run: each where it is, or all its clones."""
+    context = emitted.context
+    found = {}
+    for op in ops:
+        names = [op.name]
+        if op.name in context.graph:
+            record = context.graph.op(op.name)
+            if record.id in context.region.batch_level:
+                names = [context.op_in(record, clone) for clone in context.clones(context.home(record))]
+        found.update(dict.fromkeys(names))
+    return [context.tf_graph.get_operation_by_name(name) for name in found]
+
+
+def _place_at_variables(graph: tf.Graph) -> None:
+    """Ops that take a variable's handle run where the variable is."""
+    outer = {inner.op.name: handle for handle, inner in graph.captures}
+    for name in variable_handles(graph):
+        handle = graph.get_operation_by_name(name)
+        device = outer[name].device if name in outer else ""
+        handle._set_device("")
+        for op in handle.outputs[0].consumers():
+            if op.type not in CONTROL_FLOW:
+                op._set_device(device)
+
+
+def _share_functions(graph: tf.Graph) -> None:
+    """Functions that the rewrite made and the graph calls are known outside of it, too: TensorFlow looks for them there."""
+    known = eager_context()
+    for function in graph.as_graph_def().library.function:
+        if not known.has_function(function.signature.name):
+            known.add_function_def(function)
