@@ -1,19 +1,33 @@
-"""Attributes of cloned nodes that must differ from the original's: seeds, and shapes that say the whole batch's size."""
+"""What of cloned nodes must differ from the original's: seeds, and attributes with shapes that say the whole batch's size."""
 
 from __future__ import annotations
 
 import zlib
 
-from whale_tf._tf_compat import NodeDef
+from whale_tf._tf_compat import NodeDef, tf
 from whale_tf.graph_editor.attrs import to_attr_value
+from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import BatchAxis
-from whale_tf.ir.graph import Op
+from whale_tf.ir.graph import Op, OpGraph
+
+SEED_OPERAND = 1  # of ops that are seeded by an operand; the first is the shape
 
 
 def reseed(node: NodeDef, scope: str) -> None:
     """A cloned op with a seed would repeat the original's numbers: mix the clone's name into it."""
     if "seed" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i):
         node.attr["seed2"].i = (node.attr["seed2"].i + zlib.crc32(scope.encode())) % 2**31 or 1
+
+
+def own_numbers(nodes: Nodes, node: NodeDef, op: Op, graph: OpGraph, scope: str, device: str) -> None:
+    """Let a cloned random op draw numbers of its own, whether it has a seed or gets one (or the key made of it) as an operand."""
+    if "seed" in node.attr:
+        reseed(node, scope)
+        return
+    dtype = tf.as_dtype(graph.tensors[op.inputs[SEED_OPERAND]].dtype)
+    shift = nodes.const([zlib.crc32(scope.encode()) % 2**31], f"{node.name}/own_seed/shift", dtype, device)
+    seed = nodes.binary("AddV2", node.input[SEED_OPERAND], shift, f"{node.name}/own_seed", dtype, device)
+    node.input[SEED_OPERAND] = seed
 
 
 def is_seeded(node: NodeDef) -> bool:

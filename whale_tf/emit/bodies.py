@@ -17,7 +17,7 @@ import functools
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import NodeDef, tf
-from whale_tf.emit.attributes import is_seeded, open_shapes, reseed
+from whale_tf.emit.attributes import is_seeded, open_shapes, own_numbers
 from whale_tf.emit.context import Clone, Context
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.division import Number, Shares
@@ -123,7 +123,8 @@ class Bodies:
         for index in {index for index, _ in axis.attributes}:
             open_shapes(copy.node(axis.graph.ops[index].name), axis.graph.ops[index], axis)
         for index in axis.own_seed:
-            reseed(copy.node(axis.graph.ops[index].name), self._context.seed(place))
+            op = axis.graph.ops[index]
+            own_numbers(Nodes(copy), copy.node(op.name), op, axis.graph, self._context.seed(place), "")
         for index in axis.shared:
             if not is_seeded(copy.node(axis.graph.ops[index].name)):
                 raise UnsupportedOpError(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.emit.attributes import open_shapes, reseed
+from whale_tf.emit.attributes import open_shapes, own_numbers
 from whale_tf.emit.bodies import Bodies
 from whale_tf.emit.calls import Calls, control_for
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Place
 from whale_tf.emit.loops import check_loops, enter_loops
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
-from whale_tf.graph_editor.nodes import set_input
+from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.ir.graph import Op
 
 
@@ -104,7 +104,8 @@ def _clone(
     if isinstance(place, Clone):
         order.gate(task_graph, place)
         for op in part.random:
-            reseed(context.edit.node(f"{scope}/{op.name}"), context.seed(place))
+            node = context.edit.node(f"{scope}/{op.name}")
+            own_numbers(Nodes(context.edit), node, op, context.graph, context.seed(place), context.host)
         for op in part.shaped:
             open_shapes(context.edit.node(f"{scope}/{op.name}"), op, context.region.batch)
         for op in part.functional:

@@ -7,10 +7,12 @@ weights fill it: a call's arguments live until it ends, and its results appear a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import networkx as nx
 
+from whale_tf.ir.batch_axis import BatchAxis
+from whale_tf.ir.graph import Op
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import ENTERS, SWITCHES
 from whale_tf.passes.replicate import clones
@@ -57,6 +59,12 @@ def has_reference_variables(program: Program) -> bool:
         for body in program.bodies if body.step in CLONED for tensor in body.inputs)
 
 
+def _seeded_by_operand(axis: BatchAxis) -> Optional[Op]:
+    """A random op, here or in a function body, of which each clone draws its own part, and that has no seed of its own."""
+    found = (axis.graph.ops[index] for index in axis.own_seed if "seed" not in axis.graph.ops[index].attrs)
+    return next(found, None) or next((op for op in map(_seeded_by_operand, axis.bodies.values()) if op is not None), None)
+
+
 def why_not_called(program: Program, region: Region, plan: Plan) -> str:
     """What stands against calls; empty: nothing."""
     graph = region.graph
@@ -67,6 +75,9 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         for index in body.ops if body.step in CLONED else ():
             if graph.ops[index].type in ENTERS | SWITCHES:
                 return f"op {graph.ops[index].name!r} belongs to a loop or condition of TensorFlow 1"
+    seeded = _seeded_by_operand(region.batch)
+    if seeded is not None:
+        return f"op {seeded.name!r} is seeded by an operand, which would have to differ from call to call"
     if not nx.is_directed_acyclic_graph(body_graph(program, CLONED)):
         return "TaskGraphs need each other's results back and forth"
     return ""

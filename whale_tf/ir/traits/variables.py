@@ -67,6 +67,8 @@ _RANDOM = table(
      "StatelessRandomUniformIntV2", _DRAWN),
     ("Multinomial", OpTraits(rule="random.multinomial", role=Role.RANDOM)),
     ("RandomShuffle", OpTraits(rule="random.shuffle", role=Role.RANDOM)),
+    ("StatelessRandomGetKeyCounter StatelessRandomGetKey StatelessRandomGetCounter StatelessRandomGetAlg",
+     OpTraits(rule="state.undivided", cost=Cost.FREE)),
     ("RandomGamma RandomPoisson RandomPoissonV2 ParameterizedTruncatedNormal", OpTraits(role=Role.RANDOM)),
 )
 
