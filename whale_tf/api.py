@@ -12,7 +12,7 @@ from whale_tf import functions
 from whale_tf import session as whale_session
 from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
 from whale_tf.capture import annotations as capture_annotations
-from whale_tf.capture import hooks
+from whale_tf.capture import hooks, layers
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
 from whale_tf.capture.tapes import is_body
@@ -74,6 +74,7 @@ class _Active:
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # tf.data pipelines with the other processes
+        self.said_no_xla = False
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, where this process drives them."""
@@ -141,6 +142,7 @@ def shutdown() -> None:
     global _active
     hooks.uninstall()
     capture_annotations.forget()
+    layers.forget()
     if _active is not None:
         _active.termination.remove()
     _active = None
@@ -176,8 +178,11 @@ class _Strategy:
 
     def __enter__(self) -> _Strategy:
         _require(f"wh.{self.kind}")
-        graph = capture_annotations.current_graph(f"wh.{self.kind}")
-        self._block = capture_annotations.annotate(graph, self.kind, self.device_count, self.name)
+        if tf.executing_eagerly() and layers.has_keras_layers():
+            self._block = layers.LayersBlock(self.kind, self.device_count, self.name)
+        else:
+            graph = capture_annotations.current_graph(f"wh.{self.kind}")
+            self._block = capture_annotations.annotate(graph, self.kind, self.device_count, self.name)
         self._block.__enter__()
         return self
 
@@ -451,6 +456,16 @@ def _check_function_gradients(state: _Active, graph: tf.Graph) -> None:
             "step into a function of its own: write @tf.function above it, and call it in the loop")
 
 
+def _may_use_xla(state: _Active) -> bool:
+    """Whether Keras may choose to compile training steps with XLA: not where they are divided, because XLA knows one device."""
+    asked = _more_than_local(state)
+    if asked is not None and not state.said_no_xla:
+        state.said_no_xla = True
+        warnings.warn(f"wh.init() was given {asked}: Keras models with jit_compile='auto' are not compiled by XLA, which would "
+                      "put the whole training step on one device")
+    return asked is None
+
+
 def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
     """Rewrite a tf.function that trains, right after it was traced."""
     known = capture_annotations.annotations_of(graph)
@@ -579,6 +594,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         gradients=gradients,
         outside_graph=lambda: _refuse_outside_graph(state),
         function_gradients=lambda graph: _check_function_gradients(state, graph),
+        may_use_xla=lambda: _may_use_xla(state),
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,

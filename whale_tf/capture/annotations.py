@@ -280,6 +280,11 @@ def densified(grads: Sequence[Any], xs: Any) -> List[Any]:
     return found
 
 
+def is_annotating(graph: tf.Graph) -> bool:
+    """Whether an annotation is open in the graph or one around it."""
+    return _open_annotation(graph) is not None
+
+
 def _open_annotation(graph: Optional[tf.Graph]) -> Optional[Annotation]:
     """The annotation that is open in ``graph`` or, for a function body, in a graph around it."""
     while graph is not None:

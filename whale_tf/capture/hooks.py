@@ -25,7 +25,7 @@ from whale_tf._tf_compat import (
     tf,
     v1,
 )
-from whale_tf.capture import tapes
+from whale_tf.capture import layers, tapes
 from whale_tf.capture.annotations import FORWARD_ATTR, annotations_of, gradient_call, gradient_names
 
 Function = Callable[..., Any]
@@ -40,6 +40,7 @@ class Callbacks(NamedTuple):
         outside_graph: (), before gradients of variables are taken in eager execution (or in a tf.function, where it cannot be
             rewritten): training that neither a Session nor a function runs.
         function_gradients: (graph), before gradients of variables are taken in the graph of a tf.function that is traced.
+        may_use_xla: (), whether Keras may compile a model with XLA that did not ask for it by name.
         traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
@@ -58,6 +59,7 @@ class Callbacks(NamedTuple):
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
     outside_graph: Callable[[], None] = lambda: None
     function_gradients: Callable[[tf.Graph], None] = lambda graph: None
+    may_use_xla: Callable[[], bool] = lambda: True
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
@@ -278,6 +280,15 @@ if _TRACING is not None:
     )
 
 
+def _keras_hooks() -> Tuple[Hook, ...]:
+    """Hooks into Keras 3, where it is loaded and TensorFlow's functions can be rewritten."""
+    layer, trainer = layers.layer_class(), layers.trainer_class()
+    if _TRACING is None or layer is None or trainer is None:
+        return ()
+    return (Hook(layer, "__init__", layers.layer_init), Hook(layer, "__call__", layers.layer_call),
+            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile))
+
+
 class _Installed(NamedTuple):
     hook: Hook
     original: Any
@@ -294,11 +305,12 @@ def install(callbacks: Callbacks) -> None:
         UnsupportedTensorFlowError: this TensorFlow lacks something that is hooked.
     """
     uninstall()
-    missing = [f"{hook.owner.__name__}.{hook.attribute}" for hook in HOOKS if hook.attribute not in vars(hook.owner)]
+    hooks = HOOKS + _keras_hooks()
+    missing = [f"{hook.owner.__name__}.{hook.attribute}" for hook in hooks if hook.attribute not in vars(hook.owner)]
     if missing:
         raise lacking(missing)
     try:
-        for hook in HOOKS:
+        for hook in hooks:
             original = vars(hook.owner)[hook.attribute]
             replacement = functools.wraps(original)(hook.wrapper(original, callbacks))
             setattr(hook.owner, hook.attribute, replacement)

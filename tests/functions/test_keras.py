@@ -1,0 +1,319 @@
+"""Keras 3: ``fit`` and what surrounds it give what they give without whale_tf."""
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_tf as wh
+from tests.functions.equality import WAYS, Scope, Way
+
+keras = pytest.importorskip("keras", minversion="3.0")
+layers = keras.layers
+PIPELINE = WAYS["pipeline 2, 4 micro-batches"]
+TOLERANCE = 1e-11  # float64
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+    keras.utils.clear_session()
+
+
+Make = Callable[[Sequence[Scope]], Any]
+RNG = np.random.RandomState(0)
+X, LABELS = RNG.randn(40, 6), RNG.randint(0, 3, 40)  # three mini-batches of 16, the last of 8
+TOKENS, IMAGES = RNG.randint(0, 20, (40, 7)), RNG.randn(40, 6, 6, 1)
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    given = dict({"optimizer": "adam", "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}, **options)
+    model.compile(**given)
+    return model
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+def functional(stages: Sequence[Scope]) -> Any:
+    inputs = keras.Input((6,))
+    with stages[0]():
+        x = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(inputs)
+        x = layers.LayerNormalization()(x)
+    with stages[1]():
+        x = layers.Dense(8, activation="relu", bias_constraint="max_norm")(x)
+        outputs = layers.Dense(3, activation="softmax")(x)
+    return compiled(keras.Model(inputs, outputs), optimizer=keras.optimizers.Adam(0.01, global_clipnorm=0.5, use_ema=True))
+
+
+def sequential(stages: Sequence[Scope]) -> Any:
+    model = keras.Sequential()
+    with stages[0]():
+        model.add(layers.Dense(8, activation="tanh"))
+    with stages[1]():
+        model.add(layers.Dense(3, activation="softmax"))
+    return compiled(model, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+class Subclassed(keras.Model):
+    """Layers that are made under annotations, and an annotation in ``call``."""
+
+    def __init__(self, stages: Sequence[Scope]) -> None:
+        super().__init__()
+        self.stages = list(stages)
+        with stages[0]():
+            self.first = layers.Dense(8, activation="tanh")
+        self.second = layers.Dense(3, activation="softmax")
+
+    def call(self, x: Any) -> Any:
+        hidden = self.first(x)
+        with self.stages[1]():
+            return self.second(2.0 * hidden)
+
+
+def subclassed(stages: Sequence[Scope]) -> Any:
+    return compiled(Subclassed(stages), optimizer=keras.optimizers.RMSprop(0.01, clipvalue=0.1))
+
+
+class OwnStep(keras.Model):
+    """A training step of the user's."""
+
+    def train_step(self, data: Any) -> Dict[str, Any]:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            prediction = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=prediction)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, prediction)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def own_step(stages: Sequence[Scope]) -> Any:
+    inputs = keras.Input((6,))
+    with stages[0]():
+        x = layers.Dense(8, activation="tanh")(inputs)
+    with stages[1]():
+        outputs = layers.Dense(3, activation="softmax")(x)
+    return compiled(OwnStep(inputs, outputs), optimizer=keras.optimizers.AdamW(0.01))
+
+
+def text(stages: Sequence[Scope]) -> Any:
+    """Sparse gradients, attention."""
+    inputs = keras.Input((7,), dtype="int32")
+    with stages[0]():
+        x = layers.Embedding(20, 8)(inputs)
+        x = x + layers.MultiHeadAttention(2, 4)(x, x)
+    with stages[1]():
+        outputs = layers.Dense(3, activation="softmax")(layers.GlobalAveragePooling1D()(x))
+    return compiled(keras.Model(inputs, outputs), optimizer="adagrad")
+
+
+def recurrent(stages: Sequence[Scope]) -> Any:
+    inputs = keras.Input((7,), dtype="int32")
+    with stages[0]():
+        x = layers.LSTM(5)(layers.Embedding(20, 4)(inputs))
+    with stages[1]():
+        outputs = layers.Dense(3, activation="softmax")(x)
+    return compiled(keras.Model(inputs, outputs))
+
+
+def convolutional(stages: Sequence[Scope]) -> Any:
+    inputs = keras.Input((6, 6, 1))
+    with stages[0]():
+        x = layers.MaxPooling2D()(layers.Conv2D(4, 3, activation="relu")(inputs))
+    with stages[1]():
+        outputs = layers.Dense(3, activation="softmax")(layers.Flatten()(x))
+    return compiled(keras.Model(inputs, outputs))
+
+
+def accumulating(stages: Sequence[Scope]) -> Any:
+    """Updates in every second step only."""
+    inputs = keras.Input((6,))
+    with stages[0]():
+        x = layers.Dense(8, activation="tanh")(inputs)
+    with stages[1]():
+        outputs = layers.Dense(3, activation="softmax")(x)
+    return compiled(keras.Model(inputs, outputs), optimizer=keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
+
+
+MODELS: Dict[str, Any] = {"functional": (functional, X), "sequential": (sequential, X), "subclassed": (subclassed, X),
+                          "own_step": (own_step, X), "text": (text, TOKENS), "recurrent": (recurrent, TOKENS),
+                          "convolutional": (convolutional, IMAGES), "accumulating": (accumulating, X)}
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+class Outcome(NamedTuple):
+    values: Dict[str, Any]
+    weights: List[np.ndarray]
+
+
+def everything(make: Make, x: np.ndarray, way: Optional[Way], **fit: Any) -> Outcome:
+    """What ``fit``, ``train_on_batch``, ``evaluate`` and ``predict`` return, and all weights."""
+    with trained_in(way) as stages:
+        keras.utils.set_random_seed(0)
+        model = make(stages)
+        options = dict({"batch_size": 16, "epochs": 2, "validation_data": (x[:12], LABELS[:12])}, **fit)
+        values = dict(model.fit(x, LABELS, verbose=0, **options).history)
+        values["train_on_batch"] = model.train_on_batch(x[:16], LABELS[:16])
+        values["evaluate"] = model.evaluate(x, LABELS, verbose=0)
+        values["predict"] = model.predict(x[:5], verbose=0)
+        return Outcome(values, [weight.numpy() for weight in model.weights + model.optimizer.variables])
+
+
+@contextlib.contextmanager
+def trained_in(way: Optional[Way]) -> Iterator[List[Scope]]:
+    stages: List[Scope] = [contextlib.nullcontext, contextlib.nullcontext]
+    if way is None:
+        yield stages
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*are not compiled by XLA")
+        wh.init(way.config, cluster=f"cpu:{way.devices}")
+        for number, count in enumerate(way.counts):
+            stages[number] = lambda count=count, number=number: wh.replicate(count, name=f"stage {number}")
+        try:
+            yield stages
+            plan = wh.current_plan()
+            assert plan is not None and plan.num_devices == way.devices
+            assert len(plan.task_graphs) == max(1, len(way.counts))
+        finally:
+            wh.shutdown()
+
+
+def check(make: Make, x: np.ndarray, way: Way, **fit: Any) -> None:
+    local, parallel = everything(make, x, None, **fit), everything(make, x, way, **fit)
+    assert local.values.keys() == parallel.values.keys() and len(local.weights) == len(parallel.weights)
+    for name, expected in local.values.items():
+        np.testing.assert_allclose(parallel.values[name], expected, rtol=1e-6, atol=1e-9, err_msg=name)  # metrics: float32
+    for expected, found in zip(local.weights, parallel.weights):
+        np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_models(model: str) -> None:
+    make, x = MODELS[model]
+    check(make, x, PIPELINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model, way", [("functional", "data parallel 2"), ("text", "pipeline 2 nested 2, 2 micro-batches"),
+                                        ("subclassed", "pipeline 2 nested 2, 2 micro-batches")])
+def test_models_in_other_ways(model: str, way: str) -> None:
+    make, x = MODELS[model]
+    check(make, x, WAYS[way])
+
+
+@pytest.mark.slow
+def test_arguments_of_fit() -> None:
+    check(functional, X, PIPELINE, sample_weight=np.linspace(0.5, 2.0, 40), shuffle=False, steps_per_epoch=2)
+    check(functional, X, PIPELINE, class_weight={0: 1.0, 1: 2.0, 2: 0.5}, validation_split=0.2, validation_data=None)
+
+
+# -- callbacks and files -------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_files_are_the_local_ones(tmp_path: Any) -> None:
+    """A checkpoint of each epoch and a saved model are read where whale_tf is not; weights that are loaded or assigned later
+    train on as they do there."""
+
+    def go_on(model: Any) -> List[np.ndarray]:
+        model.load_weights(str(tmp_path / "1.weights.h5"))
+        model.layers[1].kernel.assign(0.5 * model.layers[1].kernel)
+        model.fit(X, LABELS, batch_size=16, shuffle=False, verbose=0)
+        return [weight.numpy() for weight in model.weights]
+
+    with trained_in(PIPELINE) as stages:
+        keras.utils.set_random_seed(0)
+        model = functional(stages)
+        callbacks = [keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True),
+                     keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True),
+                     keras.callbacks.EarlyStopping(), keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (epoch + 1))]
+        model.fit(X, LABELS, batch_size=16, epochs=3, verbose=0, callbacks=callbacks, validation_data=(X, LABELS))
+        model.save(tmp_path / "model.keras")
+        tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+        expected = model.predict(X, verbose=0)
+        trained_on = go_on(model)
+    keras.utils.set_random_seed(1)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(X, verbose=0), expected, rtol=TOLERANCE)
+    restored = functional([contextlib.nullcontext, contextlib.nullcontext])
+    tf.train.Checkpoint(model=restored).restore(str(tmp_path / "checkpoint")).expect_partial()
+    np.testing.assert_allclose(restored.predict(X, verbose=0), expected, rtol=TOLERANCE)
+    for found, one in zip(go_on(loaded), trained_on):
+        np.testing.assert_allclose(found, one, rtol=TOLERANCE, atol=TOLERANCE)
+    assert os.path.exists(tmp_path / "best.keras")
+
+
+@pytest.mark.slow
+def test_dropout_and_batch_normalization_train() -> None:
+    """Whose numbers differ from the local ones by their nature: the explanation says so."""
+    with trained_in(PIPELINE) as stages:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        with stages[0]():
+            x = layers.BatchNormalization()(layers.Dense(32)(inputs))
+            x = layers.Dropout(0.5)(x)
+        with stages[1]():
+            outputs = layers.Dense(3, activation="softmax")(x)
+        model = compiled(keras.Model(inputs, outputs), optimizer=keras.optimizers.Adam(0.05))
+        history = model.fit(X, LABELS, batch_size=16, epochs=15, verbose=0).history["loss"]
+        assert "Not exactly the local result" in wh.explain() and "batch_normalization" in wh.explain()
+    assert history[-1] < 0.8 * history[0]
+
+
+@pytest.mark.slow
+def test_batch_normalization_is_exact_when_synchronised() -> None:
+    def make(stages: Sequence[Scope]) -> Any:
+        inputs = keras.Input((6,))
+        x = layers.BatchNormalization()(layers.Dense(8)(inputs))
+        return compiled(keras.Model(inputs, layers.Dense(3, activation="softmax")(x)))
+
+    check(make, X, Way((), 2, {"sync_batch_norm": True, "num_micro_batch": 2}))
+
+
+# -- XLA and eager execution ---------------------------------------------------------------------------------------------
+def test_xla_is_turned_off_where_keras_chose_it(monkeypatch: Any) -> None:
+    from keras.src.trainers.trainer import Trainer
+
+    monkeypatch.setattr(Trainer, "_resolve_auto_jit_compile", lambda self: True)  # as it does where there is a GPU
+    assert sequential([contextlib.nullcontext, contextlib.nullcontext]).jit_compile
+    wh.init(cluster="cpu:2")
+    with pytest.warns(UserWarning, match="2 devices: Keras models with jit_compile='auto' are not compiled by XLA"):
+        model = sequential([contextlib.nullcontext, contextlib.nullcontext])
+    assert not model.jit_compile
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not sequential([contextlib.nullcontext, contextlib.nullcontext]).jit_compile
+
+
+@pytest.mark.slow
+def test_what_is_refused() -> None:
+    with trained_in(WAYS["data parallel 2"]) as stages:
+        for options, message in (({"jit_compile": True}, "compiled by XLA .jit_compile=True"),
+                                 ({"run_eagerly": True}, "op by op.*leave out run_eagerly=True")):
+            model = compiled(sequential(stages), **options)
+            with pytest.raises(wh.PlanError, match=message):
+                model.fit(X, LABELS, batch_size=16, verbose=0)
+        sequential(stages).fit(X, LABELS, batch_size=16, verbose=0)
+
+
+def test_an_annotation_without_layers() -> None:
+    wh.init(cluster="cpu:2")
+    with pytest.raises(wh.AnnotationError, match="no Keras layer was made or called inside.*@tf.function"):
+        with wh.replicate(1):
+            tf.ones([2]) + 1.0
+    with pytest.raises(wh.AnnotationError, match="annotations do not nest"):
+        with wh.replicate(1):
+            layers.Dense(1)
+            with wh.replicate(1):
+                pass
