@@ -48,6 +48,15 @@ def test_examples(names: Sequence[str]) -> None:
         assert len(losses) >= 6 and losses[-1] < 0.9 * losses[0], (name, output)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 8), reason="TensorFlow 1.15 has no Keras 3")
+def test_keras_example() -> None:
+    output = run(os.path.join("examples", "keras_fit.py"))
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) == 6 and losses[-1] < 0.5 * losses[0], output
+    assert "2 TaskGraph(s) on 4 of 4 devices" in output
+
+
 @pytest.mark.once
 @pytest.mark.slow
 def test_m6_example() -> None:
@@ -72,4 +81,4 @@ def test_demo() -> None:
 
 def test_no_example_is_left_out() -> None:
     scripts = {os.path.basename(path)[:-3] for path in glob.glob(os.path.join(ROOT, "examples", "[a-z]*.py"))}
-    assert scripts == set(EXAMPLES) | {"m6_pipeline", "demo", "training", "programs"}
+    assert scripts == set(EXAMPLES) | {"m6_pipeline", "demo", "training", "programs", "keras_fit"}

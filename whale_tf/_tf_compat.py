@@ -117,6 +117,7 @@ class FunctionTracing(NamedTuple):
 
     Attributes:
         transform: ``apply_func_graph_transforms`` gets each traced graph before it becomes a concrete function.
+        function: the class of what ``tf.function`` returns.
         compilation: ``_create_concrete_function`` knows the attributes of the function that is traced.
         execute: ``record_gradient`` is called for each op that a tape sees.
         backprop: ``_gradient_function`` differentiates an op that a tape saw.
@@ -125,6 +126,7 @@ class FunctionTracing(NamedTuple):
     """
 
     transform: Any
+    function: Any
     compilation: Any
     execute: Any
     backprop: Any
@@ -137,16 +139,17 @@ def function_tracing() -> Optional[FunctionTracing]:
     """None: this TensorFlow has no place where a traced function can be rewritten (before 2.15)."""
     if tf.__version__.startswith("1."):
         return None
-    polymorphic = "eager.polymorphic_function."
     try:
-        transform, compilation, execute, backprop = [importlib.import_module("tensorflow.python." + name) for name in (
-            polymorphic + "transform", polymorphic + "tracing_compilation", "eager.execute", "eager.backprop")]
+        names = ("polymorphic_function.transform", "polymorphic_function.polymorphic_function",
+                 "polymorphic_function.tracing_compilation", "execute", "backprop")
+        transform, functions, compilation, execute, backprop = [
+            importlib.import_module("tensorflow.python.eager." + name) for name in names]
         from tensorflow.python import pywrap_tfe
 
-        found = FunctionTracing(transform, compilation, execute, backprop, pywrap_tfe.TFE_Py_RegisterGradientFunction,
-                                pywrap_tfe.TFE_Py_RecordGradient)
+        found = FunctionTracing(transform, functions.Function, compilation, execute, backprop,
+                                pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient)
         hooked = (transform.apply_func_graph_transforms, compilation._create_concrete_function, execute.record_gradient,
-                  backprop._gradient_function)
+                  backprop._gradient_function, functions.Function.__call__)
     except (ImportError, AttributeError):
         return None
     return found if all(hooked) else None

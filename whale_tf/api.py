@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, MutableMapping, NamedTuple, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Union
 
 from whale_tf import functions
 from whale_tf import session as whale_session
@@ -75,6 +75,7 @@ class _Active:
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # tf.data pipelines with the other processes
         self.said_no_xla = False
+        self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, where this process drives them."""
@@ -456,6 +457,19 @@ def _check_function_gradients(state: _Active, graph: tf.Graph) -> None:
             "step into a function of its own: write @tf.function above it, and call it in the loop")
 
 
+def _check_called(state: _Active, function: Any) -> None:
+    """A tf.function is called for the first time since wh.init.
+
+    Raises:
+        PlanError: it was traced before, and trains.
+    """
+    asked = _more_than_local(state)
+    if asked is not None and functions.trained_unseen(function, state.traced):
+        raise PlanError(
+            f"wh.init() was given {asked}, but tf.function {function._name!r}, which trains, was called before wh.init(), and "
+            "would go on as it was traced then: call wh.init() first, or make the function anew (Keras: compile the model again)")
+
+
 def _may_use_xla(state: _Active) -> bool:
     """Whether Keras may choose to compile training steps with XLA: not where they are divided, because XLA knows one device."""
     asked = _more_than_local(state)
@@ -468,6 +482,7 @@ def _may_use_xla(state: _Active) -> bool:
 
 def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
     """Rewrite a tf.function that trains, right after it was traced."""
+    state.traced.add(graph)
     known = capture_annotations.annotations_of(graph)
     if not known.trains or _more_than_local(state) is None and not known.items:
         return
@@ -594,6 +609,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         gradients=gradients,
         outside_graph=lambda: _refuse_outside_graph(state),
         function_gradients=lambda graph: _check_function_gradients(state, graph),
+        function_called=lambda function: _check_called(state, function),
         may_use_xla=lambda: _may_use_xla(state),
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
         before_finalize=lambda graph: _ensure(state, graph),

@@ -8,7 +8,7 @@ the user made it; all replicas read it in every step, and its update runs once (
 from __future__ import annotations
 
 import copy
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Container, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import eager_context, tf
 from whale_tf.capture.annotations import Annotations
@@ -18,7 +18,7 @@ from whale_tf.config import Config
 from whale_tf.emit.emit import Emitted
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.traits import CONTROL_FLOW
+from whale_tf.ir.traits import CONTROL_FLOW, traits
 from whale_tf.plan import Plan
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 
@@ -64,6 +64,29 @@ def check(
         raise ConfigError(
             f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
             f"'auto' or '{SHARED}'")
+
+
+def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
+    """Whether a tf.function was traced before whale_tf could see it, and takes gradients and writes variables, itself or in
+    functions that it calls.
+
+    Args:
+        seen: graphs that whale_tf did see.
+    """
+    cache = getattr(function, "_function_cache", None)
+    for concrete in cache.values() if cache is not None else ():
+        if concrete.graph in seen:
+            continue
+        exported = concrete.graph.as_graph_def()
+        bodies = [exported.node] + [body.node_def for body in exported.library.function]
+        if any(_is_backward(node.name) for body in bodies for node in body) and any(
+                traits(node.op).is_write for body in bodies for node in body):
+            return True
+    return False
+
+
+def _is_backward(name: str) -> bool:
+    return name.partition("/")[0] in ("gradient_tape", "gradients")
 
 
 def settings(config: Config) -> Config:

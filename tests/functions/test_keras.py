@@ -162,7 +162,7 @@ def everything(make: Make, x: np.ndarray, way: Optional[Way], **fit: Any) -> Out
     with trained_in(way) as stages:
         keras.utils.set_random_seed(0)
         model = make(stages)
-        options = dict({"batch_size": 16, "epochs": 2, "validation_data": (x[:12], LABELS[:12])}, **fit)
+        options = dict({"batch_size": 16, "epochs": 1, "validation_data": (x[:12], LABELS[:12])}, **fit)
         values = dict(model.fit(x, LABELS, verbose=0, **options).history)
         values["train_on_batch"] = model.train_on_batch(x[:16], LABELS[:16])
         values["evaluate"] = model.evaluate(x, LABELS, verbose=0)
@@ -207,17 +207,22 @@ def test_models(model: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model, way", [("functional", "data parallel 2"), ("text", "pipeline 2 nested 2, 2 micro-batches"),
-                                        ("subclassed", "pipeline 2 nested 2, 2 micro-batches")])
+@pytest.mark.parametrize("model, way", [
+    ("subclassed", "pipeline 2 nested 2, 2 micro-batches"),
+    pytest.param("functional", "data parallel 2", marks=pytest.mark.full),
+    pytest.param("text", "pipeline 2 nested 2, 2 micro-batches", marks=pytest.mark.full)])
 def test_models_in_other_ways(model: str, way: str) -> None:
     make, x = MODELS[model]
     check(make, x, WAYS[way])
 
 
 @pytest.mark.slow
-def test_arguments_of_fit() -> None:
-    check(functional, X, PIPELINE, sample_weight=np.linspace(0.5, 2.0, 40), shuffle=False, steps_per_epoch=2)
-    check(functional, X, PIPELINE, class_weight={0: 1.0, 1: 2.0, 2: 0.5}, validation_split=0.2, validation_data=None)
+@pytest.mark.parametrize("fit", [
+    {"sample_weight": np.linspace(0.5, 2.0, 40), "shuffle": False, "steps_per_epoch": 2},
+    pytest.param({"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}, "validation_split": 0.2, "validation_data": None},
+                 marks=pytest.mark.full)], ids=lambda fit: next(iter(fit)))
+def test_arguments_of_fit(fit: Dict[str, Any]) -> None:
+    check(sequential, X, PIPELINE, **fit)
 
 
 # -- callbacks and files -------------------------------------------------------------------------------------------------
@@ -305,6 +310,12 @@ def test_what_is_refused() -> None:
             with pytest.raises(wh.PlanError, match=message):
                 model.fit(X, LABELS, batch_size=16, verbose=0)
         sequential(stages).fit(X, LABELS, batch_size=16, verbose=0)
+    early = compiled(sequential([contextlib.nullcontext, contextlib.nullcontext]))
+    early.fit(X, LABELS, batch_size=16, verbose=0)
+    with trained_in(WAYS["data parallel 2"]):
+        with pytest.raises(wh.PlanError, match="was called before wh.init.., .*compile the model again"):
+            early.fit(X, LABELS, batch_size=16, verbose=0)
+        compiled(early).fit(X, LABELS, batch_size=16, verbose=0)
 
 
 def test_an_annotation_without_layers() -> None:

@@ -131,6 +131,39 @@ def test_a_batch_with_fewer_examples_than_parts() -> None:
         run(momentum, batches((3,)), NESTED)
 
 
+def test_a_function_that_was_traced_before() -> None:
+    weights = perceptron()
+    step = tf.function(lambda: train(weights))
+    step()
+    forward = tf.function(lambda: loss_of(weights))
+    forward()
+    wh.init(cluster="cpu:2")
+    with pytest.raises(wh.PlanError, match="2 devices, but tf.function .* was called before wh.init"):
+        step()
+    forward()
+    wh.shutdown()
+    step()
+    wh.init(cluster="cpu:1")
+    step()
+
+
+def test_a_function_that_is_traced_before_it_is_called() -> None:
+    wh.init(cluster="cpu:2")
+    weights, (x, y) = perceptron(), batches()[0]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, logits_of(weights, NOWHERE, x))
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+
+    step.get_concrete_function()
+    step(tf.constant(x), tf.constant(y))
+    plan = wh.current_plan()
+    assert plan is not None and plan.num_devices == 2
+
+
 # -- what is no training, or asks for nothing ----------------------------------------------------------------------------
 def test_a_function_that_does_not_train_is_left_alone() -> None:
     weights = perceptron()

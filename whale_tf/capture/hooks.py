@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import Any, Callable, List, Mapping, MutableMapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import (
     BaseSession,
@@ -40,6 +40,7 @@ class Callbacks(NamedTuple):
         outside_graph: (), before gradients of variables are taken in eager execution (or in a tf.function, where it cannot be
             rewritten): training that neither a Session nor a function runs.
         function_gradients: (graph), before gradients of variables are taken in the graph of a tf.function that is traced.
+        function_called: (tf.function), before it is called for the first time since the hooks were installed.
         may_use_xla: (), whether Keras may compile a model with XLA that did not ask for it by name.
         traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
@@ -59,6 +60,7 @@ class Callbacks(NamedTuple):
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
     outside_graph: Callable[[], None] = lambda: None
     function_gradients: Callable[[tf.Graph], None] = lambda graph: None
+    function_called: Callable[[Any], None] = lambda function: None
     may_use_xla: Callable[[], bool] = lambda: True
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
@@ -152,6 +154,17 @@ def _create_concrete_function(original: Function, callbacks: Callbacks) -> Funct
         _attributes[func_graph] = dict(tracing_options.attributes or {})
         return original(function_type, type_context, func_graph, tracing_options)
     return create
+
+
+def _function_call(original: Function, callbacks: Callbacks) -> Function:
+    known: MutableSet[Any] = weakref.WeakSet()
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self not in known:
+            callbacks.function_called(self)
+            known.add(self)
+        return original(self, *args, **kwargs)
+    return __call__
 
 
 def _apply_transforms(original: Function, callbacks: Callbacks) -> Function:
@@ -273,6 +286,7 @@ HOOKS: Tuple[Hook, ...] = (
 _TRACING = function_tracing()
 if _TRACING is not None:
     HOOKS += (
+        Hook(_TRACING.function, "__call__", _function_call),
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
         Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
