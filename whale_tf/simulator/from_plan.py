@@ -120,9 +120,7 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
         if task.strategy == "split" and task.device_count > 1:
             devices = tuple(one[row.shard] for one in task.devices)
             config = checked_config(op, OpConfig(devices, (OpAxis(len(devices), "b"),) if len(devices) > 1 else ()))
-        if row.runs == FOR_ALL:
-            config = OpConfig(config.devices[:1], ())
-        elif task.variables == "shared" and row.runs != PER_MICRO_BATCH:
+        if row.runs == FOR_ALL or (task.variables == "shared" and row.runs != PER_MICRO_BATCH):
             config = _with_variables(plan, config)
         configs.append(config)
     groups = sorted(device_groups(homes), key=lambda group: min(step.ops[number].task_graph for number in group[0]))
@@ -137,7 +135,7 @@ def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
 
 
 def _with_variables(plan: Plan, config: OpConfig) -> OpConfig:
-    """Where shared variables are: on the first of each process' devices."""
+    """Where shared variables are, and what runs once for all, too: on the first of each process' devices."""
     parts = plan.processes if plan.processes and not plan.spans_processes else (config.devices,)
     rows = [[device for device in config.devices if device in part] for part in parts]
     devices = tuple(row[0] for row in rows if row)

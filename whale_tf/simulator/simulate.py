@@ -111,8 +111,7 @@ class Simulator:
         options = self.options
         strategy, examples = strategy_of_step(plan, step)
         estimator = OpEstimator(strategy.model, options.efficiency, None, True, options.calibration)
-        buckets = [bucket for gradients in plan.gradients for bucket in gradients.buckets]
-        program = StepCompiler(strategy, step, self.cluster, estimator, examples, buckets).run()
+        program = StepCompiler(strategy, step, self.cluster, estimator, examples, plan).run()
         unfolder = Unfolder(program, Collapse(program, self.cluster, self.network, False), self.network)
         result = self._simulate(strategy, program, unfolder, time.process_time() - began)
         if options.calibration is None:

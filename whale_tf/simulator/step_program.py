@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
+from whale_tf.bridges import crossing, cuts
 from whale_tf.cluster import Cluster
+from whale_tf.plan import Plan
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
 from whale_tf.simulator.configs import REPLICATED, OpAxis, OpConfig, TensorAxis, TensorConfig, fractions, op_fractions
 from whale_tf.simulator.costs import OpEstimator
@@ -28,9 +30,9 @@ from whale_tf.simulator.program import (
     Program,
 )
 from whale_tf.simulator.step_graph import FOR_ALL, PER_MICRO_BATCH, UPDATES, StepGraph, StepOp, StepTensor
-from whale_tf.simulator.step_sums import GradientSums, Source, StepState, everywhere
+from whale_tf.simulator.step_sums import GradientSums, Source, StepState, everywhere, named_output
 from whale_tf.simulator.strategy_tree import Strategy
-from whale_tf.simulator.transformation import SEND_RECV, Group, one_by_one, transformation
+from whale_tf.simulator.transformation import SEND_RECV, Pair, connected, one_by_one
 
 NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
 
@@ -39,7 +41,7 @@ class StepCompiler(StepState):
     """Args:
     strategy: see :func:`whale_tf.simulator.from_plan.strategy_of_step`; its model's ops are the step graph's, in order.
     examples: of one micro-batch over all copies.
-    buckets: names of the variables whose gradients go between processes in one message.
+    plan: that the strategy stands for.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class StepCompiler(StepState):
         cluster: Cluster,
         estimator: OpEstimator,
         examples: float,
-        buckets: Sequence[Sequence[str]] = (),
+        plan: Plan,
     ) -> None:
         super().__init__(strategy, step, cluster, estimator)
         self.examples = examples
@@ -58,10 +60,14 @@ class StepCompiler(StepState):
             flops, size = self.totals.get(op.origin, (0.0, 0.0))
             self.totals[op.origin] = flops + op.flops, size + op.size_bytes
         self.held: Dict[Tuple[int, int], int] = {}  # value -> the buffer it is in, -1: none of its own
-        self.moved: Dict[Tuple[int, Tuple[int, ...], bool, FrozenSet[int]], Source] = {}
+        self.moved: Dict[Tuple[int, int, Tuple[int, ...], bool, FrozenSet[int]], Source] = {}
         self.folded: Set[int] = set()  # ops that do not run by themselves
         self.gradients = {(op, output) for _, op, output in step.gradients}
-        self.sums = GradientSums(self, buckets)
+        self.model_replicas = plan.num_model_replicas
+        clones, copies = ({(op.task_graph, op.shard): config.devices for op, config in zip(step.ops, strategy.op_configs)
+                           if op.runs == runs} for runs in (PER_MICRO_BATCH, UPDATES))  # fmt: skip
+        self.copies = {clones[key]: devices for key, devices in copies.items() if key in clones}  # who gets sums of gradients
+        self.sums = GradientSums(self, [bucket for gradients in plan.gradients for bucket in gradients.buckets])
 
     def run(self) -> Program:
         for number in range(len(self.step.ops)):
@@ -108,7 +114,7 @@ class StepCompiler(StepState):
             if buffer < 0 and op.runs == PER_MICRO_BATCH and tensor.bytes > 0:
                 buffer = self._buffer(instruction, number, place, config)
             self.held[number, place] = buffer
-            self.values[number, place] = [Source(instruction.id, buffer, tensor, _config_of(tensor, config))]
+            self.values[number, place] = [Source(instruction.id, place, buffer, tensor, _config_of(tensor, config))]
         self.ended.append({instruction.id: config.devices})
 
     @staticmethod
@@ -155,38 +161,65 @@ class StepCompiler(StepState):
         if made == UPDATE and phase != UPDATE and (source.config.devices == config.devices or not source.tensor.bytes):
             return None  # values of variables: at hand from the start
         if made != UPDATE and phase == UPDATE:
-            source = self.sums.whole(source, config.devices, is_summed)
+            source = self.sums.whole(source, self.copies.get(source.config.devices, config.devices), is_summed)
         if source.config.devices == config.devices:
             return source
         wanted = _config_of(source.tensor, config) if phase != UPDATE else everywhere(config.devices)
         others = frozenset(waits) - {source.instruction}
-        key = (source.instruction, config.devices, phase == UPDATE, others)
+        key = (source.instruction, source.output, config.devices, phase == UPDATE, others)
         if key not in self.moved:
             self.moved[key] = self._send(source, wanted, block, {made: waits[made] for made in sorted(others)})
         return self.moved[key]
 
     def _send(self, source: Source, wanted: TensorConfig, block: BlockKey, waits: Mapping[int, Tuple[int, ...]]) -> Source:
-        found = source._replace(config=source.config.summed())
-        for step in transformation(found.config, wanted):
-            if not step.groups:
-                continue
-            producer = self.instructions[found.instruction]
-            is_shared = self._shared_memory(step.groups)
-            sends = found.instruction
-            for groups in one_by_one(step.groups) if is_shared and step.kind == SEND_RECV else [step.groups]:
-                instruction = self.instruction(producer.name, producer.block, FEATURE, step.kind)
-                instruction.dependencies.append(found.instruction)
-                self.wait(instruction, source.config.devices, waits)
-                if found.buffer >= 0:
-                    instruction.reads.append(found.buffer)
-                instruction.groups = groups
-                instruction.size_bytes = self._scaled(source.tensor) * (1.0 if step.kind == SEND_RECV else step.fraction)
-                self.place(instruction, MEMORY)
-                self.sent[instruction.id] = sends
-                sends = instruction.id
-            arrived = found._replace(instruction=sends, buffer=found.buffer if is_shared else -1, config=step.result)
-            is_gathered = max(fractions(step.result)) > max(fractions(found.config))
-            found = self._gathered(arrived, found.buffer, block) if is_shared and is_gathered else arrived
+        pairs = self._pairs(source.config, wanted, source.tensor, block[1])
+        arrived = source._replace(config=wanted)
+        if not pairs:
+            return arrived
+        producer = self.instructions[self.and_senders(source.instruction)[-1]]
+        sent_in = (producer.block[0], UPDATE) if block[1] == UPDATE else producer.block  # a sum of gradients: the last one alone
+        is_shared = self._shared_memory(pairs)
+        groups = connected(pairs)
+        for together in one_by_one(groups) if is_shared else [groups]:
+            instruction = self.instruction(named_output(producer.name, source.output), sent_in, FEATURE, SEND_RECV)
+            instruction.dependencies.append(source.instruction)
+            self.wait(instruction, source.config.devices, waits)
+            if source.buffer >= 0:
+                instruction.reads.append(source.buffer)
+            instruction.groups = together
+            instruction.size_bytes = self._scaled(source.tensor)
+            self.place(instruction, MEMORY)
+            self.sent[instruction.id] = arrived.instruction
+            arrived = arrived._replace(instruction=instruction.id)
+        arrived = arrived._replace(buffer=source.buffer if is_shared else -1)
+        is_gathered = max(fractions(wanted)) > max(fractions(source.config))
+        return self._gathered(arrived, source.buffer, block) if is_shared and is_gathered else arrived
+
+    def _pairs(self, source: TensorConfig, wanted: TensorConfig, tensor: StepTensor, phase: str) -> List[Pair]:
+        """Who sends what to whom: within a model replica, as bridges do.
+
+        A clone takes the parts of examples that overlap its own, whole where there are several, and of one only what it needs;
+        all terms of a sum; and anything else from the clone of its own number.
+        """
+        replicas, into = (
+            1 if len(config.devices) % self.model_replicas else self.model_replicas for config in (source, wanted))
+        count, number = len(source.devices) // replicas, len(wanted.devices) // into
+        own = cuts(count, source.axes[-1].slices if source.axes else None)
+        other = cuts(number, wanted.axes[-1].slices if wanted.axes else None)
+        is_bridged = phase != UPDATE and own != other
+        found: List[Pair] = []
+        for place, receiver in enumerate(wanted.devices):
+            g, r = divmod(place, number)
+            parts = [(r % count, 1.0)]
+            if is_bridged and tensor.summed:
+                parts = [(one, 1.0) for one in range(count)]
+            elif tensor.divided and phase != UPDATE:
+                met = crossing(own, other, r)
+                cut_off = len(met.producers) == 1 and not met.covers
+                parts = [(one, float(other[r + 1] - other[r] if cut_off else own[one + 1] - own[one]) / replicas)
+                         for one in met.producers]
+            senders = [(source.devices[g % replicas * count + one], size) for one, size in parts]
+            found += [(sender, receiver, size) for sender, size in senders if sender != receiver]
         return found
 
     def _gathered(self, source: Source, before: int, block: BlockKey) -> Source:
@@ -199,9 +232,9 @@ class StepCompiler(StepState):
         gathered, buffer = self.copied(name, block, config, self.and_senders(source.instruction), reads, sizes, "activations")
         return source._replace(instruction=gathered, buffer=buffer)
 
-    def _shared_memory(self, groups: Sequence[Group]) -> bool:
+    def _shared_memory(self, pairs: Sequence[Pair]) -> bool:
         """CPU devices of one process hand tensors over without copying them."""
-        devices = [self.cluster.devices[device] for group in groups for device in group.devices]
+        devices = [self.cluster.devices[device] for pair in pairs for device in pair[:2]]
         return len({device.node for device in devices}) == 1 and all(device.kind == "CPU" for device in devices)
 
     def _scaled(self, tensor: StepTensor) -> float:

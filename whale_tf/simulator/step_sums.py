@@ -25,9 +25,11 @@ from whale_tf.simulator.transformation import ALL_REDUCE, Group
 
 
 class Source(NamedTuple):
-    """Where an executed op's result is: its instruction, buffer (-1: none of its own), tensor and config."""
+    """Where an executed op's result is: its instruction and which of its outputs, buffer (-1: none of its own), tensor and
+    config."""
 
     instruction: int
+    output: int
     buffer: int
     tensor: StepTensor
     config: TensorConfig
@@ -110,7 +112,7 @@ class GradientSums:
     def __init__(self, compiler: StepState, buckets: Sequence[Sequence[str]]) -> None:
         self.compiler = compiler
         self.buckets = buckets
-        self.gradients: Dict[int, Source] = {}  # instruction that makes a gradient -> its sum
+        self.gradients: Dict[Tuple[int, int], Source] = {}  # instruction that makes a gradient, and output -> its sum
         self.turns: Dict[Tuple[int, ...], int] = {}
 
     def whole(self, source: Source, wanted: Tuple[int, ...], is_summed: bool) -> Source:
@@ -119,12 +121,13 @@ class GradientSums:
         Args:
             is_summed: whether clones' values add up; rows of sparse gradients do not.
         """
-        if source.instruction not in self.gradients:
+        key = source.instruction, source.output
+        if key not in self.gradients:
             together = self._bucket_of(source)
             summed = [self._over_micro_batches(one) if is_summed else one for one in together]
             for one, total in zip(together, self._over_copies(summed, wanted)):
-                self.gradients[one.instruction] = total
-        return self.gradients[source.instruction]
+                self.gradients[one.instruction, one.output] = total
+        return self.gradients[key]
 
     def _bucket_of(self, source: Source) -> List[Source]:
         """Gradients that go between processes in one message with this one: the plan's buckets."""
@@ -133,7 +136,7 @@ class GradientSums:
             by_name = {name: sources[0] for name, sources in made if sources}
             for bucket in self.buckets:
                 members = [by_name[name] for name in bucket if name in by_name]
-                if any(one.instruction == source.instruction for one in members):
+                if any(one[:2] == source[:2] for one in members):
                     return members
         return [source]
 
@@ -141,7 +144,8 @@ class GradientSums:
         if self.compiler.strategy.num_micro_batch == 1 or not source.tensor.bytes:
             return source
         producer = self.compiler.instructions[source.instruction]
-        instruction = self.compiler.instruction(producer.name + " (sum)", producer.block, COMPUTATION, "backward")
+        name = named_output(producer.name, source.output) + " (sum)"
+        instruction = self.compiler.instruction(name, producer.block, COMPUTATION, "backward")
         instruction.dependencies.append(source.instruction)
         if source.buffer >= 0:
             instruction.reads.append(source.buffer)
@@ -152,7 +156,7 @@ class GradientSums:
         instruction.seconds = tuple(self.compiler.memory_s(config.devices[first], size) for first in instruction.parts.first)
         instruction.is_running_sum = True
         self.compiler.place(instruction, MEMORY)
-        return Source(instruction.id, source.buffer, source.tensor, everywhere(config.devices))
+        return source._replace(instruction=instruction.id, config=everywhere(config.devices))
 
     def _waits(self, source: Source) -> Mapping[int, Tuple[int, ...]]:
         """What a gradient waits for before it leaves its clone: TensorFlow hands on all gradients of an op together."""
@@ -186,7 +190,7 @@ class GradientSums:
             totals = [reduced] * len(totals)
         if is_shared:
             there = everywhere(tuple(places))
-            return [Source(total, buffer, source.tensor, there) for source, total in zip(together, totals)]
+            return [Source(total, source.output, buffer, source.tensor, there) for source, total in zip(together, totals)]
         return [self._send_back(source, total, buffer, places, nodes) for source, total in zip(together, totals)]
 
     def _sum_in_nodes(self, source: Source, places: Sequence[int], nodes: Sequence[Sequence[int]]) -> int:
@@ -194,7 +198,8 @@ class GradientSums:
         producer, terms = self.compiler.instructions[source.instruction], max(map(len, nodes))
         if terms == 1:
             return source.instruction
-        total = self.compiler.instruction(producer.name + " (copies)", self._update_of(places), COMPUTATION, "update")
+        name = producer.name if producer.is_running_sum else named_output(producer.name, source.output)
+        total = self.compiler.instruction(name + " (copies)", self._update_of(places), COMPUTATION, "update")
         total.dependencies.append(source.instruction)
         for number in range(terms - 1):
             arrive = self.compiler.instruction("to sum", self._update_of(places), FEATURE, "send_recv")
@@ -261,7 +266,7 @@ class GradientSums:
             self.compiler.place(leave, MEMORY)
             self.compiler.sent[leave.id] = total
             total = leave.id
-        return Source(total, buffer, source.tensor, everywhere(source.config.devices))
+        return Source(total, source.output, buffer, source.tensor, everywhere(source.config.devices))
 
 
 def _others(members: Sequence[int], place: int) -> List[int]:
@@ -274,3 +279,8 @@ def _pair(sender: int, receiver: int) -> Group:
 
 def everywhere(devices: Tuple[int, ...]) -> TensorConfig:
     return TensorConfig(devices, (TensorAxis(len(devices), REPLICATED),) if len(devices) > 1 else ())
+
+
+def named_output(name: str, output: int) -> str:
+    """As TensorFlow names it, without the zero of an op's first result."""
+    return f"{name}:{output}" if output else name

@@ -195,7 +195,7 @@ def _point_to_point(before: TensorConfig, after: TensorConfig) -> Communication:
             for number, receiver in enumerate(receivers):
                 if receiver not in holders:
                     pairs.append((holders[number * len(holders) // len(receivers)], receiver, size))
-    return Communication(SEND_RECV, _connected(pairs), max(fractions(after)), after)
+    return Communication(SEND_RECV, connected(pairs), max(fractions(after)), after)
 
 
 def _overlap(a: Box, b: Box) -> float:
@@ -205,7 +205,7 @@ def _overlap(a: Box, b: Box) -> float:
     return size
 
 
-def _connected(pairs: Sequence[Pair]) -> Tuple[Group, ...]:
+def connected(pairs: Sequence[Pair]) -> Tuple[Group, ...]:
     """Pairs that share a device run as one group."""
     leader: Dict[int, int] = {}
 

@@ -1,0 +1,317 @@
+"""What a Program runs and what the simulator plays for the same step, in the same terms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Counter as CounterOf
+
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from tests.numeric import script
+from tests.numeric.equality import find_case
+from tests.numeric.script import Setting, Stages
+from whale_tf import api
+from whale_tf.bridges import crossing, cuts
+from whale_tf.cluster import Cluster
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import VARIABLES
+from whale_tf.passes.schedule import backward_order
+from whale_tf.plan import Plan
+from whale_tf.program import ACCUMULATE, BACKWARD, CLONED, FORWARD, ONCE, RECIPES, SYNCHRONISE, UPDATE, WHOLE, Call, Program
+from whale_tf.simulator import Simulation, Simulator, StepGraph
+from whale_tf.simulator.program import FEATURE, Instruction
+
+SUM, COPIES, TO_SUM, FROM_SUM = " (sum)", " (copies)", "to sum", "from sum"  # the simulator's words
+
+
+class Step(NamedTuple):
+    plan: Plan
+    program: Program
+    step: TrainingStep
+    graph: StepGraph
+
+
+def parallelized(case: str, scopes: Sequence[Any], devices: int, config: Dict[str, Any], setting: Setting) -> Step:
+    model = find_case(case)
+    wh.init(dict(config, **(model.config or {})), cluster=f"cpu:{devices}")
+    try:
+        with tf.Graph().as_default(), tf.variable_scope("", use_resource=setting.resource):
+            inputs, _ = script.source(model.examples(sum(model.sizes), setting.dtype), model.sizes, setting)
+            model.build(inputs, Stages(scopes), setting.dtype)
+            wh.parallelize()
+            done = api._parallelized("tests", None)
+            assert done is not None
+            program, plan, graph = wh.current_program(), wh.current_plan(), wh.step_graph()
+            assert program is not None and plan is not None
+            return Step(plan, program, done.captured.step(done.region), timed(graph))
+    finally:
+        wh.shutdown()
+
+
+def timed(graph: StepGraph) -> StepGraph:
+    """Every op has a time, so that none is taken to be part of another one."""
+    names = {op.origin for op in graph.ops} | {op.name for op in graph.ops}
+    return graph.measured(graph.batch, dict.fromkeys(names, 1e-6))
+
+
+def played(step: Step) -> Simulation:
+    return Simulator(Cluster.parse(f"cpu:{step.plan.num_devices}")).run_step(step.plan, step.graph)
+
+
+class Ran(NamedTuple):
+    """A step in terms of the captured graph's ops and the cluster's devices.
+
+    Attributes:
+        ops: (forward or backward, op, device, micro-batch).
+        once: (op, device) of what runs once a step on each copy.
+        waits: (device, step, micro-batch, step, micro-batch) that the schedule puts one after the other.
+        crossings: (tensor, from, to, micro-batch or -1) -> bytes.
+        added: (tensor, device, micro-batch) of the gradients that are added to those before.
+        summed: (gradient, devices that have it, devices that get the sum) -> bytes.
+        updates: (op, device).
+    """
+
+    ops: CounterOf[Tuple[str, str, int, int]]
+    once: CounterOf[Tuple[str, int]]
+    waits: Set[Tuple[int, str, int, str, int]]
+    crossings: Dict[Tuple[str, int, int, int], float]
+    added: CounterOf[Tuple[str, int, int]]
+    summed: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]
+    updates: CounterOf[Tuple[str, int]]
+
+
+def differences(one: Ran, other: Ran) -> List[str]:
+    found = []
+    for name, left, right in zip(Ran._fields, one, other):
+        if isinstance(left, set):
+            left, right = dict.fromkeys(left, 1), dict.fromkeys(right, 1)
+        for key in sorted(set(left) | set(right), key=str):
+            a, b = left.get(key, 0.0), right.get(key, 0.0)
+            if abs(a - b) > 1e-6 * max(a, b):
+                found.append(f"{name}: {key} emitted {a:g} played {b:g}")
+    return found
+
+
+class Emitted:
+    """What a Program runs."""
+
+    def __init__(self, of: Step) -> None:
+        self.plan, self.program, self.step = of.plan, of.program, of.step
+        self.graph = of.program.graph
+        self.body_of = of.program.body_of()
+        self.number = {(call.body, call.clone): number for number, call in enumerate(of.program.calls)}
+        self.leaving = self.step.region.leaving()
+        self.updated = {tensor for body in of.program.bodies if body.step == UPDATE for tensor in body.inputs}
+        self.synchronised = {tensor for body in of.program.bodies if body.step == SYNCHRONISE for tensor in body.outputs}
+        self.known = {op.name for op in of.graph.ops}
+        self.bytes = {(op.name, place): tensor.bytes for op in of.graph.ops for place, tensor in enumerate(op.outputs)}
+
+    def ran(self) -> Ran:
+        ops: CounterOf[Tuple[str, str, int, int]] = Counter()
+        once: CounterOf[Tuple[str, int]] = Counter()
+        updates: CounterOf[Tuple[str, int]] = Counter()
+        for call in self.program.calls:
+            body = self.program.bodies[call.body]
+            for op in body.ops:
+                name = self.graph.ops[op].name
+                if body.step in CLONED:
+                    kind = BACKWARD if body.step == BACKWARD else FORWARD
+                    ops[kind, name, self.device(call, op), call.clone.m] += 1
+                elif body.step == ONCE:
+                    once[name, self.device(call, op)] += 1
+                elif name in self.known:
+                    updates[name, self.device(call, op)] += 1
+        return Ran(ops, once, self.waits(), self.crossings(), self.added(), self.summed(), updates)
+
+    def device(self, call: Call, op: int) -> int:
+        """Of an op in a call; what runs once for all runs on the first device."""
+        if len(call.devices) < 2:
+            return call.devices[0] if call.devices else 0
+        return call.devices[int(self.graph.ops[op].attrs.get("_whale_shard", 0))]
+
+    def waits(self) -> Set[Tuple[int, str, int, str, int]]:
+        steps = (FORWARD, BACKWARD)
+        return {(device, self.program.step_of(before), before.clone.m, self.program.step_of(call), call.clone.m)
+                for call in self.program.calls for number in call.after for before in [self.program.calls[number]]
+                if self.program.step_of(before) in steps for device in call.devices}
+
+    def crossings(self) -> Dict[Tuple[str, int, int, int], float]:
+        found: Dict[Tuple[str, int, int, int], float] = {}
+        for number, call in enumerate(self.program.calls):
+            body = self.program.bodies[call.body]
+            if body.is_recipe:
+                continue
+            for op in body.ops:
+                here = self.device(call, op)
+                if self.graph.ops[op].name not in self.known:
+                    continue
+                for tensor in self.graph.ops[op].inputs:
+                    made = self.graph.tensors[tensor].op
+                    if self.body_of.get(made) is None:
+                        continue  # a variable
+                    if body.step == UPDATE and tensor in self.leaving:
+                        self.merged(tensor, here, call, found)
+                        continue
+                    for source in self.sources(number, tensor):
+                        there = self.device(self.program.calls[source], made)
+                        if there != here:
+                            size = self.size(tensor, self.program.calls[source], call)
+                            m = self.program.calls[source].clone.m
+                            key = self.graph.tensor_name(tensor), there, here, m
+                            found[key] = max(found.get(key, 0.0), size)
+        return {key: size for key, size in found.items() if size}
+
+    def merged(self, tensor: int, here: int, call: Call, found: Dict[Tuple[str, int, int, int], float]) -> None:
+        """What runs once for all takes a gradient's sum from the first device of its TaskGraph."""
+        if not call.devices:
+            rows = self.plan.task_graphs[self.step.home(tensor)].devices
+            there, record = rows[0][0], self.graph.tensors[tensor]
+            if there != here:
+                found[self.graph.tensor_name(tensor), there, here, -1] = self.bytes[self.graph.ops[record.op].name, record.index]
+
+    def sources(self, number: int, tensor: int) -> Sequence[int]:
+        """The calls of ops that a call's value of a tensor comes from."""
+        call = self.program.calls[number]
+        if self.graph.tensors[tensor].op in self.program.bodies[call.body].ops:
+            return [number]
+        found: List[int] = []
+        for value in call.takes:
+            for source in value.calls if value.tensor == tensor else ():
+                kind = self.program.step_of(self.program.calls[source])
+                if kind == WHOLE:
+                    continue
+                recipe = kind in RECIPES
+                found += self.sources(source, tensor) if recipe else [source]
+        return found
+
+    def size(self, tensor: int, source: Call, reader: Call) -> float:
+        """Bytes of what a clone hands on."""
+        record = self.graph.tensors[tensor]
+        whole = self.bytes.get((self.graph.ops[record.op].name, record.index), 0.0)
+        if source.clone.m < 0 or not self.step.region.batch.layout(tensor).is_sharded:
+            return whole
+        plan = self.plan
+        if not (plan.nested_batch == "own" and self.step.is_pulled):
+            whole /= plan.num_model_replicas
+        tasks = [plan.task_graphs[self.program.bodies[call.body].task_graph] for call in (source, reader)]
+        own, other = (cuts(task.replica_count, task.batch_slices) for task in tasks)
+        part = own[source.clone.r + 1] - own[source.clone.r]
+        if own != other and tasks[0] is not tasks[1]:
+            met = crossing(own, other, reader.clone.r)
+            if len(met.producers) == 1:  # cut off where it is; several parts are put together first
+                part = other[reader.clone.r + 1] - other[reader.clone.r]
+        return whole / plan.num_micro_batch * float(part)
+
+    def added(self) -> CounterOf[Tuple[str, int, int]]:
+        return Counter(
+            (self.graph.tensor_name(tensor), self.device(call, self.graph.tensors[tensor].op), call.clone.m)
+            for call in self.program.calls if self.program.step_of(call) == ACCUMULATE
+            for tensor in self.program.bodies[call.body].outputs if tensor in self.updated)
+
+    def summed(self) -> Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]:
+        found: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float] = {}
+        for call in self.program.calls:
+            if self.program.step_of(call) != UPDATE:
+                continue
+            for value in call.takes:
+                for source in value.calls:
+                    collective = self.program.calls[source]
+                    if self.program.bodies[collective.body].is_recipe and (
+                            call.devices or value.tensor not in self.synchronised):  # what is merged beside it takes that sum
+                        self._sum(collective, value.tensor, found)
+        return found
+
+    def _sum(self, call: Call, tensor: int, found: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]) -> None:
+        made = self.graph.tensors[tensor].op
+        terms = next(value.calls for value in call.takes if value.tensor == tensor)
+        before = {self.device(self.program.calls[term], made) for term in terms}
+        after = set(call.devices)
+        if self.plan.task_graphs[self.step.home(tensor)].strategy == "split":
+            shard = int(self.graph.ops[made].attrs.get("_whale_shard", 0))
+            after = {row[shard] for row in self.plan.task_graphs[self.step.home(tensor)].devices if row[shard] in after}
+        if len(before) > 1:
+            size = self.bytes.get((self.graph.ops[made].name, self.graph.tensors[tensor].index), 0.0)
+            found[self.graph.tensor_name(tensor), tuple(sorted(before)), tuple(sorted(after))] = size
+
+
+class Played:
+    """What the simulator plays."""
+
+    def __init__(self, of: Step, simulation: Simulation) -> None:
+        self.of, self.simulation = of, simulation
+        self.instructions = simulation.program.instructions
+        self.names = {op.name for op in of.graph.ops}
+        self.variables = {op.name for op in of.graph.ops if op.type in VARIABLES}  # no part of any call
+
+    def ran(self) -> Ran:
+        graph = self.simulation.graph
+        ops: CounterOf[Tuple[str, str, int, int]] = Counter()
+        once: CounterOf[Tuple[str, int]] = Counter()
+        updates: CounterOf[Tuple[str, int]] = Counter()
+        added: CounterOf[Tuple[str, int, int]] = Counter()
+        crossings: Dict[Tuple[str, int, int, int], float] = {}
+        summed: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float] = {}
+        for task, number in enumerate(graph.instruction):
+            if number < 0 or self.instructions[number].name in self.variables:
+                continue
+            instruction, m = self.instructions[number], graph.micro_batch[task]
+            name, devices = instruction.name, tuple(graph.devices[slot] for slot in graph.slots[task])
+            if instruction.lane == FEATURE and name in (TO_SUM, FROM_SUM):
+                continue
+            if instruction.lane == FEATURE:
+                for sender, receiver, fraction in self.pairs(instruction, devices):
+                    key = tensor_name(name.replace(COPIES, "").replace(SUM, "")), sender, receiver, m
+                    crossings[key] = crossings.get(key, 0.0) + fraction * instruction.size_bytes
+            elif name.endswith(COPIES):
+                summed.update([self.summed(number)])
+            elif name.endswith(SUM):
+                if instruction.is_running_sum and m != self.first():
+                    added[tensor_name(name[:-len(SUM)]), devices[0], m] += 1
+            elif name in self.names and instruction.label == UPDATE:
+                updates[name, devices[0]] += 1
+            elif name in self.names and m < 0:
+                once[name, devices[0]] += 1
+            elif name in self.names:
+                ops[instruction.label, name, devices[0], m] += 1
+        return Ran(ops, once, self.waits(), crossings, added, summed, updates)
+
+    def pairs(self, instruction: Instruction, devices: Tuple[int, ...]) -> Sequence[Tuple[int, int, float]]:
+        group, = [group for group in instruction.groups if set(group.devices) == set(devices)]
+        assert group.pairs, (instruction.name, instruction.label)
+        return group.pairs
+
+    def first(self) -> int:
+        return backward_order(self.of.plan, 0)[0]
+
+    def summed(self, number: int) -> Tuple[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]:
+        """What an addition of copies' gradients adds, and who gets the sum."""
+        total = self.instructions[number]
+        here, = total.parts.devices
+        arriving = [self.instructions[i] for i in total.dependencies if self.instructions[i].name == TO_SUM]
+        leaving = [one for one in self.instructions if one.name == FROM_SUM and number in one.dependencies]
+        pairs = [pair for one in arriving for group in one.groups for pair in group.pairs]
+        back = [pair for one in leaving for group in one.groups for pair in group.pairs]
+        assert all(receiver == here for _, receiver, _ in pairs) and all(sender == here for sender, _, _ in back)
+        name = tensor_name(total.name[:-len(COPIES)].replace(SUM, ""))
+        before = tuple(sorted([here] + [sender for sender, _, _ in pairs]))
+        return (name, before, tuple(sorted([here] + [receiver for _, receiver, _ in back]))), arriving[0].size_bytes
+
+    def waits(self) -> Set[Tuple[int, str, int, str, int]]:
+        """Tasks of no duration begin and end a step of a stage."""
+        graph, found = self.simulation.graph, set()
+        step_of: Dict[int, Tuple[str, int]] = {}
+        for (_, kind), (begins, length) in graph.blocks.items():
+            for m, begin in enumerate(begins):
+                step_of.update({task: (kind, m) for task in range(begin, begin + length) if kind != UPDATE})
+        for task, number in enumerate(graph.instruction):
+            for later in graph.successors[graph.first_successor[task]:graph.first_successor[task + 1]]:
+                if number < 0 and graph.instruction[later] < 0 and task in step_of and later in step_of \
+                        and step_of[task] != step_of[later]:
+                    found.add((graph.devices[graph.slots[later][0]], *step_of[task], *step_of[later]))
+        return found
+
+
+def tensor_name(name: str) -> str:
+    return name if ":" in name else name + ":0"

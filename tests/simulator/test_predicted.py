@@ -1,0 +1,54 @@
+"""Predicted is executed: what the simulator plays for a captured step is what its Program says, one to one.
+
+Not compared: values of the whole mini-batch (``whole`` calls), which the simulator takes for each clone's own, and a gradient's
+merge where it is synchronised as well, of which the simulator makes one sum.  Sums count where an update reads them; others are
+in the Program for whoever fetches them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict
+
+import pytest
+
+import whale_tf as wh
+from tests.numeric.pairwise import all_pairs
+from tests.numeric.plans import SCHEDULES, SHAPES
+from tests.numeric.script import Setting
+from tests.simulator.predicted import Emitted, Played, Step, differences, parallelized, played
+
+AXES: Dict[str, Any] = {
+    "case": ("mlp_mean", "sum_with_l2", "momentum", "clipped_adam", "convolution", "tied_embedding", "sparse_embedding", "gan",
+             "ragged_sum", "weighted_loss"),
+    "shape": tuple(SHAPES), "micro_batches": (1, 2, 4), "schedule": SCHEDULES, "variables": ("auto", "mirrored"),
+    "dataset": (False, True)}  # fmt: skip
+
+
+def step_of(row: Dict[str, Any]) -> Step:
+    shape = SHAPES[row["shape"]]
+    config = {"num_micro_batch": row["micro_batches"], "pipeline.schedule": row["schedule"], "variables": row["variables"]}
+    scopes = [functools.partial(wh.replicate, count) for count in shape.counts]
+    return parallelized(row["case"], scopes, shape.devices, config, Setting(dataset=row["dataset"]))
+
+
+def name_of(row: Dict[str, Any]) -> str:
+    return "-".join([row["case"], row["shape"], f"m{row['micro_batches']}", row["schedule"], row["variables"],
+                     "dataset" if row["dataset"] else "fed"])
+
+
+@pytest.mark.parametrize("row", all_pairs(AXES), ids=name_of)
+def test_the_simulator_plays_the_program(row: Dict[str, Any]) -> None:
+    step = step_of(row)
+    emitted = Emitted(step).ran()
+    assert emitted.ops and emitted.updates
+    assert not differences(emitted, Played(step, played(step)).ran())
+
+
+@pytest.mark.parametrize("config", [{"variables": "shared"}, {"num_micro_batch": 4}, {"pipeline.schedule": "gpipe"}])
+def test_another_plan_is_played_differently(config: Dict[str, Any]) -> None:
+    """The comparison sees what it is for."""
+    base = {"num_micro_batch": 2, "pipeline.schedule": "backward_first", "variables": "mirrored"}
+    scopes = [functools.partial(wh.replicate, 2), functools.partial(wh.replicate, 2)]
+    one, other = (parallelized("mlp_mean", scopes, 4, chosen, Setting()) for chosen in (base, {**base, **config}))
+    assert differences(Emitted(one).ran(), Played(other, played(other)).ran())
