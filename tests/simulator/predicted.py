@@ -230,7 +230,7 @@ class Emitted:
         after = set(call.devices)
         if self.plan.task_graphs[self.step.home(tensor)].strategy == "split":
             shard = int(self.graph.ops[made].attrs.get("_whale_shard", 0))
-            after = {row[shard] for row in self.plan.task_graphs[self.step.home(tensor)].devices if row[shard] in after}
+            after = {row[shard] for row in self.plan.task_graphs[self.step.home(tensor)].devices if after.intersection(row)}
         if len(before) > 1:
             size = self.bytes.get((self.graph.ops[made].name, self.graph.tensors[tensor].index), 0.0)
             found[self.graph.tensor_name(tensor), tuple(sorted(before)), tuple(sorted(after))] = size

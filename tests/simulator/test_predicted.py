@@ -8,7 +8,7 @@ in the Program for whoever fetches them.
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.simulator.predicted import Emitted, Played, Step, differences, parall
 
 AXES: Dict[str, Any] = {
     "case": ("mlp_mean", "sum_with_l2", "momentum", "clipped_adam", "convolution", "tied_embedding", "sparse_embedding", "gan",
-             "ragged_sum", "weighted_loss"),
+             "ragged_sum", "weighted_loss", "conditional_v1", "while_loop_v1", "gradient_penalty"),
     "shape": tuple(SHAPES), "micro_batches": (1, 2, 4), "schedule": SCHEDULES, "variables": ("auto", "mirrored"),
     "dataset": (False, True)}  # fmt: skip
 
@@ -43,6 +43,16 @@ def test_the_simulator_plays_the_program(row: Dict[str, Any]) -> None:
     emitted = Emitted(step).ran()
     assert emitted.ops and emitted.updates
     assert not differences(emitted, Played(step, played(step)).ran())
+
+
+@pytest.mark.parametrize("case, counts, devices, micro_batches", [
+    ("mlp_mean", (-2,), 2, 1), ("mlp_mean", (-2,), 4, 1), ("mlp_mean", (2, -2), 4, 1), ("mlp_mean", (-2, 2), 4, 2),
+    ("mlp_mean", (-2, -2), 4, 2), ("convolution", (1, -2), 3, 2), ("encoder", (1, 2), 3, 2)])
+def test_divided_ops(case: str, counts: Tuple[int, ...], devices: int, micro_batches: int) -> None:
+    """``-n``: ``wh.split(n)``."""
+    scopes = [functools.partial(wh.split, -n) if n < 0 else functools.partial(wh.replicate, n) for n in counts]
+    step = parallelized(case, scopes, devices, {"num_micro_batch": micro_batches}, Setting())
+    assert not differences(Emitted(step).ran(), Played(step, played(step)).ran())
 
 
 @pytest.mark.parametrize("config", [{"variables": "shared"}, {"num_micro_batch": 4}, {"pipeline.schedule": "gpipe"}])
