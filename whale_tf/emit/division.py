@@ -90,6 +90,9 @@ class Division:
         batch: examples of a mini-batch, None when only known at run time.
         sources: batch input tensors and their batch dimension.
         communicator: adds up the examples of all processes, each of which takes its own mini-batches.
+
+    Attributes:
+        is_even: all clones of every TaskGraph work on the same number of examples, known now.
     """
 
     def __init__(
@@ -110,6 +113,8 @@ class Division:
         self._sources = sources
         self._shares: Dict[Tuple[int, int, int], Shares] = {}
         self._weights: Dict[Tuple[int, int, str], Tuple[str, ...]] = {}
+        self.is_even = batch is not None and all(
+            len(set(divide(batch, levels(context.plan, index, own)))) == 1 for index in range(len(context.plan.task_graphs)))
 
     @property
     def mini_batches_here(self) -> int:
@@ -120,16 +125,6 @@ class Division:
     def mini_batches(self) -> int:
         """How many mini-batches all processes take in a step."""
         return self.mini_batches_here * self._communicator.processes
-
-    @property
-    def is_even(self) -> bool:
-        """All clones of every TaskGraph work on the same number of examples, known now."""
-        if self.batch is None:
-            return False
-        return all(
-            len(set(divide(self.batch, levels(self._context.plan, index, self.own)))) == 1
-            for index in range(len(self._context.plan.task_graphs))
-        )
 
     def shares(self, source: int, task_graph: int, g: int, source_name: str) -> Shares:
         """Shares in the mini-batch that model replica ``g`` takes of ``source``, whose tensor is ``source_name``."""
