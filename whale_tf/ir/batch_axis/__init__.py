@@ -1,32 +1,32 @@
 """Where the batch axis goes: the first use of the rule table (DESIGN section 5).
 
-Every clone runs the local program on its own ``b_i`` of the mini-batch's ``B`` examples.  The analysis says for every
-tensor how the local script's value follows from the clones' (a :class:`~whale_tf.ir.layout.Layout`), and what must be
-done to operands and constants inside a clone so that this is exact::
+Every clone runs the local program on its own ``b_i`` of the mini-batch's ``B`` examples.  For every tensor, the analysis
+finds how the local script's value follows from the clones' values (a :class:`~whale_tf.ir.layout.Layout`), and how the
+operands and constants inside a clone must change to make this exact::
 
     axis = analyse(graph, {graph.tensor("x:0"): 0})
-    axis.layout(tensor)          # Layout; raises UnsupportedOpError where there is none (naming op and reason)
-    axis.layouts[tensor]         # the same for all tensors that are not simply replicated; UNKNOWN and EXTENT appear here
+    axis.layout(tensor)          # Layout; raises UnsupportedOpError if there is none (naming the op and the reason)
+    axis.layouts[tensor]         # same, for every tensor not simply replicated; includes UNKNOWN and EXTENT
     axis.conversions[op, i]      # (Slice(dim, blocks) | Scale(power) | Reduce(kind, power) | Offset(coefficient) |
                                  #    Whole(components), ...)
-                                 #   what happens to operand i inside the clone, in this order
-    axis.localise[op, i]         # Localise(components): the new value of a shape operand in the clone; component j is
-                                 #   c0 + c1 b_i for (c0, c1), and the operand's own element j for None
+                                 #   applied to operand i inside the clone, in this order
+    axis.localise[op, i]         # Localise(components): new value of a shape operand in the clone; element j is
+                                 #   c0 + c1 b_i for component (c0, c1), unchanged for None
     axis.attributes[op, name]    # a shape attribute's value in the clone: batch dimensions are None
     axis.extents[tensor]         # object array of int | Size; Size.affine = (c0, c1), Size.at(b)
-    axis.offsets[tensor]         # positions: whole value = clone's + offset * o_i (o_i: examples before the clone)
+    axis.offsets[tensor]         # positions: whole value = clone's + offset * o_i (o_i: number of examples before clone i)
     axis.inexact                 # [(op, reason)]
-    axis.own_seed, axis.shared   # random ops drawn per clone / once for all
-    axis.source_of[tensor]       # a source that the tensor depends on, to compute w_i and b_i from
+    axis.own_seed, axis.shared   # random ops drawn per clone / once for all clones
+    axis.source_of[tensor]       # a source the tensor depends on, from which w_i and b_i are computed
     axis.bodies[op, attribute]   # BatchAxis of a functional op's body
-    axis.batch                   # B where the graph says it, else None
+    axis.batch                   # B if the graph fixes it, else None
 
-Kinds of layout besides layout.py's: EXTENT (integers like ``[b, 10]``: see ``extents``), UNKNOWN (see ``unknown``), and
-``max min prod any all``: the whole value is the max (...) of the clones' values.  ``blocks`` of a sharded layout may be
-``None``: a number of rows chosen by data (not in proportion to ``b_i``), and ``(-1,)``: the same number for each example,
-but not known.  Both merge by concatenation.
+Layout kinds beyond those of layout.py: EXTENT (integers like ``[b, 10]``: see ``extents``), UNKNOWN (see ``unknown``), and
+``max min prod any all``: the whole value is the max (...) of the clones' values.  ``blocks`` of a sharded layout may also
+be ``None`` (the number of rows depends on data and is not proportional to ``b_i``) or ``(-1,)`` (an unknown number of
+rows, the same for each example).  Both merge by concatenation.
 
-Unknown tensors do not raise by themselves (a summary of one does no harm); ``layout`` raises when one is asked for.
+An unknown tensor is not an error in itself (a summary may read one); ``layout`` raises when asked for it.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The analysis itself: sweep, promote, read off."""
+"""The analysis: sweep, promote, collect the result."""
 from __future__ import annotations
 
 from typing import Container, Mapping, Optional
@@ -19,8 +19,8 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
     """Propagate the batch axis through a graph.
 
     Args:
-        sources: batch input tensors -> the dimension that counts examples.
-        scope: op ids that are cloned; all when None.  What lies outside is computed once, so it is replicated.
+        sources: batch input tensors -> their batch dimension.
+        scope: ids of the ops that are cloned; all when None.  Everything else is computed once, so it is replicated.
         options: see :class:`Options`.
     """
     seeds = {tensor: Given(sharded(dim)) for tensor, dim in sources.items()}
@@ -31,7 +31,7 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
 
 
 def static_batch(graph: OpGraph, sources: Mapping[int, int]) -> Optional[int]:
-    """The number of examples that the sources' shapes say, None where they leave it open."""
+    """The number of examples according to the sources' static shapes; None if they leave it open."""
     for tensor, dim in sources.items():
         shape = graph.tensors[tensor].shape
         if shape is not None and dim < len(shape) and shape[dim] is not None:

@@ -1,4 +1,4 @@
-"""How a batch dimension is made up of blocks, and what a rule's factor makes of it."""
+"""The blocks that make up a batch dimension, and how a rule's factor maps them."""
 from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence, Tuple
@@ -13,11 +13,11 @@ REPLICATED_0 = replicated()
 
 
 class Refuse(Exception):
-    """The batch axis cannot pass an op, for the reason in the text."""
+    """The batch axis cannot pass through an op; the text gives the reason."""
 
 
 def factor_at(dims: AnyDims, dim: int) -> Optional[str]:
-    """The factor of one dimension; None where it cannot be divided."""
+    """The factor of one dimension; None if it cannot be divided."""
     if dims is SAME:
         return f"dim{dim}"
     if not isinstance(dims, tuple) or dim >= len(dims) or len(dims[dim]) != 1:
@@ -26,7 +26,7 @@ def factor_at(dims: AnyDims, dim: int) -> Optional[str]:
 
 
 def unify(a: Blocks, b: Blocks, a_is_uniform: bool = False, b_is_uniform: bool = False) -> Blocks:
-    """Blocks of two operands that lie along the same dimension."""
+    """The common blocks of two operands along the same dimension."""
     if a == b:
         return a
     if a is not None and b is not None and -1 not in a + b and sum(a) == sum(b) and (a_is_uniform or b_is_uniform):
@@ -65,8 +65,8 @@ def localise_vector(flat: Sequence[SizeLike], places: Mapping[int, Blocks]) -> L
 
 
 def extent_layout(value: Optional[Value]) -> Optional[Layout]:
-    """The power of an extent all of whose elements are multiples of the same power of the batch size; None where they do
-    not grow alike."""
+    """Layout of an extent whose elements are all multiples of the same power of the batch size; None if their powers
+    differ."""
     layouts = {_element_layout(v) for v in value.flat} if value is not None else set()
     return layouts.pop() if len(layouts) == 1 else None
 
@@ -83,7 +83,7 @@ def _element_layout(element: SizeLike) -> Optional[Layout]:
 
 def result_layout(dims: AnyDims, factor: Optional[str], blocks: Blocks, kind: str, power: int, is_partial: bool,
                   extreme: Optional[str]) -> Layout:
-    """Layout of one result of a rule."""
+    """Layout of one of a rule's results."""
     if factor is not None:
         if dims is SAME:
             return sharded(int(factor[3:]), blocks, power)

@@ -1,7 +1,7 @@
 """Handlers of TensorFlow 1 control flow: loops (Enter, Merge, Switch, NextIteration, Exit), conditions, stacks and arrays.
 
-Every clone runs loops and branches of its own; a loop's values have one layout in all iterations, found as a fixed point:
-the first visit of a Merge knows only what enters, and the back edge visits it again.
+Every clone runs its own loops and branches.  A loop variable has the same layout in all iterations, found as a fixed point:
+the first visit of a Merge sees only the initial value, and the back edge visits the Merge again.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Root = Tuple[object, ...]
 
 
 def pass_through(state: Propagation, op: Op, tensor: int, results: Sequence[int]) -> None:
-    """Results that are the same value as ``tensor``, handles included."""
+    """Results equal to ``tensor``, which may be a handle."""
     layout, source = state.layout(tensor), state.result.source_of.get(tensor)
     for result in results:
         if tensor in state.containers.roots:
@@ -103,7 +103,7 @@ def loop_condition(state: Propagation, op: Op) -> None:
 
 
 def _decide(state: Propagation, op: Op, position: int, roles: List[str]) -> None:
-    """A predicate must be the same for all clones, or each clone follows its own (inexact)."""
+    """A predicate that differs between clones is inexact: each clone follows its own."""
     layout = state.layout(op.inputs[position])
     if layout.is_sharded:
         raise Refuse("each example decides by itself")
@@ -124,13 +124,13 @@ def switch(state: Propagation, op: Op) -> None:
 
 @handler
 def merge(state: Propagation, op: Op) -> None:
-    """All inputs that are known must agree; whole values among divided ones are divided where they enter the loop."""
+    """All known inputs must agree; a whole value among divided ones is divided where it enters the loop."""
     tensors = state.graph.tensors
     known = [i for i, t in enumerate(op.inputs) if state.visited[tensors[t].op]]
     is_loop = any(state.graph.ops[tensors[t].op].type in NEXT_ITERATIONS for t in op.inputs)
     if is_loop:
         state.loop_merges.add(op.id)
-        if not state.is_settled:  # what the first round did not understand may come right in the next
+        if not state.is_settled:  # a layout unknown in the first round may be found in the next
             known = [i for i in known if op.inputs[i] not in state.result.unknown] or known[:1]
         state.merge_visits[op.id] = state.merge_visits.get(op.id, 0) + 1
         if state.merge_visits[op.id] > MAX_MERGE_VISITS:
@@ -185,7 +185,7 @@ def _join(state: Propagation, op: Op, known: Sequence[int], layouts: Sequence[La
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Stacks and tensor arrays: what is written has one layout, which every reader gets.
+# Stacks and tensor arrays: all elements have one layout, which every read returns.
 
 @handler
 def make_container(state: Propagation, op: Op) -> None:
@@ -198,7 +198,7 @@ def make_container(state: Propagation, op: Op) -> None:
 
 @handler
 def array_gradient(state: Propagation, op: Op) -> None:
-    """A second array of the same size, one for each name of a gradient call."""
+    """A second array of the same size, one per gradient source name."""
     root = _root(state, op)
     state.containers.roots[op.outputs[0]] = root + (op.attrs.get("source"),)
     state.flags[op.outputs[0]] |= BATCHED
@@ -212,7 +212,7 @@ def _root(state: Propagation, op: Op) -> Root:
 
 
 def write(state: Propagation, op: Op, value: int, layout: Layout) -> None:
-    """Store elements of a layout; the operand ``value`` is brought to the layout of the others."""
+    """Store elements of the given layout; the operand ``value`` is converted to the layout of the existing elements."""
     containers, root = state.containers, _root(state, op)
     containers.users.setdefault(root, set()).add(op.id)
     flags = state.flags[op.inputs[value]] & (VARIABLE | ZERO)
@@ -238,7 +238,7 @@ def write(state: Propagation, op: Op, value: int, layout: Layout) -> None:
 
 
 def _bring(state: Propagation, op: Op, value: int, layout: Layout, target: Layout) -> None:
-    """Bring an operand to the layout of the container's elements."""
+    """Convert an operand to the layout of the container's elements."""
     if layout == target:
         return
     roles = ["n"] * len(op.inputs)
@@ -262,7 +262,7 @@ def _shift(op: Op) -> int:
 
 
 def read(state: Propagation, op: Op, result: int, shift: int = 0) -> None:
-    """An element, or (``shift`` 1) all of them stacked."""
+    """Read one element, or (``shift`` 1) all elements stacked."""
     containers, root = state.containers, _root(state, op)
     containers.users.setdefault(root, set()).add(op.id)
     content, flags = containers.contents.get(root, (None, ZERO))
@@ -354,4 +354,4 @@ def array_join(state: Propagation, op: Op) -> None:
 
 @handler
 def array_size(state: Propagation, op: Op) -> None:
-    """Nothing of the elements."""
+    """The size is independent of the elements."""

@@ -1,4 +1,4 @@
-"""Handlers of ops that cut and join along a dimension that may be the batch: Slice, StridedSlice, Concat, Split."""
+"""Handlers of ops that cut or join along a dimension that may be the batch: Slice, StridedSlice, Concat, Split."""
 from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -15,7 +15,7 @@ from whale_tf.ir.rules.shape import Stride, strided_terms
 
 
 def per_example(state: Propagation, element: SizeLike, op: Op) -> int:
-    """A position along a batch dimension, in examples of the batch."""
+    """A position along a batch dimension, in examples."""
     if isinstance(element, Size):
         found = blocks_of(element)
         if found is None or -1 in found:
@@ -29,7 +29,7 @@ def per_example(state: Propagation, element: SizeLike, op: Op) -> int:
 
 
 def cut_blocks(blocks: Blocks, begin: int, end: int) -> Tuple[int, ...]:
-    """The blocks between two positions (in examples), which must be ends of blocks."""
+    """The blocks between two positions (in examples), which must be block boundaries."""
     ends = [0]
     for length in blocks or ():
         ends.append(ends[-1] + length)
@@ -74,7 +74,8 @@ def slice_(state: Propagation, op: Op) -> None:
 
 
 def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
-    """A slice of a whole tensor; extents among its bounds make rows of the clone only from a whole dimension."""
+    """A slice of a whole tensor.  Where a bound is an extent, the result is the clone's rows only if the slice takes the
+    whole dimension."""
     size = state.value(op.inputs[2])
     rows = [d for d, s in enumerate(size if size is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
     plan = Operands(state, op, "mnn", [layout] * 3)
@@ -154,7 +155,7 @@ def _localise_bounds(state: Propagation, op: Op, term: Stride, first: int, start
 
 @handler
 def strided_slice_grad(state: Propagation, op: Op) -> None:
-    """The gradient's rows go back between zeros; the filled shape must become the clone's."""
+    """The gradient's rows are put back among zeros; the filled shape must become the clone's."""
     gradient = op.inputs[4]
     layout = state.data_layout(gradient)
     shape = state.value(op.inputs[0])
@@ -195,7 +196,7 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
 
 
 def _kept(terms: Sequence[Stride], dim: int) -> Stride:
-    """The term that makes result dimension ``dim``."""
+    """The term that produces result dimension ``dim``."""
     kept = [term for term in terms if term.keeps]
     if kept[dim].dim < 0:
         raise Refuse("a new dimension follows the batch")
@@ -204,7 +205,7 @@ def _kept(terms: Sequence[Stride], dim: int) -> Stride:
 
 @handler
 def concat(state: Propagation, op: Op) -> None:
-    """Along the batch dimension the parts' blocks follow each other."""
+    """Along the batch dimension, the parts' blocks are concatenated."""
     rule = rule_for(op, state.graph, state)
     first = op.type == "Concat"
     parts = list(range(1, len(op.inputs))) if first else list(range(len(op.inputs) - 1))
@@ -250,7 +251,7 @@ def _join_offsets(state: Propagation, op: Op, parts: Sequence[int], plan: Operan
 
 @handler
 def split(state: Propagation, op: Op) -> None:
-    """Along the batch dimension parts must end where blocks end."""
+    """Along the batch dimension, parts must end at block boundaries."""
     data, axis_at = (op.inputs[1], 0) if op.type == "Split" else (op.inputs[0], 2)
     layout = state.data_layout(data)
     axis = state.ints(op, axis_at)
@@ -287,7 +288,8 @@ def _part_lengths(state: Propagation, op: Op, extent: int) -> List[int]:
 
 @handler
 def concat_offset(state: Propagation, op: Op) -> None:
-    """Where each part of a Concat begins; constants of the whole batch beside clones' shapes are localised."""
+    """The start of each part of a Concat; constants that hold the whole batch's size are localised if other shapes are the
+    clone's."""
     axis = state.ints(op, 0)
     shapes = [state.value(t) for t in op.inputs[1:]]
     if axis is None or any(s is None for s in shapes):

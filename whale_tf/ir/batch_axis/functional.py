@@ -1,8 +1,8 @@
-"""Handlers of functional control flow (While, If, Case, calls) and of the tensor lists that their gradients keep.
+"""Handlers of functional control flow (While, If, Case, calls) and of the tensor lists used by its gradients.
 
-A body is analysed like a graph, with its parameters' states given.  A loop's parameters take the join of what enters and
-what the body returns, until nothing changes.  Conversions on the way in stand at the functional op's operands, those on the
-way back at the body's ``_Retval`` ops.  A tensor list's layout is that of its elements.
+A body is analysed like a graph, given the states of its parameters.  The state of a loop parameter is the join of its
+initial value's and the body's result, iterated to a fixed point.  Conversions of arguments are recorded at the functional
+op's operands, conversions of results at the body's ``_Retval`` ops.  A tensor list has the layout of its elements.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BodyKey = Tuple[int, str]
 
 
 class Body(NamedTuple):
-    """An analysed function: its state, and what it returns."""
+    """An analysed function: its state and its results."""
 
     state: Propagation
     results: List[Given]
@@ -32,7 +32,7 @@ class Body(NamedTuple):
 
 
 def given(state: Propagation, tensor: int) -> Given:
-    """All that is known of a tensor, to be handed to a body."""
+    """The complete state of a tensor, to be passed to a body."""
     layout = state.layout(tensor)
     return Given(layout, state.flags[tensor] & (VARIABLE | ZERO), state.value(tensor) if layout is EXTENT else None,
                  state.offsets.get(tensor, 0), state.shape(tensor))
@@ -40,8 +40,8 @@ def given(state: Propagation, tensor: int) -> Given:
 
 def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given], in_loop: bool,
                  is_tentative: bool = False) -> Body:
-    """Propagate through a function whose ``_Arg`` ops have the given states; ``is_tentative``: a loop's later rounds will
-    know more."""
+    """Propagate through a function whose ``_Arg`` ops have the given states; ``is_tentative``: an early round of a loop,
+    when later rounds will know more."""
     seeds: Dict[int, Given] = {}
     returns: List[Tuple[int, Op]] = []
     for op in graph.ops:
@@ -60,7 +60,7 @@ def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given]
 
 
 def known(body: Body) -> None:
-    """Refuse a body with a result that has no layout, for the reason inside."""
+    """Refuse a body with a result that has no layout, giving the reason found inside."""
     for ret, result in zip(body.returns, body.results):
         if result.layout is UNKNOWN:
             cause, reason = body.state.result.unknown[ret.inputs[0]]
@@ -77,7 +77,7 @@ def keep(state: Propagation, op: Op, attribute: str, body: Body) -> None:
 
 
 def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
-    """Give the op's outputs their states."""
+    """Set the states of the op's outputs."""
     source = state.source(op)
     for tensor, result in zip(op.outputs, results):
         state.flags[tensor] |= result.flags & (VARIABLE | ZERO)
@@ -91,9 +91,9 @@ def deliver(state: Propagation, op: Op, results: Sequence[Given]) -> None:
 
 
 def join(a: Given, b: Given, is_list: bool) -> Given:
-    """The state of a value that is now ``a``, now ``b``."""
+    """The state of a value that may be ``a`` or ``b``."""
     flags = (a.flags | b.flags) & VARIABLE | (a.flags & b.flags & ZERO)
-    if b.layout is UNKNOWN:  # a later round may understand it; ``known`` asks in the end
+    if b.layout is UNKNOWN:  # a later round may find it; ``known`` checks at the end
         return a
     if is_list and a.flags & ZERO:
         return b._replace(flags=flags)
@@ -110,7 +110,7 @@ def join(a: Given, b: Given, is_list: bool) -> Given:
 
 
 def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -> None:
-    """Conversions of one operand from one state to another."""
+    """Record the conversions of one operand from one state to another."""
     layout, target = have.layout, want.layout
     tensor = op.inputs[position]
     if layout == target or state.graph.tensors[tensor].dtype == "resource":
@@ -138,7 +138,7 @@ def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -
 
 
 def decide(state: Propagation, op: Op, tensor: int) -> None:
-    """A predicate must be the same for all clones, or each clone follows its own."""
+    """A predicate that differs between clones is inexact: each clone follows its own."""
     layout = state.layout(tensor)
     if layout.is_sharded or layout is EXTENT or layout is UNKNOWN:
         raise Refuse("each part of the batch decides by itself")
@@ -155,7 +155,7 @@ def while_loop(state: Propagation, op: Op) -> None:
     current = entering
     for _ in range(MAX_ROUNDS):
         body = analyse_body(state, op.body["body"], current, True, True)
-        # lists are joined with what enters: an early round may have filled them with what was not yet known
+        # join lists with the initial value: an early round may have filled them with elements of unknown layout
         following = [join(a if is_list else b, c, is_list) for a, b, c, is_list in zip(
             entering, current, body.results, lists)]
         if [_key(g) for g in following] == [_key(g) for g in current]:
@@ -211,7 +211,7 @@ def call(state: Propagation, op: Op) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Tensor lists: values of dtype variant, made empty (flag ZERO) and then filled.
+# Tensor lists: values of dtype variant, created empty (flag ZERO) and then filled.
 
 @handler
 def make_list(state: Propagation, op: Op) -> None:
@@ -222,7 +222,7 @@ def make_list(state: Propagation, op: Op) -> None:
 
 
 def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
-    """The list that a tensor comes from will have divided elements: its element shape must be the clone's."""
+    """Make the element shape of the list behind ``tensor`` the clone's, because its elements are divided."""
     maker = state.lists.get(tensor)
     if maker is None or not layout.is_sharded:
         return
@@ -236,7 +236,7 @@ def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
 
 
 def _element_shape(state: Propagation, op: Op, position: int, dim: int, layout: Layout) -> None:
-    """A baked-in element shape at a use of a list."""
+    """Localise a constant element shape where a list is used."""
     value = state.value(op.inputs[position])
     if layout.is_sharded and value is not None and value.ndim and (
             value[dim] != -1 and not isinstance(value[dim], Size)):
@@ -307,12 +307,12 @@ def list_resize(state: Propagation, op: Op) -> None:
 
 @handler
 def list_length(state: Propagation, op: Op) -> None:
-    """The same for all clones, or (an element's shape) already the clone's own."""
+    """The same for all clones; or, for an element's shape, already the clone's."""
 
 
 @handler
 def optional(state: Propagation, op: Op) -> None:
-    """A branch's intermediate results on their way to its gradient."""
+    """A branch's intermediate results, passed to its gradient."""
     if len(op.inputs) != 1 or len(op.outputs) != 1:
         raise Refuse("it packs several values")
     deliver(state, op, [given(state, op.inputs[0])])
@@ -325,7 +325,7 @@ def no_value(state: Propagation, op: Op) -> None:
 
 @handler
 def zeros_like(state: Propagation, op: Op) -> None:
-    """Zeros laid out as the operand; for a list, one that elements of any layout may be added to."""
+    """Zeros with the operand's layout; for a list, one to which elements of any layout may be added."""
     layout = state.layout(op.inputs[0])
     if layout is EXTENT:
         layout = replicated()

@@ -1,4 +1,4 @@
-"""The algebra of layouts: bringing an op's operands to layouts that it combines.
+"""The algebra of layouts: converting an op's operands to layouts it can combine.
 
 The letters are the rule's roles.  With ``T = w^p v`` for a replicated value, ``concat(w^p v)`` for a sharded and
 ``sum(w^p v)`` for a partial one, a product adds powers, a quotient subtracts them, a sum needs one power for all terms,
@@ -20,7 +20,7 @@ from whale_tf.ir.traits import Gives, traits
 
 
 class Operands:
-    """The operands of one op on their way to layouts that its algebra combines."""
+    """The operands of one op while they are converted to layouts its algebra can combine."""
 
     def __init__(self, state: State, op: Op, roles: str, layouts: List[Layout]) -> None:
         self.state = state
@@ -28,7 +28,7 @@ class Operands:
         self.roles = roles
         self.layouts = layouts
         self.steps: List[List[Conversion]] = [[] for _ in layouts]
-        self.shifts: Dict[int, int] = {}  # operands that became positions
+        self.shifts: Dict[int, int] = {}  # operands turned into positions
         self.is_zero = False
         self.extreme: Optional[str] = None
 
@@ -36,7 +36,7 @@ class Operands:
         return bool(self.state.flags[self.op.inputs[i]] & ZERO) or is_zero_constant(self.state, self.op.inputs[i])
 
     def slice(self, i: int, dim: int, blocks: Blocks) -> None:
-        """Operand ``i`` is whole along the batch: the clone takes its rows (before the loop, if it comes from there)."""
+        """Operand ``i`` is whole along the batch: the clone takes its rows (outside the loop, if it comes from there)."""
         state, tensor = self.state, self.op.inputs[i]
         producer = state.graph.producer(tensor)
         if producer.type == "Enter" and blocks is not None:
@@ -57,7 +57,7 @@ class Operands:
             self.shifts[i] = step
 
     def make_whole(self, i: int) -> None:
-        """Operand ``i`` is a size of the clone's part: the op means the whole's."""
+        """Operand ``i`` is a size of the clone's part, but the op needs that of the whole batch."""
         tensor = self.op.inputs[i]
         value = self.state.value(tensor)
         affine = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
@@ -75,7 +75,7 @@ class Operands:
             self.steps[i].append(Scale(power))
 
     def resolve(self, i: int) -> None:
-        """Operand ``i`` is a partial value that must be whole: combine it over the clones, or take the clone's own."""
+        """Operand ``i`` is partial but must be whole: combine it over the clones, or use the clone's own value (inexact)."""
         state, layout, tensor = self.state, self.layouts[i], self.op.inputs[i]
         exact = state.can_reduce and not state.flags[tensor] & LOOP and (
             not state.flags[tensor] & VARIABLE or (state.options.sync is not None and state.options.sync(self.op)))
@@ -90,7 +90,7 @@ class Operands:
             self.layouts[i] = replicated(layout.power - 1) if layout.is_partial else REPLICATED_0
 
     def settle(self, has_batch: bool) -> Tuple[int, bool]:
-        """Power of the results, and whether they are partial."""
+        """The results' power, and whether they are partial."""
         roles, layouts = self.roles, self.layouts
         if any(layout.kind in EXTREMES for layout in layouts):
             if self.op.type in MOVES and not has_batch:
@@ -117,8 +117,8 @@ class Operands:
         return power, bool(partials)
 
     def _choose_partials(self, partials: List[int], has_batch: bool) -> List[int]:
-        """Resolve partial operands until the rest can stay: none beside a batch dimension, one in a product, and none in a
-        divisor or a non-linear place."""
+        """Resolve partial operands until the rest may stay partial: none beside a batch dimension, one in a product, none as a
+        divisor or in a non-linear role."""
         state = self.state
         kept = []
         for i in partials:
@@ -158,7 +158,7 @@ class Operands:
 
 
 def row_step(state: State, tensor: int, dim: int, blocks: Tuple[int, ...]) -> int:
-    """By how much an integer constant grows from one example to the next, 0 where that is not a rule."""
+    """The increment of an integer constant from one example to the next; 0 if it varies."""
     if not state.is_integer(tensor) or len(blocks) != 1:
         return 0
     value = state.value(tensor)
@@ -170,7 +170,7 @@ def row_step(state: State, tensor: int, dim: int, blocks: Tuple[int, ...]) -> in
 
 
 def simplify(steps: Sequence[Conversion]) -> List[Conversion]:
-    """Neighbouring offsets added up."""
+    """Merge neighbouring offsets."""
     result: List[Conversion] = []
     for step in steps:
         before = result[-1] if result else None
@@ -192,8 +192,8 @@ def is_zero_constant(state: State, tensor: int) -> bool:
 
 
 def carry_offsets(state: State, op: Op, plan: Operands) -> None:
-    """Positions among the operands of a rule: sums, products by constants and moves carry them; elsewhere they become
-    positions in the whole batch."""
+    """Offsets of positions among a rule's operands: sums, products with constants and data movement carry them; any other op
+    gets positions in the whole batch."""
     offsets = [plan.shifts.get(i, state.offsets.get(t, 0)) for i, t in enumerate(op.inputs)]
     if not any(offsets):
         return

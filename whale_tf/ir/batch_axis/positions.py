@@ -1,7 +1,8 @@
-"""Handlers of ops that count or look up rows: Range, Gather, GatherNd, Where, scatter and segment sums.
+"""Handlers of ops that number or look up rows: Range, Gather, GatherNd, Where, scatter and segment sums.
 
-A position in the batch is an index tensor with an *offset* ``c``: the whole's value is the clone's plus ``c o_i``, with
-``o_i`` the examples before the clone.  A look-up along the batch dimension is local exactly when the index moves with it.
+A position in the batch is an index tensor with an *offset* ``c``: the whole value is the clone's plus ``c o_i``, where
+``o_i`` is the number of examples before clone ``i``.  A look-up along the batch dimension is local exactly when the index
+has the matching offset.
 """
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def gather_nd(state: Propagation, op: Op) -> None:
 
 
 def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, column: int, blocks: Blocks) -> None:
-    """Column ``column`` of the indices moves along the batch, the others stay."""
+    """Check that column ``column`` of the indices moves along the batch and the others do not."""
     offsets = state.offsets.get(indices, 0)
     columns = offsets if isinstance(offsets, tuple) else (offsets,) * depth
     if not index.is_sharded or not _moves_along(columns[column], blocks) or any(
@@ -95,7 +96,7 @@ def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, 
 
 @handler
 def where(state: Propagation, op: Op) -> None:
-    """The clone's true elements, as positions in its own part."""
+    """The positions of the true elements within the clone's own part."""
     layout = state.data_layout(op.inputs[0])
     rank = state.rank(op.inputs[0])
     if not layout.is_sharded:
@@ -110,7 +111,7 @@ def where(state: Propagation, op: Op) -> None:
 
 @handler
 def segment(state: Propagation, op: Op) -> None:
-    """Sums into rows of the batch stay local where the ids move along; else they are sums over the batch."""
+    """Sums into rows of the batch are local if the ids move along with the batch; otherwise they are sums over the batch."""
     data, ids, count = op.inputs
     layout, index = state.data_layout(data), state.data_layout(ids)
     offset = state.offsets.get(ids, 0)
@@ -134,7 +135,7 @@ def segment(state: Propagation, op: Op) -> None:
 
 @handler
 def scatter_nd(state: Propagation, op: Op) -> None:
-    """Stores into rows of the batch by positions that move along."""
+    """Scatter into rows of the batch, by positions that move along with it."""
     indices, updates, target = op.inputs
     index, layout = state.data_layout(indices), state.data_layout(updates)
     offsets = state.offsets.get(indices, 0)
@@ -164,7 +165,7 @@ def scatter_nd(state: Propagation, op: Op) -> None:
 
 @handler
 def dynamic_partition(state: Propagation, op: Op) -> None:
-    """Rows dealt out by data: each part keeps the order of the examples."""
+    """Rows distributed by data: each part keeps the order of the examples."""
     layout, parts = state.data_layout(op.inputs[0]), state.data_layout(op.inputs[1])
     rank = state.rank(op.inputs[1])
     if not parts.is_sharded:
@@ -186,7 +187,7 @@ def dynamic_partition(state: Propagation, op: Op) -> None:
 
 @handler
 def dynamic_stitch(state: Propagation, op: Op) -> None:
-    """Rows put back to positions that move along the batch."""
+    """Rows put back at positions that move along with the batch."""
     half = len(op.inputs) // 2
     indices, data = op.inputs[:half], op.inputs[half:]
     offsets = {state.offsets.get(t, 0) for t in indices}

@@ -1,8 +1,8 @@
-"""Propagation: one visit per op in creation order, plus a work list for what loops and promotions change.
+"""Propagation: one visit per op in creation order, plus a work list for changes made by loops and promotions.
 
-Most ops follow their sharding rule (:meth:`Propagation.apply`).  Ops whose batch axis is not a matter of factors alone have
-a handler of their own: the ``batch`` of their row, a function of ``reshaping``, ``cutting``, ``positions``, ``control_flow``
-or ``functional``.
+Most ops follow their sharding rule (:meth:`Propagation.apply`).  Ops whose batch axis factors alone cannot describe have
+their own handler, named by ``batch`` in their row: a function of ``reshaping``, ``cutting``, ``positions``,
+``control_flow`` or ``functional``.
 """
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ HANDLERS: Dict[str, Handler] = {}  # by name
 
 
 def handler(function: Handler) -> Handler:
-    """Register a handler under its name, which rows of the table of op traits give as ``batch``."""
+    """Register a handler under its name, to which rows of the op traits table refer as ``batch``."""
     assert function.__name__ not in HANDLERS, f"two handlers are called {function.__name__}"
     HANDLERS[function.__name__] = function
     return function
 
 
 class Propagation(State):
-    """Visits ops until nothing changes, and applies rules."""
+    """Visits ops until nothing changes, applying their rules."""
 
     # -- the sweep ----------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Visit every op, then whatever changed, to the fixed point."""
+        """Visit every op, then every op affected by a change, until the fixed point."""
         for op in self.graph.ops:
             self.visit(op)
-            if self.queue:  # a loop is followed round before what comes after it
+            if self.queue:  # settle a loop before visiting the ops behind it
                 self.drain()
         self.is_settled = True
         for op_id in sorted(self.loop_merges):
@@ -154,7 +154,7 @@ class Propagation(State):
                     self.push(consumer)
 
     def _state(self, op: Op) -> List[object]:
-        """All of the results' states that other ops see."""
+        """The part of the results' state that other ops see."""
         return [(self.layouts.get(t), self.offsets.get(t), self.flags[t], t in self.result.unknown,
                  repr(self._values.get(t)) if self.layouts.get(t) is EXTENT else None, self.containers.roots.get(t))
                 for t in op.outputs]
@@ -205,8 +205,8 @@ class Propagation(State):
         return True
 
     def apply(self, op: Op, rule: Rule) -> None:
-        """Propagate through a rule: find the batch factor, bring the operands to layouts that the rule's algebra
-        combines, and read off the results' layouts."""
+        """Propagate through a rule: find the batch factor, convert the operands to layouts that the rule's algebra
+        combines, and derive the results' layouts."""
         shape_operands = {s.position for s in rule.shapes}
         layouts = [REPLICATED_0 if i in shape_operands else self.layout(t) for i, t in enumerate(op.inputs)]
         factor, blocks, is_uniform = self.batch_factor(op, rule, layouts)
@@ -246,8 +246,8 @@ class Propagation(State):
         plan.record()
 
     def batch_factor(self, op: Op, rule: Rule, layouts: Sequence[Layout]) -> Tuple[Optional[str], Blocks, bool]:
-        """The factor that the operands (or an extent in a shape operand, or a promotion) say is the batch, its blocks, and
-        whether all of them are the same for all examples."""
+        """The batch factor according to the operands (or an extent in a shape operand, or a promotion), its blocks, and
+        whether all of these operands are the same for all examples."""
         found: List[Tuple[Optional[str], Blocks, bool]] = []
         for i, layout in enumerate(layouts):
             if layout.kind == SHARDED:
@@ -274,14 +274,14 @@ class Propagation(State):
         return factor, blocks, is_uniform
 
     def localise_shapes(self, op: Op, rule: Rule, factor: Optional[str], blocks: Blocks) -> None:
-        """Baked-in batch sizes of shape operands become the clone's."""
+        """Replace the constant batch size in shape operands by the clone's."""
         for shape in rule.shapes:
             places = [j for j, dims in enumerate(shape.dims) if factor is not None and factor in dims]
             if places:
                 self.localise_elements(op, shape.position, dict.fromkeys(places, blocks))
 
     def learn_sizes(self, op: Op) -> None:
-        """Remember sizes of the results that follow from the op's rule, for ops that a handler gave their layouts."""
+        """Record result sizes that follow from the op's rule, for ops whose layouts a handler set."""
         if any(self.lacks_sizes(t) for t in op.outputs):
             try:
                 rule = rule_for(op, self.graph, self)
@@ -291,7 +291,7 @@ class Propagation(State):
                 self.infer_sizes(op, rule, tensor, dims)
 
     def infer_sizes(self, op: Op, rule: Rule, tensor: int, dims: AnyDims) -> None:
-        """Remember sizes of a result that the graph does not know."""
+        """Record sizes of a result that the graph does not know."""
         if not isinstance(dims, tuple) or not self.lacks_sizes(tensor):
             return
         known: Dict[str, SizeLike] = {}
@@ -310,5 +310,5 @@ class Propagation(State):
         self.set_sizes(tensor, sizes)
 
 
-# Ops that are looked at although no operand depends on the batch: they draw, begin something, or stand in a loop.
+# Ops to visit even if no operand depends on the batch: they draw random numbers, create something, or are in a loop.
 _ALWAYS = VARIABLES | types_of(Role.RANDOM, Role.ENTER, Role.EXIT, Role.MERGE, Role.CONTAINER, Role.EMPTY_LIST)

@@ -56,7 +56,7 @@ def cast(state: Propagation, op: Op) -> None:
 
 @handler
 def broadcast_args(state: Propagation, op: Op) -> None:
-    """One operand's shape may be a constant of the whole batch while the other's is the clone's."""
+    """One operand's shape may be a constant with the whole batch's size while the other's is the clone's."""
     values = [state.value(t) for t in op.inputs]
     if values[0] is None or values[1] is None:
         raise Refuse("the shapes it compares are not known")
@@ -77,7 +77,7 @@ def broadcast_args(state: Propagation, op: Op) -> None:
 
 
 def _harmonise(state: Propagation, op: Op, position: int, mine: List[SizeLike], other: Sequence[SizeLike]) -> None:
-    """Constants in one shape that stand against a batch size in the other."""
+    """Localise constants in one shape that correspond to a batch size in the other."""
     places = {}
     for k in range(1, 1 + min(len(mine), len(other))):
         own, theirs = mine[-k], other[-k]
@@ -92,7 +92,7 @@ def _harmonise(state: Propagation, op: Op, position: int, mine: List[SizeLike], 
 
 @handler
 def reshape(state: Propagation, op: Op) -> None:
-    """The batch dimension is ``(major, batch, minor)``; find the dimension of the target that holds it."""
+    """View the data as ``(major, batch, minor)`` and find the target dimension that holds the batch."""
     data, target = op.inputs
     layout = state.data_layout(data)
     target_value = state.value(target)
@@ -129,7 +129,7 @@ def _move(state: Propagation, op: Op, layout: Layout) -> None:
 
 
 def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeLike]) -> Layout:
-    """A whole tensor that is reshaped to a clone's shape: the clone takes its rows first, where the dimension is kept."""
+    """For a whole tensor reshaped to a clone's shape, take the clone's rows first, if the dimension is kept."""
     shape = state.shape(op.inputs[0])
     dim = next(j for j, s in enumerate(target) if isinstance(s, Size) and s.depends_on_batch)
     size = target[dim]
@@ -143,7 +143,7 @@ def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeL
 
 
 def _target(state: Propagation, op: Op, value: Optional[Value]) -> List[SizeLike]:
-    """The target shape: the operand's value, with -1 kept, or the graph's static result shape."""
+    """The target shape: the operand's value, keeping -1, or the graph's static result shape."""
     if value is not None:
         return list(value)
     shape = state.graph.tensors[op.outputs[0]].shape
@@ -153,7 +153,7 @@ def _target(state: Propagation, op: Op, value: Optional[Value]) -> List[SizeLike
 
 
 def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after: List[SizeLike]) -> Tuple[int, Blocks]:
-    """Dimension and blocks of the batch in the target shape; fills in ``after``'s -1."""
+    """Dimension and blocks of the batch in the target shape; fills in the -1 of ``after``."""
     blocks = layout.blocks
     prefix = product(before[:layout.dim])
     if blocks is None or len(set(blocks)) != 1:
@@ -180,8 +180,8 @@ def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after
 
 
 def _baked(state: Propagation, prefix: SizeLike, after: Sequence[SizeLike], hole: int) -> List[int]:
-    """The constant before the hole of a target that is the batch: where what lies in front of it is what lay in front of
-    the batch, and it is a multiple of the batch."""
+    """The position of a constant before the target's hole that is the batch: the sizes in front of it multiply to
+    ``prefix`` (the sizes in front of the batch), and it is a multiple of the batch."""
     for dim, size in enumerate(after[:hole]):
         if state.batch is not None and not isinstance(size, Size) and size % state.batch == 0 and (
                 product(after[:dim]) == prefix):
@@ -205,7 +205,7 @@ def _regroup(state: Propagation, majors: SizeLike, size: SizeLike) -> Blocks:
 
 
 def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> Tuple[int, Blocks]:
-    """The target is constant: cumulative products say which dimension covers the batch."""
+    """For a constant target, compare cumulative products to find the dimension that covers the batch."""
     sizes = static_ints(vector(after))
     if sizes is None or isinstance(per_example, Size) or isinstance(prefix, Size):
         raise Refuse("the constant shape it asks for cannot be compared with its operand's")
@@ -224,7 +224,7 @@ def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, af
 
 
 def _keep_whole(layout: Layout, prefix: SizeLike, before: Sequence[SizeLike], after: List[SizeLike]) -> Tuple[int, Blocks]:
-    """A dimension of several or unknown blocks can only stay as it is."""
+    """A dimension of several or unknown blocks must be unchanged."""
     for dim in range(len(after)):
         if product(after[:dim]) == prefix:
             rest_before, rest_after = product(before[layout.dim + 1:]), product(after[dim + 1:])
@@ -247,7 +247,7 @@ def _divide(a: SizeLike, b: SizeLike) -> SizeLike:
 
 @handler
 def tile(state: Propagation, op: Op) -> None:
-    """A batch dimension repeated ``k`` times is ``k`` times its blocks; a size of one may be repeated per example."""
+    """Repeating a batch dimension ``k`` times repeats its blocks; a dimension of size one may be repeated per example."""
     layout = state.data_layout(op.inputs[0])
     counts = state.value(op.inputs[1])
     if not layout.is_sharded:
@@ -275,7 +275,7 @@ def tile(state: Propagation, op: Op) -> None:
 
 @handler
 def space_to_batch(state: Propagation, op: Op) -> None:
-    """Offsets within a block of pixels become major factors of the batch dimension, and back."""
+    """Offsets within a block of pixels become major factors of the batch dimension, and vice versa."""
     layout = state.data_layout(op.inputs[0])
     sizes = state.ints(op, 1)
     if not layout.is_sharded or layout.dim != 0 or sizes is None:

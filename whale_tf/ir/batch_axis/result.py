@@ -1,4 +1,4 @@
-"""What the batch axis analysis finds."""
+"""The result of the batch axis analysis."""
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Tuple, Union
@@ -14,7 +14,7 @@ EXTREMES = ("max", "min", "prod", "any", "all")  # layout kinds: the whole value
 
 
 class Slice(NamedTuple):
-    """The clone takes its own rows of a whole tensor: of every block its ``b_i`` share along ``dim``."""
+    """The clone takes its own rows of a whole tensor: its ``b_i`` share of every block along ``dim``."""
 
     dim: int
     blocks: Tuple[int, ...] = (1,)
@@ -27,20 +27,20 @@ class Scale(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """Combine the clones' ``w_i ** power * v_i`` by ``kind`` (``sum`` or one of EXTREMES); all clones get the result."""
+    """Combine ``w_i ** power * v_i`` over the clones by ``kind`` (``sum`` or one of EXTREMES); all clones get the result."""
 
     kind: str
     power: int = 0
 
 
 class Offset(NamedTuple):
-    """Add ``coefficient * o_i``, with ``o_i`` the examples before clone ``i``; a tuple: per column of the last dimension."""
+    """Add ``coefficient * o_i``, with ``o_i`` examples before clone ``i``; a tuple has one per column of the last dimension."""
 
     coefficient: Union[int, Tuple[int, ...]]
 
 
 class Whole(NamedTuple):
-    """Replace a clone's extent by the whole's: element ``j`` becomes ``c0 + c1 B`` for ``components[j] = (c0, c1)``."""
+    """Replace a clone's extent by that of the whole: element ``j`` becomes ``c0 + c1 B`` for ``components[j] = (c0, c1)``."""
 
     components: Tuple[Tuple[int, int], ...]
 
@@ -49,21 +49,21 @@ Conversion = Union[Slice, Scale, Reduce, Offset, Whole]
 
 
 class Localise(NamedTuple):
-    """The operand (a shape, usually a Const) becomes in clone ``i``: element ``j`` = ``c0 + c1 b_i`` for
-    ``components[j] = (c0, c1)``, and the operand's own element where that is None."""
+    """Replace the operand (a shape, usually a Const) in clone ``i``: element ``j`` becomes ``c0 + c1 b_i`` for
+    ``components[j] = (c0, c1)`` and is unchanged for None."""
 
     components: Tuple[Optional[Tuple[int, int]], ...]
 
 
 class Inexact(NamedTuple):
-    """A place where the clones' result is not exactly the local script's."""
+    """An op at which the clones' result differs from the local script's."""
 
     op: int
     reason: str
 
 
 class Unknown(NamedTuple):
-    """Why a tensor has no layout, and the op where that began."""
+    """Why a tensor has no layout, and the op that caused it."""
 
     op: int
     reason: str
@@ -73,18 +73,18 @@ class BatchAxis:
     """The analysis of one graph (or function body).
 
     Attributes:
-        batch: examples in the mini-batch where the graph says it, else None.
+        batch: number of examples in the mini-batch if the graph fixes it, else None.
         sources: batch input tensors -> their batch dimension.
-        layouts: tensor -> layout, but for tensors that are simply replicated; EXTENT and UNKNOWN included.
+        layouts: tensor -> layout, except for tensors that are simply replicated; EXTENT and UNKNOWN included.
         extents: tensor -> object array of ``int`` and ``Size`` (its value in a clone).
-        offsets: integer tensors of positions: the whole's elements are the clone's plus ``offset * o_i`` (or per column
-            of the last dimension, where a tuple).
-        conversions: (op, operand) -> what happens to the operand inside the clone, in order.
+        offsets: integer tensors of positions -> ``offset``: the whole value is the clone's plus ``offset * o_i`` (a tuple
+            has one offset per column of the last dimension).
+        conversions: (op, operand) -> conversions of the operand inside the clone, in order.
         localise: (op, operand) -> the operand's new value.
-        attributes: (op, attribute) -> the shape (or, for ``output_shapes``, the tuple of shapes) that the attribute must
-            have in a clone: batch dimensions are open.
-        inexact: places that are not exact.
-        own_seed: random ops of which each clone draws its own part.
+        attributes: (op, attribute) -> the shape (for ``output_shapes``, the tuple of shapes) to set in a clone, with batch
+            dimensions open.
+        inexact: ops whose results are not exact.
+        own_seed: random ops for which each clone draws its own part.
         shared: random ops that must be drawn once for all clones.
         unknown: tensor -> why it has no layout.
         source_of: tensor -> a source whose rows it follows (only for tensors in ``layouts``).
@@ -113,7 +113,7 @@ class BatchAxis:
         """A tensor's layout.
 
         Raises:
-            UnsupportedOpError: it has none; the message names the op where that began, its type, why, and the way out.
+            UnsupportedOpError: it has none; the message names the op that caused it, its type, the reason and the remedy.
         """
         if tensor in self.unknown:
             raise self.unsupported(tensor)
@@ -123,7 +123,7 @@ class BatchAxis:
         return bool(self.variable_dependent[tensor])
 
     def affine(self, tensor: int) -> Optional[List[Tuple[int, int]]]:
-        """``(c0, c1)`` of every element of an extent ``c0 + c1 b``; None where it is not of that form."""
+        """``(c0, c1)`` of every element of an extent ``c0 + c1 b``; None if it does not have that form."""
         value = self.extents.get(tensor)
         if value is None:
             return None
@@ -136,7 +136,7 @@ class BatchAxis:
         return components
 
     def unsupported(self, tensor: int) -> UnsupportedOpError:
-        """The error that using an unknown tensor deserves."""
+        """The error to raise when an unknown tensor is used."""
         op_id, reason = self.unknown[tensor]
         op = self.graph.ops[op_id]
         return UnsupportedOpError(

@@ -13,11 +13,11 @@ Analyse = Callable[[Dict[int, int]], BatchAxis]
 
 
 def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[Container[int]] = None) -> BatchAxis:
-    """The batch axis from the inputs that are divided along it (its ``sources``), always in their dimension 0.
+    """The batch axis from the inputs divided along it (its ``sources``), always along their dimension 0.
 
-    An input counts examples along its first dimension when that is of unknown size; where all sizes are known, when it is
-    the most common one among the inputs.  An input that would make some op impossible to divide, and that nothing divided
-    needs row by row, is no batch input after all (class weights, a table that is fed).  Scalars never are.
+    An input is a batch input if its first dimension has unknown size or, where all sizes are known, the size most common
+    among the inputs.  An input that would make some op impossible to divide, and of which no divided op needs single rows,
+    is no batch input after all (class weights, a fed table).  Scalars never are.
 
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
@@ -60,7 +60,7 @@ def _with_batch_dimension(graph: OpGraph, candidates: Sequence[int]) -> List[int
 
 
 def _with_one_less(graph: OpGraph, axis: BatchAxis, run: Analyse) -> Optional[BatchAxis]:
-    """The axis without a source that does better undivided, None if there is none."""
+    """The axis without one source that is better left undivided; None if there is no such source."""
     for tensor in axis.sources:
         rest = run({t: d for t, d in axis.sources.items() if t != tensor})
         if len(rest.unknown) < len(axis.unknown) and not _is_sliced(graph, rest, tensor):
@@ -69,7 +69,7 @@ def _with_one_less(graph: OpGraph, axis: BatchAxis, run: Analyse) -> Optional[Ba
 
 
 def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:
-    """Whether something divided takes rows of a tensor that is made from the given one."""
+    """Whether a divided op takes rows of a tensor computed from the given one."""
     reached: Set[int] = {tensor}
     stack = [tensor]
     while stack:

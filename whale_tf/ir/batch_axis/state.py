@@ -1,4 +1,4 @@
-"""What an analysis knows of every tensor while it runs."""
+"""The state of every tensor while an analysis runs."""
 from __future__ import annotations
 
 import heapq
@@ -13,38 +13,38 @@ from whale_tf.ir.rules import View
 from whale_tf.ir.traits import FLOW, Gives, traits, types_where
 from whale_tf.ir.traits import State as VariableState
 
-# Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs attention; it lives in a loop;
-# it is the same for all examples (or drawn anew), so that any blocks of the same total describe it.
+# Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs a visit; it is inside a loop;
+# it is the same for all examples (or drawn anew), so any blocks with the same total describe it.
 VARIABLE, ZERO, BATCHED, LOOP, UNIFORM = 1, 2, 4, 8, 16
 VARIABLES = types_where(lambda row: row.state in (VariableState.VARIABLE, VariableState.TEMPORARY))
-SHAPE_ONLY = types_where(lambda row: row.gives in (Gives.SIZES, Gives.LIKE))  # results know nothing of the operand's elements
+SHAPE_ONLY = types_where(lambda row: row.gives in (Gives.SIZES, Gives.LIKE))  # results are independent of the operand's elements
 MOVES = types_where(lambda row: row.only_moves or row.role in FLOW)
 INTEGERS = ("int", "uint", "bool")
-MAX_OPAQUE = 16  # elements of an unknown integer tensor that get a symbol each
+MAX_OPAQUE = 16  # largest unknown integer tensor, in elements, whose elements each get a symbol
 
 
 class Options(NamedTuple):
-    """``sync(op)``: whether a whole-batch statistic that ``op`` uses is combined over the clones (exact, at the price of a
+    """``sync(op)``: whether a whole-batch statistic used by ``op`` is combined over the clones (exact, at the cost of a
     collective) instead of approximated by the clone's own."""
 
     sync: Optional[Callable[[Op], bool]] = None
 
 
 class Given(NamedTuple):
-    """The state of a tensor that an analysis starts from (a source, a parameter of a body)."""
+    """The initial state of a tensor that an analysis is given (a source, a parameter of a body)."""
 
     layout: Layout
     flags: int = 0
     value: Optional[Value] = None
     offset: Union[int, Tuple[int, ...]] = 0
-    shape: Shape = None  # where the body does not know it
+    shape: Shape = None  # used if the body does not know it
 
 
 class Containers:
-    """Tensor arrays and stacks: a handle's root names the object, whose elements have one layout.
+    """Tensor arrays and stacks: a handle's root identifies the object, whose elements all have one layout.
 
     ``roots``: handle tensor -> root; ``contents``: root -> (layout of an element, flags); ``extents``: root -> the size
-    that all elements are; ``users``: root -> ops to visit again when that changes.
+    that every element holds; ``users``: root -> ops to visit again when that changes.
     """
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class Containers:
 
 
 class State(View):
-    """Layouts, extents, offsets and flags of an analysis, and what it will report.
+    """Layouts, extents, offsets and flags during an analysis, and the result it will report.
 
     Args:
-        seeds: tensors whose state is given (sources, parameters of a body).
-        batch: examples in the mini-batch where the graph says it.
-        scope: op ids that are divided; all when None.  Tensors from outside are replicated.
+        seeds: tensors with a given state (sources, parameters of a body).
+        batch: number of examples in the mini-batch, if the graph fixes it.
+        scope: ids of the ops that are divided; all when None.  Tensors from outside are replicated.
     """
 
     def __init__(self, graph: OpGraph, seeds: Mapping[int, Given], batch: Optional[int], options: Options,
@@ -76,23 +76,23 @@ class State(View):
         self.conversions = self.result.conversions
         self.flags = bytearray(len(graph.tensors))
         self.visited = bytearray(len(graph.ops))
-        self.sizes: Dict[int, Tuple[SizeLike, ...]] = {}  # shapes that the graph does not know but we do
+        self.sizes: Dict[int, Tuple[SizeLike, ...]] = {}  # inferred shapes that the graph does not know
         self.promoted: Dict[int, Tuple[int, Blocks]] = {}
         self.promoted_beside: Dict[int, Optional[int]] = {}
         self.inexact: Dict[int, str] = {}
         self.seeded: Set[int] = set()
         self.shared: Set[int] = set()
-        self.special = {graph.tensors[t].op for t in seeds}  # ops that need a visit though no operand is batched
+        self.special = {graph.tensors[t].op for t in seeds}  # ops that need a visit even if no operand is batched
         self.queue: List[int] = []
         self.queued: Set[int] = set()
-        self.waiting: Dict[int, List[int]] = {}  # op -> ops that were met before it
+        self.waiting: Dict[int, List[int]] = {}  # op -> its users that were visited before it
         self.containers = Containers()
         self.lists: Dict[int, int] = {}  # tensor list -> the op that made it empty
-        self.arrays: Dict[int, str] = {}  # tensor array ops with an element_shape: whether they make the array or use it
+        self.arrays: Dict[int, str] = {}  # tensor array ops with an element_shape: whether they create the array or use it
         self.loop_merges: Set[int] = set()
         self.merge_visits: Dict[int, int] = {}
-        self.is_settled = False  # loops have been followed to their end; what is unknown stays so
-        self.is_tentative = False  # an early round of a loop's body, which must not refuse what it cannot know
+        self.is_settled = False  # loops have reached their fixed point; unknown layouts are final
+        self.is_tentative = False  # an early round of a loop's body, which must not refuse what is not yet known
         self.can_reduce = True  # function bodies cannot wait for other clones
         self._depth = 0
 
@@ -102,7 +102,7 @@ class State(View):
             heapq.heappush(self.queue, op_id)
 
     def promote(self, tensor: int, dim: int, blocks: Blocks, source: Optional[int]) -> None:
-        """Make a whole tensor per clone where it is made, instead of slicing it where it is used beside ``source``'s rows."""
+        """Compute a whole tensor per clone at its producer, instead of slicing it where it is used with ``source``'s rows."""
         if tensor not in self.promoted:
             self.promoted[tensor] = (dim, blocks)
             self.promoted_beside[tensor] = source
@@ -111,13 +111,13 @@ class State(View):
             self.push(producer)
 
     def open_attribute(self, op: Op, name: str, dim: int) -> None:
-        """A shape attribute must not say the whole batch's size in a clone."""
+        """Open the batch dimension of a shape attribute, which must not state the whole batch's size in a clone."""
         shape = op.attrs.get(name)
         if shape is not None and dim < len(shape) and shape[dim] not in (None, -1):
             self.result.attributes[op.id, name] = tuple(None if d == dim else s for d, s in enumerate(shape))
 
     def open_shapes(self, op: Op, name: str) -> None:
-        """As :meth:`open_attribute`, for a list of the results' shapes."""
+        """Like :meth:`open_attribute`, for a list of the results' shapes."""
         shapes = op.attrs.get(name) or ()
         opened = []
         for tensor, shape in zip(op.outputs, shapes):
@@ -127,10 +127,10 @@ class State(View):
         if tuple(opened) != tuple(shapes):
             self.result.attributes[op.id, name] = tuple(opened)
 
-    # -- what is known of a tensor ------------------------------------------------------------------------------------
+    # -- the state of a tensor ------------------------------------------------------------------------------------
 
     def set(self, tensor: int, layout: Layout, source: Optional[int], zero: bool = False) -> None:
-        """Give a tensor its layout; ``source``: a batch input whose rows it follows."""
+        """Set a tensor's layout; ``source``: a batch input whose rows it follows."""
         if layout != REPLICATED_0:
             self.layouts[tensor] = layout
             self.flags[tensor] |= BATCHED
@@ -140,7 +140,7 @@ class State(View):
             self.flags[tensor] |= ZERO
 
     def lose(self, op: Op, reason: str) -> None:
-        """No layout for the outputs of an op, for the reason its operands lost theirs if they did."""
+        """Mark an op's outputs as without a layout; if an operand has none either, its reason takes precedence."""
         cause = next((self.result.unknown[t] for t in op.inputs if t in self.result.unknown), Unknown(op.id, reason))
         for position in range(len(op.inputs)):
             self.conversions.pop((op.id, position), None)
@@ -150,7 +150,7 @@ class State(View):
             self.result.unknown[t] = cause
 
     def lose_tensor(self, tensor: int, like: int) -> None:
-        """A tensor has no layout for the same reason as another."""
+        """Mark a tensor as without a layout, for the same reason as ``like``."""
         self.set(tensor, UNKNOWN, None)
         self.result.unknown[tensor] = self.result.unknown[like]
 
@@ -232,7 +232,7 @@ class State(View):
         return layout
 
     def localise_elements(self, op: Op, position: int, places: Mapping[int, Blocks]) -> None:
-        """Elements ``places`` of operand ``position`` must be the size of a batch dimension of the given blocks."""
+        """Make elements ``places`` of operand ``position`` the clone's size of a batch dimension of the given blocks."""
         value = self.value(op.inputs[position])
         if value is None:
             raise Refuse(f"the shape in {self.graph.tensor_name(op.inputs[position])!r} does not follow from the data")
@@ -257,7 +257,7 @@ class State(View):
             raise Refuse(f"the constant {element} stands where {sum(blocks)} x {self.batch} examples are expected")
 
     def lacks_sizes(self, tensor: int) -> bool:
-        """Whether the graph leaves a dimension open that is not the batch."""
+        """Whether the graph leaves a dimension other than the batch open."""
         shape = self.graph.tensors[tensor].shape
         if shape is None:
             return True
@@ -269,7 +269,7 @@ class State(View):
         return any(s is None and d != layout.dim for d, s in enumerate(shape))
 
     def set_sizes(self, tensor: int, sizes: Sequence[SizeLike]) -> None:
-        """What is known of a result's shape, beside what the graph says."""
+        """Record what is known of a result's shape beyond the graph's static shape."""
         shape = self.graph.tensors[tensor].shape
         if shape is not None and len(shape) == len(sizes):
             sizes = [mine if theirs is None else theirs for mine, theirs in zip(sizes, shape)]
