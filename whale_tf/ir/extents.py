@@ -1,4 +1,4 @@
-"""Extents: integers that follow from the batch's size, and their exact arithmetic.
+"""Extents: integers that depend on the batch size, and their exact arithmetic.
 
 ``tf.shape(x)[0]``, a Reshape's target shape, a dynamic Mean's divisor: all of these are integer tensors whose elements
 are polynomials in the number of examples ``b``.  A :class:`Size` is one such element; a value is an object array of
@@ -8,9 +8,9 @@ The symbols of a polynomial are tuples::
 
     BATCH            b_i in a clone, B in the whole
     ("dim", t, d)    a dimension unknown here but equal in all clones (a sequence length, say)
-    ("rows", t, d)   a number of rows chosen by data (``tf.boolean_mask``): the whole's is the sum of the clones'
+    ("rows", t, d)   a number of rows chosen by data (``tf.boolean_mask``): that of the whole is the sum over the clones
 
-Sizes are taken to be at least one: a dimension of extent zero would make no gradient.
+Sizes are assumed to be at least one: a dimension of extent zero would give no gradient.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_ELEMENTS = 1 << 16  # larger integer constants are data, not extents
 
 
 class UnknownExtent(ValueError):
-    """A number that does not follow from what is known of the batch."""
+    """A number that cannot be derived from what is known of the batch."""
 
 
 class Size:
@@ -71,7 +71,7 @@ class Size:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: SizeLike) -> SizeLike:
-        """Exact division; UnknownExtent where the quotient is no polynomial."""
+        """Exact division; UnknownExtent if the quotient is not a polynomial."""
         return _divide(self, other)
 
     def __rfloordiv__(self, other: SizeLike) -> SizeLike:
@@ -166,7 +166,7 @@ def is_static(value: Optional[Value]) -> bool:
 
 
 def static_ints(value: Optional[Value]) -> Optional[List[int]]:
-    """The elements as a flat list of ints, None when one is not known."""
+    """The elements as a flat list of ints; None if one is not known."""
     if value is None or not is_static(value):
         return None
     return [int(v) for v in value.flat]
@@ -202,7 +202,7 @@ def product(sizes: Sequence[SizeLike]) -> SizeLike:
 
 
 def maximum(a: SizeLike, b: SizeLike) -> SizeLike:
-    """The larger of two sizes; UnknownExtent where that depends on the symbols' values."""
+    """The larger of two sizes; UnknownExtent if that depends on the symbols' values."""
     if isinstance(a, Size) or isinstance(b, Size):
         difference = a - b
         if isinstance(difference, int):
@@ -220,10 +220,10 @@ def minimum(a: SizeLike, b: SizeLike) -> SizeLike:
 
 
 def broadcast_gradient_args(a: Sequence[SizeLike], b: Sequence[SizeLike]) -> Tuple[List[int], List[int]]:
-    """Axes that the gradients of two broadcast operands are summed over, as TensorFlow's op of that name.
+    """Axes over which the gradients of two broadcast operands are summed, like TensorFlow's op of that name.
 
     Raises:
-        UnknownExtent: where an unknown size in front of the batch dimension decides it.
+        UnknownExtent: the result depends on an unknown size in front of the batch dimension.
     """
     rank = max(len(a), len(b))
     pairs = list(zip([1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b)))
@@ -233,7 +233,7 @@ def broadcast_gradient_args(a: Sequence[SizeLike], b: Sequence[SizeLike]) -> Tup
         if doubtful and any(isinstance(s, Size) and s.depends_on_batch for s in (x, y)):
             raise UnknownExtent("a broadcast with unknown sizes in front of the batch dimension")
         if x != y and not (_is_one(x) or _is_one(y)):
-            doubtful = True  # equal, or one of them is 1: either way the batch dimension behind moves
+            doubtful = True  # equal, or one of them is 1: either may shift the batch dimension behind
         if _is_one(x):
             axes[0].append(axis)
         if _is_one(y):
@@ -246,7 +246,7 @@ def _is_one(size: SizeLike) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Evaluation of integer ops.  Each evaluator gets the op's attributes and operand values and returns its outputs.
+# Evaluation of integer ops.  Each evaluator takes the op's attributes and operand values and returns its outputs.
 
 Evaluator = Callable[[Dict[str, Any], Sequence[Value]], Sequence[Value]]
 
@@ -304,7 +304,7 @@ def _strided_slice(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[V
 
 
 def strided_index(attrs: Dict[str, Any], begin: Sequence[int], end: Sequence[int], strides: Sequence[int]) -> List[Any]:
-    """A StridedSlice as the NumPy index that means the same."""
+    """A StridedSlice as the equivalent NumPy index."""
     index: List[Any] = []
     for i in range(len(begin)):
         bit = 1 << i
@@ -440,7 +440,7 @@ def _first(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[Value]:
     return [inputs[0]]
 
 
-# By name: the rows of :mod:`whale_tf.ir.traits` give them as ``value``.
+# By name: ``value`` in the rows of :mod:`whale_tf.ir.traits`.
 EVALUATORS: Dict[str, Evaluator] = {
     "first": _first,
     "add": _elementwise(lambda a, b: a + b), "subtract": _elementwise(lambda a, b: a - b),
@@ -472,10 +472,10 @@ EVALUATORS: Dict[str, Evaluator] = {
 
 
 def evaluate(op_type: str, attrs: Dict[str, Any], inputs: Sequence[Value], name: str = "") -> Optional[List[Value]]:
-    """Outputs of an integer op, None where they do not follow from the operands' values.
+    """Outputs of an integer op; None if they cannot be derived from the operands' values.
 
     Args:
-        name: of the op, for messages.
+        name: the op's name, for messages.
 
     Raises:
         GraphError: operands or attributes that the op cannot have.
@@ -485,7 +485,7 @@ def evaluate(op_type: str, attrs: Dict[str, Any], inputs: Sequence[Value], name:
         return None
     try:
         results = list(evaluator(attrs, inputs))
-    except (UnknownExtent, ZeroDivisionError):  # what divides by zero may stand in a branch that never runs
+    except (UnknownExtent, ZeroDivisionError):  # a division by zero may be in a branch that never runs
         return None
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise GraphError("op {!r} ({}) has no value for operands {} and attributes {}: {}: {}; check what it reads".format(

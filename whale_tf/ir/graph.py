@@ -1,7 +1,8 @@
-"""The op graph: what every analysis reads, with no TensorFlow in it.
+"""The op graph that every analysis reads; free of TensorFlow.
 
-Ops and tensors are numbered densely: an op's number is its place in ``OpGraph.ops`` (creation order), a tensor's number
-its place in ``OpGraph.tensors``.  An op's outputs are consecutive tensors.  100,000 ops are a few slotted objects each.
+Ops and tensors are numbered densely: an op's number is its index in ``OpGraph.ops`` (creation order), a tensor's number
+its index in ``OpGraph.tensors``.  An op's outputs are consecutive tensors.  Each op is a few slotted objects, to hold
+graphs of 100,000 ops.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from whale_tf.ir.traits import VARIABLES
 
 
 class Phase(enum.Enum):
-    """What an op is for (DESIGN vocabulary; Whale section 4 "phases")."""
+    """The phase of the training step that an op belongs to (Whale section 4 "phases")."""
 
     INPUT = "input"
     FORWARD = "forward"
@@ -31,7 +32,7 @@ Shape = Optional[Tuple[Optional[int], ...]]  # None: unknown rank; None inside: 
 
 
 class Tensor(NamedTuple):
-    """``op`` is the producer's number, ``index`` which of its outputs; ``dtype`` a NumPy-style name (``float32``,
+    """``op`` is the producer's number, ``index`` selects one of its outputs; ``dtype`` is a NumPy-style name (``float32``,
     ``resource``, ``variant``, ``string``, ``float32_ref`` for the reference edge of a TF1 variable)."""
 
     op: int
@@ -52,7 +53,7 @@ class Op:
         value: a Const's value (small ones only, else None).
         phase: see :class:`Phase`.
         task_graph: index of the TaskGraph the op is annotated with, or -1.
-        forward: number of the forward op this backward op was made from, or -1.
+        forward: number of the forward op that this backward op is derived from, or -1.
         device: the device string the user gave.
         body: for functional ops (While, If, PartitionedCall): attribute name -> OpGraph of the function.
     """
@@ -84,7 +85,7 @@ class Op:
 
 
 class OpGraph:
-    """A directed graph of ops; ``ops`` is in creation order, which is topological but for while-loop back edges."""
+    """A directed graph of ops; ``ops`` is in creation order, which is topological except for while-loop back edges."""
 
     def __init__(self) -> None:
         self.ops: List[Op] = []
@@ -94,7 +95,7 @@ class OpGraph:
 
     def add(self, name: str, type: str, inputs: Sequence[int] = (),  # noqa: A002
             outputs: Sequence[Tuple[Shape, str]] = (), control_inputs: Sequence[int] = (), **fields: Any) -> Op:
-        """Append an op; ``outputs`` gives (shape, dtype) of each; ``fields`` are the other attributes of :class:`Op`."""
+        """Append an op; ``outputs`` has the (shape, dtype) of each; ``fields`` are the other attributes of :class:`Op`."""
         number, first = len(self.ops), len(self.tensors)
         for index, (shape, dtype) in enumerate(outputs):
             self.tensors.append(Tensor(number, index, shape, dtype))
@@ -105,7 +106,7 @@ class OpGraph:
         return op
 
     def with_shapes(self, shapes: Mapping[int, Shape]) -> OpGraph:
-        """The same ops with other static shapes of these tensors."""
+        """The same ops with the given static shapes for these tensors."""
         other = OpGraph()
         other.ops, other._by_name, other._consumers = self.ops, self._by_name, self._consumers
         other.tensors = [record._replace(shape=shapes[t]) if t in shapes else record for t, record in enumerate(self.tensors)]

@@ -1,4 +1,4 @@
-"""How a tensor of the local script lies over the clones that compute it together.
+"""How a tensor of the local script is laid out over the clones that compute it together.
 
 The local script computes a tensor ``T``; each clone ``i`` (a micro-batch of a replica) computes a value ``v_i``.
 ``w_i`` is the clone's share of the mini-batch, ``w_i = b_i / B``, with ``sum(w_i) = 1``.  A :class:`Layout` says how
@@ -10,7 +10,7 @@ The local script computes a tensor ``T``; each clone ``i`` (a micro-batch of a r
 
 With ``power`` 0 these are Whale's and Rhino's layouts (Whale calls the 0/1 list over dimensions ShardingInfo, Rhino the
 pair (dim, stride) a sharding spec).  ``power`` makes mean and sum losses one case: each clone runs the local program on
-its own ``b_i`` examples, so what the program divides by the batch size comes out ``1 / w_i`` times too large:
+its own ``b_i`` examples, so a value that the program divides by the batch size is too large by a factor ``1 / w_i``:
 
     sum over the batch                  partial,    power  0
     mean over the batch                 partial,    power  1   (the weighted mean of the clones)

@@ -1,4 +1,4 @@
-"""A whole number in parts: examples of a mini-batch, elements of a divided dimension."""
+"""Partitions of a whole number: examples of a mini-batch, elements of a divided dimension."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Sequence, Tuple
 
 
 def even_sizes(total: int, count: int) -> Tuple[int, ...]:
-    """``total`` in ``count`` parts that differ by at most one, the larger ones first: 10 over 3 is 4, 3, 3."""
+    """``total`` split into ``count`` parts that differ by at most one, larger ones first: 10 over 3 is 4, 3, 3."""
     return tuple((total + count - 1 - i) // count for i in range(count))
 
 
 def apportion(weights: Sequence[float], total: int, minimum: int = 0) -> Tuple[int, ...]:
-    """``total`` whole units in proportion to ``weights``, at least ``minimum`` each (largest remainders).
+    """``total`` whole units split in proportion to ``weights``, at least ``minimum`` each (largest remainders).
 
-    Who would get less than the minimum gets the minimum, and the rest is divided among the others.  Ties go to the
-    first.
+    A part that would be below the minimum is raised to it, and the rest is split among the others.  Ties go to the first.
     """
     free = list(range(len(weights)))
     shares = [float(minimum)] * len(weights)

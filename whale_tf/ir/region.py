@@ -1,6 +1,6 @@
-"""Which ops run how often: the granularity of every op of the parallel region.
+"""How often each op of the parallel region runs: its granularity.
 
-The region is the FORWARD and BACKWARD ops, all that a gradient or a differentiated loss is computed from.  In it::
+The region consists of the FORWARD and BACKWARD ops: all from which a gradient or a differentiated loss is computed::
 
     batch level   depends on an example of the mini-batch: one clone per model replica, micro-batch and replica
     step level    does not (variables' values, constants, weight decay): once per step on each replica's devices
@@ -23,12 +23,12 @@ _HANDLE_MOVES = types_of(*FLOW, Role.CONTAINER_GRADIENT) | {"Identity"}
 class Region(NamedTuple):
     """Attributes:
     ops: numbers of the region's ops, in graph order.
-    batch_level: those that are cloned for every micro-batch.
+    batch_level: the ops that are cloned for every micro-batch.
     task_graph: TaskGraph of every op of the graph (-1 outside the region).
     late: batch-level ops that are computed from a gradient: the backward step of the schedule.
-    early: batch-level ops that run ahead of the schedule, because a value of the whole batch follows from them.
-    batch: what the batch-axis analysis found.
-    mean_divisors: (op, input position) in gradients of ``Mean`` that hold the size of the batch the graph was built for.
+    early: batch-level ops that run ahead of the schedule, because a value of the whole batch depends on them.
+    batch: the result of the batch-axis analysis.
+    mean_divisors: (op, input position) in gradients of ``Mean`` that hold the batch size the graph was built for.
     """
 
     graph: OpGraph
@@ -44,7 +44,7 @@ class Region(NamedTuple):
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)
 
     def of_task_graph(self, index: int, batch_level: bool) -> List[Op]:
-        """The region's ops of one TaskGraph on one level, in graph order."""
+        """The region's ops of one TaskGraph at one level, in graph order."""
         return [
             self.graph.ops[i]
             for i in self.ops
@@ -54,7 +54,7 @@ class Region(NamedTuple):
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch-level tensors used outside the region: tensor -> (op number, input position) of those uses.
 
-        Uses inside a while loop of a tensor of that loop stay with the original loop.
+        Uses, inside a while loop, of that loop's own tensors stay with the original loop.
         """
         frames_of = frames(self.graph)
         result: Dict[int, List[Tuple[int, int]]] = {}
@@ -79,7 +79,7 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     divisors = _mean_divisors(graph, batch)
     seeds |= {op for op, _ in divisors}
     loops = _loops(region, frames(graph))
-    units = loops + _containers(graph, region)  # each runs on one level, and in one TaskGraph
+    units = loops + _containers(graph, region)  # each unit has one level and one TaskGraph
     batch_level = _closed(graph, region, set(sources), seeds, units)
     members = [op for op in region if op.id in batch_level]
     late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
@@ -88,8 +88,8 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
 
 
 def inseparable(region: Region) -> List[Set[int]]:
-    """Sets of the region's ops that run on one device: loops, all that touches one stack or tensor array, and the forward ops
-    from the Switches of a condition to its Merges: a tensor of a branch not taken has no value that could be sent."""
+    """Sets of the region's ops that must run on one device: loops, all ops that use one stack or tensor array, and the forward
+    ops from a condition's Switches to its Merges, because a tensor of a branch not taken has no value to send."""
     graph = region.graph
     ops = [graph.ops[index] for index in region.ops]
     forward = [op for op in ops if op.phase is Phase.FORWARD]
@@ -97,7 +97,7 @@ def inseparable(region: Region) -> List[Set[int]]:
 
 
 def _conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
-    """Forward ops of each v1 condition outside loops, those of nested ones with the outermost."""
+    """Forward ops of each v1 condition outside loops; nested conditions count with the outermost."""
     in_loop = frames(graph)
     unit_of: Dict[int, Set[int]] = {}
     for op in forward:
@@ -112,17 +112,17 @@ def _conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
 
 
 def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int]]:
-    """Divisors (op, input position) in gradients of ``Mean`` over the batch that hold the size the graph was built for.
+    """Divisors (op, input position) in gradients of ``Mean`` over the batch that hold the batch size the graph was built for.
 
-    With ``G`` mini-batches, one for each model replica, the whole batch is ``G`` times as large, and so is the divisor;
-    the op is on the batch level, so that each clone has its own.
+    With ``G`` mini-batches, one for each model replica, the whole batch and thus the divisor are ``G`` times as large.  The
+    op is at the batch level, so each clone has its own.
     """
     found = set()
     for op in graph.ops:
         if op.phase is not Phase.BACKWARD or op.type not in ("RealDiv", "Div") or op.forward < 0:
             continue
         mean, divisor = graph.ops[op.forward], op.inputs[1]
-        if mean.type == "Mean" and not batch.unknown.keys() & {divisor, mean.outputs[0]}:  # these are refused elsewhere
+        if mean.type == "Mean" and not batch.unknown.keys() & {divisor, mean.outputs[0]}:  # refused elsewhere
             layout = batch.layout(divisor)
             if layout.is_replicated and layout.power == 0 and batch.layout(mean.outputs[0]).is_partial:
                 found.add((op.id, 1))
@@ -130,7 +130,7 @@ def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int
 
 
 def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:
-    """Batch-level ancestors of every tensor that is combined over all clones; of loops all ops."""
+    """Batch-level ancestors of every tensor that is combined over all clones; loops are included as a whole."""
     loop_of = {index: loop for loop in loops for index in loop}
     stack = [
         graph.tensors[graph.ops[op].inputs[position]].op
@@ -150,7 +150,7 @@ def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Seque
 def _closed(
     graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[int], units: Sequence[Set[int]]
 ) -> Set[int]:
-    """Ops that are seeds or follow from a seed or one of the tensors; of each unit all or none."""
+    """Ops that are seeds or depend on a seed or one of the tensors; each unit is included as a whole or not at all."""
     found = _reachable(graph, ops, tensors, seeds)
     allowed = {op.id for op in ops}
     while True:
@@ -161,7 +161,7 @@ def _closed(
 
 
 def _reachable(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[int]) -> Set[int]:
-    """Ops among ``ops`` that are seeds or follow, by data or control, from a seed or one of the tensors."""
+    """Ops among ``ops`` that are seeds or depend, by data or control, on a seed or one of the tensors."""
     found = {op.id for op in ops if op.id in seeds}
     changed = True
     while changed:  # a second round only for the back edges of while loops
@@ -177,10 +177,10 @@ def _reachable(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[
 
 
 def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
-    """The frames of v1 while loops that each op inside one runs in, outermost first.
+    """The v1 while-loop frames of each op inside a loop, outermost first.
 
-    An ``Enter`` counts to the loop it leads into, an ``Exit`` to the loop it leaves.  One pass: producers come before
-    their consumers but for the back edges of ``NextIteration``, and every op of a loop is reached from an ``Enter``.
+    An ``Enter`` belongs to the loop it enters, an ``Exit`` to the loop it leaves.  One pass suffices: producers precede
+    their consumers except on the back edges of ``NextIteration``, and every op of a loop is reached from an ``Enter``.
     """
     result: Dict[int, Tuple[str, ...]] = {}
     if not any(op.type in ENTERS for op in graph.ops):
@@ -199,13 +199,13 @@ def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
 
 
 def frame_of_outputs(op: Op, frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[str, ...]:
-    """Frames that an op's results are in: those of the op, but for an ``Exit``."""
+    """The frames of an op's results: those of the op, except for an ``Exit``."""
     frame = frames_of.get(op.id, ())
     return frame[:-1] if op.type in EXITS else frame
 
 
 def _loops(region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> List[Set[int]]:
-    """The region's ops of every while loop, those of nested loops with the outermost."""
+    """The region's ops of every while loop; nested loops count with the outermost."""
     loops: Dict[str, Set[int]] = {}
     for op in region:
         if op.id in frames_of:
@@ -214,9 +214,9 @@ def _loops(region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> Li
 
 
 def _containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
-    """Everything that touches the same stack or tensor array."""
+    """Sets of ops that use the same stack or tensor array."""
     users: Dict[int, Set[int]] = {}
-    made_by: Dict[int, int] = {}  # handle -> op that made the stack or array
+    made_by: Dict[int, int] = {}  # handle -> op that created the stack or array
     for op in region:
         if op.type in CONTAINERS:
             made_by[op.outputs[0]] = op.id

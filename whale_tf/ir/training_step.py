@@ -1,4 +1,4 @@
-"""A captured training step: what the passes make a Program of."""
+"""A captured training step, from which the passes build a Program."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from whale_tf.ir.traits import PULLS, VARIABLES, traits
 
 
 class Update(NamedTuple):
-    """The optimizer's ops, by whose gradients they follow from.
+    """The optimizer's ops, by the TaskGraph whose gradients they depend on.
 
-    APPLY ops that follow from the gradients of one TaskGraph alone (clip by value, Adam, its slots) and lead to a write run on
-    each of its copies.  Those that follow from several TaskGraphs or from none (a global norm, the learning rate,
+    APPLY ops that depend on the gradients of a single TaskGraph (clip by value, Adam, its slots) and lead to a write run on
+    each of its copies.  Those that depend on several TaskGraphs or on none (a global norm, the learning rate,
     ``global_step``) run once::
 
         gradient (sum of clones) ─┬─> clip ──> ApplyAdam(v)            gradient ──> clip' ──> ApplyAdam(v') on replica 1
@@ -21,8 +21,8 @@ class Update(NamedTuple):
         other TaskGraphs' ... ────────────────┴─> global norm (once) ──> scale ──────┘
 
     Attributes:
-        task_graph: of the APPLY ops that run on every copy, by op number.
-        variables: home TaskGraph of every variable that has copies, by op number: the region's and their slots.
+        task_graph: op number -> TaskGraph, for the APPLY ops that run on every copy.
+        variables: op number -> home TaskGraph, for every variable that has copies: the region's and their slots.
     """
 
     task_graph: Dict[int, int]
@@ -32,10 +32,10 @@ class Update(NamedTuple):
 class TrainingStep(NamedTuple):
     """Attributes:
     region: the ops between the inputs and the gradients.
-    sources: batch inputs and their batch dimension.
-    update: see there.
+    sources: batch inputs -> their batch dimension.
+    update: see :class:`Update`.
     gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
-    processes: that take part, each with a Program of its own on mini-batches of its own.
+    processes: number of processes, each with its own Program and mini-batches.
     """
 
     region: Region
@@ -50,7 +50,7 @@ class TrainingStep(NamedTuple):
 
     @property
     def is_pulled(self) -> bool:
-        """Whether batch inputs come from an input pipeline, of which model replicas can take mini-batches of their own."""
+        """Whether batch inputs come from an input pipeline, from which each model replica can take its own mini-batches."""
         return any(self.graph.producer(tensor).type in PULLS for tensor in self.sources)
 
     def home(self, tensor: int) -> int:
@@ -59,11 +59,11 @@ class TrainingStep(NamedTuple):
 
 
 def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping[int, int]) -> Update:
-    """Which APPLY ops belong to one TaskGraph.
+    """Find the APPLY ops that belong to a single TaskGraph.
 
     Args:
-        variables: home TaskGraph of the region's variables, by op number.
-        gradients: home TaskGraph of the variable that a gradient tensor belongs to.
+        variables: op number -> home TaskGraph, for the region's variables.
+        gradients: gradient tensor -> home TaskGraph of its variable.
     """
     graph = region.graph
     apply_ops = [op for op in graph.ops if op.phase is Phase.APPLY]
@@ -100,7 +100,7 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
 
 
 def _leading_to_writes(graph: OpGraph, single: Mapping[int, int]) -> List[int]:
-    """Those of the ops that write a variable, or that such an op of the same TaskGraph follows from; in graph order."""
+    """The given ops that write a variable, or on which such a write of the same TaskGraph depends; in graph order."""
     needed: Set[int] = set()
     for index in sorted(single, reverse=True):
         op = graph.ops[index]

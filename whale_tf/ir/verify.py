@@ -1,6 +1,6 @@
-"""Legality of an op graph, as a table of rules (tinygrad's ``spec``): each rule names what must hold and finds offenders.
+"""Validity of an op graph, as a table of rules (tinygrad's ``spec``): each rule states an invariant and finds violations.
 
-Checked on the way into a pass and on the way out, so that a broken graph is met where it was broken.
+The graph is checked before and after each pass, so that a broken graph is found where it was broken.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Offence = Tuple[Optional[Op], str]
 
 
 class Law(NamedTuple):
-    """``check`` yields the ops that break the law, each with what was found."""
+    """``check`` yields each op that breaks the law, with a description."""
 
     name: str
     check: Callable[[OpGraph], Iterator[Offence]]
@@ -115,13 +115,13 @@ LAWS: List[Law] = [
 
 
 def verify(graph: OpGraph, where: str = "") -> None:
-    """Check every law, function bodies included.
+    """Check every law, including in function bodies.
 
     Args:
         where: who built the graph, for the message.
 
     Raises:
-        GraphError: the law, the op and what was found.
+        GraphError: a law is broken; names the law, the op and the finding.
     """
     _verify(graph, where, set())
 

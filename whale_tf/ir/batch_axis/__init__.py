@@ -1,4 +1,4 @@
-"""Where the batch axis goes: the first use of the rule table (DESIGN section 5).
+"""Where the batch axis goes: the first use of the rule table.
 
 Every clone runs the local program on its own ``b_i`` of the mini-batch's ``B`` examples.  For every tensor, the analysis
 finds how the local script's value follows from the clones' values (a :class:`~whale_tf.ir.layout.Layout`), and how the

@@ -1,8 +1,8 @@
-"""Sharding rules: one for each op type (DESIGN section 5).
+"""Sharding rules, one for each op type.
 
-``rule_for(op, graph)`` gives the rule of one op, built from its attributes, constant operands and shapes.  The makers lie in
-one file per family; the ``rule`` of an op type's row (:mod:`whale_tf.ir.traits`) names its maker: ``"shape.reshape"`` is the
-function ``reshape`` of the file ``shape``, and ``"state.update vsg"`` what ``update("vsg")`` returns.
+``rule_for(op, graph)`` returns the rule of one op, built from its attributes, constant operands and shapes.  Each family of
+makers has its own file.  ``rule`` in an op type's row (:mod:`whale_tf.ir.traits`) names its maker: ``"shape.reshape"`` is the
+function ``reshape`` of the file ``shape``, and ``"state.update vsg"`` is the result of ``update("vsg")``.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FILES = {"control_flow": control_flow, "convolution": convolution, "elementwise
 
 
 def maker(rule: str) -> Builder:
-    """The maker that a row's ``rule`` names."""
+    """The maker named by a row's ``rule``."""
     name, *arguments = rule.split()
     file, _, function = name.partition(".")
     found = getattr(_FILES[file], function)
@@ -52,11 +52,11 @@ def rule_for(op: Op, graph: OpGraph, view: Optional[View] = None) -> Rule:
     """The sharding rule of an op.
 
     Args:
-        view: where shapes and values of operands come from; the graph's static ones by default.  Pass one view for many
-            ops: it remembers what it computed.
+        view: provides the operands' shapes and values; the graph's static ones by default.  Pass the same view for many
+            ops: it caches its results.
 
     Raises:
-        NoRule: the op type has no rule, or a shape or constant that its rule depends on is not known.
+        NoRule: the op type has no rule, or a shape or constant needed by the rule is not known.
     """
     builder = RULES.get(op.type)
     if builder is None:

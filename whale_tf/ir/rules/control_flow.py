@@ -1,7 +1,7 @@
-"""Control flow passes values on; stacks, arrays and lists keep elements whose dimensions pass.
+"""Control flow passes values through; dimensions of the elements of stacks, arrays and lists pass.
 
-How a container's contents are divided does not follow from one op's operands (see
-:mod:`whale_tf.ir.batch_axis.control_flow`), so these rules leave the link between a write and a read open.
+One op's operands do not determine how a container's contents are divided (see
+:mod:`whale_tf.ir.batch_axis.control_flow`), so these rules do not link a write to a read.
 """
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def merge(op: Op, view: View) -> Rule:
 
 
 def element(position: int, stacked: int = 0) -> Builder:
-    """An op that writes operand ``position`` to a container (-1: that reads its last result from one); ``stacked``: the
-    elements lie along a new first dimension."""
+    """An op that writes operand ``position`` to a container (-1: reads its last result from one); ``stacked``: the
+    elements are stacked along a new first dimension."""
     def build(op: Op, view: View) -> Rule:
         inputs: List[AnyDims] = [None] * len(op.inputs)
         outputs: List[AnyDims] = [None] * len(op.outputs)

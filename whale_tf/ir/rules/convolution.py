@@ -1,4 +1,4 @@
-"""Convolutions, pooling and image resizing: ``nhwi,hwio->nhwo``; images need their neighbours' rims."""
+"""Convolutions, pooling and image resizing: ``nhwi,hwio->nhwo``; shards of an image need halos from their neighbours."""
 from __future__ import annotations
 
 from typing import Dict, Tuple
@@ -65,7 +65,7 @@ def pooling(role: str, spatial: int) -> Builder:
 
 
 def pooling_gradient(letters: str, result: str, roles: str) -> Builder:
-    """``letters`` and ``result`` say which operands have the input's (x) or the output's (y) image."""
+    """``letters`` and ``result`` tell which operands have the input's (x) or the output's (y) image."""
     def build(op: Op, view: View) -> Rule:
         spatial = view.need_rank(op.inputs[0]) - 2
         images = {p: image(op, spatial, "c", p) for p in "xy"}

@@ -1,6 +1,6 @@
-"""Element by element: outputs have the (broadcast) shape of the operands.
+"""Elementwise ops: outputs have the (broadcast) shape of the operands.
 
-Roles are a letter for each operand (see :mod:`whale_tf.ir.rules.rule`).
+Roles have a letter per operand (see :mod:`whale_tf.ir.rules.rule`).
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CACHE: Dict[Tuple[str, int, Tuple[Shape, ...]], Rule] = {}
 
 
 def elementwise_rule(roles: str, num_outputs: int, shapes: Tuple[Shape, ...]) -> Rule:
-    """The rule of an op that broadcasts operands of the given shapes (NumPy's rules)."""
+    """The rule of an op that broadcasts operands of the given shapes, as in NumPy."""
     key = (roles, num_outputs, shapes)
     rule = _CACHE.get(key)
     if rule is None:
@@ -55,7 +55,7 @@ def elementwise(roles: str) -> Builder:
 
 
 def same_shape(role: str) -> Builder:
-    """AddN: operands do not broadcast, so a known shape stands for all."""
+    """AddN: operands do not broadcast, so one known shape is the shape of all."""
     def build(op: Op, view: View) -> Rule:
         shapes = [view.shape(t) for t in op.inputs]
         known = next((shape for shape in shapes if shape is not None), None)
@@ -77,14 +77,14 @@ def each(role: str) -> Builder:
 
 
 def cast(op: Op, view: View) -> Rule:
-    """Casts are linear but to booleans and from floats to integers."""
+    """Casts are linear, except to booleans and from floats to integers."""
     before, after = (view.graph.tensors[t].dtype for t in (op.inputs[0], op.outputs[0]))
     linear = "bool" not in (before, after) and (after.startswith(_FLOATS) or not before.startswith(_FLOATS))
     return elementwise_rule("m" if linear else "n", 1, (view.shape(op.inputs[0]),))
 
 
 def quotient(op: Op, view: View) -> Rule:
-    """Division is linear in the numerator, but for integers."""
+    """Division is linear in the numerator, except for integers."""
     floating = not view.graph.tensors[op.outputs[0]].dtype.startswith(("int", "uint"))
     return elementwise_rule("md" if floating else "nn", 1, tuple(map(view.shape, op.inputs)))
 
@@ -101,7 +101,7 @@ def select(op: Op, view: View) -> Rule:
 
 
 def per_row(op: Op, view: View) -> Rule:
-    """Ops over (data, side operand of no dimensions): the first operand keeps its shape, the others are whole."""
+    """Ops on (data, side operands): the first operand keeps its shape, the others are whole."""
     dims = axes(view.need_rank(op.inputs[0])) if view.rank(op.inputs[0]) is not None else SAME
     return Rule((dims,) + (None,) * (len(op.inputs) - 1), (dims,) * len(op.outputs), "m" + "n" * (len(op.inputs) - 1))
 

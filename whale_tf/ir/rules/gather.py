@@ -1,4 +1,4 @@
-"""Look-ups by index, and sums and stores by index."""
+"""Look-ups, sums and stores by index."""
 from __future__ import annotations
 
 from typing import Tuple
@@ -25,7 +25,7 @@ def _letters(prefix: str, count: int) -> Dims:
 
 
 def gather(op: Op, view: View) -> Rule:
-    """``params[..., row, ...], indices -> params[..., indices, ...]``, with leading dimensions in common (batch_dims)."""
+    """``params[..., row, ...], indices -> params[..., indices, ...]``, with common leading dimensions (batch_dims)."""
     params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
     axis = view.need_ints(op, 2)[0] % len(params) if op.type == "GatherV2" else 0
     shared = attr(op, "batch_dims", 0) % (len(indices) + 1)
@@ -36,7 +36,7 @@ def gather(op: Op, view: View) -> Rule:
 
 
 def resource_gather(op: Op, view: View) -> Rule:
-    """Rows of a variable read through its handle, which stands for the variable's dimensions."""
+    """Rows of a variable read through its handle, which has the variable's dimensions."""
     shared = attr(op, "batch_dims", 0)
     indices = _letters("i", view.need_rank(op.inputs[1]))
     width = view.need_rank(op.outputs[0]) - len(indices)
@@ -47,7 +47,7 @@ def resource_gather(op: Op, view: View) -> Rule:
 
 
 def gather_nd(op: Op, view: View) -> Rule:
-    """The last dimension of the indices names positions in the first dimensions of the parameters."""
+    """The last dimension of the indices holds positions in the first dimensions of the parameters."""
     params, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
     shape = view.shape(op.inputs[1])
     depth = shape[-1] if shape is not None else None
@@ -74,7 +74,7 @@ def scatter_nd(op: Op, view: View) -> Rule:
 
 
 def tensor_scatter(op: Op, view: View) -> Rule:
-    """(tensor, indices, updates): each factor that is written by index is needed whole."""
+    """(tensor, indices, updates): each factor written by index is needed whole."""
     result, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
     shape = view.shape(op.inputs[1])
     depth = shape[-1] if shape is not None else None
@@ -93,7 +93,7 @@ def segments(kind: str) -> Builder:
             raise NoRule("the rank of its segment ids is not known")
         full = axes(data)
         result: Dims = (("segment",),) + full[ids:]
-        # without a count the number of results depends on the ids, which differ from shard to shard
+        # without a count, the number of results depends on the ids, which differ between shards
         how = kind if len(op.inputs) > 2 else WHOLE
         inputs: Tuple[AnyDims, ...] = (full, full[:ids]) + ((),) * (len(op.inputs) - 2)
         roles = ("m" if kind == SUM else "n") + "n" * (len(op.inputs) - 1)
@@ -108,7 +108,7 @@ def one_hot(op: Op, view: View) -> Rule:
 
 
 def dynamic_stitch(op: Op, view: View) -> Rule:
-    """(indices ..., data ...) -> rows placed by index: nothing of the rows' order passes."""
+    """(indices ..., data ...) -> rows placed by index: the rows' dimension does not pass."""
     half = len(op.inputs) // 2
     inputs = []
     data_rank = view.need_rank(op.inputs[half]) - view.need_rank(op.inputs[0])
@@ -136,7 +136,7 @@ def dynamic_partition(op: Op, view: View) -> Rule:
 
 
 def where(op: Op, view: View) -> Rule:
-    """Positions of true elements: rows chosen by data."""
+    """Positions of the true elements: rows chosen by data."""
     full = axes(view.need_rank(op.inputs[0]))
     return Rule((full,), ((("row",), ("which",)),), "n", {**{f[0]: WHOLE for f in full}, "row": WHOLE, "which": WHOLE})
 

@@ -1,4 +1,4 @@
-"""Losses with a gradient of their own."""
+"""Losses that also return their gradient."""
 from __future__ import annotations
 
 from whale_tf.ir.graph import Op

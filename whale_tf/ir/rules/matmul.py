@@ -8,7 +8,7 @@ from whale_tf.ir.rules.rule import SUM, Dims, NoRule, Rule, View, attr, axes, na
 
 
 def matmul(op: Op, view: View) -> Rule:
-    """``mk,kn->mn``, either operand transposed."""
+    """``mk,kn->mn``; either operand may be transposed."""
     a, b = "km" if attr(op, "transpose_a", False) else "mk", "nk" if attr(op, "transpose_b", False) else "kn"
     return _MATMUL[a, b]
 
@@ -32,7 +32,7 @@ def batch_matmul(op: Op, view: View) -> Rule:
 
 
 def parse_equation(equation: str, ranks: List[int]) -> Tuple[List[List[str]], List[str]]:
-    """Labels of an einsum's operands and result; an ellipsis becomes ``e0, e1, ...`` counted from the last."""
+    """Labels of an einsum's operands and result; an ellipsis becomes ``e0, e1, ...``, counted from the last dimension."""
     left, _, right = equation.replace(" ", "").partition("->")
     operands = left.split(",")
     widest = max([r - len(o.replace("...", "")) for o, r in zip(operands, ranks) if "..." in o] or [0])
@@ -45,7 +45,7 @@ def parse_equation(equation: str, ranks: List[int]) -> Tuple[List[List[str]], Li
 
 
 def einsum(op: Op, view: View) -> Rule:
-    """Einsum says its own rule."""
+    """Einsum: the equation is the rule."""
     ranks = [view.need_rank(t) for t in op.inputs]
     inputs, output = parse_equation(attr(op, "equation", ""), ranks)
     if any(len(set(labels)) != len(labels) for labels in inputs):

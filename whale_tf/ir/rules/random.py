@@ -1,4 +1,4 @@
-"""Random ops: the shape is an operand; a shard draws numbers of its own."""
+"""Random ops: the shape is an operand; a shard draws its own numbers."""
 from __future__ import annotations
 
 from whale_tf.ir.graph import Op

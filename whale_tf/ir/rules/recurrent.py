@@ -6,7 +6,7 @@ from typing import Dict, List, Tuple
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import SUM, WHOLE, AnyDims, Builder, Rule, View
 
-# Operand and result dimensions: ``b`` examples, ``t`` steps, capitals are other (whole) dimensions; ``-`` is not divided.
+# Operand and result dimensions: ``b`` examples, ``t`` steps, capitals other (whole) dimensions; ``-`` is not divided.
 _CELLS: Dict[str, Tuple[str, str, str]] = {
     "lstm": ("bI bH bH WG H H H G", "bH bH bH bH bH bH bH", "nnnnnnnn"),
     "lstm_gradient": ("bI bH bH WG H H H G bH bH bH bH bH bH bH bH", "bH bG H H H", "nnnnnnnnnnnnnnaa"),

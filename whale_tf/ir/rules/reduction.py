@@ -36,7 +36,7 @@ def reduction(kind: str) -> Builder:
 
 
 def total(kind: str, role: str) -> Builder:
-    """A scalar from all elements (L2Loss)."""
+    """A scalar computed from all elements (L2Loss)."""
     def build(op: Op, view: View) -> Rule:
         full = axes(view.need_rank(op.inputs[0]))
         return Rule((full,), ((),), role, {f[0]: kind for f in full})
@@ -44,7 +44,7 @@ def total(kind: str, role: str) -> Builder:
 
 
 def along_last(role: str, num_operands: int = 1) -> Builder:
-    """Each row along the last axis by itself: softmax."""
+    """Each row along the last axis is independent: softmax."""
     def build(op: Op, view: View) -> Rule:
         rank = view.need_rank(op.inputs[0])
         full = axes(rank)
@@ -53,7 +53,7 @@ def along_last(role: str, num_operands: int = 1) -> Builder:
 
 
 def along_axis(role: str) -> Builder:
-    """Cumulative sums and reversals: operand 1 names axes that are needed whole."""
+    """Cumulative sums and reversals: operand 1 gives the axes that are needed whole."""
     def build(op: Op, view: View) -> Rule:
         rank = view.need_rank(op.inputs[0])
         full = axes(rank)
@@ -62,7 +62,7 @@ def along_axis(role: str) -> Builder:
 
 
 def arg_extreme(op: Op, view: View) -> Rule:
-    """ArgMax: the axis of operand 1 is needed whole and vanishes."""
+    """ArgMax: the axis in operand 1 is needed whole and is removed."""
     rank = view.need_rank(op.inputs[0])
     axis = view.need_ints(op, 1)[0] % rank
     full = axes(rank)
@@ -84,7 +84,7 @@ def in_top_k(op: Op, view: View) -> Rule:
 
 
 def reverse_sequence(op: Op, view: View) -> Rule:
-    """Rows along ``batch_dim``, each reversed along ``seq_dim`` by its own length."""
+    """Rows along ``batch_dim``, each reversed along ``seq_dim`` up to its own length."""
     rank = view.need_rank(op.inputs[0])
     full = axes(rank)
     row = attr(op, "batch_dim", 0) % rank

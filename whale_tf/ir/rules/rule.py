@@ -1,4 +1,4 @@
-"""What a sharding rule says, and the view of an op that rule builders read.
+"""Sharding rules, and the view of an op that rule builders read.
 
 A rule is written over named factors, as in einsum (the notation of Rhino's and GSPMD's propagation): MatMul is
 ``mk,kn->mn``.  Every dimension of every operand and result is a tuple of factors, major to minor; an empty tuple is a
@@ -16,13 +16,13 @@ Factors = Tuple[str, ...]
 Dims = Tuple[Factors, ...]
 
 # What happens when a factor is sharded.  A factor that is not in ``Rule.kinds`` simply passes.
-SUM = "sum"  # missing in the outputs: the shards' results add up
-MEAN = "mean"  # ... and are averages over their shard
-MAX, MIN, PROD, ANY, ALL = "max", "min", "prod", "any", "all"  # ... combine in these ways
-LOOKUP = "lookup"  # rows picked by an index: a shard answers zero for rows it does not hold, then as SUM
+SUM = "sum"  # absent from the outputs: the shards' results are summed
+MEAN = "mean"  # ... and each is an average over its shard
+MAX, MIN, PROD, ANY, ALL = "max", "min", "prod", "any", "all"  # ... combined in these ways
+LOOKUP = "lookup"  # rows picked by an index: a shard returns zero for rows it does not hold, then as SUM
 WHOLE = "whole"  # every shard needs all of it (a softmax's classes, a cumulative sum's axis)
-HALO = "halo"  # shards need their neighbours' rims (a convolution's image)
-STATISTIC = "statistic"  # the op takes statistics over it: on a shard those of the shard (batch normalisation)
+HALO = "halo"  # shards need the borders of their neighbours (a convolution's image)
+STATISTIC = "statistic"  # the op computes statistics over it; a shard computes its own (batch normalisation)
 STATISTIC_GRADIENT = "statistic gradient"  # ... and results without it are sums (that op's gradient)
 REDUCTIONS = (SUM, MEAN, MAX, MIN, PROD, ANY, ALL)
 
@@ -34,7 +34,7 @@ NONLINEAR = "n"  # anything else, indices included
 
 
 class Same:
-    """Stands for the dimensions of an operand of unknown rank: dimension ``d`` in is dimension ``d`` out."""
+    """The dimensions of an operand of unknown rank: input dimension ``d`` is output dimension ``d``."""
 
     def __repr__(self) -> str:
         return "..."
@@ -45,8 +45,8 @@ AnyDims = Union[Dims, Same, None]  # None: not divided along any dimension
 
 
 class ShapeOperand(NamedTuple):
-    """Operand ``position`` is a shape: its element ``j`` is the product of the sizes of ``dims[j]`` and shrinks on a
-    shard of one of them (Reshape's target, Fill's dims, a convolution gradient's input sizes)."""
+    """Operand ``position`` is a shape: its element ``j`` is the product of the sizes of ``dims[j]`` and shrinks if one of
+    them is sharded (Reshape's target, Fill's dims, a convolution gradient's input sizes)."""
 
     position: int
     dims: Dims
@@ -59,7 +59,7 @@ class Rule(NamedTuple):
         inputs, outputs: factors of each dimension of each operand and result.
         roles: one letter per operand (ADDED, MULTIPLIED, DIVIDED, NONLINEAR).
         kinds: factors that do not simply pass.
-        shapes: operands that must be rewritten on a shard (DESIGN section 5 ``localise``).
+        shapes: operands that must be rewritten on a shard.
         alias: (operand, result) pairs that are the same storage; result -1 for an update without a result edge.
     """
 
@@ -89,17 +89,17 @@ class NoRule(Exception):
 
 
 class View:
-    """What a builder may ask about an op's operands; the batch axis analysis overrides ``value`` and ``shape``."""
+    """A builder's view of an op's operands; the batch axis analysis overrides ``value`` and ``shape``."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.graph = graph
         self._values: Dict[int, Optional[Value]] = {}
 
     def shape(self, tensor: int) -> Shape:
-        """The whole tensor's shape as far as it is known; of a list, that of its elements is not."""
+        """The whole tensor's shape as far as it is known; for a list, its elements' shape is not."""
         record = self.graph.tensors[tensor]
         if record.shape is None:
-            value = self.graph.ops[record.op].value  # a constant in a function body may have nothing but its value
+            value = self.graph.ops[record.op].value  # a constant in a function body may have only its value
             return None if value is None else tuple(value.shape)
         return None if record.dtype == "variant" else record.shape
 
@@ -126,7 +126,7 @@ class View:
         return results[self.graph.tensors[tensor].index] if results else None
 
     def ints(self, op: Op, position: int) -> Optional[List[int]]:
-        """An operand's elements, None unless all are known."""
+        """An operand's elements; None unless all are known."""
         return static_ints(self.value(op.inputs[position]))
 
     def rank(self, tensor: int) -> Optional[int]:
@@ -152,7 +152,7 @@ _AXES: List[Dims] = []
 
 
 def axes(rank: int) -> Dims:
-    """Factors ``d0, d1, ...`` of a tensor whose dimensions are all different."""
+    """Factors ``d0, d1, ...``: one for each dimension of a tensor."""
     while len(_AXES) <= rank:
         _AXES.append(tuple((f"d{i}",) for i in range(len(_AXES))))
     return _AXES[rank]
@@ -164,7 +164,7 @@ def named(letters: str) -> Dims:
 
 
 def whole(dims: Sequence[int], rank: int) -> Dict[str, str]:
-    """Kinds that need the given dimensions of ``axes(rank)`` whole."""
+    """Kinds that mark the given dimensions of ``axes(rank)`` as needed whole."""
     return {f"d{d % rank}": WHOLE for d in dims} if rank else {}
 
 
@@ -173,6 +173,6 @@ def whole_operands(op: Op, roles: str = "") -> Tuple[AnyDims, ...]:
 
 
 def attr(op: Op, name: str, default: Any) -> Any:
-    """An attribute's value, or ``default`` where it is not recorded."""
+    """An attribute's value, or ``default`` if it is not recorded."""
     value = op.attrs.get(name)
     return default if value is None else value

@@ -24,7 +24,7 @@ from whale_tf.ir.rules.rule import (
 def refine(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> Tuple[Dims, Dims, Dict[str, str]]:
     """Factors of a reshape: the common refinement of two row-major shapes, major to minor.
 
-    Where sizes have no common refinement (``[4, 6]`` as ``[6, 4]``) or are not known, the dimensions are needed whole.
+    If sizes have no common refinement (``[4, 6]`` as ``[6, 4]``) or are not known, the dimensions are needed whole.
     """
     left: List[List[str]] = [[] for _ in before]
     right: List[List[str]] = [[] for _ in after]
@@ -108,7 +108,7 @@ def unpack(op: Op, view: View) -> Rule:
 
 
 def concat(op: Op, view: View) -> Rule:
-    """The joined axis is needed whole; along the batch it makes blocks (see batch_axis.joining)."""
+    """The joined axis is needed whole; along the batch it gives blocks (see :mod:`whale_tf.ir.batch_axis.cutting`)."""
     first = op.type == "Concat"
     parts = op.inputs[1:] if first else op.inputs[:-1]
     rank = next((r for r in map(view.rank, parts) if r is not None), None)
@@ -154,17 +154,17 @@ def slice_(op: Op, view: View) -> Rule:
 
 
 class Stride:
-    """One StridedSlice term applied to input dimension ``dim`` (-1: a new axis): what becomes of the dimension."""
+    """The effect of one StridedSlice term on input dimension ``dim`` (-1: a new axis)."""
 
     def __init__(self, dim: int, term: int, keeps: bool, full: bool) -> None:
         self.dim, self.term, self.keeps, self.full = dim, term, keeps, full
 
 
 def strided_terms(op: Op, rank: int, view: View, shape: Sequence[object]) -> List[Stride]:
-    """A StridedSlice (or its gradient), input dimension by input dimension.
+    """The terms of a StridedSlice (or its gradient), one per input dimension.
 
     ``full``: the whole dimension is taken in order; ``keeps``: the result has a dimension for it.  ``term`` is the
-    position in begin/end/strides, -1 for dimensions that an ellipsis (or the end) stands for.
+    position in begin/end/strides, -1 for dimensions covered by an ellipsis (or left out at the end).
     """
     begin, end, strides = (view.value(op.inputs[1 + i]) for i in range(3))
     sizes = [len(v) for v in (begin, end, strides) if v is not None]
@@ -223,7 +223,7 @@ def strided_slice(op: Op, view: View) -> Rule:
 
 
 def strided_slice_grad(op: Op, view: View) -> Rule:
-    """Operand 0 is the shape of what was sliced, operand 4 the gradient of the slice."""
+    """Operand 0 is the shape of the sliced tensor, operand 4 the gradient of the slice."""
     value = view.value(op.inputs[0])
     if value is None:
         raise NoRule("the shape it fills is not known")
@@ -251,7 +251,7 @@ def mirror_pad_grad(op: Op, view: View) -> Rule:
 
 
 def tile(op: Op, view: View) -> Rule:
-    """A repeated dimension is (repeats, elements); a dimension of size one becomes a new factor."""
+    """A repeated dimension has factors (repeats, elements); a dimension of size one becomes a new factor."""
     shape = view.shape(op.inputs[0])
     if shape is None:
         raise NoRule("the rank of its operand is not known")
@@ -288,7 +288,7 @@ def fill(op: Op, view: View) -> Rule:
 
 
 def range_(op: Op, view: View) -> Rule:
-    """Positions; a shard's start moves with it."""
+    """Positions; each shard has its own start."""
     return Rule((None, None, None), ((("d0",),),), "nnn", {"d0": WHOLE})
 
 
@@ -327,7 +327,7 @@ def depth_space(op: Op, view: View) -> Rule:
 
 
 def shape_of(op: Op, view: View) -> Rule:
-    """Sizes: nothing of the operands' elements."""
+    """Sizes: independent of the operands' elements."""
     inputs = tuple(axes(view.rank(t) or 0) if view.rank(t) is not None else SAME for t in op.inputs)
     return Rule(inputs, (None,) * len(op.outputs), "n" * len(op.inputs))
 

@@ -1,8 +1,8 @@
-"""Variables and optimizers: an update is element by element over the variable and its slots, which share its shards.
+"""Variables and optimizers: an update is elementwise over the variable and its slots, which are sharded like it.
 
-A resource handle stands for the variable behind it, so its dimensions are the variable's.  Each op type's operands are
-letters: ``v`` a variable or slot that is updated in place, ``x`` one that is only read, ``g`` a value of the variable's
-shape, ``s`` a scalar, ``r`` rows and ``i`` their numbers (sparse updates), ``z`` anything else.
+A resource handle represents its variable, so it has the variable's dimensions.  Operands are described by letters: ``v`` a
+variable or slot updated in place, ``x`` one that is only read, ``g`` a value of the variable's shape, ``s`` a scalar, ``r``
+rows and ``i`` their numbers (sparse updates), ``z`` anything else.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from whale_tf.ir.rules.rule import LOOKUP, SAME, WHOLE, AnyDims, Builder, Dims, 
 
 
 def update(letters: str) -> Builder:
-    """A builder for an update with the given operands."""
+    """A builder of updates with the given operands."""
     def build(op: Op, view: View) -> Rule:
         rank = _rank(op, view, letters)
         full = axes(rank)
@@ -41,14 +41,14 @@ def _rank(op: Op, view: View, letters: str) -> int:
 
 
 def read(op: Op, view: View) -> Rule:
-    """ReadVariableOp: the value has the variable's dimensions."""
+    """ReadVariableOp: the result has the variable's dimensions."""
     rank = view.rank(op.outputs[0])
     dims: AnyDims = SAME if rank is None else axes(rank)
     return Rule((dims,), (dims,), "m")
 
 
 def source(op: Op, view: View) -> Rule:
-    """A value from nowhere: every dimension may be divided."""
+    """A value without operands: every dimension may be divided."""
     outputs: Tuple[AnyDims, ...] = tuple(
         SAME if view.rank(t) is None else tuple((f"o{i}d{d}",) for d in range(view.rank(t) or 0))
         for i, t in enumerate(op.outputs))

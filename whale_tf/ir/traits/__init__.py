@@ -1,12 +1,12 @@
-"""The table of op traits: one row for each op type, which says everything that the package knows of it.
+"""The table of op traits: one row per op type, with everything the package knows of it.
 
-``traits(op.type)`` gives the row; :func:`types_where` and the sets below are views of the table.  Whoever adds an op type
-adds one row to one of the sections ``graph``, ``variables``, ``arithmetic`` and ``moving``, and sees there all that is asked:
-its sharding rule, its handler along the batch axis, its role and effect on variables, its memory and its cost.  Makers of
-rules, handlers and evaluators are functions elsewhere, which the row names.
+``traits(op.type)`` returns the row; :func:`types_where` and the sets below are views of the table.  To add an op type, add
+a row to one of the sections ``graph``, ``variables``, ``arithmetic`` and ``moving``.  The row states its sharding rule, its
+handler along the batch axis, its role and effect on variables, its memory and its cost.  Rule makers, handlers and
+evaluators are functions elsewhere, referred to by name.
 
-Types that come in families without an end (datasets, readers, custom optimizers) are told by their names; what is neither in
-the table nor in a family has the default row, which claims nothing.
+Open-ended families of types (datasets, readers, custom optimizers) are recognised by name; a type neither in the table nor
+in a family has the default row, which claims nothing.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from whale_tf.ir.traits.variables import STATE
 TABLE = merged(GRAPH, STATE, ARITHMETIC, MOVING)
 UNKNOWN = OpTraits()
 
-# Tried in this order for types that have no row.
+# Tried in this order for types without a row.
 FAMILIES: Tuple[Tuple[Pattern[str], OpTraits], ...] = tuple((re.compile(pattern), row) for pattern, row in (
     (r"^InitializeTable|^LookupTableImport", OpTraits(role=Role.INITIALIZE)),
     (r"^Placeholder", OpTraits(role=Role.PLACEHOLDER)),
@@ -37,7 +37,7 @@ FAMILIES: Tuple[Tuple[Pattern[str], OpTraits], ...] = tuple((re.compile(pattern)
 
 
 class _Rows(Dict[str, OpTraits]):
-    """The table, and what was asked of families."""
+    """The table, plus a cache of rows from families."""
 
     def __missing__(self, op_type: str) -> OpTraits:
         row = next((row for pattern, row in FAMILIES if pattern.search(op_type)), UNKNOWN)
@@ -49,17 +49,17 @@ _ROWS = _Rows(TABLE)
 
 
 def traits(op_type: str) -> OpTraits:
-    """The row of an op type: the table's, else its family's, else the default."""
+    """The row of an op type: from the table, else its family's, else the default."""
     return _ROWS[op_type]
 
 
 def types_where(accepts: Callable[[OpTraits], bool]) -> FrozenSet[str]:
-    """The op types of the table whose row is accepted."""
+    """The table's op types whose row is accepted."""
     return frozenset(op_type for op_type, row in TABLE.items() if accepts(row))
 
 
 def types_of(*roles: Role) -> FrozenSet[str]:
-    """The op types of the table with one of some roles."""
+    """The table's op types with one of the roles."""
     return types_where(lambda row: row.role in roles)
 
 
@@ -77,7 +77,7 @@ READS = types_where(lambda row: row.state is State.READ)
 ASSIGNS = types_where(lambda row: row.state is State.ASSIGN)
 
 # values
-MOVES = types_where(lambda row: row.only_moves and not row.stops_gradient)  # cheap to do again wherever it is read
+MOVES = types_where(lambda row: row.only_moves and not row.stops_gradient)  # cheap to recompute at each use
 SHAPE_ONLY = types_where(lambda row: row.gives is Gives.SIZES)
 RANDOM = types_of(Role.RANDOM)
 GENERATORS = types_where(lambda row: row.generates)
@@ -90,7 +90,7 @@ OVERWRITES = types_where(lambda row: row.buffer is Buffer.OVERWRITES)
 CONTRACTIONS = types_where(lambda row: row.cost is Cost.CONTRACTION)
 CONVOLUTIONS = types_where(lambda row: row.cost is Cost.CONVOLUTION)
 
-# divided in ways of their own
+# divided by special recipes
 LOOK_UPS = types_where(lambda row: row.recipe is Recipe.LOOK_UP)
 LOSSES = types_where(lambda row: row.recipe is Recipe.CLASSES)
 BATCH_NORMS = types_where(lambda row: row.rule == "normalisation.fused_batch_norm")

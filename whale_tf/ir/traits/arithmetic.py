@@ -1,11 +1,11 @@
-"""Ops that compute: element by element, contractions, reductions, convolutions, losses, recurrent cells."""
+"""Ops that compute: elementwise ops, contractions, reductions, convolutions, losses, recurrent cells."""
 from __future__ import annotations
 
 from whale_tf.ir.traits.row import Buffer, Cost, Gives, OpTraits, Recipe, merged, table
 
 
 def _map(roles: str, value: str = "", flops: float = 1.0, passes_terms: bool = False) -> OpTraits:
-    """Element by element, operands broadcast; ``roles``: a letter per operand (:mod:`whale_tf.ir.rules.rule`)."""
+    """Elementwise, operands broadcast; ``roles``: a letter per operand (:mod:`whale_tf.ir.rules.rule`)."""
     return OpTraits(rule=f"elementwise.elementwise {roles}", value=value, buffer=Buffer.OVERWRITES, flops=flops,
                     passes_terms=passes_terms)
 

@@ -1,4 +1,4 @@
-"""Ops that the graph itself is made of: sources of data, control flow, functions, containers, saving."""
+"""Ops that structure the graph: data sources, control flow, functions, containers, saving."""
 from __future__ import annotations
 
 from typing import Any

@@ -5,7 +5,7 @@ from whale_tf.ir.traits.row import Buffer, Cost, Gives, OpTraits, Recipe, merged
 
 
 def _move(rule: str, batch: str = "", value: str = "", gives: Gives = Gives.OTHER) -> OpTraits:
-    """Reads and writes memory and computes nothing."""
+    """Reads and writes memory, computes nothing."""
     return OpTraits(rule=rule, batch=batch, value=value, gives=gives, cost=Cost.MOVE)
 
 
@@ -50,7 +50,7 @@ _SHAPES = table(
 
 
 def _segments(kind: str, unsorted: bool) -> OpTraits:
-    """A row per segment; the ids of ``Unsorted...`` may be anywhere."""
+    """One row per segment; the ids of ``Unsorted...`` may be in any order."""
     costs = Cost.OPERAND if kind == "sum" else Cost.RESULT
     return OpTraits(rule=f"gather.segments {kind}", batch="segment" if unsorted else "", cost=costs)
 

@@ -1,4 +1,4 @@
-"""What a row of the table says of an op type."""
+"""The fields of a row of the op traits table."""
 from __future__ import annotations
 
 from enum import Enum
@@ -6,15 +6,15 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 
 class Role(Enum):
-    """What an op is to the graph around it."""
+    """An op's role in the graph."""
 
     COMPUTE = "compute"
     CONSTANT = "constant"
     NO_OP = "no op"  # control edges only
     PLACEHOLDER = "placeholder"
-    INPUT = "input"  # makes, moves or describes data from outside, or a table that all share; never cloned
+    INPUT = "input"  # produces, moves or describes external data, or a shared table; never cloned
     PULL = "pull"  # takes the next elements from an iterator or queue
-    INITIALIZE = "initialize"  # of an iterator or look-up table
+    INITIALIZE = "initialize"  # initialises an iterator or look-up table
     SAVE = "save"
     RESTORE = "restore"
     RANDOM = "random"  # draws numbers
@@ -25,9 +25,9 @@ class Role(Enum):
     CONDITIONAL = "conditional"  # functional; operand 0 chooses the branch
     CALL = "call"  # functional
     ARGUMENT, RESULT = "argument", "result"  # of a function body
-    CONTAINER = "container"  # makes a stack or a tensor array
-    CONTAINER_GRADIENT = "container gradient"  # makes the handle of a tensor array's gradients from the array's
-    EMPTY_LIST = "empty list"  # makes a tensor list, or an optional, without values
+    CONTAINER = "container"  # creates a stack or a tensor array
+    CONTAINER_GRADIENT = "container gradient"  # creates the handle of a tensor array's gradients from the array's
+    EMPTY_LIST = "empty list"  # creates a tensor list or an optional without values
 
 
 FLOW = (Role.ENTER, Role.EXIT, Role.NEXT_ITERATION, Role.SWITCH, Role.MERGE)
@@ -38,55 +38,55 @@ class State(Enum):
 
     NONE = "none"
     VARIABLE = "variable"  # it is the variable
-    TEMPORARY = "temporary"  # a variable that lives within one step
-    READ = "read"  # takes the whole value (of an Identity: where its operand is a reference)
+    TEMPORARY = "temporary"  # a variable that exists only within one step
+    READ = "read"  # reads the whole value (an Identity: if its operand is a reference)
     IS_INITIALIZED = "is initialized"
     HANDLE = "handle"  # neither reads nor writes the value
     ASSIGN = "assign"  # writes every element: assigns, adds or subtracts a tensor of the variable's shape
-    WRITE = "write"  # writes some elements, or counts
-    UPDATE = "update"  # an optimizer's
+    WRITE = "write"  # writes some elements, or increments a counter
+    UPDATE = "update"  # an optimizer's update
     DRAW = "draw"  # advances a random generator's own variable
     ACCUMULATE = "accumulate"  # adds to a gradient accumulator
 
 
 class Gives(Enum):
-    """The result's elements, where they follow from the first operand without arithmetic."""
+    """How the result's elements follow from the first operand without arithmetic."""
 
     OTHER = "other"
     SAME = "same"  # the operand
     RESHAPED = "reshaped"  # its elements in the same order
     REORDERED = "reordered"
     ELEMENTS = "elements"  # some of its elements, perhaps repeated
-    SIZES = "sizes"  # its shape alone is read, and told
-    LIKE = "like"  # its shape alone is read; a constant of that shape
+    SIZES = "sizes"  # reads only its shape, and returns it
+    LIKE = "like"  # reads only its shape, and returns a constant of that shape
 
 
 class Buffer(Enum):
     """The memory of the result."""
 
     NEW = "new"
-    SAME = "same"  # the first operand's buffer is handed on
-    OVERWRITES = "overwrites"  # may take the place of an operand that nobody reads afterwards
+    SAME = "same"  # passes on the first operand's buffer
+    OVERWRITES = "overwrites"  # may overwrite an operand that has no later readers
 
 
 class Cost(Enum):
-    """What an op costs; ``OpTraits.flops`` is the number for each element."""
+    """How an op's cost is counted; ``OpTraits.flops`` is the number per element."""
 
-    FREE = "free"  # a buffer is handed on, or nothing is computed at all
-    BODY = "body"  # what its function body costs
+    FREE = "free"  # passes on a buffer, or computes nothing
+    BODY = "body"  # the cost of its function body
     MOVE = "move"  # reads and writes memory, computes nothing
-    LOOK_UP = "look up"  # as MOVE, of the rows that it returns
+    LOOK_UP = "look up"  # as MOVE, for the rows that it returns
     RESULT = "result"  # FLOPs per element of the first result
     OPERAND = "operand"  # FLOPs per element of the first operand: reductions, losses, normalisation
-    ADDS = "adds"  # one per element and operand but the first
+    ADDS = "adds"  # one per element and operand, except the first operand
     POOL = "pool"  # one per element of a window
     CONTRACTION = "contraction"  # two per combination of the rule's factors
-    CONVOLUTION = "convolution"  # ... but for the image's
-    UPDATE = "update"  # FLOPs per element of the variable; reads and writes its slots, too
+    CONVOLUTION = "convolution"  # ... except for the image's
+    UPDATE = "update"  # FLOPs per element of the variable; also reads and writes its slots
 
 
 class Recipe(Enum):
-    """Ops that have a way of their own to be divided along a dimension that their rule needs whole."""
+    """Ops with a special way to be divided along a dimension that their rule needs whole."""
 
     NONE = "none"
     CLASSES = "classes"  # cross-entropy, along the classes
@@ -95,24 +95,24 @@ class Recipe(Enum):
 
 
 class OpTraits(NamedTuple):
-    """One row: everything the package knows of an op type.  The defaults are what is taken of an unknown one.
+    """One row: everything the package knows of an op type.  The defaults are assumed for an unknown type.
 
     Attributes:
         rule: maker of the sharding rule (factors, roles, aliases): ``module.function arguments`` in
             :mod:`whale_tf.ir.rules`; "" for none.
-        batch: handler in :mod:`whale_tf.ir.batch_axis` where the batch axis is not a matter of the rule alone.
-        value: evaluator in :mod:`whale_tf.ir.extents` of integer operands.
+        batch: handler in :mod:`whale_tf.ir.batch_axis`, if the rule alone does not determine the batch axis.
+        value: evaluator in :mod:`whale_tf.ir.extents`, for integer operands.
         role, state, gives, buffer, recipe: see the enumerations.
         cost: what to count, and ``flops`` for each of it.
         is_dear: takes several times as long as a product of as many elements, though ``flops`` says 1.
         passes_terms: terms of a sum may pass through; before any other op they are added up, so that this is done once.
         stops_gradient: its result has none, though it has the operand's elements.
         passes_reference: results refer to the variable that the operand refers to.
-        generates: the result's shape is an operand; rows of it can be made without the others.
-        has_shape_attr: the attribute ``shape`` is the result's, and must not say the whole batch's size in a clone.
-        philox: a random op whose numbers follow from a Philox generator's counter.
-        stateful_op: the op that draws the same numbers from a generator state of its own.
-        arity: numbers of inputs and outputs, where every op of the type has the same.
+        generates: the result's shape is an operand; its rows can be produced independently.
+        has_shape_attr: the attribute ``shape`` is the result's, and must not state the whole batch's size in a clone.
+        philox: a random op whose numbers are determined by a Philox generator's counter.
+        stateful_op: the op that draws the same numbers from its own generator state.
+        arity: numbers of inputs and outputs, if they are the same for every op of the type.
     """
 
     rule: str = ""
@@ -137,7 +137,7 @@ class OpTraits(NamedTuple):
 
     @property
     def is_input(self) -> bool:
-        """Brings in data, or is a table that all share."""
+        """Brings in data, or is a shared table."""
         return self.role in (Role.PLACEHOLDER, Role.INPUT, Role.PULL)
 
     @property
@@ -147,12 +147,12 @@ class OpTraits(NamedTuple):
 
     @property
     def is_update(self) -> bool:
-        """An optimizer's update of variables, or of the accumulators that stand before one."""
+        """An optimizer's update of variables, or of the accumulators that precede one."""
         return self.state in (State.UPDATE, State.ACCUMULATE)
 
     @property
     def only_moves(self) -> bool:
-        """The result has the operand's elements, all of them."""
+        """The result has all of the operand's elements."""
         return self.gives in (Gives.SAME, Gives.RESHAPED, Gives.REORDERED)
 
     @property
@@ -165,7 +165,7 @@ Table = Dict[str, OpTraits]
 
 
 def table(*rows: Tuple[str, OpTraits]) -> Table:
-    """A section of the table, from rows and the op types (divided by spaces) that share each.
+    """A section of the table, from rows and the op types (separated by spaces) that share each.
 
     Raises:
         ValueError: an op type has two rows.
@@ -174,7 +174,7 @@ def table(*rows: Tuple[str, OpTraits]) -> Table:
 
 
 def merged(*sections: Table) -> Table:
-    """Sections as one table.
+    """Merge sections into one table.
 
     Raises:
         ValueError: an op type has two rows.

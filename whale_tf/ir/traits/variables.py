@@ -1,4 +1,4 @@
-"""Variables, what reads and writes them, and random numbers."""
+"""Variables, their reads and writes, and random numbers."""
 from __future__ import annotations
 
 from typing import Dict, List, Tuple
@@ -31,8 +31,8 @@ _VARIABLES = table(
      OpTraits(state=State.ACCUMULATE)),
 )
 
-# Optimizer -> FLOPs of an update for each element of the variable (its formula counted term by term), operands of the dense
-# and of the sparse update: the letters of ``ir/rules/state.py``.
+# Optimizer -> FLOPs of an update per element of the variable (its formula counted term by term), and the operands of the
+# dense and the sparse update in the letters of ``ir/rules/state.py``.
 _OPTIMIZERS: Dict[str, Tuple[float, str, str]] = {
     "GradientDescent": (2, "vsg", ""), "Momentum": (4, "vvsgs", "vvsris"), "KerasMomentum": (4, "vvsgs", "vvsris"),
     "Adam": (12, "vvvssssssg", ""), "AdamWithAmsgrad": (1, "vvvvssssssg", ""), "AdaMax": (9, "vvvsssssg", ""),
@@ -45,7 +45,7 @@ _OPTIMIZERS: Dict[str, Tuple[float, str, str]] = {
 
 
 def _updates(flops: float, dense: str, sparse: str, name: str) -> List[Tuple[str, OpTraits]]:
-    """Rows of an optimizer's dense and sparse updates, of reference and of resource variables."""
+    """Rows of an optimizer's dense and sparse updates, for reference and resource variables."""
     row = OpTraits(state=State.UPDATE, cost=Cost.UPDATE, flops=flops)
     rows = [(f"Apply{name} ResourceApply{name}", row._replace(rule=f"state.update {dense}"))]
     if sparse:
@@ -55,7 +55,7 @@ def _updates(flops: float, dense: str, sparse: str, name: str) -> List[Tuple[str
 
 _UPDATES = table(*(row for name, optimizer in _OPTIMIZERS.items() for row in _updates(*optimizer, name)))
 
-# A shard draws numbers of its own; where ``philox`` it can draw the local script's, counted on to its first element.
+# A shard draws its own numbers; with ``philox`` it can draw the local script's, by advancing the counter to its first element.
 _DRAWN = OpTraits(rule="random.drawn", role=Role.RANDOM, generates=True)
 
 _RANDOM = table(
