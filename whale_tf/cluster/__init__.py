@@ -1,4 +1,4 @@
-"""Clusters: devices, links between them, and how to describe them (docs/cluster.md)."""
+"""Clusters: devices, the links between them, and their descriptions (docs/cluster.md)."""
 from __future__ import annotations
 
 from whale_tf.cluster.builtin import BUILTIN

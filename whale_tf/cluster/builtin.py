@@ -1,6 +1,6 @@
-"""Named clusters: the testbeds of the papers, and families of any size.
+"""Named clusters: the papers' testbeds, and families of any size.
 
-``NAME`` is the size the paper used; ``NAME:N`` has N devices in all (whole nodes, or a part of one node).
+``NAME`` has the size used in the paper; ``NAME:N`` has N devices in all (whole nodes, or a part of one node).
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from whale_tf.cluster.reading import MAX_DEVICES, at_most
 from whale_tf.documents import read
 from whale_tf.errors import ClusterError
 
-ROCE_LATENCY_S = 5e-6  # RDMA network, a switch hop included
+ROCE_LATENCY_S = 5e-6  # RDMA network, including a switch hop
 
 
 class Builtin(NamedTuple):
-    """``nodes(n)`` makes the first n nodes in the paper's order; ``size`` is the paper's own number of nodes."""
+    """``nodes(n)`` returns the first n nodes in the paper's order; ``size`` is the paper's number of nodes."""
 
     nodes: Callable[[int], Sequence[NodeDescription]]
     size: int
@@ -40,13 +40,13 @@ def _fixed(*nodes: NodeDescription) -> Callable[[int], Sequence[NodeDescription]
 
 
 def _ports(gbits_per_s: float) -> LinksDescription:
-    """Every pair of a node at this rate, as AMP's bandwidth matrices have it."""
+    """The same rate between every pair in a node, as in AMP's bandwidth matrices."""
     return read(LinksDescription, {"pcie": {"bandwidth_gbits_per_s": gbits_per_s}} if gbits_per_s <= 100 else {
         "nvlink": {"bandwidth_gbits_per_s": gbits_per_s}, "pcie": {"bandwidth_gbytes_per_s": 12}})
 
 
 def _old_pcie_links(count: int) -> LinksDescription:
-    """PCIe 3 with two GPUs to a switch and a Broadwell-age link between the sockets (NCCL: BDW_QPI_BW 6 GB/s)."""
+    """PCIe 3 with two GPUs per switch and a Broadwell-era link between the sockets (NCCL: BDW_QPI_BW 6 GB/s)."""
     links = node(["TitanXp"] * count).links
     assert links.pcie is not None and links.pcie.socket_link is not None
     slow = replace(links.pcie.socket_link, bandwidth_bytes_per_s=6e9)
@@ -90,10 +90,10 @@ BUILTIN: Mapping[str, Builtin] = {
 
 
 def builtin_cluster(text: str) -> Optional[ClusterDescription]:
-    """The description behind ``"dapple-a"`` or ``"a100:1024"``; None when ``text`` is no built-in name.
+    """The description named by ``"dapple-a"`` or ``"a100:1024"``; None if ``text`` is not a built-in name.
 
     Raises:
-        ClusterError: a size that the built-in cluster does not come in.
+        ClusterError: the built-in cluster is not available in this size.
     """
     name, colon, size_text = text.strip().lower().partition(":")
     row = BUILTIN.get(name)
@@ -101,7 +101,7 @@ def builtin_cluster(text: str) -> Optional[ClusterDescription]:
         return None
     if not colon:
         return ClusterDescription(name=name, nodes=tuple(row.nodes(row.size)))
-    size = int(size_text[:20])  # more digits are too many anyway
+    size = int(size_text[:20])  # longer numbers exceed the limit anyway
     at_most(size, MAX_DEVICES, f"the number of devices in {text!r}")
     return ClusterDescription(name=text.strip().lower(), nodes=_sized(name, row, size))
 

@@ -18,13 +18,13 @@ from whale_tf.errors import ClusterError
 
 
 class Cluster:
-    """A frozen description of devices and links; equal descriptions are equal clusters.
+    """A frozen description of devices and links; clusters with equal descriptions are equal.
 
     Attributes:
-        name: for tables and messages.
+        name: used in tables and messages.
         devices: all devices; ``devices[i].index == i``.
         nodes: device numbers of each node.
-        description: what ``to_json`` writes.
+        description: the content of ``to_json``.
     """
 
     def __init__(self, description: ClusterDescription) -> None:
@@ -45,11 +45,11 @@ class Cluster:
 
     @classmethod
     def parse(cls, value: Union[Cluster, Mapping[str, Any], str]) -> Cluster:
-        """A cluster from any spelling: a Cluster, a dict, JSON text, the path of a JSON file, a built-in name
+        """A cluster from any form: a Cluster, a dict, JSON text, the path of a JSON file, a built-in name
         (``"dapple-a"``), or a short form (``"cpu:4"``, ``"V100-32GB:8,P100-16GB:8"``, ``"2xV100-32GB:8"``).
 
         Raises:
-            ClusterError: the value cannot be understood, or describes something impossible.
+            ClusterError: the value cannot be parsed or is inconsistent.
         """
         return value if isinstance(value, Cluster) else cls(parse_description(value))
 
@@ -66,7 +66,7 @@ class Cluster:
 
     @classmethod
     def from_json(cls, text: str) -> Cluster:
-        """Reads what :meth:`to_json` wrote, or any JSON of the documented format.  Raises ClusterError."""
+        """Reads the output of :meth:`to_json`, or any JSON in the documented format.  Raises ClusterError."""
         return cls(parse_json(text, "the cluster's JSON text"))
 
     def to_json(self, indent: Optional[int] = 1) -> str:
@@ -111,8 +111,8 @@ class Cluster:
         return hardware.device_type(name, self._own_types)
 
     def link(self, a: int, b: int) -> Link:
-        """From device ``a`` to device ``b``, one message alone: the narrowest link of the path names it and gives the
-        bandwidth.  Raises ClusterError for a device the cluster does not have."""
+        """The path from device ``a`` to device ``b`` as one link, without contention: name and bandwidth are those of its
+        narrowest link.  Raises ClusterError for a device the cluster does not have."""
         first, second = self._device(a), self._device(b)
         if a == b:
             return SELF
@@ -128,11 +128,11 @@ class Cluster:
         return self.link(a, b).bandwidth_bytes_per_s
 
     def latency(self, a: int, b: int) -> float:
-        """Seconds of an empty message from ``a`` to ``b``."""
+        """Seconds for an empty message from ``a`` to ``b``."""
         return self.link(a, b).latency_s
 
     def bottleneck(self, devices: Iterable[int]) -> Link:
-        """The slowest link a ring over the group runs through.
+        """The slowest link on a ring over the group.
 
         Within a node see :meth:`NodeTopology.group_link`.  Between nodes a ring leaves and enters each node once per
         adapter, so a node contributes all adapters that its members use.
@@ -165,7 +165,7 @@ class Cluster:
         return _global_names(first.node, out) + _global_names(second.node, into)
 
     def resource(self, name: str) -> Link:
-        """The link behind a name that :meth:`path` gives.  Raises ClusterError for an unknown name."""
+        """The link with a name returned by :meth:`path`.  Raises ClusterError for an unknown name."""
         known = self.resources
         if name not in known:
             raise ClusterError("cluster {!r} has no link named {!r}; it has {}".format(
@@ -182,7 +182,7 @@ class Cluster:
         return self._resources
 
     def subset(self, indexes: Iterable[int]) -> Cluster:
-        """The cluster of these devices only, renumbered densely in their old order; links stay as they are."""
+        """The cluster of these devices only, renumbered densely in their old order; links are unchanged."""
         keep = sorted(set(indexes))
         for index in keep:
             self._device(index)
@@ -196,7 +196,7 @@ class Cluster:
         return Cluster(replace(self.description, nodes=tuple(nodes)))
 
     def _adapters(self, node: int, members: Sequence[int]) -> Link:
-        """All adapters of ``node`` that ``members`` use, each entered through the member nearest to it."""
+        """All adapters of ``node`` that ``members`` use, each reached from its nearest member."""
         topology = self._topologies[node]
         best: Dict[int, Link] = {}
         for member in members:
@@ -232,7 +232,7 @@ def _number_devices(nodes: Sequence[NodeDescription], own: Mapping[str, hardware
 
 
 def _topologies(nodes: Sequence[NodeDescription], own: Mapping[str, hardware.DeviceType]) -> Tuple[NodeTopology, ...]:
-    """One topology per node; equal nodes share theirs, so 1,024 devices cost no more than one node."""
+    """One topology per node; equal nodes share one, so 1,024 devices cost no more than one node."""
     made: Dict[NodeDescription, NodeTopology] = {}
     for node in nodes:
         if node not in made:

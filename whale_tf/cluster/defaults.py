@@ -17,7 +17,7 @@ from whale_tf.documents import read
 
 
 def gbits(bandwidth_gbits_per_s: float, count: int = 1, latency_s: float = hardware.NIC_LATENCY_S) -> NicDescription:
-    """Adapters of a node by their label, e.g. ``gbits(100)`` for one of 100 Gbit/s."""
+    """Adapters of a node by their nominal rate, e.g. ``gbits(100)`` for one of 100 Gbit/s."""
     return read(NicDescription, {"bandwidth_gbits_per_s": bandwidth_gbits_per_s, "count": count, "latency_s": latency_s})
 
 
@@ -26,7 +26,7 @@ def _plain(link: Link) -> Dict[str, Any]:
 
 
 def default_links(rows: Sequence[hardware.DeviceType]) -> LinksDescription:
-    """The usual links of a node with these devices: the fabric of its devices, two GPUs to a PCIe switch, half of the
+    """The usual links of a node with these devices: its devices' fabric, two GPUs per PCIe switch, half of the
     switches on each of two sockets (nodes of up to two GPUs: one socket)."""
     gpus = [number for number, row in enumerate(rows) if row.kind == "GPU"]
     parts: Dict[str, Any] = {}
@@ -76,7 +76,7 @@ def default_nic(types: Sequence[str], own: Optional[Mapping[str, hardware.Device
 
 def default_cluster(types_of_nodes: Sequence[Sequence[str]], name: str,
                     device_types: Optional[Mapping[str, DeviceTypeDescription]] = None) -> ClusterDescription:
-    """Nodes of these types with their usual links; with several nodes also their usual adapter."""
+    """Nodes of these types with their usual links and, if there are several nodes, their usual adapter."""
     several = len(types_of_nodes) > 1
     own = {key: body.row(key) for key, body in (device_types or {}).items()}
     nodes = tuple(node(types, default_nic(types, own) if several else None, own=own) for types in types_of_nodes)

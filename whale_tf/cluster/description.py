@@ -15,7 +15,7 @@ MEMORY_UNITS: Mapping[str, float] = {"memory_bytes": 1.0, "memory_gib": float(1 
 
 
 def _one_unit(values: Dict[str, Any], units: Mapping[str, float], default: Optional[float] = None) -> None:
-    """Replaces the spelling that was used by the canonical one (the first of ``units``), in place."""
+    """Converts the given unit to the canonical one (the first of ``units``), in place."""
     given = [unit for unit in units if unit in values]
     canonical = next(iter(units))
     if len(given) > 1:
@@ -56,7 +56,7 @@ class LinkDescription(Record):
 
 @dataclass(frozen=True)
 class LocalDescription(LinkDescription):
-    """Copies between devices of one process, through main memory; all of a node's CPU devices share it."""
+    """Copies between devices of one process through main memory, shared by all of a node's CPU devices."""
 
     @classmethod
     def default_latency_s(cls) -> float:
@@ -65,7 +65,7 @@ class LocalDescription(LinkDescription):
 
 @dataclass(frozen=True)
 class NvlinkDescription(LinkDescription):
-    """With ``lanes`` (``[[device, device, count], ...]``): a direct mesh, bandwidth of one lane.  Without: every device
+    """With ``lanes`` (``[[device, device, count], ...]``): a direct mesh, bandwidth per lane.  Without: every device
     has one port of this bandwidth into a switch (NVSwitch)."""
 
     lanes: Optional[Tuple[Tuple[int, int, int], ...]] = None
@@ -83,7 +83,7 @@ class NvlinkDescription(LinkDescription):
 @dataclass(frozen=True)
 class PcieDescription(LinkDescription):
     """``switches``: local device numbers under each PCIe switch; ``sockets``: switch numbers under each CPU socket.
-    Devices under no switch sit at socket 0.  ``uplink``: switch to socket (default: as a device's own link)."""
+    Devices under no switch are on socket 0.  ``uplink``: switch to socket (default: same as a device's link)."""
 
     switches: Tuple[Tuple[int, ...], ...] = ()
     sockets: Tuple[Tuple[int, ...], ...] = ()
@@ -103,7 +103,7 @@ class PcieDescription(LinkDescription):
 
 @dataclass(frozen=True)
 class NicDescription(LinkDescription):
-    """The node's network adapters: ``count`` of them, this bandwidth each; devices are dealt to them in order."""
+    """The node's network adapters: ``count`` of them, with this bandwidth each; devices are assigned to them in order."""
 
     count: int = field(1, at_least=1)
 
@@ -114,7 +114,7 @@ class NicDescription(LinkDescription):
 
 @dataclass(frozen=True)
 class LinksDescription(Record):
-    """The ways between devices of one node.  A pair uses NVLink where it has it, else PCIe, else ``local``."""
+    """The links between devices of one node.  A pair uses NVLink if available, else PCIe, else ``local``."""
 
     local: Optional[LocalDescription] = None
     nvlink: Optional[NvlinkDescription] = None
@@ -123,7 +123,7 @@ class LinksDescription(Record):
 
 @dataclass(frozen=True)
 class DeviceTypeDescription(Record):
-    """A device type of the user's own, or a measured calibration of a known one (``base``: its name)."""
+    """A user-defined device type, or a measured calibration of a known one (``base``: its name)."""
 
     kind: str = "GPU"
     memory_bytes: int = field(above=0)
@@ -196,7 +196,7 @@ class ClusterDescription(Record):
 
 
 def part_of_node(node: NodeDescription, kept: Sequence[int]) -> NodeDescription:
-    """The node with only the devices ``kept``; links renumbered."""
+    """The node with only the devices ``kept``; links are renumbered."""
     new = {old: number for number, old in enumerate(kept)}
     links = node.links
     if links.pcie is not None:

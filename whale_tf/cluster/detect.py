@@ -1,4 +1,4 @@
-"""What this machine has: nvidia-smi, TensorFlow's device list, or one CPU device."""
+"""Detection of this machine's devices: nvidia-smi, TensorFlow's device list, or one CPU device."""
 from __future__ import annotations
 
 import functools
@@ -14,7 +14,7 @@ from whale_tf.cluster.description import ClusterDescription, DeviceTypeDescripti
 from whale_tf.documents import read
 from whale_tf.errors import ClusterError
 
-# Marketing names hold the type and the memory: "Tesla V100-SXM2-32GB", "NVIDIA A100 80GB PCIe", "NVIDIA TITAN Xp".
+# Marketing names contain the type and the memory: "Tesla V100-SXM2-32GB", "NVIDIA A100 80GB PCIe", "NVIDIA TITAN Xp".
 _FAMILIES = ("P100", "V100S", "V100", "T4", "A100", "A10", "H100", "H200", "L40S", "TITAN XP")
 
 
@@ -28,8 +28,8 @@ class Gpu(NamedTuple):
 def read_nvidia_smi(text: str, visible: Optional[str] = None) -> List[Gpu]:
     """The GPUs in the output of ``nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits``.
 
-    ``visible`` is CUDA_VISIBLE_DEVICES: numbers or UUIDs, in the order the process will see them; CUDA stops at the
-    first entry that names no GPU.
+    ``visible`` is CUDA_VISIBLE_DEVICES: numbers or UUIDs, in the order in which the process sees them; CUDA stops at
+    the first entry that is not a GPU.
     """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") >= 3]
     gpus = [(row[0], row[1], Gpu(row[2], int(float(row[3])) << 20)) for row in rows]
@@ -56,7 +56,7 @@ def local_gpus(environ: Mapping[str, str]) -> List[Gpu]:
 
 
 def table_name(gpu: Gpu) -> Optional[str]:
-    """The hardware table's name of a GPU; None when the table does not have it."""
+    """A GPU's name in the hardware table; None if it is not in the table."""
     upper = gpu.name.upper()
     words = re.split(r"[\s-]+", upper)
     for family in _FAMILIES:
@@ -73,13 +73,13 @@ def table_name(gpu: Gpu) -> Optional[str]:
 
 @functools.lru_cache(maxsize=None)
 def local_gpu() -> Optional[Gpu]:
-    """This machine's first GPU; None without one.  Asked once."""
+    """This machine's first GPU; None if it has none.  Cached."""
     return next(iter(local_gpus(os.environ)), None)
 
 
 def own_types(gpus: Iterable[Gpu]) -> Dict[str, DeviceTypeDescription]:
-    """Types for the GPUs that the table does not have: the memory they report and, with a warning, the rates of the T4;
-    only unlike devices and predictions depend on them."""
+    """Types for GPUs missing from the table: the memory they report and, with a warning, the rates of the T4; only
+    heterogeneous clusters and predictions depend on the rates."""
     types: Dict[str, DeviceTypeDescription] = {}
     for gpu in gpus:
         if table_name(gpu) is None and gpu.name not in types:
@@ -99,7 +99,7 @@ def describe_gpus(gpus: Sequence[Gpu], name: str = "local") -> ClusterDescriptio
 
 def from_tensorflow(devices: Iterable[Any]) -> ClusterDescription:
     """A node from TensorFlow's ``device_lib.list_local_devices()`` (objects with ``device_type``, ``memory_limit`` and
-    ``physical_device_desc``).  GPUs if there are any, else one CPU device for each CPU entry."""
+    ``physical_device_desc``): its GPUs if any, else one CPU device per CPU entry."""
     gpus: List[Gpu] = []
     cpus = 0
     for device in devices:
@@ -116,6 +116,6 @@ def from_tensorflow(devices: Iterable[Any]) -> ClusterDescription:
 
 
 def detect(environ: Mapping[str, str]) -> ClusterDescription:
-    """The GPUs of this machine, else one CPU device."""
+    """This machine's GPUs, else one CPU device."""
     gpus = local_gpus(environ)
     return describe_gpus(gpus) if gpus else default_cluster([["CPU"]], "local")

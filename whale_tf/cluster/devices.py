@@ -1,4 +1,4 @@
-"""A device and a link: the two things a cluster is made of."""
+"""Devices and links, the components of a cluster."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
 class Link(NamedTuple):
-    """A connection, one direction of it.  ``bandwidth_bytes_per_s`` is what a large message gets when it is alone;
-    ``latency_s`` is the time of an empty message; ``name`` the kind: ``nvlink``, ``pcie``, ``qpi``, ``nic``, ``local``
-    (copies inside one process), ``self`` (no copy at all)."""
+    """One direction of a connection.  ``bandwidth_bytes_per_s`` is that of a large message without contention;
+    ``latency_s`` is the time of an empty message; ``name`` is the kind: ``nvlink``, ``pcie``, ``qpi``, ``nic``, ``local``
+    (copies inside one process), ``self`` (no copy)."""
 
     bandwidth_bytes_per_s: float
     latency_s: float
@@ -29,12 +29,12 @@ class Device:
     Attributes:
         index: number in ``Cluster.devices``; dense.
         node: number of the node (host).
-        local_index: number among the devices of its node.
+        local_index: number among its node's devices.
         type: name in the hardware table, or of a type that the cluster description defines.
         memory_bytes: device memory.
-        peak_flops_per_s: floating-point operations per second by precision, all of :data:`PRECISIONS`.  For a precision
-            without units of its own it is the rate of the path that gets used (float32 arithmetic).
-        memory_bandwidth_bytes_per_s: of the device's own memory.
+        peak_flops_per_s: floating-point operations per second for each precision in :data:`PRECISIONS`.  For a precision
+            without hardware units, the rate of the path used instead (float32 arithmetic).
+        memory_bandwidth_bytes_per_s: bandwidth of the device's own memory.
         kind: TensorFlow's device kind, ``"CPU"`` or ``"GPU"``.
         number: number among all devices of this kind in the cluster; ``None`` means ``index``.
         local_number: number among the devices of this kind in its node; ``None`` means ``local_index``.
@@ -65,8 +65,8 @@ class Device:
     def tf_name(self, job: str = "localhost", task: int = 0) -> str:
         """TensorFlow's name of this device.
 
-        Under ``localhost`` one process drives the whole cluster, so devices are numbered over all nodes; under any
-        other job a task is a node, so they are numbered within the node:
+        Under ``localhost``, one process drives the whole cluster, so devices are numbered over all nodes.  Under any
+        other job, a task is a node, so they are numbered within the node:
         ``/job:localhost/replica:0/task:0/device:CPU:3``, ``/job:worker/replica:0/task:1/device:CPU:1``.
         """
         number = self.number if job == "localhost" else self.local_number

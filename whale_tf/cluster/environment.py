@@ -1,8 +1,8 @@
-"""Who runs where, read from what a launcher or scheduler put into the environment.
+"""The job's processes and their hosts, read from environment variables set by a launcher or scheduler.
 
 Read, in this order: ``TF_CONFIG`` (TensorFlow's own; Kubeflow's TFJob sets it), Volcano's ``VC_*_HOSTS``, Kubernetes
 jobs with ``MASTER_ADDR``/``WORLD_SIZE``/``RANK`` (Kubeflow's PyTorchJob, indexed jobs, stateful sets), Horovod's and Open MPI's
-ranks, SLURM, torchrun.  Horovod, Open MPI and torchrun name no hosts, so all their processes have to be on one.
+ranks, SLURM, torchrun.  Horovod, Open MPI and torchrun name no hosts, so all their processes must be on one host.
 """
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Environment(NamedTuple):
         source: ``"TF_CONFIG"``, ``"Volcano"``, ``"Kubernetes"``, ``"Horovod"``, ``"Open MPI"``, ``"SLURM"`` or
             ``"torchrun"``.
         addresses: host or host:port of each training process, by rank.
-        rank: this process' place in ``addresses``; None for a role that does not train (ps, evaluator).
-        role: TensorFlow's name of what this process does.
-        devices_per_node: GPUs the scheduler gave on each node, where it says so.
+        rank: this process's index in ``addresses``; None for a role that does not train (ps, evaluator).
+        role: TensorFlow's name for this process's role.
+        devices_per_node: GPUs allocated by the scheduler on each node, if known.
         parameter_servers: addresses of the ps tasks.
     """
 
@@ -43,12 +43,12 @@ class Environment(NamedTuple):
 
     @property
     def node(self) -> Optional[int]:
-        """This process' place in ``nodes``."""
+        """This process's index in ``nodes``."""
         return None if self.rank is None else self.nodes.index(host_of(self.addresses[self.rank]))
 
     def short_form(self, devices: Optional[str] = None) -> str:
         """The cluster of these nodes as text for ``Cluster.parse``; ``devices`` describes one node, by default the GPUs
-        the scheduler gave (``gpu:N``), else one CPU device for each process of a node."""
+        allocated by the scheduler (``gpu:N``), else one CPU device per process of a node."""
         if devices is None:
             per_node = len(self.addresses) // len(self.nodes)
             devices = f"gpu:{self.devices_per_node}" if self.devices_per_node else f"cpu:{per_node}"
@@ -63,7 +63,7 @@ def host_of(address: str) -> str:
 
 
 def read_environment(environ: Mapping[str, str]) -> Optional[Environment]:
-    """The job this process belongs to; None when nothing in ``environ`` speaks of one.
+    """The job this process belongs to; None if ``environ`` describes none.
 
     Raises:
         ClusterError: the variables contradict each other or cannot be read.
@@ -177,7 +177,7 @@ def _volcano(environ: Mapping[str, str]) -> Environment:
 
 
 def _kubernetes(environ: Mapping[str, str]) -> Environment:
-    """Pods are numbered by name: the master's address ends in 0, the others count on from it."""
+    """Pods are numbered by name: the master's address ends in 0, and the others follow."""
     size, rank = _number(environ, "WORLD_SIZE", 1), _number(environ, "RANK")
     master = environ["MASTER_ADDR"]
     port = ":" + environ["MASTER_PORT"] if environ.get("MASTER_PORT") else ""
@@ -214,7 +214,7 @@ ON_ONE_HOST: Mapping[str, _Keys] = {
 
 
 def _on_one_host(environ: Mapping[str, str], source: str, keys: _Keys) -> Environment:
-    """Ranks on this host; torchrun's processes take the ports behind its own, so that two jobs do not meet."""
+    """Ranks on this host; torchrun's processes use the ports after its own, so that two jobs do not collide."""
     size, rank = _number(environ, keys.size, 1), _number(environ, keys.rank)
     if _number(environ, keys.local_size, 1) != size:
         raise ClusterError(f"{source} started {size} processes ({keys.size}), {environ[keys.local_size]} of them on "
@@ -250,7 +250,7 @@ def expand_host_list(text: str) -> Tuple[str, ...]:
     """SLURM's compressed list: ``"gpu[01-03,07],login"`` is gpu01, gpu02, gpu03, gpu07, login.
 
     Raises:
-        ClusterError: brackets that do not close, or a range that runs backwards.
+        ClusterError: unbalanced brackets, or a decreasing range.
     """
     hosts: List[str] = []
     for part in _split_outside_brackets(text):

@@ -1,7 +1,7 @@
-"""The built-in hardware table: what devices and links can do, each figure with its source.
+"""The built-in hardware table: capabilities of devices and links, each figure with its source.
 
-Memory is the nominal capacity (GB on a GPU's label are GiB).  Rates are dense peaks at boost clock.  Where a chip has
-no units for a precision, the figure is float32's, which is the path that runs instead.
+Memory is the nominal capacity (GB on a GPU's label are GiB).  Rates are dense peaks at boost clock.  If a chip has no
+units for a precision, the figure is float32's, the path used instead.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIGA = 1e9
 
 @dataclass(frozen=True)
 class DeviceType:
-    """One row of the table.  ``fabric`` names the row of :data:`FABRICS` such devices are usually connected by."""
+    """One row of the table.  ``fabric`` names the row of :data:`FABRICS` that usually connects such devices."""
 
     name: str
     kind: str
@@ -39,11 +39,11 @@ class DeviceType:
 
 @dataclass(frozen=True)
 class Fabric:
-    """How devices inside one node are usually connected.
+    """The usual connections between devices inside one node.
 
-    ``nvlink`` is one NVLink lane (``lanes`` of them leave a device) and ``switched`` tells NVSwitch from the direct
-    cube mesh of 8 Volta GPUs (a Pascal server's mesh is taken as one port of its four lanes).  ``pcie`` is a device's
-    slot, ``uplink`` a PCIe switch's way to its CPU socket, ``socket_link`` the way between the two sockets.
+    ``nvlink`` is one NVLink lane (each device has ``lanes`` of them) and ``switched`` distinguishes NVSwitch from the
+    direct cube mesh of 8 Volta GPUs (a Pascal server's mesh is modelled as one port of its four lanes).  ``pcie`` is a
+    device's slot, ``uplink`` connects a PCIe switch to its CPU socket, ``socket_link`` connects the two sockets.
     """
 
     pcie: Optional[Link]
@@ -143,7 +143,7 @@ DEFAULT_CPU_NIC_GBITS_PER_S = 10.0
 
 
 def device_type(name: str, own: Optional[Mapping[str, DeviceType]] = None) -> DeviceType:
-    """The row called ``name`` (aliases and any case accepted).  ``own`` holds the types a description defines itself.
+    """The row called ``name`` (aliases and any case accepted).  ``own`` holds the types defined by a description.
 
     Raises:
         ClusterError: unknown name; the nearest known name is suggested.

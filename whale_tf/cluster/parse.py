@@ -1,4 +1,4 @@
-"""Spellings of a cluster: dict, JSON text, file, built-in name, short form."""
+"""Ways to write a cluster: dict, JSON text, file, built-in name, short form."""
 from __future__ import annotations
 
 import json
@@ -52,7 +52,7 @@ def parse_json(text: str, where: str) -> ClusterDescription:
 def parse_short_form(text: str) -> ClusterDescription:
     """``"cpu:4"``, ``"gpu:8"``, ``"V100-32GB:8,P100-16GB:8"`` (each part a node), ``"2xV100-32GB:8"``.
 
-    ``gpu`` is the type of this machine's GPUs, or V100-32GB where there are none (planning on a laptop).
+    ``gpu`` is the type of this machine's GPUs, or V100-32GB if it has none (planning on a laptop).
     Raises ClusterError.
     """
     parts = [_part(part.strip(), text) for part in text.split(",")]

@@ -1,4 +1,4 @@
-"""The training processes of a job, and which devices of the cluster each of them drives."""
+"""The training processes of a job, and the devices of the cluster that each drives."""
 from __future__ import annotations
 
 import json
@@ -14,9 +14,9 @@ from whale_tf.cluster.cluster import Cluster
 from whale_tf.cluster.environment import Environment, host_of, read_environment
 from whale_tf.errors import ClusterError
 
-JOB = "worker"  # all training processes are tasks of one TensorFlow job, in the order of their ranks
-LAUNCHED = "WHALE_RUN"  # environment variable of processes that `whale run` has started
-FIRST_PORT = 27182  # of a host's first process, where the launcher names hosts only
+JOB = "worker"  # all training processes are tasks of one TensorFlow job, in rank order
+LAUNCHED = "WHALE_RUN"  # environment variable set in processes started by `whale run`
+FIRST_PORT = 27182  # port of a host's first process, if the launcher names only hosts
 
 DeviceNumbers = Tuple[Tuple[int, ...], ...]  # [process][device]
 
@@ -25,8 +25,8 @@ DeviceNumbers = Tuple[Tuple[int, ...], ...]  # [process][device]
 class Processes:
     """Attributes:
     addresses: ``host:port`` of every training process, by rank.
-    rank: this process' number; process 0 is the chief, which writes checkpoints and summaries.
-    is_driver: this process drives the devices of all of them in one graph.
+    rank: this process's number; process 0 is the chief, which writes checkpoints and summaries.
+    is_driver: this process drives the devices of all processes in one graph.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
@@ -39,7 +39,7 @@ class Processes:
 
     @property
     def graphs(self) -> int:
-        """How many graphs train together."""
+        """The number of graphs that train together."""
         return 1 if self.is_driver else self.count
 
     @property
@@ -47,12 +47,12 @@ class Processes:
         return self.rank == 0
 
     def prefix(self, rank: int) -> str:
-        """What TensorFlow's names of a process' devices begin with."""
+        """The prefix of TensorFlow's names of a process's devices."""
         return "/job:{}/replica:0/task:{}".format(*((JOB, rank) if self.count > 1 else ("localhost", 0)))
 
     @property
     def host_device(self) -> str:
-        """The device of this process where input pipelines and small integer arithmetic run."""
+        """This process's device for input pipelines and small integer arithmetic."""
         return self.prefix(self.rank) + "/device:CPU:0"
 
 
@@ -60,12 +60,12 @@ ONE_PROCESS = Processes()
 
 
 def find_processes(environ: Mapping[str, str] = os.environ) -> Processes:
-    """The job that the environment speaks of (see :func:`read_environment`); one process if it speaks of none.
+    """The job described by the environment (see :func:`read_environment`); a single process if it describes none.
 
-    An evaluator is a process of its own.
+    An evaluator is a separate single process.
 
     Raises:
-        ClusterError: the environment contradicts itself, or names parameter servers, which have nothing to do here.
+        ClusterError: the environment contradicts itself, or names parameter servers, which are not used.
     """
     environment = read_environment(environ)
     if environment is None or environment.role == "evaluator":
@@ -80,7 +80,7 @@ def find_processes(environ: Mapping[str, str] = os.environ) -> Processes:
 
 
 def _with_ports(environment: Environment) -> Tuple[str, ...]:
-    """Addresses without a port get one by their place on their host."""
+    """Addresses without a port get one by their index on their host."""
     seen: List[str] = []
     result = []
     for address in environment.addresses:
@@ -93,7 +93,7 @@ def _with_ports(environment: Environment) -> Tuple[str, ...]:
 
 
 def whole_cluster(part: Cluster, processes: Processes) -> Cluster:
-    """The cluster of all processes if each has devices like ``part``'s: one node for each process."""
+    """The cluster of all processes if each has devices like ``part``: one node per process."""
     if processes.count == 1:
         return part
     nodes = [dict(node) for node in part.to_dict()["nodes"]]
@@ -104,7 +104,7 @@ def whole_cluster(part: Cluster, processes: Processes) -> Cluster:
 
 
 def devices_of_processes(cluster: Cluster, processes: Processes) -> DeviceNumbers:
-    """Device numbers of every process: a node each where there are as many nodes, else equal parts in order.
+    """Device numbers of every process: one node each if there are as many nodes, else equal parts in order.
 
     Raises:
         ClusterError: the devices do not divide over the processes.
@@ -126,7 +126,7 @@ def devices_of_processes(cluster: Cluster, processes: Processes) -> DeviceNumber
 
 
 def process_speeds(cluster: Cluster, processes: Processes) -> Tuple[int, ...]:
-    """How fast each process' devices are together (fp32), in small whole numbers relative to each other.
+    """The total fp32 speed of each process's devices, as small whole numbers in proportion.
 
     Raises:
         ClusterError: the devices do not divide over the processes.
@@ -139,7 +139,7 @@ def process_speeds(cluster: Cluster, processes: Processes) -> Tuple[int, ...]:
 
 
 def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
-    """TensorFlow's name of every device of the cluster.  In a job of several processes a process numbers the devices of a
+    """TensorFlow's name of every device of the cluster.  In a job of several processes, each numbers its devices of a
     kind from zero."""
     if processes.count == 1:
         return tuple(device.tf_name() for device in cluster.devices)
@@ -154,7 +154,7 @@ def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
 
 
 def free_ports(count: int) -> List[int]:
-    """Ports of this machine that nobody listens at."""
+    """Unused ports of this machine."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -166,8 +166,8 @@ def free_ports(count: int) -> List[int]:
 
 
 def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
-    """``TF_CONFIG`` of each of the processes at these ports; of a single one an empty object, which says the same to all who
-    read it, whatever job the environment speaks of otherwise (TensorFlow cannot read an empty text)."""
+    """``TF_CONFIG`` of each process at these ports.  A single process gets an empty object, which every reader takes as a
+    local run, whatever other job the environment describes (TensorFlow cannot read an empty string)."""
     if len(ports) == 1:
         return [{"TF_CONFIG": "{}"}]
     addresses = [f"127.0.0.1:{port}" for port in ports]

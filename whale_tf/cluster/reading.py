@@ -1,4 +1,4 @@
-"""The JSON format (docs/cluster.md) to a description, with one clear message for whatever is wrong."""
+"""Reads the JSON format (docs/cluster.md) into a description, with one clear message for any error."""
 from __future__ import annotations
 
 import re
@@ -18,12 +18,12 @@ _R = TypeVar("_R", bound=Record)
 
 _CLUSTER_KEYS = ("name", "nodes", "device_types")
 _NODE_KEYS = ("count", "devices", "links", "nic")
-MAX_DEVICES = 1 << 16  # of a cluster, which takes seconds to make then
-MAX_DEVICES_PER_NODE = 512  # every pair of them has a path of its own
+MAX_DEVICES = 1 << 16  # per cluster; building one of this size takes seconds
+MAX_DEVICES_PER_NODE = 512  # every pair has its own path
 
 
 def from_json_value(value: Any) -> ClusterDescription:
-    """Validates a parsed JSON object.  Raises ClusterError with the place, the value and what was expected."""
+    """Validates a parsed JSON object.  Raises ClusterError with the place, the value and the expected form."""
     if not isinstance(value, dict):
         raise ClusterError(f'a cluster description is a JSON object {{"nodes": [...]}}, got {value!r}')
     _known_keys(value, _CLUSTER_KEYS, "the cluster description")
@@ -55,7 +55,7 @@ def _known_keys(value: Mapping[str, Any], known: Sequence[str], where: str) -> N
 
 
 def _expand_node(body: Any, where: str, own: Mapping[str, hardware.DeviceType]) -> List[NodeDescription]:
-    """One entry of ``nodes`` to ``count`` nodes."""
+    """Expands one entry of ``nodes`` into ``count`` nodes."""
     if not isinstance(body, dict):
         raise ClusterError(f'{where} is {body!r}, expected an object {{"devices": ...}}')
     _known_keys(body, _NODE_KEYS, where)
@@ -72,7 +72,7 @@ def _expand_node(body: Any, where: str, own: Mapping[str, hardware.DeviceType]) 
 
 
 def _device_list(value: Any, where: str, own: Mapping[str, hardware.DeviceType]) -> List[str]:
-    """``"V100-32GB:8"``, ``[{"type": ..., "count": ...}, ...]`` or ``["T4", "T4"]`` to type names."""
+    """Type names from ``"V100-32GB:8"``, ``[{"type": ..., "count": ...}, ...]`` or ``["T4", "T4"]``."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, (list, tuple)) or not value:
@@ -99,7 +99,7 @@ def whole(value: Union[int, str, Any], where: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         number = value
     elif isinstance(value, str) and re.fullmatch(r"-?\d+", value):
-        number = int(value[:20])  # more digits are too many anyway
+        number = int(value[:20])  # longer numbers exceed the limit anyway
     if number is None or number < 1:
         raise ClusterError(f"{where} is {value!r}, expected a whole number of at least 1")
     at_most(number, MAX_DEVICES, where)
@@ -107,7 +107,7 @@ def whole(value: Union[int, str, Any], where: str) -> int:
 
 
 def at_most(number: int, limit: int, where: str) -> None:
-    """Refuse a count that is too large."""
+    """Refuses a count that is too large."""
     if number > limit:
         raise ClusterError(f"{where} is {number}, expected at most {limit}")
 

@@ -1,6 +1,6 @@
-"""The ways between devices: every physical link is a named resource, a path is the list of those it uses.
+"""Paths between devices: every physical link is a named resource, and a path is the list of resources it uses.
 
-Links are full duplex, so each direction is a resource of its own.  A node with two GPUs to a PCIe switch::
+Links are full duplex, so each direction is a separate resource.  A node with two GPUs per PCIe switch::
 
     node0/device0 --pcie-out-> switch0 --up-> socket0 --qpi/0>1-> socket1 --down-> switch2 --pcie-in-> device4
                                                  |
@@ -31,8 +31,8 @@ Path = Tuple[Resource, ...]
 
 
 def slowest(path: Sequence[Resource]) -> Link:
-    """The path as one link: the smallest bandwidth on it, and the largest latency (a message passes through, it is not
-    stored at each hop)."""
+    """The path as one link: its smallest bandwidth and its largest latency (messages are cut through, not stored at each
+    hop)."""
     if not path:
         return SELF
     narrow = min(path, key=lambda resource: resource.link.bandwidth_bytes_per_s).link
@@ -60,15 +60,15 @@ class NodeTopology:
         self.into_links = tuple(slowest(path) for path in self.into)
 
     def nic_of(self, device: int) -> int:
-        """The adapter device number ``device`` uses: devices are dealt to the adapters in order."""
+        """The adapter used by device number ``device``: devices are assigned to the adapters in order."""
         assert self.node.nic is not None
         return device * self.node.nic.count // len(self.node.devices)
 
     def group_link(self, group: Sequence[int]) -> Link:
-        """What a ring over ``group`` (local numbers, at least two) gets.
+        """The link of a ring over ``group`` (local numbers, at least two).
 
-        Over an NVLink mesh each member can use all its lanes to other members at once (NCCL builds several rings), so
-        the member with the fewest lanes decides; otherwise the slowest pair of ring neighbours does.
+        On an NVLink mesh, each member can use all its lanes to other members at once (NCCL builds several rings), so the
+        member with the fewest lanes is the bottleneck; otherwise it is the slowest pair of ring neighbours.
         """
         members = sorted(group)
         if self._lanes and connected(members, self._lanes):
@@ -129,13 +129,13 @@ class NodeTopology:
         return inside + (nic,) if out else (nic,) + inside
 
     def _nic_socket(self, device: int) -> int:
-        """A single adapter sits at socket 0; several sit beside the devices they serve."""
+        """A single adapter is on socket 0; several are on the sockets of the devices they serve."""
         assert self.node.nic is not None and self.node.links.pcie is not None
         return 0 if self.node.nic.count == 1 else _place(self.node.links.pcie, device)[1]
 
 
 def _place(pcie: PcieDescription, device: int) -> Tuple[Optional[int], int]:
-    """(switch, socket) a device hangs under."""
+    """The (switch, socket) of a device."""
     for number, members in enumerate(pcie.switches):
         if device in members:
             for socket, switches in enumerate(pcie.sockets):
@@ -146,7 +146,7 @@ def _place(pcie: PcieDescription, device: int) -> Tuple[Optional[int], int]:
 
 
 def _half(pcie: PcieDescription, device: int, out: bool) -> List[Resource]:
-    """From a device to its socket, or back."""
+    """The path from a device to its socket, or back."""
     switch, _ = _place(pcie, device)
     steps = [Resource("device{}/pcie-{}".format(device, "out" if out else "in"), pcie.link("pcie"))]
     if switch is not None:
@@ -167,7 +167,7 @@ def _pcie_path(pcie: PcieDescription, a: int, b: int) -> Path:
     switch_b, socket_b = _place(pcie, b)
     out, into = _half(pcie, a, out=True), _half(pcie, b, out=False)
     if switch_a is not None and switch_a == switch_b:
-        return (out[0], into[-1])  # the switch hands it over, the socket never sees it
+        return (out[0], into[-1])  # stays within the switch, does not reach the socket
     return tuple(out + _between_sockets(pcie, socket_a, socket_b) + into)
 
 
