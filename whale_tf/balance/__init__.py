@@ -27,8 +27,8 @@ def balance(problem: BalanceProblem, algorithm: str = "exact") -> Balance:
     """Divides the load of one TaskGraph over its devices.
 
     Raises:
-        InfeasibleError: ``exact`` or ``repaired`` and no load fits in memory (the others ignore memory or can end
-            over it; ask :func:`fits`).
+        InfeasibleError: ``exact`` or ``repaired``, and no load fits in memory (the others ignore memory or may exceed
+            it; check with :func:`fits`).
         PlanError: unknown algorithm.
     """
     if algorithm not in SOLVERS:

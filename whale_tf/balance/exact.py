@@ -1,4 +1,4 @@
-"""The exact intra-TaskGraph balance: the smallest step time under memory, in whole units."""
+"""The exact intra-TaskGraph balance: the smallest step time within memory, in whole units."""
 from __future__ import annotations
 
 import heapq
@@ -11,27 +11,26 @@ from whale_tf.balance.problem import Balance, BalanceProblem, answer
 def exact(problem: BalanceProblem) -> Balance:
     """Minimises max_i u_i / s_i subject to sum u_i = U and m <= u_i <= c_i (capacity), u_i whole.  O(n log n).
 
-    Method: take the largest step time T0 of which it is certain that no answer is shorter, give each device the
-    units it finishes in T0, then give the remaining units one by one to the device that would finish its next unit
-    first.
+    Method: take the largest step time T0 that is certainly a lower bound, give each device the units it finishes in
+    T0, then give each remaining unit to the device that would finish its next unit first.
 
-    Proof.  Call T* the optimum and u* an optimal answer; let a device "have room at T" while (u_i + 1) / s_i <= T and
+    Proof.  Let T* be the optimum and u* an optimal answer; a device "has room at T" if (u_i + 1) / s_i <= T and
     u_i < c_i.
 
-    (1) Start.  Let T0 be where sum_i clip(s_i T, m, c_i) = U over real loads.  Below T0 even real loads cannot hold
+    (1) Start.  Let T0 solve sum_i clip(s_i T, m, c_i) = U over real loads.  Below T0 even real loads cannot hold
         U, so T0 <= T*.  The start u_i = clip(floor(s_i T0), m, c_i) takes no longer than T*: floor(s_i T0) / s_i <= T0
-        and m / s_i <= u*_i / s_i <= T*.  Its sum is at most U, as rounding down only takes away.
-    (2) Step.  Suppose sum u_i < U and no load takes longer than T*.  As sum u*_i = U there is a device with
+        and m / s_i <= u*_i / s_i <= T*.  Its sum is at most U, as rounding down only reduces it.
+    (2) Step.  Suppose sum u_i < U and no load takes longer than T*.  As sum u*_i = U, there is a device with
         u_i < u*_i; its next unit ends at (u_i + 1) / s_i <= u*_i / s_i <= T* and u_i < u*_i <= c_i, so some device has
         room at T*.  The device chosen ends its next unit no later, so again no load takes longer than T*.
-    (3) The loop runs until sum u_i = U, at most n times as each floor took less than one unit away.  The result is
+    (3) The loop runs until sum u_i = U, at most n times as each floor removed less than one unit.  The result is
         feasible and takes at most T*, so it is optimal.
 
-    In floating point the start is lowered by one unit where it can be, so that a rounded-up product cannot exceed
-    T*; the comparisons in (2) are of the very quotients the step time is the maximum of.
+    In floating point, the start is lowered by one unit where possible, so that a rounded-up product cannot exceed
+    T*; the comparisons in (2) use the same quotients whose maximum is the step time.
 
     Raises:
-        InfeasibleError: no load fits; the message says what would.
+        InfeasibleError: no load fits; the message says which would.
     """
     capacities = problem.check_feasible()
     speeds, minimum = problem.speeds, problem.minimum
@@ -53,8 +52,8 @@ def exact(problem: BalanceProblem) -> Balance:
 def _water_level(speeds: Sequence[float], capacities: Sequence[int], minimum: int, units: int) -> float:
     """T with sum_i clip(s_i T, minimum, c_i) = units: the optimum over real loads.
 
-    The left side grows with T in straight pieces that break at minimum / s_i and c_i / s_i; walking the breaks in
-    order, the sum of the speeds that are neither at their minimum nor full is the slope.
+    The left side is piecewise linear in T, with breakpoints at minimum / s_i and c_i / s_i; between breakpoints, the
+    slope is the sum of the speeds of devices neither at their minimum nor full.
     """
     breaks: List[Tuple[float, float]] = []
     for speed, capacity in zip(speeds, capacities):

@@ -1,15 +1,14 @@
 """Whale's Algorithm 1, Memory-Constraint Load Balancing (section 3.3.1): as printed, and repaired.
 
-Both start from loads in proportion to speed.  While a device is over its memory and another is not, load is shifted
-from the *peak* (the fullest of those over memory) to the *valley* (of those within memory, the one with the least
-work for its speed).  As printed, it has two defects:
+Both start from loads in proportion to speed.  While one device exceeds its memory and another does not, load is shifted
+from the *peak* (the fullest device over memory) to the *valley* (the device within memory with the least work for its
+speed).  As printed, the algorithm has two defects:
 
-1. line 17 drops the peak from the list after any shift, also when the peak is still over its memory;
-2. by the text the shift b is whatever the valley has room for, which can be more than the peak has too much, so the
+1. line 17 drops the peak from the list after any shift, even if the peak is still over its memory;
+2. according to the text, the shift b is all that the valley has room for, which can exceed the peak's excess, so the
    peak may end far below the valley.
 
-The repaired form shifts b = min(what the peak has too much, what the valley has room for), and lists the peak for as
-long as it is over.
+The repaired form shifts b = min(the peak's excess, the valley's room), and lists the peak for as long as it is over.
 """
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from whale_tf.ir.parts import apportion
 
 
 def paper(problem: BalanceProblem) -> Balance:
-    """Algorithm 1 as printed, for comparison; the answer can be over memory.
+    """Algorithm 1 as printed, for comparison; the answer may exceed memory.
 
-    Loads start as fractions (line 4) and are shifted by whole batches b; ``Balance.units`` are the loads rounded by
+    Loads start as fractions (line 4) and are shifted by whole units b; ``Balance.units`` are the loads rounded by
     largest remainders.
     """
     speeds, total = problem.speeds, sum(problem.speeds)
@@ -59,8 +58,8 @@ def _room(problem: BalanceProblem, units: float, device: int) -> int:
 def repaired(problem: BalanceProblem) -> Balance:
     """Algorithm 1 repaired, in whole units.
 
-    It always ends within memory when some load fits: a shift either brings the peak within memory or fills the
-    valley, and while a peak is over, the others have room for its excess in sum.
+    It always ends within memory if some load fits: a shift either brings the peak within memory or fills the
+    valley, and while a peak is over, the other devices together have room for its excess.
 
     Raises:
         InfeasibleError: no load fits.

@@ -1,4 +1,4 @@
-"""The exact partition into pipeline stages: cuts and device order with the smallest latency, under memory."""
+"""The exact partition into pipeline stages: cuts and device order with the smallest latency, within memory."""
 from __future__ import annotations
 
 import math
@@ -15,14 +15,14 @@ State = Tuple[int, ...]
 
 
 class _Step(NamedTuple):
-    """The next stage takes a device of ``kind``; ``after`` counts the devices used then."""
+    """The next stage uses a device of ``kind``; ``after`` counts the devices used after it."""
 
     kind: int
     after: State
 
 
 class _Solution(NamedTuple):
-    total: float  # sum of stage times and hand-overs
+    total: float  # sum of stage times and transfers
     pace: float  # the longest of them
     cuts: Tuple[int, ...]
     kinds: Tuple[int, ...]
@@ -31,22 +31,22 @@ class _Solution(NamedTuple):
 def exact_stages(problem: PartitionProblem) -> StagePartition:
     """Minimises L = sum + (M - 1) * pace over all cuts and device orders.
 
-    Devices of equal speed and memory are one kind, so a partial pipeline is described by its first op and by how many
-    devices of each kind are used: a small table.  Two dynamic programmes run over it, by NumPy min-plus products of
+    Devices of equal speed and memory form one kind, so a partial pipeline is described by its first op and the number of
+    devices used of each kind: a small table.  Two dynamic programmes run over it, by NumPy min-plus products of
     one [n + 1, n + 1] matrix for each kind and stage:
 
     * the smallest possible pace, m0 (min-max);
-    * for a cap m on the pace, the smallest sum S(m) of any pipeline whose stages and hand-overs all keep to m.
+    * for a cap m on the pace, the smallest sum S(m) of any pipeline whose stages and transfers all take at most m.
 
-    L* = min over m of S(m) + (M - 1) m, m among the finitely many stage times and hand-overs.  S falls as m grows, so
-    between two solved caps lo < hi every answer with pace in (lo, hi) costs at least S(hi) + (M - 1) * next(lo);
-    where that is no better than the best answer found, the interval is dropped, else it is halved (branch and bound;
-    the same idea solves AMP's layer assignment).  A solved cap whose answer keeps to a smaller pace a needs no look
-    at (a, cap]: there S cannot be smaller.  So every pace is either solved or bounded, and the result is optimal.
+    L* = min over m of S(m) + (M - 1) m, with m among the finitely many stage and transfer times.  S falls as m grows,
+    so between two solved caps lo < hi every answer with pace in (lo, hi) costs at least S(hi) + (M - 1) * next(lo);
+    if that is no better than the best answer found, the interval is dropped, else it is halved (branch and bound;
+    the same idea solves AMP's layer assignment).  If the answer for a cap has a smaller pace a, (a, cap] can be
+    skipped: S cannot be smaller there.  So every pace is either solved or bounded, and the result is optimal.
 
     Raises:
-        InfeasibleError: no partition fits in memory; the message names the smallest excess found.
-        PlanError: more than :data:`MAX_STATES` combinations of unlike devices; give ``fixed_order``.
+        InfeasibleError: no partition fits in memory; the message gives the smallest excess found.
+        PlanError: more than :data:`MAX_STATES` combinations of different devices; use ``fixed_order``.
     """
     tables = _Tables(problem)
     slowest = tables.solve(math.inf)
@@ -87,7 +87,7 @@ def _branch_and_bound(problem: PartitionProblem, tables: _Tables, slowest: _Solu
 class _Tables:
     """Stage costs and the dynamic programmes over them.
 
-    Arrays are [first op, end op]: the stage of ops first..end-1, hand-over after it included; illegal ones are
+    Arrays are [first op, end op]: the stage of ops first..end-1, including the transfer after it; illegal stages are
     infinite.
     """
 
@@ -109,7 +109,7 @@ class _Tables:
         self.legal = {place: self._legal(*place) for place in places}
 
     def _kinds(self) -> List[List[int]]:
-        """Devices that are interchangeable, together."""
+        """Groups of interchangeable devices."""
         if self.problem.fixed_order:
             return [[device] for device in range(len(self.problem.speeds))]
         groups: Dict[Tuple[float, float], List[int]] = {}
@@ -118,7 +118,7 @@ class _Tables:
         return list(groups.values())
 
     def _all_steps(self) -> Dict[State, List[_Step]]:
-        """All states in an order in which each comes after those it leads to."""
+        """All states, each after those it leads to."""
         if self.problem.fixed_order:
             stages = len(self.kinds)
             line = [tuple(int(device < used) for device in range(stages)) for used in range(stages + 1)]
@@ -134,8 +134,8 @@ class _Tables:
                 for state in reversed(states) if state != self.full}
 
     def _legal(self, kind: int, stage: int) -> np.ndarray:
-        """Which stages [first, end] may be stage number ``stage`` on a device of ``kind``: memory, and ops left for
-        all."""
+        """Which stages [first, end] may be stage number ``stage`` on a device of ``kind``: they fit in memory and leave ops
+        for all others."""
         problem, stages = self.problem, len(self.problem.speeds)
         need = _interval_sums(problem.resident_bytes) + problem.kept[stage] * _interval_sums(problem.activation_bytes)
         legal = need <= problem.memory_bytes[self.kinds[kind][0]] * (1 + 1e-9)
@@ -156,7 +156,7 @@ class _Tables:
 
     def _options(self, table: Sequence[np.ndarray], cap: float, maximum: bool, state: State, kind: int,
                  after: np.ndarray) -> np.ndarray:
-        """[first op, end op]: value of making this the next stage and going on as well as possible."""
+        """[first op, end op]: the best value of a pipeline with this as its next stage."""
         allowed = self.legal[kind, sum(state)] & (self.pace[kind] <= cap)
         joined = np.maximum(table[kind], after) if maximum else table[kind] + after
         return np.where(allowed, joined, math.inf)
@@ -166,12 +166,12 @@ class _Tables:
         return float(self._sweep(self.pace, math.inf, True)[(0,) * len(self.full)][0])
 
     def paces(self, low: float, high: float) -> np.ndarray:
-        """All paces a pipeline can have within [low, high], sorted."""
+        """All possible paces of a pipeline within [low, high], sorted."""
         values = np.concatenate([pace[np.isfinite(pace)] for pace in self.pace])
         return np.unique(values[(values >= low) & (values <= high)])
 
     def solve(self, cap: float) -> Optional[_Solution]:
-        """The pipeline of smallest sum that keeps to ``cap``; None when there is none."""
+        """The pipeline with the smallest sum and a pace of at most ``cap``; None if there is none."""
         best = self._sweep(self.cost, cap, False)
         state: State = (0,) * len(self.full)
         if not math.isfinite(best[state][0]):

@@ -1,4 +1,4 @@
-"""The intra-TaskGraph load balance problem, and how an answer to it is scored.
+"""The intra-TaskGraph load balance problem, and the scores of an answer.
 
 One TaskGraph runs on n devices at once; its work is divisible into ``units`` (samples of the global batch under
 ``replicate``, rows of the sharded dimension under ``split``)::
@@ -7,8 +7,8 @@ One TaskGraph runs on n devices at once; its work is divisible into ``units`` (s
     constraints  sum u_i = units;  u_i >= minimum;  fixed_bytes + L_i * load_bytes <= memory_bytes_i (where u_i > 0)
     objective    step time  max_i L_i * flops / speed_i
 
-Whale's own objective (section 3.3.1, Formula 1), sum_i |L_i - speed_i / sum(speed)|, is reported beside it: it sums
-what the devices wait, while a step lasts as long as its slowest device.
+Whale's own objective (section 3.3.1, Formula 1), sum_i |L_i - speed_i / sum(speed)|, is reported too: it adds up the
+devices' idle shares, whereas a step takes as long as its slowest device.
 """
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class BalanceProblem:
     Attributes:
         speeds: FLOP/s of each device (any common unit).
         memory_bytes: memory of each device.
-        load_bytes: memory that divides with the load (Whale's TG_mem): activations of the whole batch, or the tensors
-            that are sharded.
+        load_bytes: memory that is divided with the load (Whale's TG_mem): activations of the whole batch, or the sharded
+            tensors.
         units: whole units of the load.
-        fixed_bytes: memory that a device with any load needs whatever its size (a replica's parameters).
+        fixed_bytes: memory that a device with any load needs, whatever its size (a replica's parameters).
         flops: work of the whole load; only scales the step time.
-        minimum: units each device takes at least.
+        minimum: smallest number of units of each device.
     """
 
     speeds: Tuple[float, ...]
@@ -55,12 +55,12 @@ class BalanceProblem:
                             )
 
     def need_bytes(self, units: float) -> float:
-        """Memory of a device with this many units; one without any holds nothing."""
+        """Memory needed by a device with this many units; zero without any."""
         return 0.0 if units == 0 else self.fixed_bytes + units * self.load_bytes / self.units
 
     @property
     def capacities(self) -> Tuple[int, ...]:
-        """Most units each device has memory for, 0 to ``units``: the largest u with ``need_bytes(u) <= memory``."""
+        """The most units that fit in each device's memory, 0 to ``units``: the largest u with ``need_bytes(u) <= memory``."""
         return tuple(self._capacity(memory) for memory in self.memory_bytes)
 
     def _capacity(self, memory: float) -> int:
@@ -69,14 +69,14 @@ class BalanceProblem:
         if self.fixed_bytes > memory:
             return 0
         capacity = math.floor(min(self.units, (memory - self.fixed_bytes) * self.units / self.load_bytes))
-        while capacity > 0 and self.need_bytes(capacity) > memory:  # rounding of the line above: at most a step or two
+        while capacity > 0 and self.need_bytes(capacity) > memory:  # corrects rounding in the line above: at most a step or two
             capacity -= 1
         while capacity < self.units and self.need_bytes(capacity + 1) <= memory:
             capacity += 1
         return capacity
 
     def check_feasible(self) -> Tuple[int, ...]:
-        """The capacities, when some load fits.  Raises InfeasibleError with what would fit."""
+        """The capacities, if some load fits.  Raises InfeasibleError saying what would fit."""
         capacities = self.capacities
         short = [device for device, capacity in enumerate(capacities) if capacity < self.minimum]
         if short:
@@ -99,8 +99,8 @@ class Balance(NamedTuple):
     Attributes:
         algorithm: the solver's name.
         units: whole units of each device; they sum to the problem's.
-        loads: the solver's load ratios; ``units / sum(units)`` for all solvers but ``paper``, whose ratios are
-            fractions.
+        loads: the solver's load ratios; ``units / sum(units)`` for all solvers except ``paper``, which does not round
+            them to whole units.
     """
 
     algorithm: str
@@ -128,12 +128,12 @@ def waste(problem: BalanceProblem, units: Sequence[float]) -> float:
 
 
 def memory_utilisation(problem: BalanceProblem, units: Sequence[float]) -> Tuple[float, ...]:
-    """Needed over available memory of each device (Whale's mem_utils); above 1 is out of memory."""
+    """Each device's ratio of needed to available memory (Whale's mem_utils); above 1 is out of memory."""
     needs = [problem.need_bytes(unit) for unit in units]
     return tuple(need / memory if memory else (math.inf if need else 0.0)
                  for need, memory in zip(needs, problem.memory_bytes))
 
 
 def fits(problem: BalanceProblem, units: Sequence[int]) -> bool:
-    """Whether no device is over its memory."""
+    """Whether every device is within its memory."""
     return all(problem.need_bytes(unit) <= memory for unit, memory in zip(units, problem.memory_bytes))

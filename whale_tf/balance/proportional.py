@@ -1,4 +1,4 @@
-"""Loads by speed alone, memory ignored: even shares, and shares in proportion to speed."""
+"""Loads that ignore memory: even shares, and shares in proportion to speed."""
 from __future__ import annotations
 
 from whale_tf.balance.problem import Balance, BalanceProblem, answer

@@ -1,14 +1,14 @@
-"""The inter-TaskGraph load balance problem (Whale section 3.3.2), and how an answer to it is scored.
+"""The inter-TaskGraph load balance problem (Whale section 3.3.2), and the scores of an answer.
 
 For ops 0..n-1 in topological order, S devices and M micro-batches::
 
     variables    cuts 0 = k_0 < k_1 < ... < k_S = n;  a permutation p of the devices
-    stage i      ops k_i .. k_{i+1} - 1 on device p_i:  t_i = sum flops / speed,  c_i = seconds to hand its output on
+    stage i      ops k_i .. k_{i+1} - 1 on device p_i:  t_i = sum flops / speed,  c_i = seconds to transfer its output
     constraints  resident_i + kept_i * activation_i <= memory of p_i,  kept_i the micro-batches stage i keeps alive
     objective    L = sum_i (t_i + c_i) + (M - 1) * max_i max(t_i, c_i)
 
-L is the length of a synchronous pipeline whose slowest stage sets the pace: the first micro-batch passes all stages,
-each further one follows a pace later (AMP section 3.3; a hand-over is a stage of its own, as in DAPPLE section IV).
+L is the duration of a synchronous pipeline whose slowest stage sets the pace: the first micro-batch passes all stages,
+each further one follows a pace later (AMP section 3.3; a transfer is a separate stage, as in DAPPLE section IV).
 """
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class PartitionProblem:
 
     Attributes:
         flops: per op, forward and backward together.
-        resident_bytes: per op, what its stage holds all the time (parameters, gradients, optimizer slots).
-        activation_bytes: per op, what is kept from a micro-batch's forward to its backward pass.
-        handover_s: per place between two ops (n - 1 of them), seconds to send what crosses it, both ways.
-        speeds: FLOP/s of each device, one device (or group of replicas) for each stage.
+        resident_bytes: per op, bytes its stage always holds (parameters, gradients, optimizer slots).
+        activation_bytes: per op, bytes kept from a micro-batch's forward pass to its backward pass.
+        handover_s: per boundary between two ops (n - 1 of them), seconds to send what crosses it, both ways.
+        speeds: FLOP/s of each device, one device (or group of replicas) per stage.
         memory_bytes: memory of each device.
         micro_batches: M.
-        kept: micro-batches that stage i keeps alive; empty for min(S - i, M), what 1F1B needs (Whale section 3.3.2).
+        kept: micro-batches that stage i keeps alive; empty for min(S - i, M), as 1F1B needs (Whale section 3.3.2).
         fixed_order: device i runs stage i; otherwise the solver chooses.
     """
 
@@ -83,7 +83,7 @@ class StagePartition(NamedTuple):
 # ---- scores, computed outside the solvers ----------------------------------------------------------------------
 
 def stage_times_s(problem: PartitionProblem, cuts: Sequence[int], devices: Sequence[int]) -> Tuple[float, ...]:
-    """t_i: seconds of each stage for one micro-batch."""
+    """t_i: seconds per micro-batch of each stage."""
     return tuple(sum(problem.flops[start:end]) / problem.speeds[device]
                  for start, end, device in zip(cuts, cuts[1:], devices))
 
@@ -97,13 +97,13 @@ def partition_latency_s(problem: PartitionProblem, partition: StagePartition) ->
 
 
 def partition_memory_bytes(problem: PartitionProblem, cuts: Sequence[int]) -> Tuple[float, ...]:
-    """Needed memory of each stage."""
+    """Memory needed by each stage."""
     return tuple(sum(problem.resident_bytes[start:end]) + kept * sum(problem.activation_bytes[start:end])
                  for start, end, kept in zip(cuts, cuts[1:], problem.kept))
 
 
 def partition_fits(problem: PartitionProblem, partition: StagePartition) -> bool:
-    """Whether every stage is within its device's memory (to a relative 1e-9, as sizes are sums of floats)."""
+    """Whether every stage is within its device's memory (with a relative tolerance of 1e-9, as sizes are sums of floats)."""
     needs = partition_memory_bytes(problem, partition.cuts)
     return all(need <= problem.memory_bytes[device] * (1 + 1e-9)
                for need, device in zip(needs, partition.devices))
