@@ -1,4 +1,4 @@
-"""How replicas add up their gradients; ``communicator(backend, ...)`` picks the implementation."""
+"""Gradient sums over replicas; ``communicator(backend, ...)`` picks the implementation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def communicator(backend: str, nodes: Nodes, count: int = 1, rank: int = 0, keys
     """The communicator called ``local``, ``collective`` or ``horovod``.
 
     Args:
-        count, rank, keys: number of processes, which of them this is, and the keys of this process.
+        count, rank, keys: number of processes, this process's number, and its keys.
 
     Raises:
-        ConfigError: another name, or one that does not reach the other processes.
-        ClusterError: the processes are not Horovod's.
+        ConfigError: an unknown name, or a backend that does not reach the other processes.
+        ClusterError: the processes do not match Horovod's.
     """
     if count > 1:
         between = {"collective": ProcessCommunicator, "horovod": HorovodCommunicator}

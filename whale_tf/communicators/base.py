@@ -1,4 +1,4 @@
-"""What a communicator does, whatever carries it."""
+"""The interface of communicators, independent of the transport."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Communicator(abc.ABC):
         nodes: where the ops are staged.
 
     Attributes:
-        processes: how many processes take part.
+        processes: number of participating processes.
         collectives: names of the staged ops that wait for other processes.
-        together: of those that a run may do without, the boolean that it then feeds with False (:meth:`sum_if_together`).
+        together: the boolean that a run feeds with False to skip the optional collectives (:meth:`sum_if_together`).
     """
 
     processes: int = 1
@@ -41,11 +41,11 @@ class Communicator(abc.ABC):
         """The sum of all members' tensors, on every member's device, in the order of ``members``.
 
         Args:
-            fp16: what travels between processes travels as float16, scaled.
+            fp16: send values between processes as scaled float16.
         """
 
     def all_gather(self, members: Sequence[Member], dim: int, name: str, dtype: Any) -> List[str]:
-        """The members' tensors, of possibly different lengths, concatenated along ``dim`` on every member's device."""
+        """The members' tensors, possibly of different lengths, concatenated along ``dim`` on every member's device."""
         values = [member.value for member in members]
         return [
             self._nodes.concat(values, dim, f"{name}/{i}", dtype, member.device)
@@ -56,16 +56,16 @@ class Communicator(abc.ABC):
         self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
         fp16: bool = False
     ) -> List[List[str]]:  # fmt: skip
-        """Several tensors of one type and of these shapes, each as by :meth:`all_reduce`, in one message where that helps."""
+        """:meth:`all_reduce` of several tensors of one type and these shapes, in one message where that helps."""
         return [self.all_reduce(each, name, dtype, fp16) for each, name in zip(members, names)]
 
     def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
-        """One value of each process combined over all of them by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,
+        """One value per process, combined over all processes by ``kind``: ``sum``, ``prod``, ``max``, ``min``, ``any``,
         ``all``."""
         return member.value
 
     def sum_if_together(self, part: Member, alone: str, host: str, name: str, dtype: Any) -> str:
-        """The sum of each process' ``part``, or, in a run that the other processes take no part in, ``alone``.
+        """The sum of every process's ``part``; or ``alone``, in a run without the other processes.
 
         Args:
             host: a CPU device of this process.
@@ -73,10 +73,10 @@ class Communicator(abc.ABC):
         return alone
 
     def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
-        """One tensor of each process, concatenated along ``dim`` in the order of the processes.
+        """One tensor per process, concatenated along ``dim`` in process order.
 
         Args:
             rank: number of dimensions.
-            equal: all are known to be of one shape.
+            equal: all are known to have the same shape.
         """
         return member.value

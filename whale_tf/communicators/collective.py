@@ -9,10 +9,10 @@ from whale_tf.graph_editor.nodes import Nodes
 
 
 class CollectiveCommunicator(Communicator):
-    """``CollectiveReduce`` ops, one for each member.
+    """``CollectiveReduce`` ops, one per member.
 
-    A group key stands for one set of devices, an instance key for one collective: both are given out here, in the order
-    of the calls, so every process that stages the same plan gives out the same keys.
+    A group key identifies a set of devices, an instance key a collective.  Both are assigned here in call order, so every
+    process that stages the same plan assigns the same keys.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -42,7 +42,7 @@ class CollectiveCommunicator(Communicator):
             )
             for i, member in enumerate(members)
         ]
-        # fetching one member alone would hang: whoever reads one result waits for all
+        # fetching one member alone would hang, so reading any result waits for all
         return [
             self._nodes.identity(part, f"{name}/all_{i}", dtype, members[i].device, control=parts)
             for i, part in enumerate(parts)

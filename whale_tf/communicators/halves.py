@@ -1,14 +1,14 @@
-"""Sums over processes that travel as float16, scaled so that no sum overflows.
+"""Sums over processes sent as float16, scaled so that no sum overflows.
 
-With ``W`` processes and ``m`` the largest magnitude of any element, ``s = LIMIT / (W m)`` brings every partial sum below the
-largest float16 (65504).  Each element is rounded to 11 bits once in every process and once in every addition::
+With ``W`` processes and ``m`` the largest magnitude of any element, ``s = LIMIT / (W m)`` keeps every partial sum below the
+largest float16 (65504).  Each element is rounded to 11 bits once per process and once per addition::
 
     ring      g ──> max ──(max over processes)──> s        gather    g ──> max ──> s ──┐
               g s ──> float16 ──(sum)──> float32 / s                 g s ──> float16 ──┴─(gather)──> sum of float32 / s
 
-TensorFlow 1.15's collectives carry no float16 on CPU: there the halves are gathered as int32, with a scale of each process, and
-added up in the receiver.  That takes ``2 (W-1) n`` bytes in place of a float32 ring's ``8 (W-1)/W n``, so it pays for up to
-three processes.
+TensorFlow 1.15's collectives do not support float16 on CPU.  There, the halves are gathered as int32, with one scale per
+process, and added up by the receiver.  That sends ``2 (W-1) n`` bytes instead of a float32 ring's ``8 (W-1)/W n``, so it
+pays off for up to three processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sum_by_ring(nodes: Nodes, member: Member, processes: int, name: str, largest
     """The sum of float32 vectors `[n]`.
 
     Args:
-        largest, total: maximum of float32 scalars, and sum of float16 vectors, over all processes.
+        largest, total: maximum of float32 scalars and sum of float16 vectors over all processes.
     """
     half = _Halves(nodes, member.device, name)
     scale = half.scale(largest(Member(half.magnitude(member.value), member.device), name + "/largest"), LIMIT / processes)
@@ -44,14 +44,14 @@ def sum_by_gather(nodes: Nodes, member: Member, processes: int, name: str, gathe
     """The sum of float32 vectors `[n]`.
 
     Args:
-        gather: int32 vectors of all processes, one behind the other.
+        gather: concatenates the int32 vectors of all processes.
     """
     device, half = member.device, _Halves(nodes, member.device, name)
     i32 = tf.int32
     count = half.op("Size", "count", [member.value], T=tf.float32, out_type=i32)
     odd = half.op("FloorMod", "odd", [count, half.const(2)], T=i32)
     after = half.op("Pack", "after", [half.const(0), odd], T=i32, N=2, axis=0)
-    paddings = half.op("ExpandDims", "paddings", [after, half.const(0)], T=i32, Tdim=i32)  # two halves make an int32
+    paddings = half.op("ExpandDims", "paddings", [after, half.const(0)], T=i32, Tdim=i32)  # two halves form an int32
     even = half.op("Pad", "even", [member.value, paddings], T=tf.float32, Tpaddings=i32)
     scale = half.scale(half.magnitude(member.value), LIMIT)
     pairs = half.op("Reshape", "pairs", [half.compressed(even, scale), half.const([-1, 2])], T=tf.float16, Tshape=i32)
@@ -95,7 +95,7 @@ class _Halves:
         return self.op("Max", "magnitude", [sizes, self.const([0])], T=tf.float32, Tidx=tf.int32, keep_dims=False)
 
     def scale(self, magnitude: str, limit: float) -> str:
-        """What the largest magnitude has to be multiplied by to become ``limit``; zero for infinity, which makes the sum NaN."""
+        """The factor that scales the largest magnitude to ``limit``; zero for infinity, which makes the sum NaN."""
         least = self.op("Maximum", "least", [magnitude, self.const(SMALLEST, tf.float32)], T=tf.float32)
         return self.op("RealDiv", "scale", [self.const(limit, tf.float32), least], T=tf.float32)
 

@@ -1,7 +1,7 @@
-"""Horovod as the carrier between processes that its launcher has started (Sergeev and Del Balso, "Horovod: fast and easy
+"""Horovod as the transport between processes started by its launcher (Sergeev and Del Balso, "Horovod: fast and easy
 distributed deep learning in TensorFlow", 2018).
 
-Its own thread agrees on an order with the other processes, so collectives need no keys; their ops' names tell them apart.
+Horovod's thread agrees on an order with the other processes, so collectives need no keys; op names identify them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from whale_tf.graph_editor.nodes import Nodes
 
 
 class HorovodCommunicator(ProcessCommunicator):
-    """``HorovodAllreduce``, ``HorovodAllgather`` and ``HorovodBroadcast`` ops with one member in each process.
+    """``HorovodAllreduce``, ``HorovodAllgather`` and ``HorovodBroadcast`` ops with one member per process.
 
     Raises:
         ConfigError: Horovod is not installed.
-        ClusterError: these processes are not the ones that Horovod knows.
+        ClusterError: these processes do not match Horovod's.
     """
 
     def __init__(self, nodes: Nodes, count: int, rank: int, keys: Keys) -> None:
@@ -57,8 +57,8 @@ class HorovodCommunicator(ProcessCommunicator):
             "HorovodAllgather", "whale/agreement", [own], device, T=tf.int64, ignore_name_scope=False, process_set_id=0)
 
     def _op(self, op_type: str, name: str, member: Member, **attrs: Any) -> str:
-        # TensorFlow runs ops once that are equal but for their names, and inputs may be equal in one process only: zeros that a
-        # broadcast does not read. So each gets a number.
+        # TensorFlow merges ops that are equal except for their names, and inputs may be equal in one process only: zeros that a
+        # broadcast does not read. So each op gets a number.
         attrs = dict(attrs, ignore_name_scope=False, process_set_id=0, _whale_number=len(self.collectives))
         op = self._nodes.add(op_type, name, [member.value], member.device, **attrs)
         self._note(op_type, op, member.device, attrs)

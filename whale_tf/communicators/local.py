@@ -9,9 +9,9 @@ from whale_tf.graph_editor.nodes import Nodes
 
 
 class LocalCommunicator(Communicator):
-    """Each tensor is summed on one device of its group and sent back to the others.
+    """Sums each tensor on one device of its group and sends the result to the others.
 
-    The device takes turns from tensor to tensor, so that work and traffic are spread evenly: for ``n`` devices each
+    The device alternates from tensor to tensor, so that work and traffic are spread evenly: with ``n`` devices, each
     carries ``2 (n - 1) / n`` of the bytes, as in a ring all-reduce.
     """
 
@@ -23,7 +23,7 @@ class LocalCommunicator(Communicator):
         return [self.sum(members, name, dtype).value] * len(members)
 
     def sum(self, members: Sequence[Member], name: str, dtype: Any) -> Member:
-        """The sum, and where it is."""
+        """The sum and its device."""
         devices = tuple(member.device for member in members)
         turn = self._turns.get(devices, 0)
         self._turns[devices] = turn + 1
@@ -31,5 +31,5 @@ class LocalCommunicator(Communicator):
         return self.sum_on(device, members, name, dtype)
 
     def sum_on(self, device: str, members: Sequence[Member], name: str, dtype: Any) -> Member:
-        """The sum on a device of one's choice."""
+        """The sum on the given device."""
         return Member(self._nodes.add_n([member.value for member in members], name, dtype, device), device)

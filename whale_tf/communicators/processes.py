@@ -1,4 +1,4 @@
-"""Sums over several processes: inside each as plain sums, between them by ``CollectiveReduce`` with one member each.
+"""Sums over several processes: plain sums within each, ``CollectiveReduce`` with one member per process between them.
 
 ::
 
@@ -24,7 +24,7 @@ from whale_tf.errors import ConfigError, UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 
 MERGE_OPS = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min", "any": "Max", "all": "Min"}
-# types that TensorFlow 1.15's collectives do not take on CPU -> what carries them
+# types that TensorFlow 1.15's collectives do not support on CPU -> the types used to send them
 CARRIERS = {
     tf.bool: tf.int32,
     tf.int8: tf.int32,
@@ -34,17 +34,17 @@ CARRIERS = {
     tf.bfloat16: tf.float32,
     tf.float16: tf.float32,
 }
-RINGS = 2  # each sums a part of the tensor; while one waits for the other process, the other one adds and copies
-AGREEMENT_KEYS = 1 << 24  # more collectives than a graph has
+RINGS = 2  # each sums a part of the tensor; while one waits for another process, the other adds and copies
+AGREEMENT_KEYS = 1 << 24  # more than the collectives of any graph
 COMPRESSED = (tf.float32, tf.float64)
 CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class Keys:
-    """Numbers of groups and of collectives.
+    """Assigns numbers to groups and collectives.
 
-    TensorFlow's server remembers both for as long as it lives, so one object serves all graphs of a process.  Processes
-    that stage the same graphs in the same order give out the same numbers.
+    TensorFlow's server remembers both for its lifetime, so one object serves all graphs of a process.  Processes that stage
+    the same graphs in the same order assign the same numbers.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Keys:
         return self._instances
 
     def agreement(self) -> Tuple[int, int]:
-        """Group and instance of a graph's agreement: the same even in processes whose other keys differ."""
+        """Group and instance of a graph's agreement: the same in all processes, even if their other keys differ."""
         self._agreements += 1
         return AGREEMENT_KEYS, AGREEMENT_KEYS + self._agreements
 
@@ -68,8 +68,8 @@ class Keys:
 class ProcessCommunicator(Communicator):
     """See the module's docstring.
 
-    Collectives are not ordered among each other: TensorFlow's ring runs each on threads of its own, so processes that start
-    them in different orders do not wait for each other in a circle.
+    Collectives are not ordered: TensorFlow's ring runs each on its own threads, so processes that start them in different
+    orders do not deadlock.
 
     Args:
         count: number of processes.
@@ -104,7 +104,7 @@ class ProcessCommunicator(Communicator):
         return self._nodes.add("Reshape", name, [value, shape], device, T=dtype, Tshape=tf.int32)
 
     def _sum_of_halves(self, member: Member, name: str, dtype: Any) -> str:
-        """The sum of vectors over all processes, which travel as float16."""
+        """The sum of vectors over all processes, sent as float16."""
         nodes, device = self._nodes, member.device
         if dtype != tf.float32:
             member = Member(nodes.cast(member.value, name + "/to_float32", dtype, tf.float32, device), device)
@@ -208,9 +208,9 @@ class ProcessCommunicator(Communicator):
         return self._collective("CollectiveGather", name, [member.value], member.device, T=dtype, shape=[0])
 
     def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any) -> str:
-        """``CollectiveGather`` takes one shape only, in all processes and steps (1.15.5, 2.21).  So each process puts its rows at
-        a place of their own among zeros, as many for each process as the longest has, and the sum is what was to be gathered
-        but for the zeros in between."""
+        """``CollectiveGather`` requires one shape for all processes and steps (1.15.5, 2.21).  Instead, each process puts its
+        rows into its own section of a tensor of zeros, with sections as long as the longest process's rows.  The sum of
+        these tensors is the gathered tensor, apart from the zeros in between."""
         nodes, device, i32 = self._nodes, member.device, tf.int32
 
         def constant(value: Any, what: str) -> str:
@@ -242,7 +242,7 @@ class ProcessCommunicator(Communicator):
             Taxis=i32)  # fmt: skip
 
     def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
-        """Process 0's value on every process.  ``member.value`` is read there only; all have the same static shape."""
+        """Process 0's value on every process.  ``member.value`` is read only there; all have the same static shape."""
         wire = self._wire_type(name, dtype)
         value = member.value
         if self.is_first and wire != dtype:
@@ -259,7 +259,7 @@ class ProcessCommunicator(Communicator):
         return self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
 
     def agreement(self, device: str) -> str:
-        """What every process has staged so far, in one number each: int64 `[processes]`, equal where they agree."""
+        """A checksum of what each process has staged so far: int64 `[processes]`, equal for processes that agree."""
         digest = zlib.crc32("\n".join(self._staged).encode())
         return self._agreement(self._nodes.const([digest], "whale/agreement/own", tf.int64, device), device)
 
@@ -283,7 +283,7 @@ class ProcessCommunicator(Communicator):
         return op
 
     def _note(self, kind: str, op: str, device: str, attrs: Dict[str, Any]) -> None:
-        """A collective has been staged; all processes must have staged the same."""
+        """Record a staged collective; all processes must stage the same ones."""
         self.collectives.append(op)
         self._staged.append(f"{kind} {op} {_local(device)} {sorted(map(str, attrs.items()))}")
 
