@@ -1,1 +1,1 @@
-"""One of several training processes: TensorFlow's server, the watch over the others, the share of the data."""
+"""One of several training processes: its TensorFlow server, monitoring of the others, and its share of the data."""

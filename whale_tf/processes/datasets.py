@@ -1,15 +1,15 @@
-"""Each process' share of an input pipeline.
+"""Each process's share of an input pipeline.
 
-Every process runs the same script, so it builds the same pipeline.  Of each ``n`` consecutive elements (mini-batches) that
-come out at its end, process ``i`` of ``n`` takes number ``i``; what is left over at the end is dropped, so that all
-processes take the same number.  In every step the processes together train on the mini-batches that the local script
-would see in one of ``n`` times the size.
+Every process runs the same script and so builds the same pipeline.  Process ``i`` of ``n`` takes number ``i`` of each ``n``
+consecutive elements (mini-batches) of the pipeline's output.  A remainder at the end is dropped, so that all processes take
+the same number.  In every step, the processes together train on the examples that the local script would see in a
+mini-batch of ``n`` times the size.
 
-Processes of unequal speed take unequal parts of these examples instead, in the same order (Whale section 3.3.1)::
+Processes of unequal speed instead take unequal parts of these examples, in the same order (Whale section 3.3.1)::
 
     speeds 2:1       mini-batches   a b c d e f | g h i j k l       process 0   a b c d e f g h      process 1   i j k l
 
-``io.slicing: "file"``: process ``i`` reads number ``i`` of every ``n`` files, and nothing of the others.
+``io.slicing: "file"``: process ``i`` reads only number ``i`` of every ``n`` files.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _READER = re.compile(r"^(TextLine|TFRecord|FixedLengthRecord|(Experimental)?CSV)
 
 
 def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None, by_file: bool = False) -> Any:
-    """What of a tf.data pipeline this process takes (see the module's docstring).
+    """This process's share of a tf.data pipeline (see the module's docstring).
 
     Args:
-        cluster: says how fast the processes are; None: as if they were equal.
-        by_file: whole files, where the pipeline reads any.
+        cluster: determines the processes' speeds; None: assume equal speeds.
+        by_file: share whole files, if the pipeline reads any.
 
     Raises:
-        UnsupportedOpError: unequal speeds, and elements that are no mini-batches, or whole files.
+        UnsupportedOpError: speeds are unequal, and elements are not mini-batches or whole files are shared.
     """
     speeds = () if cluster is None else process_speeds(cluster, processes)
     is_even = len(set(speeds)) < 2
@@ -70,7 +70,7 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
 
 
 def explained(processes: Processes, cluster: Optional[Cluster] = None, by_file: bool = False) -> str:
-    """How :func:`share` divides, in a sentence."""
+    """A sentence on how :func:`share` divides the data."""
     speeds = () if cluster is None else process_speeds(cluster, processes)
     if len(set(speeds)) < 2:
         what = "files, or mini-batches where none are read" if by_file else "mini-batches"
@@ -104,7 +104,7 @@ def _check_batched(dataset: Any) -> None:
 
 
 def running_parts(total: Any, speeds: Sequence[int]) -> List[Any]:
-    """Running totals of ``total`` examples in parts in proportion to ``speeds``, at least one each.
+    """Running totals of a split of ``total`` examples in proportion to ``speeds``, at least one each.
 
     Args:
         total: an int64 scalar, not less than the number of parts.
@@ -117,10 +117,10 @@ def running_parts(total: Any, speeds: Sequence[int]) -> List[Any]:
 
 
 def take_all(graph: tf.Graph) -> None:
-    """Take back every share: this process turns out to drive all devices.
+    """Undo every share, because this process turns out to drive all devices.
 
     Raises:
-        UnsupportedOpError: an iterator has its share built in.
+        UnsupportedOpError: an iterator's share cannot be undone.
     """
     for op in graph.get_operations():
         if op.type == "OneShotIterator":
@@ -135,8 +135,8 @@ def take_all(graph: tf.Graph) -> None:
 
 
 def _agree_on_shuffling(dataset: Any) -> None:
-    """A shuffle without a seed would differ from process to process, and their shares overlap: give it one that follows
-    from its name."""
+    """Seed each unseeded shuffle from its name; otherwise it would differ between processes and their shares would
+    overlap."""
     for op in _ops_of(dataset._variant_tensor.op):
         constants = [tensor.op for tensor in op.inputs if tensor.op.type == "Const"]
         seeds = [constant for constant in constants if constant.name.split("/")[-1].startswith("seed")]

@@ -1,4 +1,4 @@
-"""This process among several: TensorFlow's server in it, started by the first Session, and runs that all take part in."""
+"""One of several processes: its TensorFlow server, started by the first Session, and runs in which all take part."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from whale_tf.errors import ClusterError, PlanError
 from whale_tf.processes.watch import Watch, end_process, say, split_address
 
 DRIVER_END_S = 60.0  # between a driver's verdict and its end
-READY = "whale_ready"  # queue: this process serves
-VERDICT = "whale_verdict"  # queue: whether its driver, which ends, has succeeded
-LOST_PATIENCE_S = 10.0  # between an error of TensorFlow's and the watch's finding out which process is to blame
+READY = "whale_ready"  # queue: this process is serving
+VERDICT = "whale_verdict"  # queue: whether the driver, now ending, has succeeded
+LOST_PATIENCE_S = 10.0  # from a TensorFlow error until the watch has identified the process at fault
 
 
 class Runtime:
     """See the module's docstring.
 
     Args:
-        start_timeout_s: how long the first Session waits for all processes to come.
+        start_timeout_s: seconds that the first Session waits for all processes to start.
 
     Attributes:
-        keys: numbers of this process' collectives; they live as long as the server.
-        is_consistent: no run has been broken off by the loss of another process, half-way through an update.
-        asked_to_end: whether this process was.
+        keys: numbers of this process's collectives; they live as long as the server.
+        is_consistent: no run has been aborted during an update by the loss of another process.
+        asked_to_end: whether this process was asked to end.
     """
 
     def __init__(self, processes: Processes, start_timeout_s: float) -> None:
@@ -49,15 +49,15 @@ class Runtime:
         self.asked_to_end: Callable[[], bool] = lambda: False
         self.is_driver = False
         self._is_served = False  # by all others
-        self.is_free = False  # sessions of our own are left as they are
-        self.sessions = 0  # that see this process' devices only
+        self.is_free = False  # our own sessions are unchanged
+        self.sessions = 0  # sessions that see only this process's devices
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
 
     def target(self, asked: str, config: v1.ConfigProto) -> str:
         """The server's address for a new Session; the first one starts the server and waits for the other processes.
 
         Raises:
-            ClusterError: the port is taken, a process does not come, or the script asks for a server of its own.
+            ClusterError: the port is in use, a process does not start, or the script asks for its own server.
         """
         if self._server is not None and asked == self._server.target:
             return asked
@@ -79,8 +79,8 @@ class Runtime:
         return self._server.target
 
     def _start(self, config: v1.ConfigProto, spans: bool) -> Any:
-        """The server; where model replicas span processes it has at least two threads: a stage's results are sent by ops of their
-        own, and a single thread runs through the next stages first (of 260 ms of a pipeline's step 60 are waiting for that)."""
+        """The server.  If model replicas span processes, it has at least two threads: separate ops send a stage's results, and a
+        single thread would run the next stages first (60 of the 260 ms of a pipeline's step are spent waiting for that)."""
         addresses, rank = self.processes.addresses, self.processes.rank
         _check_port(addresses[rank])
         if spans and _threads(config) == 1:
@@ -93,8 +93,8 @@ class Runtime:
         return server
 
     def session_config(self, config: v1.ConfigProto) -> v1.ConfigProto:
-        """The given config, with what a Session of one of several processes needs: it sees its own devices only, and
-        collectives are formed by process 0."""
+        """The given config, adapted for a Session of one of several processes: it sees only its own devices, and process 0
+        forms the collectives."""
         if self.is_free:
             return config
         config.experimental.collective_group_leader = self.processes.prefix(0)
@@ -106,15 +106,15 @@ class Runtime:
         return config
 
     def together(self, session: Any, start: Start, original: Callable, function: Callable, *arguments: Any) -> Any:
-        """Call ``function``, a run that waits for the other processes; before a session's first one its variables take
-        process 0's values.
+        """Call ``function``, a run that waits for the other processes.  Before a session's first such run, its variables are
+        set to process 0's values.
 
         Args:
             original: TensorFlow's own ``session.run``.
 
         Raises:
             ProcessLostError: another process has ended.
-            PlanError: another process has built another graph.
+            PlanError: another process has built a different graph.
         """
         with self._guarded():
             if session not in self._equal:
@@ -140,10 +140,10 @@ class Runtime:
             yield
 
     def drive(self) -> None:
-        """This process drives all devices from now on; when it ends it lets the others end.
+        """Drive all devices from this process from now on; when it ends, the others end.
 
         Raises:
-            PlanError: a Session is there already that sees this process' devices only.
+            PlanError: a Session that sees only this process's devices already exists.
         """
         if self.sessions:
             raise PlanError(
@@ -167,7 +167,7 @@ class Runtime:
             assert self._watch is not None
             with self._watch:
                 succeeded = session.run(_queue(prefix, VERDICT).dequeue())
-            # closing the driver's Sessions takes an answer from here (1.15.5 waits for it for ever)
+            # closing the driver's Sessions needs a response from here (1.15.5 waits for it forever)
             self._watch.wait_for_loss(DRIVER_END_S)
             if not succeeded:
                 end_process("process 0, which drove this one, has failed; look at its log")
@@ -175,23 +175,23 @@ class Runtime:
             os._exit(0)
 
     def _wait_for_servers(self) -> None:
-        """Before anything is computed there the other processes watch this one: else one that has not looked yet when this
-        one ends would wait for it to come."""
+        """Wait until the other processes watch this one; otherwise, if this one ended first, they would wait for it to
+        start."""
         if not self._is_served:
             self._run_on_others(lambda prefix: _queue(prefix, READY).dequeue())
             self._is_served = True
 
     def _release(self) -> None:
-        """Tell the other processes how this one ended."""
+        """Tell the other processes whether this one succeeded."""
         if self._server is None or self._watch is None or self._watch.lost:
             return
-        succeeded = getattr(sys, "last_type", None) is None  # set where an exception has ended the script
+        succeeded = getattr(sys, "last_type", None) is None  # set if an exception has ended the script
         with self._watch:
             self._wait_for_servers()
             self._run_on_others(lambda prefix: _queue(prefix, VERDICT).enqueue(succeeded))
 
     def _run_on_others(self, build: Callable[[str], Any]) -> None:
-        """Run an op for each other process, which ``build`` makes from the process' device prefix."""
+        """For each other process, run the op that ``build`` creates from the process's device prefix."""
         free, self.is_free = self.is_free, True
         try:
             with tf.Graph().as_default():
@@ -224,11 +224,11 @@ class Runtime:
             raise
 
 
-_runtime: Optional[Runtime] = None  # TensorFlow's server cannot be stopped: one for the life of the process
+_runtime: Optional[Runtime] = None  # TensorFlow's server cannot be stopped: one for the lifetime of the process
 
 
 def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime]:
-    """This process' runtime; None where there is one process only.
+    """This process's runtime; None if there is only one process.
 
     Raises:
         ClusterError: a server for another set of processes is running.
@@ -248,19 +248,19 @@ def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime
 
 
 def _queue(prefix: str, name: str) -> Any:
-    """A queue in a process' server, which gets one element."""
+    """A queue in a process's server, for one element."""
     with tf.device(prefix + "/device:CPU:0"):
         return v1.FIFOQueue(1, [tf.bool], [[]], shared_name=name, name=name)
 
 
 def _threads(config: v1.ConfigProto) -> int:
-    """Ops that run at once under ``config``: as many as it says, or as there are cores for this process."""
+    """The number of ops that run concurrently under ``config``: as configured, or the cores of this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return config.inter_op_parallelism_threads or cores or 1
 
 
 def _check_port(address: str) -> None:
-    """TensorFlow's own message for a port that is taken does not say so."""
+    """Check that the port is free; TensorFlow's own message does not say that it is in use."""
     _, port = split_address(address)
     with contextlib.closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,12 +1,12 @@
-"""SIGTERM: process 0 saves once more between two training steps, and ends; the others train on until it has.
+"""SIGTERM: process 0 saves once more between two training steps and ends; the others train until then.
 
 ::
 
     process 0    step k ──> Saver.save ──> ends
-    process 1    step k ──> waits in step k + 1 ─────> process 0 is gone: ends
+    process 1    step k ──> waits in step k + 1 ─────> process 0 has ended: ends
 
-The signal's handler only notes it: Python runs handlers anywhere, also half-way through a save.  Only process 0 saves, as ever,
-and only where no step is under way; a process that ended at once would break the step that process 0 is in.
+The signal handler only records the signal, because Python may run handlers in the middle of a save.  As always, only
+process 0 saves, and only between steps.  A process that ended at once would break process 0's current step.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from whale_tf.ir.traits import traits
 from whale_tf.processes.runtime import Runtime
 from whale_tf.processes.watch import TERMINATED_STATUS, end_process, say
 
-PATIENCE_S = 25.0  # between SIGTERM and the end of a process that trains no more, or whose process 0 trains on
+PATIENCE_S = 25.0  # from SIGTERM to the end of a process that no longer trains, or whose process 0 continues to train
 
 
 class _Saved:
-    """How a script has saved with one of its savers.
+    """A script's use of one of its savers.
 
     Attributes:
-        count: how often.
-        arguments: path, and what followed the step.
-        session: the one whose variables were saved last.
-        step: the number that its file is named by; None: none.
+        count: number of saves.
+        arguments: path, and the arguments after the step.
+        session: the session whose variables were saved last.
+        step: the number in the file's name; None: none.
         clock: the graph's global step at that time (None: it has none).
-        runs: runs since then that updated variables, of a graph without a global step.
+        runs: runs since then that updated variables, for a graph without a global step.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class _Saved:
         return session is not None and not session._closed
 
     def remember(self, session: Any, step: Any, *arguments: Any) -> None:
-        """The script has just saved."""
+        """Record a save by the script."""
         self.count += 1
         self.arguments = arguments  # type: ignore[assignment]
         self.session = weakref.ref(session)
@@ -66,7 +66,7 @@ class _Saved:
         self.clock, self.runs = _clock(session), 0
 
     def ran(self, session: Any, fetches: Any) -> None:
-        """Count a run, if it changes variables by an optimizer."""
+        """Count a run in which an optimizer updates variables."""
         if self.clock is not None or self.session() is not session:
             return
         with session.graph.as_default():
@@ -78,7 +78,7 @@ class _Saved:
         self.runs += self._updating[key]
 
     def steps_since(self) -> int:
-        """How far the variables have gone since the last checkpoint."""
+        """Number of steps since the last checkpoint."""
         return self.runs if self.clock is None else (_clock(self.session()) or 0) - self.clock
 
 
@@ -86,10 +86,10 @@ class Termination:
     """See the module's docstring.
 
     Args:
-        runtime: this process, where it is one of several.
+        runtime: this process, if it is one of several.
 
     Attributes:
-        serves: process 0 drives this one, and says when it may end.
+        serves: process 0 drives this one and decides when it may end.
     """
 
     def __init__(self, processes: Processes, runtime: Optional[Runtime] = None) -> None:
@@ -101,9 +101,9 @@ class Termination:
             runtime.asked_to_end = lambda: self.is_asked
         self._has_run = False
         self._saved: MutableMapping[Any, _Saved] = weakref.WeakKeyDictionary()  # by saver
-        self._depth = 0  # runs and saves of the main thread that are under way
+        self._depth = 0  # runs and saves in progress in the main thread
         self._signals: Optional[socket.socket] = None
-        self._before = -1  # what was told of signals
+        self._before = -1  # the previous file descriptor for signals
         self._removed = threading.Event()
 
     def install(self) -> None:
@@ -112,13 +112,13 @@ class Termination:
             return
         heard, self._signals = socket.socketpair()
         self._signals.setblocking(False)
-        # a handler in Python has to wait while the main thread is inside TensorFlow; this is told at once
+        # a Python handler has to wait while the main thread is inside TensorFlow; this is notified at once
         self._before = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(heard,), name="whale_tf SIGTERM", daemon=True).start()
         signal.signal(signal.SIGTERM, self._note)
 
     def remove(self) -> None:
-        """Leave SIGTERM as it was."""
+        """Restore the previous handling of SIGTERM."""
         if self._signals is None or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) == self._note:
@@ -154,10 +154,10 @@ class Termination:
     # ------------------------------------------------------------------------------------------------- runs and saves
     @contextlib.contextmanager
     def between(self, session: Any, fetches: Any = None) -> Iterator[None]:
-        """A run or a save: before and after it this process may end.
+        """A run or a save; this process may end before and after it.
 
         Args:
-            fetches: of a run.
+            fetches: the run's fetches.
         """
         if self._signals is None or threading.current_thread() is not threading.main_thread():
             yield
@@ -186,7 +186,7 @@ class Termination:
         return path
 
     def _end_if_asked(self) -> None:
-        """Save and end, if asked to, where neither a run nor a save is under way.
+        """Save and end, if asked to and neither a run nor a save is in progress.
 
         Raises:
             SystemExit
@@ -201,7 +201,7 @@ class Termination:
         sys.exit(TERMINATED_STATUS)
 
     def _save_once_more(self) -> str:
-        """What was done.  The saver is the one that has saved most often: another may keep the best model so far."""
+        """Save, and describe the outcome.  Uses the saver with the most saves: another may keep the best model so far."""
         alive = [(saver, saved) for saver, saved in self._saved.items() if saved.is_alive]
         if not alive:
             return "nothing is saved, because the script has not saved a checkpoint of this session itself"
@@ -215,7 +215,7 @@ class Termination:
             path, args, kwargs = saved.arguments
             step = None if saved.step is None else saved.step + steps
             return f"saved {saver.save(saved.session(), path, step, *args, **kwargs)}"
-        except Exception as error:  # whatever it is, the process was asked to end
+        except Exception as error:  # the process must end whatever the error
             return f"saving failed, the checkpoint before stands ({error})"
 
 
@@ -225,5 +225,5 @@ def _clock(session: Any) -> Optional[int]:
 
 
 def step_value(session: Any, step: Any) -> int:
-    """The number of a step that is given as a number (NumPy's, too), a tensor or a variable."""
+    """The value of a step given as a number (including NumPy's), a tensor or a variable."""
     return int(step if isinstance(step, numbers.Integral) else v1.train.global_step(session, step))

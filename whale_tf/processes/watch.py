@@ -1,8 +1,8 @@
-"""The watch over the other processes: whether they have come, and whether they are still there.
+"""Monitors the other processes: whether they have started and are still alive.
 
-No transport of our own: an idle HTTP/2 connection to the port of each process' TensorFlow server.  The kernel closes it
-when the process dies, however it dies; and a server that is asked anew must answer with its settings, which a stopped
-process or a lost host does not.  TensorFlow 1.15 itself waits for a dead member of a collective for ever.
+This needs no extra transport, only an idle HTTP/2 connection to the port of each process's TensorFlow server.  The kernel
+closes it when the process dies for any reason.  On a new connection, a server must answer with its settings, which a
+stopped process or a lost host does not.  TensorFlow 1.15 itself waits for a dead member of a collective forever.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from whale_tf.errors import ClusterError, ProcessLostError
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0" + b"\0\0\0\4\1\0\0\0\0"
 
 TICK_S = 0.5
-ASK_S = 15.0  # a connection that has said nothing for so long is replaced by a new one
-SILENT_S = 60.0  # a process that has not answered for so long is lost
+ASK_S = 15.0  # a connection silent for this long is replaced by a new one
+SILENT_S = 60.0  # a process that has not answered for this long is lost
 CONNECT_S = 3.0
-GRACE_S = 5.0  # a run that is under way when a process is lost may have all it needs from it
+GRACE_S = 5.0  # a run in progress when a process is lost may already have all it needs from it
 END_S = 8.0
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again
 TERMINATED_STATUS = 128 + signal.SIGTERM
@@ -60,11 +60,11 @@ class Watch:
 
     Args:
         addresses: ``host:port`` of each process to watch, by rank.
-        end: ends this process with a message and a status; it runs in the watching thread.
-        asked_to_end: whether this process was; it then ends when process 0 has.
+        end: ends this process with a message and a status; called from the watching thread.
+        asked_to_end: whether this process was asked to end; it then ends after process 0.
 
     Attributes:
-        must_end: after it is told of a loss this process has to end: closing its Sessions may wait for the lost process.
+        must_end: this process must end after being told of a loss: closing its Sessions may wait for the lost process.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Watch:
         self._heard: Dict[int, float] = {}
         self._lost: Dict[int, float] = {}
         self._waiting_since: Optional[float] = None
-        self._told: Optional[float] = None  # when this process was told of a loss by an exception
+        self._told: Optional[float] = None  # when an exception told this process of a loss
         self.must_end = False
         self._selector = selectors.DefaultSelector()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="whale_tf watch", daemon=True)
 
     def wait_for_all(self, timeout_s: float) -> None:
-        """Wait until every process' server accepts connections, then begin to watch.
+        """Wait until every process's server accepts connections, then start to watch.
 
         Raises:
-            ClusterError: one has not come in time.
+            ClusterError: a process has not started in time.
         """
         limit = time.monotonic() + timeout_s
         missing = sorted(self._addresses)
@@ -118,10 +118,10 @@ class Watch:
 
     # -------------------------------------------------------------------------------------------------- runs
     def __enter__(self) -> Watch:
-        """A run that waits for the other processes begins.
+        """Begin a run that waits for the other processes.
 
         Raises:
-            ProcessLostError: one is not there any more.
+            ProcessLostError: a process is lost.
         """
         self.check()
         self._waiting_since = time.monotonic()
@@ -135,10 +135,10 @@ class Watch:
         return bool(self._lost)
 
     def check(self, patience_s: float = 0.0) -> None:
-        """Whether all processes are there.
+        """Check that all processes are alive.
 
         Raises:
-            ProcessLostError: a process is lost, or gets lost within ``patience_s``.
+            ProcessLostError: a process is lost, or is lost within ``patience_s``.
             SystemExit: process 0 has ended, and this process was asked to.
         """
         if self.wait_for_loss(patience_s):
@@ -148,7 +148,7 @@ class Watch:
             raise ProcessLostError(self._message())
 
     def wait_for_loss(self, patience_s: float) -> bool:
-        """Whether a process is lost, or gets lost within ``patience_s``."""
+        """Whether a process is lost, or is lost within ``patience_s``."""
         limit = time.monotonic() + patience_s
         while not self._lost and time.monotonic() < limit:
             time.sleep(TICK_S / 5)
@@ -175,7 +175,7 @@ class Watch:
             self._end_if_waiting_in_vain(time.monotonic())
 
     def _follows_process_0(self) -> bool:
-        """Whether this process was asked to end, and process 0 has: after a last checkpoint, so nothing is wrong."""
+        """Whether this process was asked to end and process 0 has ended: after a last checkpoint, so this is no error."""
         return 0 in self._lost and self._asked_to_end()
 
     def _end_if_waiting_in_vain(self, now: float) -> None:
@@ -188,7 +188,7 @@ class Watch:
             self._end(self._message(), EXIT_STATUS)
 
     def _read(self, rank: int) -> None:
-        """Something came from a process; what it says is of no interest."""
+        """Note that a process is alive; the content it sent is ignored."""
         try:
             alive = bool(self._connections[rank].recv(1 << 16))
         except (BlockingIOError, InterruptedError):
@@ -201,7 +201,7 @@ class Watch:
             self._ask(rank)
 
     def _ask(self, rank: int) -> None:
-        """Connect anew: nobody listens at the port of a dead process."""
+        """Reconnect: the port of a dead process refuses connections."""
         self._close(rank)
         for _ in range(3):
             if self._open(rank):
@@ -238,7 +238,7 @@ def end_process(message: str, status: int = EXIT_STATUS) -> None:
 
 
 def say(message: str) -> None:
-    """Write to standard error, if that is possible: a disk may be full."""
+    """Write to standard error; ignore failures, e.g. a full disk."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.write(f"whale_tf: {message}\n")
