@@ -1,9 +1,9 @@
-"""JSON that a user gives as text or as the path of a file, and the records that it is read into.
+"""JSON given as text or as the path of a file, and the records into which it is read.
 
-A :class:`Record` is a frozen dataclass that checks its fields as it is made: plans, configurations, calibrations, model profiles
-and cluster descriptions are records.  The reader is our own because no library does what it does and installs beside every
-TensorFlow: pydantic requires newer typing_extensions than TensorFlow 2.4 to 2.13 allow; dacite stops at the first problem, takes
-``true`` for a whole number, and names no place inside a list.
+A :class:`Record` is a frozen dataclass that checks its fields on construction: plans, configurations, calibrations, model
+profiles and cluster descriptions are records.  The reader is our own because no library both does this and installs with
+every TensorFlow: pydantic requires newer typing_extensions than TensorFlow 2.4 to 2.13 allow; dacite stops at the first
+problem, accepts ``true`` as a whole number, and does not locate problems inside a list.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from whale_tf._typing_compat import Literal
 from whale_tf.errors import WhaleError, nearest
 
 _R = TypeVar("_R", bound="Record")
-_Reader = Callable[[Any], Any]  # what is given -> what the field holds; raises Invalid
-_REQUIRED: Any = object()  # the default of a field that has none: required fields may then follow optional ones
+_Reader = Callable[[Any], Any]  # given value -> the field's value; raises Invalid
+_REQUIRED: Any = object()  # the default of a field without one: lets required fields follow optional ones
 
 _KINDS: Mapping[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
 def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Dict[str, Any]:
-    """The JSON object in ``source``: text that begins with ``{``, else the path of a file.
+    """The JSON object in ``source``: text that begins with ``{``, otherwise the path of a file.
 
     Args:
         what: ``plan``, ``config``, ...
-        error: what is raised if there is no such file, or something else in it.
-        fix: where such files come from, for a file that does not exist.
+        error: raised if the file does not exist or does not hold a JSON object.
+        fix: where to get such a file; used if it does not exist.
     """
     text, origin = source, f"the {what}"
     if not source.lstrip().startswith("{"):
@@ -52,14 +52,14 @@ def json_object(source: str, what: str, error: Type[WhaleError], fix: str) -> Di
 
 
 class Problem(NamedTuple):
-    """What is wrong at a place, given by keys and numbers from the outside in.  ``reason`` follows the place's name."""
+    """A problem and its place, as keys and numbers from the outside in.  ``reason`` follows the place's name."""
 
     place: Tuple[Union[str, int], ...]
     reason: str
 
 
 class Invalid(ValueError):
-    """Everything that is wrong with the values of a record."""
+    """All problems with the values of a record."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(problems)
@@ -70,11 +70,11 @@ class Invalid(ValueError):
         return cls([Problem((), f" is {given!r:.80}, expected {expected}")])
 
     def below(self, key: Union[str, int]) -> List[Problem]:
-        """The same problems as seen from the value that has this one at ``key``."""
+        """The same problems, relative to the value that contains this one at ``key``."""
         return [Problem((key,) + problem.place, problem.reason) for problem in self.problems]
 
     def text(self, whole: str) -> str:
-        """All problems by their dotted places; ``whole`` names the record itself."""
+        """All problems with their dotted places; ``whole`` names the record itself."""
         return "; ".join((".".join(map(str, problem.place)) or whole) + problem.reason for problem in self.problems)
 
     def __str__(self) -> str:
@@ -86,11 +86,11 @@ def field(
     above: Optional[float] = None, finite: bool = False, not_empty: bool = False, check: Optional[Callable[[Any], bool]] = None,
     expected: str = "", description: str = "",
 ) -> Any:
-    """A field of a record with more to say than its type; without a default or a factory of one it is required.
+    """A record's field with more than a type; it is required if it has neither a default nor a default factory.
 
     Args:
         check: whether a value of the right type is allowed.
-        expected: what is allowed, in words, where type and bounds do not say it.
+        expected: the allowed values, in words, if type and bounds do not tell.
         description: for documentation.
     """
     metadata = dict(at_least=at_least, above=above, finite=finite, not_empty=not_empty, check=check, expected=expected,
@@ -102,11 +102,11 @@ def field(
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Base of frozen dataclasses whose fields are checked and converted by their annotations as the value is made: lists to
-    tuples, JSON objects to records, whole numbers to floats, NumPy's numbers to Python's.  :func:`read` makes one from JSON.
+    """Base of frozen dataclasses that check and convert their fields by annotation on construction: lists to tuples, JSON
+    objects to records, whole numbers to floats, NumPy's numbers to Python's.  :func:`read` creates one from JSON.
 
     Raises:
-        Invalid: with everything that is wrong.
+        Invalid: holds all problems.
     """
 
     def __post_init__(self) -> None:
@@ -129,16 +129,16 @@ class Record:
         _as_problem(self.check)
 
     def check(self) -> None:
-        """Raises ValueError where fields do not fit each other."""
+        """Raises ValueError if fields are inconsistent."""
 
     @classmethod
     def canonical(cls, values: Dict[str, Any]) -> Dict[str, Any]:
-        """A JSON object with its short forms (units, derived defaults) written as fields.  Raises ValueError."""
+        """A JSON object with its short forms (units, derived defaults) expanded to fields.  Raises ValueError."""
         return values
 
 
 def read(cls: Type[_R], data: Any, expected: str = "an object") -> _R:
-    """A record from what JSON made of a document.  Raises Invalid with everything that is wrong."""
+    """A record from a parsed JSON document.  Raises Invalid with all problems."""
     if isinstance(data, cls):
         return data
     if not isinstance(data, Mapping):
@@ -158,7 +158,7 @@ def read(cls: Type[_R], data: Any, expected: str = "an object") -> _R:
 
 
 def plain(value: Any, defaults: bool = True, nulls: bool = True) -> Any:
-    """A record as JSON's objects and lists, without fields at their defaults or without null ones if not wanted."""
+    """A record as JSON objects and lists, optionally without fields at their defaults or null fields."""
     if isinstance(value, Record):
         rows = ((item, getattr(value, item.name)) for item in _fields(type(value)))
         return {item.name: plain(held, defaults, nulls) for item, held in rows
@@ -171,16 +171,16 @@ def plain(value: Any, defaults: bool = True, nulls: bool = True) -> Any:
 
 
 def expectations(cls: Type[Record]) -> Dict[str, str]:
-    """What each field takes, in words."""
+    """The values each field accepts, in words."""
     return {item.name: item.expected for item in _fields(cls)}
 
 
-# ---- what annotations say -------------------------------------------------------------------------------------------
+# ---- reading annotations ---------------------------------------------------------------------------------------------
 
 class _Field(NamedTuple):
     name: str
     default: Any  # _REQUIRED where there is none
-    expected: str  # what it takes, in words
+    expected: str  # accepted values, in words
     reader: _Reader
 
 
@@ -188,7 +188,7 @@ _FIELDS: Dict[type, List[_Field]] = {}
 
 
 def _fields(cls: Type[Record]) -> List[_Field]:
-    """Read off the annotations at the first use of a class."""
+    """The fields of a class, from its annotations; computed at first use."""
     if cls in _FIELDS:
         return _FIELDS[cls]
     hints, rows = get_type_hints(cls), []
@@ -203,7 +203,7 @@ def _fields(cls: Type[Record]) -> List[_Field]:
 
 
 def _parts(hint: Any) -> Tuple[Any, Tuple[Any, ...]]:
-    """``Tuple[int, str]`` to ``tuple`` and ``(int, str)``; what has no parts: to None and ``()``."""
+    """``Tuple[int, str]`` to ``tuple`` and ``(int, str)``; a type without parts to None and ``()``."""
     return getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
 
 
@@ -247,7 +247,7 @@ def _item_reader(hint: Any) -> _Reader:
 
 
 def _scalar(kind: Any, expected: str) -> _Reader:
-    wide = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)  # NumPy's numbers are of these
+    wide = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)  # NumPy's numbers are instances of these
 
     def reader(value: Any) -> Any:
         if type(value) is kind:
@@ -256,7 +256,7 @@ def _scalar(kind: Any, expected: str) -> _Reader:
             raise Invalid.of(value, expected)
         try:
             return kind(value)
-        except OverflowError:  # a whole number beyond the floats
+        except OverflowError:  # a whole number too large for a float
             raise Invalid.of(value, expected) from None
 
     return reader
@@ -272,7 +272,7 @@ def _literal(members: Sequence[Any], expected: str) -> _Reader:
 
 
 def _limited(reader: _Reader, limits: Mapping[str, Any], expected: str) -> _Reader:
-    """``reader``, and a check of what it read against ``limits``."""
+    """``reader``, followed by a check of its result against ``limits``."""
     tests: List[Callable[[Any], Any]] = []
     if limits.get("at_least") is not None:
         tests.append(lambda value: value >= limits["at_least"])
@@ -302,7 +302,7 @@ def _either(readers: Sequence[_Reader], optional: bool, expected: str) -> _Reade
         if optional and value is None:
             return None
         if len(readers) == 1:
-            return readers[0](value)  # whose problems say the place inside
+            return readers[0](value)  # its problems give the place inside
         for one in readers:
             try:
                 return one(value)
@@ -363,7 +363,7 @@ def _like(key: Any, names: Sequence[str]) -> str:
 
 
 def _as_problem(step: Callable[[], Any]) -> Any:
-    """What a record's own ``check`` or ``canonical`` returns; its ValueError becomes a problem of the whole record."""
+    """The result of a record's ``check`` or ``canonical``; its ValueError becomes a problem of the whole record."""
     try:
         return step()
     except Invalid:
