@@ -1,8 +1,8 @@
 """Configuration: one validated, frozen value.
 
-A key has one dotted name (``pipeline.num_micro_batch``); the papers' flat names (``num_micro_batch``) and the dotted
-names of the open-source predecessor EPL (``pipeline.strategy``) mean the same thing.  docs/config.md is generated from
-here.
+Each key has one dotted name (``pipeline.num_micro_batch``); the papers' flat names (``num_micro_batch``) and the dotted
+names of the open-source predecessor EPL (``pipeline.strategy``) are aliases.  docs/config.md is generated from this
+file.
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pipeline(Record):
         "annotated model, chosen by the search for an automatic one.")
     num_stages: Optional[int] = field(
         None, at_least=1,
-        description="TaskGraphs an un-annotated model is divided into (Whale's num_task_graph). null: no "
+        description="TaskGraphs that an unannotated model is divided into (Whale's num_task_graph). null: no "
         "division, or chosen by the search under auto.auto_parallel.")
     schedule: Literal["backward_first", "gpipe"] = field(
         "backward_first",
@@ -57,11 +57,11 @@ class Auto(Record):
         description="Find the plan: by one search, or with true by all of them, taking the best.")
     stage_tolerance: float = field(
         0.2, at_least=0,
-        description="By how much of an equal part Rhino's pipeline stages may differ from it so that fewer bytes cross: its "
+        description="Fraction of an equal part by which Rhino's pipeline stages may differ from it to send fewer bytes: its "
         "epsilon.")
     batch_size: Optional[int] = field(
         None, at_least=1,
-        description="Examples of a mini-batch that the search reckons with. null: what the graph's shapes say, or 32.")
+        description="Mini-batch size, in examples, assumed by the search. null: the size in the graph's shapes, or 32.")
 
 
 @dataclass(frozen=True)
@@ -70,25 +70,25 @@ class Io(Record):
 
     nested_batch: Literal["own", "divide"] = field(
         "own",
-        description="Under nested data parallelism each model replica takes a mini-batch of its own, or the "
+        description="Under nested data parallelism, each model replica takes its own mini-batch, or one "
         "mini-batch is divided over them.")
     slicing: Union[bool, Literal["file"]] = field(
-        True, description="Each of several processes takes its own mini-batches of a tf.data pipeline: of every n "
-        "the i-th, what is left over at the end is dropped. file: it reads only its own files, of every n the i-th, where "
+        True, description="Each of several processes takes its own mini-batches of a tf.data pipeline: the i-th of "
+        "every n; a remainder at the end is dropped. file: it reads only its own files, the i-th of every n, if "
         "the pipeline reads files. false: each takes all of them.")
 
 
 @dataclass(frozen=True)
 class Placement(Record):
-    """Which devices TaskGraphs take."""
+    """The placement of TaskGraphs on devices."""
 
     colocate_split_and_replicate: bool = field(
         False,
-        description="TaskGraphs share the same devices even where there are enough for each to have its own.")
+        description="TaskGraphs share the same devices even if there are enough for each to have its own.")
     device_place_prefer_intra_node: bool = field(
         True,
         description="A model replica stays within a node. false: the replicas of one TaskGraph stay within a node "
-        "and its stages go across (DAPPLE Fig. 2).")
+        "and its stages span nodes (DAPPLE Fig. 2).")
 
 
 @dataclass(frozen=True)
@@ -98,22 +98,22 @@ class Communication(Record):
     backend: Literal["auto", "local", "collective", "horovod"] = field(
         "auto",
         description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives; horovod: "
-        "Horovod's, between processes of its launcher. auto: collective where there are several processes.")
+        "Horovod's, between processes of its launcher. auto: collective if there are several processes.")
     bucket_bytes: Optional[int] = field(
         None, at_least=1,
-        description="Between processes, gradients smaller than this many bytes travel together, up to about as many bytes at "
+        description="Between processes, gradients smaller than this many bytes are sent together, up to about that many bytes at "
         "a time. null: both limits from the cluster's latency and bandwidths.")
     fp16: bool = field(
         False,
-        description="Between processes, dense gradients of float32 and float64 travel as float16, scaled by their largest "
+        description="Between processes, dense float32 and float64 gradients are sent as float16, scaled by their largest "
         "element so that no sum overflows; they keep 11 bits.")
     start_timeout_s: int = field(
         300, at_least=1,
-        description="Seconds that the first Session of a process waits for all other processes to come.")
+        description="Seconds that the first Session of a process waits for all other processes to start.")
     sparse_as_dense: bool = field(
         False,
-        description="Turn sparse gradients into dense ones as they are computed, so that they are summed as all others; an "
-        "optimizer with momentum then moves rows without a gradient, too, and a global norm adds up repeated rows first.")
+        description="Convert sparse gradients to dense ones when they are computed, so that they are summed like all others; an "
+        "optimizer with momentum then also moves rows without a gradient, and a global norm adds up repeated rows first.")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Patterns(Record):
 
     force: Union[str, Dict[str, str], None] = field(
         None, expected="a name, or an object of names, or null",
-        description="Take this sharding pattern instead of the cheapest: one name for every unit, or a name for each "
+        description="Use this sharding pattern instead of the cheapest: one name for every unit, or a name for each "
         "unit: {\"unit\": \"pattern\"}.")
 
 
@@ -132,8 +132,8 @@ class Balance(Record):
 
     algorithm: Literal["exact", "repaired", "paper", "proportional", "even"] = field(
         "exact",
-        description="exact: smallest step time under memory; repaired and paper: Whale's Algorithm 1; "
-        "proportional: to speed, memory ignored; even: equal loads.")
+        description="exact: smallest step time within memory; repaired and paper: Whale's Algorithm 1; "
+        "proportional: to speed, ignoring memory; even: equal loads.")
 
 
 @dataclass(frozen=True, init=False)
@@ -141,10 +141,10 @@ class Config(Record):
     """All settings, e.g. ``Config({"num_micro_batch": 8, "pipeline.schedule": "gpipe"})``.
 
     Attributes:
-        given: dotted names of the keys that were given, at their defaults or not.
+        given: dotted names of the keys that were set, even if to their defaults.
 
     Raises:
-        ConfigError: an unknown key, a wrong type, an impossible value, or one thing given twice with different values.
+        ConfigError: an unknown key, a wrong type, an invalid value, or one key set twice with different values.
     """
 
     pipeline: Pipeline = Pipeline()
@@ -156,19 +156,19 @@ class Config(Record):
     balance: Balance = Balance()
     init: Literal["exact", "sharded"] = field(
         "exact",
-        description="Initial values of variables that split divides. exact: computed whole and sliced, the local model's. "
-        "sharded: made on each shard, for variables that no one device can hold; the same values but where the "
-        "generator cannot be advanced, which wh.explain() names.")
+        description="Initial values of variables that split divides. exact: computed whole and sliced, as in the local model. "
+        "sharded: generated on each shard, for variables too large for one device; the same values unless the "
+        "generator cannot be advanced; wh.explain() names these.")
     emit: Literal["auto", "inline", "call"] = field(
         "auto",
-        description="How the step is written into the graph. inline: every op of every clone; call: one op for each clone's "
-        "forward and backward pass, which calls a function; wh.explain() says where that is not possible. auto: call where the "
-        "inlined step would have many thousand ops, whose start takes long.")
+        description="How the step is written into the graph. inline: every op of every clone; call: one op per clone for its "
+        "forward and backward pass, which calls a function; wh.explain() tells where that is not possible. auto: call if the "
+        "inlined step would have many thousands of ops, which start slowly.")
     variables: Literal["auto", "mirrored", "shared"] = field(
         "auto",
-        description="mirrored: every replica has copies of its variables, each of which is updated; shared: the replicas of a "
-        "process read one copy, on the first replica's device. auto: shared where the replicas are CPU devices of one "
-        "process, which have one memory.")
+        description="mirrored: every replica has its own copies of its variables, and updates each; shared: the replicas of a "
+        "process read one copy, on the first replica's device. auto: shared if the replicas are CPU devices of one "
+        "process, which share one memory.")
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")
@@ -193,7 +193,7 @@ class Config(Record):
               environ: Mapping[str, str] = os.environ) -> Config:
         """A config from a Config, a dict (flat, dotted or nested), JSON text, or the path of a JSON file.
 
-        Without a source: from ``WHALE_CONFIG`` (JSON text or a path), else all defaults.  Raises ConfigError.
+        Without a source, from ``WHALE_CONFIG`` (JSON text or a path), else all defaults.  Raises ConfigError.
         """
         if source is None:
             source = environ.get("WHALE_CONFIG") or {}
@@ -214,7 +214,7 @@ class Config(Record):
         return json.dumps(self.to_dict(), indent=indent)
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a key by its dotted name or an alias.  Raises ConfigError for an unknown one."""
+        """The value of a key by its dotted name or an alias.  Raises ConfigError for an unknown key."""
         value: Any = self
         for part in _canonical(key).split("."):
             value = getattr(value, part)
@@ -225,12 +225,12 @@ class Config(Record):
 
     @classmethod
     def table(cls) -> Tuple[Row, ...]:
-        """One row for each key, in the order of the sections."""
+        """One row per key, in the order of the sections."""
         return _ROWS
 
 
 class Row(NamedTuple):
-    """A key as the documentation and the messages show it."""
+    """A key as shown in documentation and messages."""
 
     key: str
     aliases: Tuple[str, ...]
@@ -248,7 +248,7 @@ def render_docs() -> str:
         "```python",
         'wh.init(wh.Config({"num_micro_batch": 8, "pipeline.schedule": "gpipe", "io": {"slicing": False}}))',
         "```", "",
-        "An unknown key, a wrong type, an impossible value, or one thing given twice with different values is an",
+        "An unknown key, a wrong type, an invalid value, or one key set twice with different values is an",
         "error that names the key, the nearest valid key and the allowed values.", "",
         "This page is generated: `python -m whale_tf.config > docs/config.md`.", "",
         "| key | also | values | default | meaning |", "| --- | --- | --- | --- | --- |"]
@@ -280,7 +280,7 @@ _SECTIONS = tuple(sorted({key.split(".")[0] for key in _KEYS if "." in key}))
 
 
 def _canonical(key: str) -> str:
-    """The dotted name behind ``key``.  Raises ConfigError with the nearest valid key."""
+    """The dotted name of ``key``.  Raises ConfigError with the nearest valid key."""
     name = ALIASES.get(key, key)
     if name in _KEYS:
         return name
@@ -292,7 +292,7 @@ def _canonical(key: str) -> str:
 
 
 def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
-    """Nested, dotted and flat names to canonical dotted ones."""
+    """Converts nested, dotted and flat names to canonical dotted ones."""
     leaves: Dict[str, Any] = {}
     spelled: Dict[str, str] = {}
     for key, value in _leaves(values, ""):
