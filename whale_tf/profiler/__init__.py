@@ -1,1 +1,1 @@
-"""What a model costs: profiles by layer, and seconds, FLOPs and bytes from them."""
+"""The cost of a model: profiles by layer, and seconds, FLOPs and bytes from them."""

@@ -1,4 +1,4 @@
-"""Where a chain is worth cutting: between repeated blocks, and else where few bytes cross."""
+"""Good places to cut a chain: between repeated blocks, and elsewhere where few bytes cross."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from whale_tf.profiler.chain import Chain, signature
 
-MIN_SHARE = 0.2  # of the model's cost that a repeated part must have to count as one
+MIN_SHARE = 0.2  # smallest share of the model's cost for a repeated part
 
 
 class Repeat(NamedTuple):
@@ -20,8 +20,8 @@ class Repeat(NamedTuple):
 
 
 def layer_starts(chain: Chain, limit: int) -> List[int]:
-    """Segments to start layers at: the blocks of every repeated part, and in between the places where fewest bytes cross, no
-    more than ``limit`` layers in all (but one for each block)."""
+    """Segments that start layers: the blocks of every repeated part and, in between, the places where the fewest bytes cross;
+    at most ``limit`` layers in all (but at least one per block)."""
     blocks = block_starts(chain)
     starts = {0} | blocks
     room = limit - len(starts)
@@ -31,14 +31,14 @@ def layer_starts(chain: Chain, limit: int) -> List[int]:
 
 
 def fine_starts(chain: Chain, limit: int) -> List[int]:
-    """At most about ``limit`` segments to cut at, repeated blocks not minded beyond being among them."""
+    """At most about ``limit`` segments to cut at, which include the starts of repeated blocks."""
     blocks = block_starts(chain)
     room = limit - len(blocks)
     return sorted({0} | blocks | (set(quiet_starts(chain, room)) if room > 0 else set()))
 
 
 def quiet_starts(chain: Chain, count: int, avoid: Sequence[int] = ()) -> List[int]:
-    """One start in each of ``count`` parts of equal cost: where fewest bytes cross, the earliest of several."""
+    """One start in each of ``count`` parts of equal cost: where the fewest bytes cross, the earliest on ties."""
     size, left_out = chain.size, set(avoid)
     if size - 1 <= count:
         return [start for start in range(1, size) if start not in left_out]
@@ -54,7 +54,7 @@ def quiet_starts(chain: Chain, count: int, avoid: Sequence[int] = ()) -> List[in
 
 
 def cost_of(chain: Chain) -> np.ndarray:
-    """A weight for each segment: arithmetic and traffic, both as shares of the model's."""
+    """A weight per segment: arithmetic and traffic, both as shares of the model's total."""
     flops = chain.forward_flops + chain.backward_flops
     shares = [values / values.sum() for values in (flops, chain.traffic_bytes) if values.sum() > 0]
     return np.mean(shares, axis=0) if shares else np.ones(chain.size) / chain.size
@@ -78,7 +78,7 @@ def _inside(chain: Chain) -> List[int]:
 
 
 def repeats(chain: Chain) -> List[Repeat]:
-    """Repeated parts of the chain, in order, the widest found first; each has at least two blocks and a notable cost."""
+    """Repeated parts of the chain, in order; the widest is found first.  Each has at least two blocks and a notable cost."""
     numbers: Dict[object, int] = {}
     marks = np.array([numbers.setdefault(tuple(signature(chain.graph.ops[op], chain.graph) for op in segment), len(numbers))
                       for segment in chain.ops])
@@ -96,7 +96,7 @@ def repeats(chain: Chain) -> List[Repeat]:
 
 
 def _widest(marks: np.ndarray) -> Repeat:
-    """The longest part that repeats at least twice; of equally long ones that with the shortest period."""
+    """The longest part that repeats at least twice; among equally long parts, the one with the shortest period."""
     best = Repeat(0, 0, 1)
     for period in range(1, len(marks) // 2 + 1):
         first, run = _longest_run(marks[:-period] == marks[period:])
@@ -116,7 +116,7 @@ def _longest_run(equal: np.ndarray) -> Tuple[int, int]:
 
 
 def _cut_cost(chain: Chain, start: int) -> Tuple[float, int]:
-    """Few bytes, then a place where few name scopes are open."""
+    """Sort key: fewest crossing bytes, then fewest open name scopes."""
     before, after = (chain.name(number).split("/") for number in (start - 1, start))
     shared = next((depth for depth, (a, b) in enumerate(zip(before, after)) if a != b), min(len(before), len(after)))
     return float(chain.crossing_bytes[start - 1]), shared

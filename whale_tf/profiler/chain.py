@@ -1,13 +1,13 @@
-"""A captured graph as a chain of segments, between any two of which the model can be cut into pipeline stages.
+"""A captured graph as a chain of segments; the model can be cut into pipeline stages between any two of them.
 
-The forward ops are put in a topological order; any run of it is then convex.  Ops that need a variable and an example keep
-the place where the script made them; all others (reads of variables, constants, masks and labels made from inputs) move to
-just before their first reader, so that no cut sends what could be computed behind it::
+The forward ops are put in a topological order, so any contiguous run of them is convex.  Ops that depend on both a variable
+and an example keep their place in creation order.  All others (reads of variables, constants, masks and labels computed from
+inputs) move to just before their first reader, so that no cut sends a value that could be computed behind it::
 
     script       labels  mask | layer 0 | layer 1 | loss            mask is read by layer 1, labels by the loss
     chain        layer 0 | mask layer 1 | labels loss
 
-Loops and everything that touches the same tensor array stay in one segment.  Backward ops follow their forward ops.
+Loops, and all ops that use the same tensor array, stay in one segment.  Backward ops follow their forward ops.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 
 
 class Chain(NamedTuple):
-    """One row per segment; FLOPs and bytes are of the whole mini-batch.
+    """One row per segment; FLOPs and bytes are for the whole mini-batch.
 
     Attributes:
         graph: the ops.
-        ops: numbers of the segment's forward ops; the last one gives the segment its name.
+        ops: numbers of the segment's forward ops; the last one names the segment.
         backward: numbers of all its other ops.
-        forward_flops, backward_flops: of contractions, which arithmetic limits.
-        traffic_bytes: read and written by all other ops, forward and backward.
-        launches: ops that run a kernel, forward and backward.
-        parameter_bytes: of variables that this segment reads first.
-        activation_bytes: computed here, read by backward ops.
-        crossing_bytes: computed here or before, read by forward ops behind.
-        batch: examples of the mini-batch.
-        state_bytes: what the optimizer keeps beside parameters and gradients, of the whole model.
+        forward_flops, backward_flops: FLOPs of contractions, which are limited by arithmetic.
+        traffic_bytes: bytes read and written by all other ops, forward and backward.
+        launches: number of ops that run a kernel, forward and backward.
+        parameter_bytes: bytes of variables whose first reader is in this segment.
+        activation_bytes: bytes computed here and read by backward ops.
+        crossing_bytes: bytes computed here or before and read by later forward ops.
+        batch: examples in the mini-batch.
+        state_bytes: the whole model's optimizer state, without parameters and gradients.
     """
 
     graph: OpGraph
@@ -82,9 +82,9 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
     """The chain of a graph's parallel region.
 
     Args:
-        costs: of every op of the graph, with static shapes.
-        parameter_bytes: size of each trainable variable (or constant that stands for one), by its op.
-        batch: examples of the mini-batch that the shapes stand for.
+        costs: costs of every op of the graph, with static shapes.
+        parameter_bytes: size of each trainable variable (or constant in place of one), by its op.
+        batch: examples in the mini-batch for which the shapes hold.
 
     Raises:
         PlanError: no op of the graph depends on both an example and a variable.
@@ -116,7 +116,7 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
 
 
 def needed_by_updates(graph: OpGraph) -> Set[int]:
-    """Ops that some update of a variable waits for: of the backward pass no others run."""
+    """Ops that some variable update waits for; no other ops of the backward pass run."""
     stack = [op.id for op in graph.ops if op.phase is Phase.APPLY]
     found = set(stack)
     while stack:
@@ -129,10 +129,10 @@ def needed_by_updates(graph: OpGraph) -> Set[int]:
 
 
 def linear_order(region: Region, parameters: FrozenSet[int] = frozenset()) -> Tuple[List[int], List[int]]:
-    """The forward ops (but for those computed from a gradient) in chain order, and the places where segments start.
+    """The forward ops (except those computed from a gradient) in chain order, and the places where segments start.
 
     Args:
-        parameters: ops that count as variables, beside those that are.
+        parameters: additional ops that count as variables.
     """
     graph = region.graph
     forward = [i for i in region.ops if graph.ops[i].phase is Phase.FORWARD and i not in region.late]
@@ -151,7 +151,7 @@ def linear_order(region: Region, parameters: FrozenSet[int] = frozenset()) -> Tu
 
 
 def _anchored(region: Region, forward: Sequence[int], units: Sequence[Set[int]], parameters: FrozenSet[int]) -> Set[int]:
-    """Ops that depend on an example and on a variable; of a unit all or none."""
+    """Ops that depend on both an example and a variable; each unit is included as a whole or not at all."""
     graph = region.graph
     needs_variable: Set[int] = set()
     for index in forward:
@@ -166,7 +166,7 @@ def _anchored(region: Region, forward: Sequence[int], units: Sequence[Set[int]],
 
 
 def _keys(graph: OpGraph, forward: Sequence[int], anchored: Set[int]) -> Dict[int, int]:
-    """The anchored op that each op stands at: itself, or the first that reads it; the end where none does."""
+    """The anchored op that determines each op's place: itself, or its first reader; the end if there is none."""
     members = set(forward)
     keys: Dict[int, int] = {}
     first_reader: Dict[int, int] = {}
@@ -179,7 +179,7 @@ def _keys(graph: OpGraph, forward: Sequence[int], anchored: Set[int]) -> Dict[in
 
 
 def _place_rest(region: Region, place: Dict[int, int], count: int) -> None:
-    """Segments of backward ops, and of forward ops behind a gradient: as TaskGraphs take them in."""
+    """Assign segments to backward ops, and to forward ops behind a gradient, by the same rule as TaskGraphs."""
     graph = region.graph
     for index in region.ops:
         op = graph.ops[index]
@@ -216,7 +216,7 @@ def _activations(region: Region, place: Mapping[int, int], count: int) -> np.nda
 
 
 def _crossings(region: Region, early: Set[int], place: Mapping[int, int], count: int) -> np.ndarray:
-    """Bytes behind each segment: tensors of the batch made there or before and read by forward ops behind."""
+    """Bytes that cross behind each segment: tensors of the batch computed there or before and read by later forward ops."""
     graph = region.graph
     steps = np.zeros(count + 1)
     for index in early & region.batch_level:
@@ -230,5 +230,5 @@ def _crossings(region: Region, early: Set[int], place: Mapping[int, int], count:
 
 
 def signature(op: Op, graph: OpGraph) -> Tuple[object, ...]:
-    """What makes two ops of a repeated block alike: type and shapes."""
+    """Key for matching ops of repeated blocks: type and shapes."""
     return (op.type,) + tuple(graph.tensors[tensor].shape for tensor in op.outputs)

@@ -14,21 +14,21 @@ from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProf
 from whale_tf.profiler.op_cost import slot_count
 from whale_tf.profiler.op_time import LAUNCH_S
 
-MAX_LAYERS = 64  # what the exact searches take in seconds
+MAX_LAYERS = 64  # exact searches of this size take seconds
 
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _OPTIMIZERS = {"Adam": "adam", "Adagrad": "adagrad", "Momentum": "momentum", "RMSProp": "rmsprop", "GradientDescent": "sgd"}
 
 
 class Source(NamedTuple):
-    """Where a profile comes from: its name, and the fingerprint of the graph (empty: a graph that is not to be run)."""
+    """The origin of a profile: its name and the graph's fingerprint (empty: a graph that will not be run)."""
 
     name: str
     fingerprint: str = ""
 
 
 class OpTimes(NamedTuple):
-    """Measured seconds of ops by name, of one step with a mini-batch of the chain's size on a device of type ``device``."""
+    """Measured seconds by op name, for one step with a mini-batch of the chain's size on a device of type ``device``."""
 
     device: str
     seconds: Mapping[str, float]
@@ -37,15 +37,15 @@ class OpTimes(NamedTuple):
 def graph_profile(
     chain: Chain, source: Source, max_layers: int = MAX_LAYERS, measured: Optional[OpTimes] = None
 ) -> ModelProfile:
-    """Repeated blocks as layers; what is not repeated is divided where fewest bytes cross."""
+    """A profile with repeated blocks as layers; the rest is divided where the fewest bytes cross."""
     return profile_of(chain.merged(layer_starts(chain, max_layers)), source, measured)
 
 
 def profile_of(chain: Chain, source: Source, measured: Optional[OpTimes] = None) -> ModelProfile:
-    """One layer for each segment, per sample; with measured times, one :class:`Measurement` for each layer.
+    """One layer per segment, per sample; with measured times, one :class:`Measurement` per layer.
 
-    The profile says that the backward pass moves twice the forward pass's bytes and launches twice its kernels, so a layer's
-    traffic and overhead are a third of those of both.
+    A profile assumes that the backward pass moves twice the forward pass's bytes and launches twice its kernels, so a layer's
+    traffic and overhead are a third of the total of both passes.
     """
     batch, names = float(chain.batch), _names(chain)
     parameters = float(chain.parameter_bytes.sum())
@@ -88,7 +88,7 @@ def with_earlier_measurements(profile: ModelProfile, earlier: ModelProfile) -> M
 
 
 def _names(chain: Chain) -> List[str]:
-    """The name scope that a layer's ops have in common, numbered where several layers have the same."""
+    """Each layer's common name scope, numbered if several layers have the same."""
     scopes = [_scope([chain.graph.ops[op] for op in segment]) for segment in chain.ops]
     seen: Dict[str, int] = {}
     names = []
@@ -105,7 +105,7 @@ def _scope(ops: Sequence[Op]) -> str:
 
 
 def precision_of(graph: OpGraph) -> str:
-    """Of the variables' values; the narrowest that a contraction computes in."""
+    """The narrowest precision in which a forward contraction computes; fp32 if there is none."""
     found = {graph.tensors[op.outputs[0]].dtype for op in graph.ops
              if op.phase is Phase.FORWARD and traits(op.type).is_contraction}
     for dtype in ("bfloat16", "float16", "float32", "float64"):
@@ -115,7 +115,7 @@ def precision_of(graph: OpGraph) -> str:
 
 
 def _optimizer(graph: OpGraph) -> str:
-    """Of the update op with most slots: its name, or that of an optimizer with as many."""
+    """The optimizer of the update op with the most slots: its name, or that of an optimizer with as many."""
     updates = [op for op in graph.ops if op.phase is Phase.APPLY and traits(op.type).is_update]
     if not updates:
         return "sgd"

@@ -9,7 +9,7 @@ from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProf
 
 
 class LayerTime(NamedTuple):
-    """``measured_batch``: samples whose tensor-parallel collectives are already in the times (0: none are)."""
+    """``measured_batch``: samples whose tensor-parallel collectives the times already include (0: none)."""
 
     forward_s: float
     backward_s: float
@@ -20,13 +20,13 @@ def layer_seconds(profile: ModelProfile, layer: LayerProfile, device: Device, ba
                   tensor_parallel: int = 1) -> LayerTime:
     """Forward and backward seconds of ``batch`` samples of ``layer`` on ``device``.
 
-    From FLOPs (a roofline without overlap): reading the parameters and launching kernels, plus for every sample the arithmetic at
-    ``utilization`` of the peak rate and the memory traffic; the backward pass reads the parameters and writes their
-    gradients.  A batch below the profile's granularity takes as long as a whole one.
+    From FLOPs (a roofline without overlap): reading the parameters and launching kernels, plus, per sample, the arithmetic at
+    ``utilization`` of the peak rate and the memory traffic.  The backward pass reads the parameters and writes their
+    gradients.  A batch below the profile's granularity takes as long as one of that size.
 
-    From measurements of the device's type: linear between measured batches and proportional below the smallest.  Beyond the
-    largest one the line through the last two goes on.  Behind a single measurement each further sample costs what FLOPs say,
-    but no more than its share of the time measured on one device: launch overhead, which rules small and tensor-parallel
+    From measurements on the device's type: linear between measured batches, proportional below the smallest, and extrapolated
+    through the last two beyond the largest.  Beyond a single measurement, each further sample costs what its FLOPs predict,
+    but no more than its share of the time measured on one device: launch overhead, which dominates small and tensor-parallel
     batches, is paid once.
 
     Args:
@@ -79,7 +79,7 @@ def _from_measurements(profile: ModelProfile, layer: LayerProfile, device: Devic
 
 
 def _slope(profile: ModelProfile, layer: LayerProfile, device: Device, share: int, point: Measurement) -> LayerTime:
-    """Seconds of one more sample behind the only measured batch."""
+    """Seconds per sample beyond the only measured batch."""
     whole = next((other for other in layer.measured if other.device == device.type and other.tensor_parallel == 1), None)
     if whole is None:
         whole, share_of_whole = point, 1

@@ -1,13 +1,13 @@
-"""Memory of a TaskGraph while it runs: tensors live from their making to their last reader.
+"""Memory of a TaskGraph while it runs: tensors live from their creation to their last reader.
 
-The ops of one micro-batch are played in graph order, forward then backward, and what is alive is added up::
+The ops of one micro-batch are simulated in graph order, forward then backward, adding up the live tensors::
 
     forward   a  b  c            a and c are read by the backward pass: kept
-    alive     a ab  ac  ...      the peak is the largest sum on the way
+    alive     a ab  ac  ...      the peak is the largest sum
 
-With ``K`` micro-batches in flight ``K - 1`` of them hold their kept tensors while one runs through its peak; with several
-micro-batches the sum of the gradients is alive all the time.  An op may write its result over an operand of the same size that
-nobody reads after it.
+With ``K`` micro-batches in flight, ``K - 1`` of them hold their kept tensors while one reaches its peak.  With several
+micro-batches, the sum of the gradients is always live.  An op may write its result over an operand of the same size that
+has no later reader.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class MicroBatchMemory(NamedTuple):
     """Bytes of one micro-batch in one TaskGraph on one replica.
 
     Attributes:
-        kept: held from its forward to its backward pass.
-        forward_peak, backward_peak: most alive during each pass, what is kept included.
-        gradients: of the TaskGraph's variables.
+        kept: bytes held from its forward to its backward pass.
+        forward_peak, backward_peak: most bytes live during each pass, including kept ones.
+        gradients: bytes of the gradients of the TaskGraph's variables.
     """
 
     kept: float
@@ -36,7 +36,7 @@ class MicroBatchMemory(NamedTuple):
     gradients: float
 
     def peak(self, in_flight: int, micro_batches: int, share: float = 1.0) -> float:
-        """Most alive at a time, with ``in_flight`` of ``micro_batches`` between their passes.
+        """Most bytes live at a time, with ``in_flight`` of ``micro_batches`` between their passes.
 
         Args:
             share: size of the replica's part of a micro-batch, relative to an equal one.
@@ -49,19 +49,19 @@ class MicroBatchMemory(NamedTuple):
 def micro_batch_memory(
     region: Region, gradients: Set[int], task_graph: int, micro_batches: int = 1, replicas: int = 1
 ) -> MicroBatchMemory:
-    """Of one TaskGraph.
+    """The memory of one TaskGraph.
 
     Args:
         region: its graph has the static shapes of a whole mini-batch.
         gradients: tensors that hold gradients of variables.
-        micro_batches, replicas: what the mini-batch is divided by.
+        micro_batches, replicas: the mini-batch is divided by both.
     """
     needed = _needed(region, gradients)
     return _Play(region, gradients, needed, task_graph, micro_batches, micro_batches * replicas).run()
 
 
 def _needed(region: Region, gradients: Set[int]) -> Set[int]:
-    """Ops whose results reach the update of a variable; TensorFlow's optimizer drops those that only control edges wait for (the
+    """Ops whose results reach a variable update; TensorFlow's optimizer drops those that are needed only by control edges (the
     gradients of constants and inputs)."""
     graph = region.graph
     used = [tensor for tensor, uses in region.leaving().items() if any(graph.ops[op].phase is Phase.APPLY for op, _ in uses)]
@@ -76,14 +76,14 @@ def _needed(region: Region, gradients: Set[int]) -> Set[int]:
 
 
 class _Play:
-    """One micro-batch of one TaskGraph."""
+    """Simulates one micro-batch of one TaskGraph."""
 
     def __init__(
         self, region: Region, gradients: Set[int], needed: Set[int], task_graph: int, micro_batches: int, parts: int
     ) -> None:
         self.region, self.graph, self.parts = region, region.graph, parts
         self.gradients = {t for t in gradients if region.task_graph[region.graph.tensors[t].op] == task_graph}
-        self.held = self.gradients if micro_batches == 1 else set()  # with several each goes into its sum at once
+        self.held = self.gradients if micro_batches == 1 else set()  # with several, each is added to its sum at once
         live = region.batch_level & needed
         members = [i for i in region.ops if region.task_graph[i] == task_graph and i in live]
         self.forward = [i for i in members if i not in region.late]
@@ -93,7 +93,7 @@ class _Play:
         self.alive: Dict[int, float] = {}
 
     def _last_uses(self) -> Dict[int, int]:
-        """Place in the order of each buffer's last reader."""
+        """Position of each buffer's last reader in the order."""
         found: Dict[int, int] = {}
         for place, index in enumerate(self.order):
             op = self.graph.ops[index]
@@ -135,7 +135,7 @@ class _Play:
                 self._allocate(tensor)
 
     def _replaced(self, op: Op, tensor: int, place: int) -> Optional[int]:
-        """The operand whose memory the result takes over."""
+        """The operand whose memory the result reuses."""
         if op.type in OVERWRITES:
             for operand in op.inputs:
                 source = buffer_of(self.graph, operand)

@@ -1,4 +1,4 @@
-"""ModelProfile: what a planner knows about a model, layer by layer, per sample.
+"""ModelProfile: a planner's view of a model, layer by layer, per sample.
 
 The planners see a model as a chain of layers (DAPPLE section II-C: execution time, activation size and parameter size of
 each).  Times are either measured on a device type or follow from FLOPs and memory traffic, see
@@ -36,26 +36,26 @@ class Measurement(Record):
 
 @dataclass(frozen=True)
 class LayerProfile(Record):
-    """One layer; everything is per sample unless it says otherwise.
+    """One layer; everything is per sample unless noted otherwise.
 
     Attributes:
         forward_flops: floating-point operations of the forward pass (a multiply-add is two).
-        backward_flops: of the backward pass; None: twice the forward pass.
+        backward_flops: those of the backward pass; None: twice the forward pass.
         traffic_bytes: device memory read and written by the forward pass outside its matrix products and convolutions
             (normalisation, activation functions, dropout, look-ups); the backward pass moves twice as much.
-        overhead_s: seconds of one forward pass whatever its batch: launching its kernels; the backward pass takes twice that.
-        utilization: share of the device's peak FLOP rate the layer reaches; above 1 where an algorithm needs fewer
+        overhead_s: seconds per forward pass independent of the batch: launching its kernels; the backward pass takes twice that.
+        utilization: share of the device's peak FLOP rate the layer reaches; above 1 if an algorithm needs fewer
             multiplications than the textbook count (Winograd convolution).
-        parameter_bytes: of all its parameters (not per sample).
-        output_bytes: everything that crosses a cut behind this layer in the forward direction, skip connections included;
-            as much comes back as gradients.
-        activation_bytes: kept from the forward to the backward pass.
-        tensor_parallel_bytes: summed over the devices in the forward pass when the layer is split over several (as much
+        parameter_bytes: bytes of all its parameters (not per sample).
+        output_bytes: bytes that cross a cut behind this layer in the forward direction, skip connections included;
+            as many return as gradients.
+        activation_bytes: bytes kept from the forward to the backward pass.
+        tensor_parallel_bytes: bytes all-reduced over the devices in the forward pass if the layer is split (as many
             again in the backward pass); None: the layer cannot be split, every device computes all of it.
         tied: name of a parameter this layer shares with other layers; a stage that holds several of them stores and
             synchronises it once.
-        measured: timed runs; where there is one for a device type it replaces FLOPs.
-        ops: names of the graph ops the layer stands for, when the profile was recorded from a graph.
+        measured: timed runs; a run for a device type takes precedence over FLOPs.
+        ops: names of the layer's graph ops, if the profile was recorded from a graph.
     """
 
     name: str = field(not_empty=True)
@@ -78,13 +78,13 @@ class ModelProfile(Record):
     """A chain of layers.
 
     Attributes:
-        name: for tables and messages.
-        source: where the numbers come from.
+        name: used in tables and messages.
+        source: the origin of the numbers.
         precision: key of ``Device.peak_flops_per_s``.
         batch_granularity: smallest number of samples a device computes efficiently; a smaller slice takes as long.  The
             planners need it; None: unknown.
-        optimizer: which optimizer the memory is counted for.
-        optimizer_bytes_per_parameter_byte: its state, beside the parameter and its gradient.
+        optimizer: the optimizer for which memory is counted.
+        optimizer_bytes_per_parameter_byte: its state, without the parameter and its gradient.
         graph: fingerprint of the graph the profile was recorded from; empty for a built-in one.
     """
 
@@ -111,7 +111,7 @@ class ModelProfile(Record):
 
     @property
     def parameter_bytes(self) -> int:
-        """Of the whole model, a tied parameter once."""
+        """Parameter bytes of the whole model, counting a tied parameter once."""
         return self.stage_parameter_bytes(0, len(self.layers))
 
     @property
@@ -120,7 +120,7 @@ class ModelProfile(Record):
         return 2.0 + self.optimizer_bytes_per_parameter_byte
 
     def stage_parameter_bytes(self, first: int, end: int) -> int:
-        """Parameters of layers ``first`` to ``end - 1``, a tied one once."""
+        """Parameter bytes of layers ``first`` to ``end - 1``, counting a tied parameter once."""
         total, seen = 0, set()
         for layer in self.layers[first:end]:
             if layer.tied is None or layer.tied not in seen:
@@ -144,7 +144,7 @@ class ModelProfile(Record):
         """A profile from a ModelProfile, a dict, JSON text, the path of a JSON file or the name of a built-in profile.
 
         Raises:
-            PlanError: unknown name, unreadable file, unknown or missing key, or a wrong value; the message names the place.
+            PlanError: unknown name, unreadable file, unknown or missing key, or wrong value; the message gives the place.
         """
         if isinstance(source, cls):
             return source
@@ -195,7 +195,7 @@ def _load(source: str) -> Dict[str, Any]:
 
 
 def _folded(layers: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Runs of layers that differ only in a number at the end of their names, each as one row with ``repeat``."""
+    """Folds each run of layers that differ only in the number at the end of their names into one row with ``repeat``."""
     rows: List[Dict[str, Any]] = []
     for row in layers:
         stem, number = _numbered(row["name"])
@@ -226,7 +226,7 @@ def _numbered(name: str) -> Tuple[str, Optional[int]]:
 
 
 def _unfolded(values: Dict[str, Any]) -> Dict[str, Any]:
-    """The values with a layer for each that a ``repeat`` stands for."""
+    """The values with every ``repeat`` expanded into its layers."""
     rows = values.get("layers")
     if not isinstance(rows, (list, tuple)):
         return values

@@ -1,9 +1,9 @@
 """FLOPs and bytes of every op of a graph, from static shapes alone.
 
 A contraction (matrix product, einsum, convolution, and their gradients) costs two FLOPs, a multiply and an add, for every
-combination of its rule's factors: MatMul ``mk,kn->mn`` is ``2 m k n``.  Of a convolution's image the factors of the results
-count and those of the inputs do not: every result pixel takes one product with every element of the window.  All other ops
-cost a few FLOPs for each element; what limits them is the memory they read and write.
+combination of its rule's factors: MatMul ``mk,kn->mn`` is ``2 m k n``.  For a convolution's image, the factors of the result
+count and those of the input do not: every result pixel takes one product with every element of the window.  All other ops
+cost a few FLOPs per element; they are limited by the memory they read and write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OpCost(NamedTuple):
     Attributes:
         flops: floating-point operations; a multiply-add is two.
         bytes: memory read and written.
-        is_contraction: whether arithmetic limits it (FLOPs of a contraction) rather than memory.
+        is_contraction: whether arithmetic (FLOPs of a contraction) rather than memory limits it.
     """
 
     flops: float
@@ -50,17 +50,17 @@ def tensor_bytes(graph: OpGraph, tensor: int) -> int:
 
 
 def elements(graph: OpGraph, tensor: int) -> int:
-    """Number of elements; 0 where a dimension is not known."""
+    """Number of elements; 0 if a dimension is not known."""
     shape = graph.tensors[tensor].shape
     return 0 if shape is None else int(np.prod([int(dim or 0) for dim in shape], dtype=np.int64))
 
 
 def op_costs(graph: OpGraph, batch: Optional[int] = None) -> List[OpCost]:
-    """The cost of one run of the whole graph, op by op; a loop's ops count as often as the loop runs where that is known
-    (:mod:`whale_tf.profiler.trip_count`), and a functional op costs what its body does.
+    """The cost of one run of the whole graph, op by op.  A loop's ops are multiplied by its trip count if that is known
+    (:mod:`whale_tf.profiler.trip_count`), and a functional op costs as much as its body.
 
     Args:
-        batch: taken for every size that the graph does not say.
+        batch: used for every size that the graph leaves unknown.
 
     Raises:
         PlanError: a contraction's shapes are not known.
@@ -110,7 +110,7 @@ class _Costs:
             return float((len(op.inputs) - 1) * elements(self.graph, op.outputs[0]))
         if row.cost is Cost.POOL:
             window = float(np.prod(op.attrs.get("ksize") or [1]))
-            # forward: the results; gradient: the operand of the results' size comes back over every window
+            # forward: the result's elements; gradient: those of the operand with the result's size, once per window element
             small = min(elements(self.graph, t) or elements(self.graph, op.outputs[0]) for t in (op.inputs[-1], op.outputs[0]))
             return window * small
         if not self.graph.tensors[op.outputs[0]].dtype.startswith(("float", "bfloat", "half", "double", "complex")):
@@ -118,7 +118,7 @@ class _Costs:
         return row.flops * elements(self.graph, op.outputs[0])
 
     def _update(self, op: Op, per_element: float) -> OpCost:
-        """The largest operand that is not a handle stands for the gradient; slots are read and written, too."""
+        """The largest operand that is not a handle is taken as the gradient; slots are also read and written."""
         sizes = [elements(self.graph, t) for t in op.inputs]
         floats = [s for s, t in zip(sizes, op.inputs) if self.graph.tensors[t].dtype.startswith(("float", "half", "bfloat"))]
         count = max(floats or [0])
@@ -127,7 +127,7 @@ class _Costs:
         return OpCost(per_element * count, float((3 + 2 * slots) * count * itemsize))
 
     def _functional(self, op: Op) -> OpCost:
-        """If and Case: the dearest branch; While: one run of condition and body; calls: the body."""
+        """If and Case: the most expensive branch; While: one run of condition and body; calls: the body."""
         costs = [self._body(body) for body in (op.body or {}).values()]
         if op.type in CONDITIONALS:
             return max(costs, key=lambda cost: (cost.flops, cost.bytes))
@@ -141,7 +141,7 @@ class _Costs:
 
 
 def slot_count(op: Op, graph: OpGraph) -> int:
-    """Variables beside the parameter that an optimizer's update op reads and writes."""
+    """Number of variables, apart from the parameter, that an optimizer's update op reads and writes."""
     dtypes = [graph.tensors[t].dtype for t in op.inputs]
     return max(0, sum(dtype == "resource" or dtype.endswith("_ref") for dtype in dtypes) - 1)
 
@@ -182,7 +182,7 @@ def contraction_flops(op: Op, graph: OpGraph, view: Optional[View] = None) -> fl
 
 
 def _factor_sizes(op: Op, rule: Rule, graph: OpGraph) -> Dict[str, int]:
-    """Sizes of the factors that stand alone in a dimension of known size, then of the rest of composed ones."""
+    """Sizes of factors that are alone in a dimension of known size, then of the remaining factor in composed dimensions."""
     sizes: Dict[str, int] = {}
     composed = []
     for dims, tensor in list(zip(rule.inputs, op.inputs)) + list(zip(rule.outputs, op.outputs)):

@@ -1,6 +1,6 @@
 """Seconds of one op on one device, by the formula of :func:`whale_tf.profiler.layer_time.layer_seconds`.
 
-A layer's time is the sum of its ops': so that a plan of layers and a plan of ops are scored alike.
+A layer's time is the sum of its ops' times, so a plan of layers and a plan of ops get the same score.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from whale_tf.cluster import Device
 from whale_tf.profiler.model_profile import LayerProfile
 from whale_tf.profiler.op_cost import OpCost
 
-LAUNCH_S = 5e-6  # of an op: TensorFlow's executor and a kernel launch; a round figure, which measured times replace
+LAUNCH_S = 5e-6  # per op: TensorFlow's executor and a kernel launch; a rough figure, replaced by measured times
 UTILIZATION = LayerProfile.utilization
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def op_seconds(cost: OpCost, device: Device, dtype: str, parameter_bytes: float = 0.0) -> float:
-    """What arithmetic limits takes its FLOPs at a share of the peak rate, and reading its parameters; all else the bytes it
-    moves; both the launch of a kernel.
+    """A contraction takes its FLOPs at a share of the peak rate, plus reading its parameters; any other op takes the time to
+    move its bytes.  Both add the launch of a kernel.
 
     Args:
-        cost: of the part of the op that the device runs.
-        parameter_bytes: of variables it reads and of gradients of variables it makes.
+        cost: cost of the part of the op that the device runs.
+        parameter_bytes: bytes of variables it reads and of variables' gradients it computes.
     """
     if not cost.flops and not cost.bytes:
         return 0.0

@@ -1,12 +1,12 @@
-"""How often loops run, where the graph says it: a counter below a constant.
+"""Trip counts of loops that the graph determines: a counter below a constant.
 
 ::
 
     v1   Enter(start) -> Merge -> Less(., Enter(limit)) -> LoopCond        a loop's ops run ``limit - start`` times
     v2   While(start, limit, ...), cond: Less(arg 0, arg 1)
 
-Loops made by gradients count down from, or up to, the number of the forward loop's iterations.  A loop whose condition depends
-on data has no known count.
+Gradient loops count down from, or up to, the forward loop's number of iterations.  A loop whose condition depends on data
+has no known count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PASSING = ENTERS | SWITCHES | MERGES | types_where(lambda row: row.gives in (Gi
 
 
 def body_runs(graph: OpGraph) -> Dict[int, int]:
-    """Op number -> how often it runs, of functional loops and of ops inside v1 loops, where that is known and not once."""
+    """Op number -> number of runs, for functional loops and ops inside v1 loops, if it is known and not one."""
     finder = _Finder(graph)
     found: Dict[int, int] = {}
     for op in graph.ops:
@@ -71,7 +71,7 @@ class _Finder:
         return self._counts[op.id]
 
     def _least(self, graph: OpGraph, condition: int, value: _Value) -> Optional[int]:
-        """Iterations until a comparison, or the first of a conjunction of comparisons, fails."""
+        """Iterations until a comparison, or the first comparison of a conjunction, fails."""
         op = _source(graph, condition)
         if op.type == "LogicalAnd":
             known = [count for t in op.inputs for count in [self._least(graph, t, value)] if count is not None]
@@ -95,7 +95,7 @@ class _Finder:
 
 
 def _source(graph: OpGraph, tensor: int) -> Op:
-    """The op whose value a tensor first has, through ops that hand values on (a Merge's first operand is the entry)."""
+    """The op that produces a tensor's initial value, through ops that pass values on (a Merge's first operand is the entry)."""
     op = graph.producer(tensor)
     seen: List[int] = []
     while op.type in _PASSING and op.inputs and op.id not in seen:
