@@ -112,6 +112,13 @@ def commands() -> None:
     run(*"simulate --model gpt2 --cluster hc2 --dp 8 --tp 2 --pp 1 --micro-batches 1 --global-batch 64".split())
 
 
+def functions() -> None:
+    """Functions and Keras, which need eager execution."""
+    path = os.path.join(os.path.dirname(script.__file__), "functions.py")
+    found = subprocess.run([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    assert found.returncode == 0, found.stdout
+
+
 CHECKS: Dict[str, Callable[[], None]] = {
     "data parallel": plans({}, "cpu:2", whole, whole),
     "pipeline": plans({"num_micro_batch": 4}, "cpu:2", one, one),
@@ -121,6 +128,7 @@ CHECKS: Dict[str, Callable[[], None]] = {
     "checkpoint": checkpoint,
     "auto_parallel": plans({"auto_parallel": True}, "cpu:2"),
     "auto_parallel rhino": plans({"auto_parallel": "rhino"}, "cpu:2"),
+    "functions": functions,
     "whale plan": plan_of_a_script,
     "whale simulate": commands,
 }

@@ -1,0 +1,81 @@
+"""Functions and Keras under plans, run with an installed package in a process of its own, which core.py starts: they train as they
+do locally or, where this TensorFlow cannot be hooked, are refused."""
+from __future__ import annotations
+
+import contextlib
+from typing import Any, List, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+import whale_tf as wh
+
+VERSION = tuple(int(part) for part in tf.__version__.split(".")[:2])
+FUNCTIONS, KERAS = (2, 15), (2, 16)  # the first TensorFlow that each is divided on
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.randn(32, 6), RANDOM.randn(32, 2)
+PIPELINE = {"num_micro_batch": 4}
+
+
+def own_loop(annotate: Any) -> Tuple[List[float], List[np.ndarray]]:
+    """A @tf.function with a GradientTape: losses and variables."""
+    random = np.random.RandomState(1)
+    first, second = tf.Variable(random.randn(6, 5)), tf.Variable(random.randn(5, 2))
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            with annotate():
+                hidden = tf.tanh(tf.matmul(x, first))
+            with annotate():
+                loss = tf.reduce_mean(tf.square(tf.matmul(hidden, second) - y))
+        for variable, gradient in zip((first, second), tape.gradient(loss, (first, second))):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    losses = [float(step(X, Y)) for _ in range(3)]
+    return losses, [first.numpy(), second.numpy()]
+
+
+def fit(annotate: Any) -> Tuple[List[float], List[np.ndarray]]:
+    """Keras' own loop."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    with annotate():
+        hidden = keras.layers.Dense(5, activation="tanh")(inputs)
+    with annotate():
+        outputs = keras.layers.Dense(2)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "mse")
+    history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    return history.history["loss"], model.get_weights()
+
+
+def check(train: Any, tolerance: float, since: Tuple[int, int]) -> None:
+    wh.init(PIPELINE, cluster="cpu:2")
+    try:
+        if VERSION < since:
+            try:
+                train(lambda: wh.replicate(1))
+            except wh.WhaleError as error:
+                print(f"{train.__name__}: refused ({str(error)[:60]}...)")
+                return
+            raise AssertionError(f"{train.__name__} was not refused")
+        divided = train(lambda: wh.replicate(1))
+        plan = wh.current_plan()
+        assert plan is not None and len(plan.task_graphs) == 2 and plan.num_micro_batch == 4, plan
+    finally:
+        wh.shutdown()
+    local = train(contextlib.nullcontext)
+    np.testing.assert_allclose(divided[0], local[0], rtol=tolerance)
+    for one, other in zip(divided[1], local[1]):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+    print(f"{train.__name__}: as locally")
+
+
+if __name__ == "__main__":
+    check(own_loop, 1e-12, FUNCTIONS)
+    if VERSION >= KERAS:
+        check(fit, 1e-4, KERAS)
