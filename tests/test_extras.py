@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from whale_tf.cluster import Cluster
 from whale_tf.errors import MissingPackageError, WhaleError
-from whale_tf.plan import Estimate
-from whale_tf.planner.auto.settings import with_runners_up
+from whale_tf.planner.candidate import RUNNERS_UP, Candidate, best, no_candidate
 from whale_tf.planner.rhino.pipeline import Flow, StageProblem, stage_program
-from whale_tf.planner.search import RUNNERS_UP
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OPTIONAL = ("ortools", "ortools.linear_solver", "matplotlib", "scipy", "pandas", "sklearn")
@@ -66,31 +65,34 @@ import tensorflow.compat.v1 as tf
 tf.disable_eager_execution()
 import whale_tf as wh
 wh.init({"auto_parallel": json.loads(sys.argv[1])}, cluster="cpu:4")
-x = tf.placeholder(tf.float32, [16, 64])
+width = int(sys.argv[2])
+x = tf.placeholder(tf.float32, [16, width])
 y = x
 for i in range(4):
-    y = tf.nn.relu(tf.matmul(y, tf.get_variable(f"w{i}", [64, 64])))
+    y = tf.nn.relu(tf.matmul(y, tf.get_variable(f"w{i}", [width, width])))
 loss = tf.reduce_mean(y)
 step = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
-    session.run([loss, step], {x: [[1.0] * 64] * 16})
+    session.run([loss, step], {x: [[1.0] * width] * 16})
 print(wh.explain())
 print(json.dumps(wh.current_plan().estimate.runners_up))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method,search", [("true", "pipelines of rhino"), ('"rhino"', "TaskGraphs")])
-def test_automatic_plans_say_what_was_no_candidate(method: str, search: str) -> None:
-    result = run_plain(MODEL, method)
+@pytest.mark.parametrize("method,width", [("true", 64), ('"rhino"', 64), ('"rhino"', 4)])
+def test_automatic_plans_say_what_was_no_candidate(method: str, width: int) -> None:
+    """The last one is too small for any division to be worth it."""
+    result = run_plain(MODEL, method, str(width))
     assert result.returncode == 0, result.stderr[-3000:]
-    told = [text for text in json.loads(result.stdout.splitlines()[-1]) if text.startswith(f"{search}: no candidate: ")]
+    told = [text for text in json.loads(result.stdout.splitlines()[-1]) if text.startswith("pipelines of rhino: no candidate: ")]
     assert len(told) == 1 and told[0].endswith(PLANNER), result.stdout
     assert told[0] in " ".join(result.stdout.split()), "wh.explain() says it as well"
 
 
 def test_reasons_are_not_crowded_out() -> None:
-    others = tuple(f"plan {number}" for number in range(RUNNERS_UP))
-    kept = with_runners_up(Estimate(runners_up=others + ("rhino: no candidate: too large",)), "first").runners_up
-    assert kept == ("first",) + others[:-1] + ("rhino: no candidate: too large",)
+    plans = [Candidate("search", f"plan {number}", latency_s=1.0 + number) for number in range(RUNNERS_UP + 2)]
+    taken = best([no_candidate("rhino", ValueError("too large"))] + plans, Cluster.parse("cpu:2"))
+    told = tuple(f"plan {number}" for number in range(1, RUNNERS_UP + 1))
+    assert (taken.description, taken.runners_up) == ("plan 0", told + ("rhino: no candidate: too large",))

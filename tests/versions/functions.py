@@ -1,5 +1,7 @@
-"""Functions and Keras under plans, run with an installed package in a process of its own, which core.py starts: they train as they
-do locally or, where this TensorFlow cannot be hooked, are refused."""
+"""Functions and Keras under plans, with an installed package, in a process of its own that core.py starts.
+
+They train as they do locally or, where this TensorFlow cannot be hooked, are refused.
+"""
 from __future__ import annotations
 
 import contextlib

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.errors import ConfigError, InfeasibleError, MissingPackageError
+from whale_tf.errors import ConfigError, MissingPackageError
 from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import Request, candidates, with_slices
 from whale_tf.planner.candidate import Candidate, no_candidate
@@ -75,8 +75,6 @@ def search_plans(chain: Chain, source: Source, cluster: Cluster, config: Config)
         try:
             more = pipelines(chain, source, cluster, request.global_batch, request.micro_batches, config.auto.stage_tolerance)
         except MissingPackageError as error:
-            if request.method == RHINO:
-                raise InfeasibleError(str(error)) from error
             more = [no_candidate("pipelines of rhino", error)]
     pieces = profile_of(chain.merged(fine_starts(chain, MAX_PIECES)), source)
     return candidates(graph_profile(chain, source), pieces, cluster, request, more)
