@@ -165,14 +165,23 @@ def variable_value(handle: tf.Tensor) -> Optional[Tuple[tf.TensorShape, tf.DType
     return tf.TensorShape(data.shape_and_type[0].shape), tf.as_dtype(data.shape_and_type[0].dtype)
 
 
-def make_logical_cpus(count: int) -> None:
+def make_logical_cpus(count: int) -> Callable[[], None]:
     """Let eager execution and tf.functions have ``count`` logical CPU devices, which is possible until TensorFlow 2 executes its
-    first op; after that, and where there are as many, nothing happens."""
+    first op; after that, and where there are as many, nothing happens.
+
+    Returns:
+        Takes it back, where that is still possible.
+    """
     cpus = tf.config.list_physical_devices("CPU")
-    if not cpus or len(tf.config.get_logical_device_configuration(cpus[0]) or [None]) >= count:
-        return
-    with contextlib.suppress(RuntimeError):
-        tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * count)
+    before = len(tf.config.get_logical_device_configuration(cpus[0]) or [None]) if cpus else count
+
+    def configure(number: int) -> None:
+        if before < count:
+            with contextlib.suppress(RuntimeError):
+                tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * number)
+
+    configure(count)
+    return lambda: configure(before)
 
 
 def collectives_carry_float16() -> bool:

@@ -75,6 +75,7 @@ class _Active:
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # tf.data pipelines with the other processes
         self.said_no_xla = False
+        self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
 
     def driving(self) -> ContextManager:
@@ -120,7 +121,7 @@ def init(
     hooks.install(_callbacks(parsed))
     _active = parsed
     if function_tracing() is not None and tf.executing_eagerly() and parsed.runtime is None:
-        make_logical_cpus([device.kind for device in parsed.cluster.devices].count("CPU"))
+        parsed.undo_devices = make_logical_cpus([device.kind for device in parsed.cluster.devices].count("CPU"))
     if processes.count > 1 or LAUNCHED in os.environ:
         parsed.termination.install()
 
@@ -146,6 +147,7 @@ def shutdown() -> None:
     layers.forget()
     if _active is not None:
         _active.termination.remove()
+        _active.undo_devices()
     _active = None
 
 
