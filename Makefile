@@ -38,7 +38,7 @@ PACKAGING := setup.py pyproject.toml
 install = @echo "setting up $(1) (the first time this takes minutes)"; \
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) >$(1)/pip.log 2>&1 || { cat $(1)/pip.log; exit 1; }
 
-.PHONY: help demo test test-all test-versions test-multiprocess fuzz benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
+.PHONY: help demo test test-all test-versions test-multiprocess fuzz mutation benchmarks lint test-tf1 test-tf2 test-all-tf1 test-all-tf2 clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -46,6 +46,7 @@ help:
 	@echo "make test-versions  plain installations beside every supported TensorFlow (VERSIONS=\"2.4 2.15\": beside these)"
 	@echo "make test-multiprocess  the tests that start several processes"
 	@echo "make fuzz       5,000 generated models"
+	@echo "make mutation   changes code that decides numbers, and lists changes that no test notices (MODULES=whale_tf.bridges: of one)"
 	@echo "make benchmarks every benchmark of benchmarks/, one after the other"
 	@echo "make lint       ruff and mypy"
 
@@ -71,6 +72,9 @@ $(TF2)/.test: $(PACKAGING) | $(TF2)/bin/python
 
 demo: $(TF2)/.demo
 	@$(LIMITS) $(TF2)/bin/python -m examples.demo
+
+mutation: $(TF2)/.test
+	$(TF2)/bin/python -m tests.mutation --show $(MODULES)
 
 lint: $(TF2)/.test
 	$(TF2)/bin/ruff check .

@@ -10,7 +10,8 @@ import pytest
 
 # before anything imports TensorFlow or NumPy: every process of pytest-xdist would otherwise start a thread per core
 for _name, _value in (("TF_CPP_MIN_LOG_LEVEL", "3"), ("TF_NUM_INTRAOP_THREADS", "1"), ("TF_NUM_INTEROP_THREADS", "2"),
-                      ("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("MPLBACKEND", "Agg")):
+                      ("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"), ("MPLBACKEND", "Agg"),
+                      ("WHALE_VERIFY", "1")):  # the last: what passes ensure is checked
     os.environ.setdefault(_name, _value)
 
 _COMMON = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow,
