@@ -113,3 +113,10 @@ def test_what_follows_from_updates_of_two_task_graphs_comes_after_both() -> None
               phase=Phase.APPLY)
     step = step._replace(region=step.region._replace(task_graph=[*step.region.task_graph, -1]))
     assert graph.op("sum").id in bodies(step)["update_2"].ops
+
+
+def test_an_optimizers_variables_are_in_no_body() -> None:
+    step = chain(1)
+    op = step.graph.add("moment", "VarHandleOp", [], [((), "resource")], phase=Phase.APPLY)
+    step = step._replace(region=step.region._replace(task_graph=[*step.region.task_graph, -1]))
+    assert not any(op.id in body.ops for body in bodies(step).values())

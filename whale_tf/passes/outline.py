@@ -18,6 +18,7 @@ from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
 from whale_tf.program import ALL, BACKWARD, CLONED, EARLY, FORWARD, ONCE, UPDATE, Body, Program
 
@@ -79,7 +80,7 @@ def _updates(step: TrainingStep) -> List[Body]:
     rounds: Dict[int, int] = {}
     members: Dict[Tuple[int, int], List[int]] = {}
     for op in graph.ops:
-        if op.phase is Phase.APPLY:
+        if op.phase is Phase.APPLY and op.type not in VARIABLES:
             own = home.get(op.id, ALL)
             rounds[op.id] = max([rounds[before] + (home.get(before, ALL) != own)
                                  for before in graph.predecessors(op) if before in rounds], default=0)
