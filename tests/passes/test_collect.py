@@ -97,6 +97,16 @@ def test_nothing_is_accumulated_of_a_backward_body_that_nobody_reads() -> None:
     assert [body.task_graph for body in program.bodies if body.step == ACCUMULATE] == [0]
 
 
+@pytest.mark.parametrize("processes,kind", [(1, MERGE), (2, SYNCHRONISE)])
+def test_what_runs_once_reads_the_value_over_all_processes(processes: int, kind: str) -> None:
+    """Also where a summary has this process' value merged."""
+    step = with_reader(chain(2, clip=True), "ScalarSummary", ["grad0"], Phase.OTHER)._replace(processes=processes)
+    program = compile_program(step, plan([2, 1]))
+    update = next(call for call in program.calls if program.bodies[call.body].name == "update")
+    sources = {value.tensor: program.calls[value.calls[0]] for value in update.takes}
+    assert program.step_of(sources[step.graph.tensor("grad0")]) == kind
+
+
 def test_what_leads_to_a_write() -> None:
     step = with_reader(chain(1, clip=True), "ScalarSummary", ["norm"], Phase.OTHER)
     names = {step.graph.ops[op].name for op in leading_to_writes(step.graph)}

@@ -145,9 +145,9 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def _maker(made: Mapping[Tuple[int, int], int], tensor: int, target: int, step: TrainingStep) -> int:
-    """The call that makes what the updates of a TaskGraph read of a tensor."""
-    keys = [(target, tensor), (step.home(tensor), tensor)] if step.processes > 1 else [(target, tensor)]
-    return next(made[key] for key in keys + [(ALL, tensor)] if key in made)
+    """The call that makes what the updates of a TaskGraph read of a tensor: among processes never one process' value."""
+    keys = [(target, tensor)] * (target != ALL) + [(step.home(tensor), tensor)] * (step.processes > 1) + [(ALL, tensor)]
+    return next(made[key] for key in keys if key in made)
 
 
 def _sources(program: Program, plan: Plan, step: TrainingStep) -> Dict[int, Tuple[int, ...]]:
