@@ -18,9 +18,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "whale_tf"
 
 # top floor first: a module imports only from its own floor and from those after it
-FLOORS = ("cli", "calibrating", "profiling", "api", "parallelize", "session", "functions", "processes", "planning", "searching",
-          "emit", "capture", "communicators",
-          "graph_editor", "_tf_compat", "viz",
+FLOORS = ("cli", "viz", "calibrating", "profiling", "api", "parallelize", "session", "functions", "processes", "planning",
+          "searching", "emit", "capture", "communicators",
+          "graph_editor", "_tf_compat",
           "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program", "plan", "ir",
           "cluster", "config", "documents", "errors", "_typing_compat")
 PURE = FLOORS[FLOORS.index("planner"):]

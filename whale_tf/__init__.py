@@ -33,7 +33,6 @@ __version__ = "0.1.0"
 _API = (
     "current_plan",
     "current_program",
-    "draw_program",
     "explain",
     "init",
     "op_graph",
@@ -63,12 +62,12 @@ __all__ = [
     "UnsupportedOpError",
     "UnsupportedTensorFlowError",
     "WhaleError",
+    "draw_program",
 ] + list(_API)
 
 if TYPE_CHECKING:
     from whale_tf.api import current_plan as current_plan
     from whale_tf.api import current_program as current_program
-    from whale_tf.api import draw_program as draw_program
     from whale_tf.api import explain as explain
     from whale_tf.api import init as init
     from whale_tf.api import op_graph as op_graph
@@ -83,13 +82,15 @@ if TYPE_CHECKING:
     from whale_tf.cluster import Cluster as Cluster
     from whale_tf.config import Config as Config
     from whale_tf.plan import Plan as Plan
+    from whale_tf.viz.program import draw_program as draw_program
 
 
 def __getattr__(name: str) -> Any:
     """Loads on first use (PEP 562), so that ``import whale_tf.planner`` works where TensorFlow is not installed."""
     import importlib
 
-    home = {"Cluster": "whale_tf.cluster", "Config": "whale_tf.config", "Plan": "whale_tf.plan"}.get(name)
+    home = {"Cluster": "whale_tf.cluster", "Config": "whale_tf.config", "Plan": "whale_tf.plan",
+            "draw_program": "whale_tf.viz.program"}.get(name)
     if home:
         globals()[name] = getattr(importlib.import_module(home), name)
     elif name in _API:

@@ -278,25 +278,6 @@ def current_program(graph: Optional[tf.Graph] = None) -> Optional[Program]:
     return compile_program(done.captured.step(done.region), done.plan)
 
 
-def draw_program(path: str, program: Optional[Program] = None) -> None:
-    """Draw a step's calls, a row for each device, into a ``.png`` or ``.svg`` file; its times are nominal.
-
-    Args:
-        program: by default that of the graph rewritten last.
-
-    Raises:
-        PlanError: no graph has been rewritten yet.
-        MissingPackageError: matplotlib is not installed (``whale_tf[viz]``).
-    """
-    from whale_tf.viz.program import program_figure  # matplotlib takes a second to load
-    from whale_tf.viz.timeline import save
-
-    program = program or current_program()
-    if program is None:
-        raise PlanError("no graph has been rewritten yet: call wh.parallelize() before wh.draw_program()")
-    save(program_figure(program), path)
-
-
 def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGraph:
     """The training step of a graph that was rewritten (default: the one rewritten last), op by op as its plan divides it, for
     ``whale_tf.simulator``; op times are added with :meth:`StepGraph.measured`.

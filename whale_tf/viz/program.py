@@ -7,8 +7,9 @@ times in seconds simulate the plan (``whale simulate``).  The number in a box is
 from __future__ import annotations
 
 import heapq
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from whale_tf.errors import PlanError
 from whale_tf.program import (
     ACCUMULATE,
     ALL,
@@ -24,7 +25,7 @@ from whale_tf.program import (
     WHOLE,
     Program,
 )
-from whale_tf.viz.timeline import COLOURS, FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR, Figure, Patch, new_figure
+from whale_tf.viz.timeline import COLOURS, FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR, Figure, Patch, new_figure, save
 
 HOST = -1
 LENGTHS = {EARLY: 1.0, FORWARD: 1.0, BACKWARD: 2.0, ONCE: 0.2, UPDATE: 0.4, SYNCHRONISE: 0.5}
@@ -106,3 +107,21 @@ def program_figure(program: Program, devices: Sequence[str] = ()) -> Figure:
                 bbox_to_anchor=(0.5, -0.02), ncol=len(steps), fontsize=8, handlelength=1.2, columnspacing=1.2)
     figure.tight_layout()
     return figure
+
+
+def draw_program(path: str, program: Optional[Program] = None) -> None:
+    """Draw a step's calls, a row for each device, into a ``.png`` or ``.svg`` file; its times are nominal.
+
+    Args:
+        program: by default that of the graph rewritten last.
+
+    Raises:
+        PlanError: no graph has been rewritten yet.
+        MissingPackageError: matplotlib is not installed (``whale_tf[viz]``).
+    """
+    from whale_tf.api import current_program  # TensorFlow takes seconds to load, and a given Program needs none
+
+    program = program or current_program()
+    if program is None:
+        raise PlanError("no graph has been rewritten yet: call wh.parallelize() before wh.draw_program()")
+    save(program_figure(program), path)
