@@ -72,7 +72,7 @@ class Seq2SeqBatch(NamedTuple):
         source: int32 `[B, S]`, padded with PAD.
         source_mask: float `[B, S]`, 1 for tokens and 0 for padding.
         target: int32 `[B, T]`, what the decoder reads: CLS, then the target.
-        labels: int32 `[B, T]`, what it shall say: the target, then SEP.
+        labels: int32 `[B, T]`, the expected output: the target, then SEP.
         weights: float `[B, T]`, 1 for tokens of `labels` and 0 for padding.
     """
 
@@ -288,7 +288,7 @@ def true_case_examples(count: int, source: int, target: int, seed: int = 0, dtyp
 
 def span_corruption_examples(count: int, source: int, target: int, seed: int = 0,
                              dtype: str = "float32") -> Seq2SeqBatch:
-    """T5's pre-training task on bytes (Raffel et al. 2020, figure 2): say the spans that were cut out.
+    """T5's pre-training task on bytes (Raffel et al. 2020, figure 2): predict the spans that were removed.
 
     About 15% of a window of text is removed as one to three spans of three bytes, each replaced by its sentinel; the
     target is each sentinel followed by its span.

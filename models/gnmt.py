@@ -137,7 +137,7 @@ def lstm(x: tf.Tensor, mask: Optional[tf.Tensor], config: GnmtConfig, name: str,
 
     Args:
         x: `[B, S, D]`.
-        mask: `[B, S]`, 1 for tokens and 0 for padding, at which the state stands still; None without padding.
+        mask: `[B, S]`, 1 for tokens and 0 for padding, where the state does not change; None without padding.
         config: sizes.
         name: variable scope; holds the dense layer `input` and the kernel `recurrent` `[H, 4 H]`.
         reverse: whether to run from the last position to the first.

@@ -23,7 +23,7 @@ Initializer = Callable[..., tf.Tensor]
 
 
 class Model(NamedTuple):
-    """What every single-loss `build` function returns.
+    """The result of a `build` function with one loss.
 
     Attributes:
         loss: scalar to minimise.
@@ -51,7 +51,7 @@ def reshape(x: tf.Tensor, *dims: int) -> tf.Tensor:
 
 
 def fold(x: tf.Tensor) -> tf.Tensor:
-    """Fold the leading dimensions of `x` `[B, ..., H]` into rows, `[B * ..., H]`; a matrix is returned as it is."""
+    """Fold the leading dimensions of `x` `[B, ..., H]` into rows, `[B * ..., H]`; a matrix is returned unchanged."""
     return x if x.shape.ndims == 2 else tf.reshape(x, [-1, last_dim(x)])
 
 

@@ -4,7 +4,7 @@ Sources: Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computa
 (algorithm 1: top-2 gating, capacity, auxiliary loss; section 3.2: einsum dispatch and combine); Fedus, Zoph and
 Shazeer, "Switch Transformers", 2021 (section 2.1 and 2.2: top-1 gating). GShard's groups are the sequences of the
 mini-batch here, so gating never looks across examples; its second expert is always used, not at random. As there,
-first choices are served before second ones: where the capacity binds, a later token may take an earlier one's room.
+first choices are served before second ones: where the capacity binds, a later token may displace an earlier one.
 
 Stages: `embed`, `attention_block`, then `ffn_block`, or `gating_dispatch` and `experts`, and `lm_head`:
 
@@ -36,7 +36,7 @@ class MoeConfig:
         experts: number of experts E of a layer.
         top_k: experts used by each token, 1 or 2.
         capacity_factor: room of the experts as a multiple of an even load.
-        moe_every: every how many layers the feed-forward layer is a mixture; the last of each group is.
+        moe_every: the feed-forward layer of every n-th transformer layer is a mixture.
         auxiliary_weight: weight of the load-balance loss.
         vocab: number of tokens V.
         seq: sequence length S.

@@ -14,7 +14,7 @@ class _Dense(tf.train.Optimizer):
 
         Args:
           value: the variable's value.
-          gradient: of its shape.
+          gradient: a tensor of the variable's shape.
         """
         raise NotImplementedError
 
