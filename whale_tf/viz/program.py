@@ -117,6 +117,7 @@ def draw_program(path: str, program: Optional[Program] = None) -> None:
 
     Raises:
         PlanError: no graph has been rewritten yet.
+        WhaleError: no Program is given, and ``wh.init`` was not called.
         MissingPackageError: matplotlib is not installed (``whale_tf[viz]``).
     """
     from whale_tf.api import current_program  # TensorFlow takes seconds to load, and a given Program needs none
