@@ -31,6 +31,7 @@ from whale_tf.errors import (
 __version__ = "0.1.0"
 
 _API = (
+    "checkpoint",
     "current_plan",
     "current_program",
     "explain",
@@ -66,6 +67,7 @@ __all__ = [
 ] + list(_API)
 
 if TYPE_CHECKING:
+    from whale_tf.api import checkpoint as checkpoint
     from whale_tf.api import current_plan as current_plan
     from whale_tf.api import current_program as current_program
     from whale_tf.api import explain as explain

@@ -225,6 +225,20 @@ def set_default_strategy(strategy: Optional[_Strategy]) -> None:
         capture_annotations.set_default_strategy(graph, strategy.kind, strategy.device_count, strategy.name)
 
 
+def checkpoint(tensor: tf.Tensor) -> tf.Tensor:
+    """Keep a tensor from the forward to the backward pass, and compute what lies between such tensors again, if ``recompute`` is
+    ``full`` or ``auto``.  Once a script marks a tensor, the planner chooses no others: all that is not marked is dropped.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        AnnotationError: eager execution outside of a function.
+    """
+    capture_annotations.annotations_of(capture_annotations.current_graph("wh.checkpoint")).checkpoints.append(tensor.name)
+    return tensor
+
+
 def total_devices() -> int:
     """Number of devices of the cluster."""
     return len(_require("wh.total_devices").cluster.devices)

@@ -32,6 +32,8 @@ class TaskGraphPlan(Record):
             but the batch, so that each device works on its own examples.
         variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
             first replica's device.
+        kept: tensors that are kept from the forward to the backward pass; what else the backward pass reads is computed again.
+            None: everything is kept.
     """
 
     name: str
@@ -42,6 +44,7 @@ class TaskGraphPlan(Record):
     warmup: int = field(1, at_least=1)
     batch_of: Optional[int] = field(None, at_least=0)
     variables: str = "mirrored"
+    kept: Optional[Tuple[str, ...]] = None
 
     @property
     def device_count(self) -> int:
@@ -240,9 +243,10 @@ class Plan(Record):
 
     @property
     def is_local(self) -> bool:
-        """One device, one micro-batch: nothing to rewrite."""
+        """One device, one micro-batch, and nothing computed again: nothing to rewrite."""
         devices = {device for task in self.task_graphs for row in task.devices for device in row}
-        return self.num_micro_batch == 1 and self.num_model_replicas == 1 and devices == {0}
+        again = any(task.kept is not None for task in self.task_graphs)
+        return self.num_micro_batch == 1 and self.num_model_replicas == 1 and devices == {0} and not again
 
     @property
     def spans_processes(self) -> bool:

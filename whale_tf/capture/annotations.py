@@ -81,6 +81,7 @@ class Annotations:
         gradient_calls: finished calls; a call that raised is not kept.
         calls_started: how many calls there were, failed ones too.
         trains: gradients of variables were taken in a tf.function.
+        checkpoints: names of tensors that are kept for the backward pass where others are computed again.
     """
 
     def __init__(self) -> None:
@@ -89,6 +90,7 @@ class Annotations:
         self.gradient_calls: List[GradientCall] = []
         self.calls_started = 0
         self.trains = False
+        self.checkpoints: List[str] = []
         self._open: Optional[Annotation] = None
         self._count = 0
 

@@ -44,6 +44,10 @@ def explain_plan(
             console.print(line, highlight=False, markup=False)
     elif plan.shards:
         console.print(patterns_table(plan.shards))
+    for task in plan.task_graphs:
+        if task.kept is not None:
+            console.print(f"{task.name}: the backward pass computes activations again; {len(task.kept)} tensor(s) are kept.",
+                          highlight=False, markup=False)
     if plan.bridges:
         console.print(_bridges(plan))
     if plan.gradients:
