@@ -42,6 +42,9 @@ class Callbacks(NamedTuple):
         function_gradients: (graph), before gradients of variables are taken in the graph of a tf.function that is traced.
         function_called: (tf.function), before it is called for the first time since the hooks were installed.
         may_use_xla: (), whether Keras may compile a model with XLA that did not ask for it by name.
+        arguments: (type of a tf.function's arguments) -> the type to trace it for.
+        call: (concrete function, original), for every call of a tf.function, eagerly or in another's graph.
+        shuffle: (seed or None) -> the seed of ``Dataset.shuffle`` in eager execution.
         traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
@@ -62,6 +65,9 @@ class Callbacks(NamedTuple):
     function_gradients: Callable[[tf.Graph], None] = lambda graph: None
     function_called: Callable[[Any], None] = lambda function: None
     may_use_xla: Callable[[], bool] = lambda: True
+    arguments: Callable[[Any], Any] = lambda function_type: function_type
+    call: Callable[[Any, Callable[[], Any]], Any] = lambda function, original: original()
+    shuffle: Callable[[Optional[int]], Optional[int]] = lambda seed: seed
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
@@ -152,8 +158,16 @@ _attributes: MutableMapping[tf.Graph, Mapping[str, Any]] = weakref.WeakKeyDictio
 def _create_concrete_function(original: Function, callbacks: Callbacks) -> Function:
     def create(function_type: Any, type_context: Any, func_graph: tf.Graph, tracing_options: Any) -> Any:
         _attributes[func_graph] = dict(tracing_options.attributes or {})
+        if tracing_options.input_signature is None:
+            function_type = callbacks.arguments(function_type)
         return original(function_type, type_context, func_graph, tracing_options)
     return create
+
+
+def _call_flat(original: Function, callbacks: Callbacks) -> Function:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return callbacks.call(self, lambda: original(self, *args, **kwargs))
+    return call
 
 
 def _function_call(original: Function, callbacks: Callbacks) -> Function:
@@ -264,6 +278,18 @@ def _make_initializer(original: Function, callbacks: Callbacks) -> Function:
     return make_initializer
 
 
+def _dataset_iter(original: Function, callbacks: Callbacks) -> Function:
+    def __iter__(self: Any) -> Any:
+        return original(callbacks.dataset(self) if tf.executing_eagerly() else self)
+    return __iter__
+
+
+def _dataset_shuffle(original: Function, callbacks: Callbacks) -> Function:
+    def shuffle(self: Any, buffer_size: Any, seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(self, buffer_size, callbacks.shuffle(seed) if tf.executing_eagerly() else seed, *args, **kwargs)
+    return shuffle
+
+
 HOOKS: Tuple[Hook, ...] = (
     Hook(gradients_util, "_GradientsHelper", _gradients_helper),
     Hook(gradients_util, "_MaybeCompile", _maybe_compile),
@@ -290,6 +316,9 @@ if _TRACING is not None:
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
         Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
+        Hook(_TRACING.concrete, "_call_flat", _call_flat),
+        Hook(tf.data.Dataset, "__iter__", _dataset_iter),
+        Hook(tf.data.Dataset, "shuffle", _dataset_shuffle),
         Hook(_TRACING.transform, "apply_func_graph_transforms", _apply_transforms),
     )
 

@@ -43,7 +43,9 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
     is_even = len(set(speeds)) < 2
     if not is_even:
         _check_batched(dataset)
-    _agree_on_shuffling(dataset)
+    is_eager = tf.executing_eagerly()
+    if not is_eager:
+        _agree_on_shuffling(dataset)
     with v1.name_scope(SCOPE), tf.control_dependencies(None):
         count = tf.constant(processes.count, tf.int64, name="count")
         rank = tf.constant(processes.rank, tf.int64, name="rank")
@@ -66,7 +68,23 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
         size = tf.where(tf.equal(own, 1), bounds[rank + 1] - bounds[rank], total)
         return examples.skip(own * bounds[rank]).take(size).batch(size)
 
-    return dataset.window(count, shift=count, drop_remainder=True).flat_map(part)
+    shared = dataset.window(count, shift=count, drop_remainder=True).flat_map(part)
+    return _counted(shared, dataset, processes) if is_eager else shared
+
+
+def _counted(shared: Any, dataset: Any, processes: Processes) -> Any:
+    """A share that knows how many elements it has, and says nothing of the size of its mini-batches: a function that is traced
+    for it is for those of all processes."""
+    first = {spec.shape[:1].as_list()[0] if spec.shape.rank else None
+             for spec in tf.nest.flatten(dataset.element_spec) if isinstance(spec, tf.TensorSpec)}
+    if len(first) == 1 and None not in first:
+        shared = shared.map(lambda *parts: tf.nest.map_structure(_of_open_size, parts[0] if len(parts) == 1 else parts))
+    number = int(dataset.cardinality())
+    return shared if number < 0 else shared.apply(tf.data.experimental.assert_cardinality(number // processes.count))
+
+
+def _of_open_size(part: Any) -> Any:
+    return v1.placeholder_with_default(part, [None, *part.shape[1:]]) if isinstance(part, tf.Tensor) else part
 
 
 def explained(processes: Processes, cluster: Optional[Cluster] = None, by_file: bool = False) -> str:
