@@ -25,7 +25,8 @@ __all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "D
            "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
            "check_version", "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing",
            "global_seed", "gradients_util", "imperative_grad", "imported_as_written", "lacking", "make_logical_cpus", "op_def",
-           "relaxed_type", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "v1", "variable_value"]
+           "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "v1",
+           "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)
@@ -224,6 +225,18 @@ def global_seed() -> Optional[int]:
     """What ``tf.random.set_seed`` was called with last; None: nothing."""
     seed: Optional[int] = eager_context()._seed
     return seed
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random ops that are made in eager execution have this global seed."""
+    context = eager_context()
+    before = context._seed, getattr(context, "_rng", None)
+    context._set_global_seed(seed)
+    try:
+        yield
+    finally:
+        context._seed, context._rng = before
 
 
 def collectives_carry_float16() -> bool:

@@ -54,7 +54,7 @@ from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.auto.settings import wants_search
 from whale_tf.planner.explain import explain_plan
-from whale_tf.processes.datasets import explained, share, take_all
+from whale_tf.processes.datasets import Adapter, explained, share, take_all
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
@@ -595,6 +595,11 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         state.shares_input = True
         return share(given, state.processes, _sharing(state), state.config.io.slicing == "file")
 
+    def training_data(adapter: Any) -> Any:
+        if state.runtime is None or not state.config.io.slicing:
+            return adapter
+        return Adapter(adapter, state.processes, dataset, global_seed() is not None)
+
     def shuffle(seed: Optional[int]) -> Optional[int]:
         if seed is None and state.runtime is not None and state.config.io.slicing and global_seed() is None:
             seed = 1 + next(state.shuffles)  # the same in all processes: their shares must not overlap
@@ -644,6 +649,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         arguments=lambda function_type: relaxed_type(function_type) if state.functions is not None else function_type,
         call=lambda function, original: original() if state.functions is None else state.functions.call(function, original),
         shuffle=shuffle,
+        training_data=training_data,
+        writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,

@@ -25,7 +25,7 @@ from whale_tf._tf_compat import (
     tf,
     v1,
 )
-from whale_tf.capture import layers, tapes
+from whale_tf.capture import fitting, layers, tapes
 from whale_tf.capture.annotations import FORWARD_ATTR, annotations_of, gradient_call, gradient_names
 
 Function = Callable[..., Any]
@@ -58,6 +58,8 @@ class Callbacks(NamedTuple):
         save: (saver, original, arguments of ``Saver.save``) -> the checkpoint's path.
         add_event: (original, event), for every event that goes to an event file.
         dataset: (dataset) -> the dataset to make an iterator of.
+        training_data: (Keras' adapter of the data that ``fit`` trains on) -> one to take its place.
+        writes: (), whether this process writes checkpoints, summaries and logs of functions.
     """
 
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
@@ -80,6 +82,8 @@ class Callbacks(NamedTuple):
     save: Function = lambda saver, original, *args, **kwargs: original(*args, **kwargs)
     add_event: Callable[[Callable[[Any], None], Any], None] = lambda original, event: original(event)
     dataset: Callable[[Any], Any] = lambda dataset: dataset
+    training_data: Callable[[Any], Any] = lambda adapter: adapter
+    writes: Callable[[], bool] = lambda: True
 
 
 class Hook(NamedTuple):
@@ -280,7 +284,7 @@ def _make_initializer(original: Function, callbacks: Callbacks) -> Function:
 
 def _dataset_iter(original: Function, callbacks: Callbacks) -> Function:
     def __iter__(self: Any) -> Any:
-        return original(callbacks.dataset(self) if tf.executing_eagerly() else self)
+        return original(callbacks.dataset(self) if tf.executing_eagerly() and not fitting.iterates() else self)
     return __iter__
 
 
@@ -319,6 +323,10 @@ if _TRACING is not None:
         Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(tf.data.Dataset, "__iter__", _dataset_iter),
         Hook(tf.data.Dataset, "shuffle", _dataset_shuffle),
+        Hook(tf.train.Checkpoint, "save", fitting.checkpoint_save),
+        Hook(tf.train.Checkpoint, "write", fitting.checkpoint_write),
+        Hook(tf.train.CheckpointManager, "save", fitting.manager_save),
+        Hook(tf.summary, "create_file_writer", fitting.create_file_writer),
         Hook(_TRACING.transform, "apply_func_graph_transforms", _apply_transforms),
     )
 
@@ -329,7 +337,8 @@ def _keras_hooks() -> Tuple[Hook, ...]:
     if _TRACING is None or layer is None or trainer is None:
         return ()
     return (Hook(layer, "__init__", layers.layer_init), Hook(layer, "__call__", layers.layer_call),
-            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile))
+            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile),
+            *(Hook(*each) for each in fitting.attributes()))
 
 
 class _Installed(NamedTuple):

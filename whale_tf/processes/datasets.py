@@ -17,11 +17,11 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
-from typing import Any, List, Optional, Sequence, Set
+from typing import Any, Callable, List, Optional, Sequence, Set
 
 import numpy as np
 
-from whale_tf._tf_compat import sharded_by_file, tf, v1
+from whale_tf._tf_compat import seeded, sharded_by_file, tf, v1
 from whale_tf.cluster import Cluster, Processes, process_speeds
 from whale_tf.errors import UnsupportedOpError
 
@@ -81,6 +81,53 @@ def _counted(shared: Any, dataset: Any, processes: Processes) -> Any:
         shared = shared.map(lambda *parts: tf.nest.map_structure(_of_open_size, parts[0] if len(parts) == 1 else parts))
     number = int(dataset.cardinality())
     return shared if number < 0 else shared.apply(tf.data.experimental.assert_cardinality(number // processes.count))
+
+
+class Adapter:
+    """Keras' adapter of training data, with this process' share of it.
+
+    Args:
+        adapter: Keras'.
+        shared: a dataset -> this process' share.
+        is_seeded: the script has set a seed, so that all processes shuffle alike.
+
+    Raises:
+        UnsupportedOpError: there are fewer mini-batches than processes.
+    """
+
+    def __init__(self, adapter: Any, processes: Processes, shared: Callable[[Any], Any], is_seeded: bool) -> None:
+        self._adapter = adapter
+        self._count = processes.count
+        self._shared = shared
+        self._is_seeded = is_seeded
+        self._made: Any = None
+        self._epochs = 0
+        if self.num_batches == 0:
+            raise UnsupportedOpError(
+                f"fit was given data of {adapter.num_batches} mini-batches, but each of {processes.count} processes takes one of "
+                f"every {processes.count}; use a smaller batch_size, or set io.slicing to false for data that is shared already")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    @property
+    def num_batches(self) -> Optional[int]:
+        number = self._adapter.num_batches
+        return number if number is None else number // self._count
+
+    @property
+    def epochs(self) -> Adapter:
+        """Each iteration over it is an epoch."""
+        return self
+
+    def __iter__(self) -> Any:
+        if self._is_seeded or not getattr(self._adapter, "_shuffle", False):
+            if self._made is None:
+                self._made = self._shared(self._adapter.get_tf_dataset())
+            return iter(self._made)
+        self._epochs += 1
+        with seeded(self._epochs):  # the order of this epoch, the same in all processes
+            return iter(self._shared(self._adapter.get_tf_dataset()))
 
 
 def _of_open_size(part: Any) -> Any:
