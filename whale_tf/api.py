@@ -92,7 +92,7 @@ class _Active:
         self.plan = plan
         self.processes = processes
         self.runtime = runtime_of(processes, config.communication.start_timeout_s)
-        self.functions = None if self.runtime is None else Functions(self.runtime)
+        self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
         self.termination = Termination(processes, self.runtime)
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()

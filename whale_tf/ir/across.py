@@ -14,6 +14,7 @@ from typing import FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Se
 
 from whale_tf.ir.batch_axis import EXTENT
 from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
 
@@ -25,10 +26,14 @@ class Across(NamedTuple):
     """Attributes:
     uses: ops outside of the region, and which of their operands are over all processes.
     added: writes of variables that add what this process has counted on its own rows.
+    decisive: ops outside of the region that something equal in all processes is computed from.
+    twice: those of them that run on this process' own rows, too, for what is counted and for results with rows.
     """
 
     uses: FrozenSet[Use] = frozenset()
     added: Tuple[int, ...] = ()
+    decisive: FrozenSet[int] = frozenset()
+    twice: Tuple[int, ...] = ()
 
 
 def of_session(region: Region) -> Across:
@@ -51,6 +56,11 @@ def batch_size(graph: OpGraph, sources: Iterable[int]) -> Optional[int]:
     """The mini-batch's static size; None: it is known only at run time."""
     sizes = {shape[0] for shape in (graph.tensors[tensor].shape for tensor in sources) if shape}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def is_of_rows(layout: Layout) -> bool:
+    """Whether each process has a value of its own: rows of the batch, or how many."""
+    return layout.is_sharded or layout.kind == EXTENT.kind
 
 
 def leading_to_writes(graph: OpGraph) -> Set[int]:
@@ -78,8 +88,7 @@ class _Function:
             return self.has_rows(tensor)
         if producer.id not in self.region.batch_level:
             return False
-        layout = self.region.batch.layout(tensor)
-        return layout.is_sharded or layout.kind == EXTENT.kind
+        return is_of_rows(self.region.batch.layout(tensor))
 
     def has_rows(self, tensor: int) -> bool:
         """Whether the first dimension is the batch."""
@@ -90,18 +99,13 @@ class _Function:
         writes = [index for index in self.outside if traits(self.graph.ops[index].type).is_write]
         added = {index for index in writes if self._counts(index) and index in self.from_rows}
         common = [self.graph.tensors[t].op for t in results if not self.has_rows(t)]
-        roots = {index for index in common if index in self.outside}.union(index for index in writes if index not in added)
-        while True:
-            decisive = self._behind(roots)
-            mixed = {index for index in added if self._behind([index]) & decisive & self.from_rows}
-            if not mixed:
-                break
-            roots |= mixed
-            added -= mixed
-        used = self._behind([*writes, *(self.graph.tensors[t].op for t in results)])
+        decisive = self._behind([*common, *(index for index in writes if index not in added)])
+        own = self._behind([*added, *(self.graph.tensors[t].op for t in results if self.has_rows(t))])
+        used = decisive | own
         uses = {(index, position) for index in used for position, tensor in enumerate(self.graph.ops[index].inputs)
                 if self._enters(tensor) and (index in decisive or not self.is_own(tensor))}
-        return Across(frozenset(uses), tuple(sorted(added)))
+        twice = tuple(sorted(decisive & own & self.from_rows))
+        return Across(frozenset(uses), tuple(sorted(added)), frozenset(decisive), twice)
 
     def _counts(self, write: int) -> bool:
         op = self.graph.ops[write]

@@ -73,7 +73,7 @@ class Leaving(NamedTuple):
 def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
     """The tensors of the clones that ops outside of them read."""
     found: Dict[int, Leaving] = {}
-    everywhere = step.across.uses
+    everywhere, twice = step.across.uses, step.across.twice
     for tensor, uses in step.region.leaving().items():
         if step.graph.tensors[tensor].dtype in UNSENT:
             continue
@@ -83,6 +83,9 @@ def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
             target = step.update.task_graph.get(op, ALL)
             if target != ALL and _is_synchronised(step, plan, tensor, target):
                 targets.add(target)
+            elif op in twice:
+                targets.add(step.home(tensor))
+                is_merged = True
             elif (op, position) in everywhere or (target != ALL and step.processes > 1):
                 targets.add(step.home(tensor))
             else:

@@ -13,7 +13,7 @@ import weakref
 import zlib
 from typing import Any, Callable, MutableMapping, MutableSet, Sequence, Set
 
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import global_seed, tf, v1
 from whale_tf.capture.handles import captured_variables
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.errors import PlanError
@@ -21,10 +21,15 @@ from whale_tf.processes.runtime import Runtime
 
 
 class Functions:
-    """See the module's docstring."""
+    """See the module's docstring.
 
-    def __init__(self, runtime: Runtime) -> None:
+    Args:
+        shares_input: whether datasets are shared with the other processes, which then must shuffle alike.
+    """
+
+    def __init__(self, runtime: Runtime, shares_input: Callable[[], bool]) -> None:
         self._runtime = runtime
+        self._shares_input = shares_input
         self._staged: MutableMapping[tf.Graph, str] = weakref.WeakKeyDictionary()  # by rewritten graph
         self._inside: MutableMapping[tf.Graph, MutableSet[tf.Graph]] = weakref.WeakKeyDictionary()  # graph -> those it calls
         self._started: MutableSet[tf.Graph] = weakref.WeakSet()
@@ -75,14 +80,23 @@ class Functions:
         digest = zlib.crc32(f"{self._runtime.keys.count} {text}".encode())
         try:
             digests: Sequence[int] = tf.raw_ops.CollectiveGather(
-                input=tf.constant([digest], tf.int64), group_size=self._runtime.processes.count, group_key=group,
+                input=tf.constant([digest, self._seed()], tf.int64), group_size=self._runtime.processes.count, group_key=group,
                 instance_key=instance, shape=[0], timeout_seconds=self._runtime.start_timeout_s).numpy()
         except tf.errors.DeadlineExceededError:
             raise PlanError(
                 f"tf.function {name!r} runs here for the first time, and another process has not come to it within "
                 f"{self._runtime.start_timeout_s:.0f} s (communication.start_timeout_s): all processes must run the same "
                 "training functions in the same order") from None
-        self._runtime.check_agreement(digests)
+        self._runtime.check_agreement(digests[::2])
+        if len(set(digests[1::2])) > 1:
+            raise PlanError(
+                "tf.random.set_seed was called with different seeds in the processes ({}), so that they shuffle differently, and "
+                "their shares of a dataset overlap; use the same seed in all, or set io.slicing to false for data that is shared "
+                "already".format(", ".join(map(str, digests[1::2]))))
+
+    def _seed(self) -> int:
+        seed = global_seed()
+        return -1 if seed is None or not self._shares_input() else int(seed)
 
     def _take(self, variable: Any) -> None:
         """The value of process 0's variable."""
