@@ -600,6 +600,12 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
             return adapter
         return Adapter(adapter, state.processes, dataset, global_seed() is not None)
 
+    def fit_of_keras_2() -> None:
+        if state.runtime is not None:
+            raise PlanError(
+                f"fit of Keras 2 was called in a job of {state.processes.count} processes, which would all train on the same data; "
+                "write the loop of a tf.function, or use Keras 3 (TensorFlow 2.16 or later)")
+
     def shuffle(seed: Optional[int]) -> Optional[int]:
         if seed is None and state.runtime is not None and state.config.io.slicing and global_seed() is None:
             seed = 1 + next(state.shuffles)  # the same in all processes: their shares must not overlap
@@ -650,6 +656,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         call=lambda function, original: original() if state.functions is None else state.functions.call(function, original),
         shuffle=shuffle,
         training_data=training_data,
+        fit_of_keras_2=fit_of_keras_2,
         writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
         before_finalize=lambda graph: _ensure(state, graph),

@@ -12,6 +12,7 @@ from typing import Any, Callable, Tuple
 from whale_tf._tf_compat import tf
 
 Function = Callable[..., Any]
+_KERAS_2 = ("keras.src.engine.training", "tf_keras.src.engine.training")
 _WRITERS = ("CSVLogger", "RemoteMonitor", "TensorBoard")  # callbacks that do nothing but write
 
 
@@ -39,12 +40,14 @@ def module(name: str) -> Any:
 
 
 def attributes() -> Tuple[Tuple[Any, str, Callable[[Function, Any], Function]], ...]:
-    """Owner, attribute and wrapper of what is hooked; nothing, where Keras 3 is not loaded."""
+    """Owner, attribute and wrapper of what is hooked; nothing, where Keras is not loaded."""
+    old = tuple((found.Model, "fit", _fit_of_keras_2) for found in map(sys.modules.get, _KERAS_2) if found is not None)
     trainer, lists = module("backend.tensorflow.trainer"), module("callbacks.callback_list")
     backup, saving = module("callbacks.backup_and_restore"), module("saving.saving_api")
     if None in (trainer, lists, backup, saving):
-        return ()
+        return old
     return (
+        *old,
         (trainer.TensorFlowTrainer, "fit", _fit), (trainer.TensorFlowTrainer, "evaluate", _iterating),
         (trainer.TensorFlowTrainer, "predict", _iterating), (trainer.TFEpochIterator, "__init__", _epoch_iterator_init),
         (lists.CallbackList, "__init__", _callback_list_init),
@@ -71,6 +74,13 @@ def _fit(original: Function, callbacks: Any) -> Function:
             return iterating(self, *args, **kwargs)
         finally:
             _thread.expects_data = False
+    return fit
+
+
+def _fit_of_keras_2(original: Function, callbacks: Any) -> Function:
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        callbacks.fit_of_keras_2()
+        return original(self, *args, **kwargs)
     return fit
 
 

@@ -59,6 +59,7 @@ class Callbacks(NamedTuple):
         add_event: (original, event), for every event that goes to an event file.
         dataset: (dataset) -> the dataset to make an iterator of.
         training_data: (Keras' adapter of the data that ``fit`` trains on) -> one to take its place.
+        fit_of_keras_2: (), before ``fit`` of a Keras that is not known around its training step.
         writes: (), whether this process writes checkpoints, summaries and logs of functions.
     """
 
@@ -83,6 +84,7 @@ class Callbacks(NamedTuple):
     add_event: Callable[[Callable[[Any], None], Any], None] = lambda original, event: original(event)
     dataset: Callable[[Any], Any] = lambda dataset: dataset
     training_data: Callable[[Any], Any] = lambda adapter: adapter
+    fit_of_keras_2: Callable[[], None] = lambda: None
     writes: Callable[[], bool] = lambda: True
 
 
@@ -332,13 +334,15 @@ if _TRACING is not None:
 
 
 def _keras_hooks() -> Tuple[Hook, ...]:
-    """Hooks into Keras 3, where it is loaded and TensorFlow's functions can be rewritten."""
-    layer, trainer = layers.layer_class(), layers.trainer_class()
-    if _TRACING is None or layer is None or trainer is None:
+    """Hooks into Keras, where it is loaded and TensorFlow's functions can be rewritten."""
+    if _TRACING is None:
         return ()
+    around = tuple(Hook(*each) for each in fitting.attributes())
+    layer, trainer = layers.layer_class(), layers.trainer_class()
+    if layer is None or trainer is None:
+        return around
     return (Hook(layer, "__init__", layers.layer_init), Hook(layer, "__call__", layers.layer_call),
-            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile),
-            *(Hook(*each) for each in fitting.attributes()))
+            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile), *around)
 
 
 class _Installed(NamedTuple):
