@@ -2,8 +2,8 @@
 
     python -m benchmarks.keras_processes [MODEL...]
 
-``fit`` of Keras 3 does not run under MultiWorkerMirroredStrategy, so that has the same Keras model in a loop of a tf.function, with
-one batch that stays in memory, and no metrics; ``fit`` takes its batches from tf.data, counts losses, and calls back.
+``fit`` of Keras 3 does not run under MultiWorkerMirroredStrategy, so that has the same Keras model in a loop of a tf.function,
+with one batch that stays in memory, and no metrics; ``fit`` takes its batches from tf.data, counts losses, and calls back.
 
 Weak scaling: every process has a batch of the same size.
 """

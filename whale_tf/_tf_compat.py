@@ -121,6 +121,7 @@ class FunctionTracing(NamedTuple):
         function: the class of what ``tf.function`` returns.
         compilation: ``_create_concrete_function`` knows the attributes of the function that is traced.
         concrete: the class of concrete functions, each of which runs in ``_call_flat``.
+        loops: ``_general_purpose_scan`` is what AutoGraph makes of a loop over a dataset in a function.
         execute: ``record_gradient`` is called for each op that a tape sees.
         backprop: ``_gradient_function`` differentiates an op that a tape saw.
         register: tells TensorFlow's C++ half what to call in that function's place.
@@ -131,6 +132,7 @@ class FunctionTracing(NamedTuple):
     function: Any
     compilation: Any
     concrete: Any
+    loops: Any
     execute: Any
     backprop: Any
     register: Callable[[Callable[..., Any]], Any]
@@ -147,12 +149,14 @@ def function_tracing() -> Optional[FunctionTracing]:
                  "polymorphic_function.tracing_compilation", "polymorphic_function.concrete_function", "execute", "backprop")
         transform, functions, compilation, concrete, execute, backprop = [
             importlib.import_module("tensorflow.python.eager." + name) for name in names]
+        loops = importlib.import_module("tensorflow.python.data.ops.dataset_autograph")
         from tensorflow.python import pywrap_tfe
 
-        found = FunctionTracing(transform, functions.Function, compilation, concrete.ConcreteFunction, execute, backprop,
+        found = FunctionTracing(transform, functions.Function, compilation, concrete.ConcreteFunction, loops, execute, backprop,
                                 pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient)
         hooked = (transform.apply_func_graph_transforms, compilation._create_concrete_function, execute.record_gradient,
-                  backprop._gradient_function, functions.Function.__call__, concrete.ConcreteFunction._call_flat)
+                  backprop._gradient_function, functions.Function.__call__, concrete.ConcreteFunction._call_flat,
+                  loops._general_purpose_scan)
     except (ImportError, AttributeError):
         return None
     return found if all(hooked) else None

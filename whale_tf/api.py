@@ -603,8 +603,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     def fit_of_keras_2() -> None:
         if state.runtime is not None:
             raise PlanError(
-                f"fit of Keras 2 was called in a job of {state.processes.count} processes, which would all train on the same data; "
-                "write the loop of a tf.function, or use Keras 3 (TensorFlow 2.16 or later)")
+                f"fit of Keras 2 was called in a job of {state.processes.count} processes, which would all train on the same "
+                "data; write the loop of a tf.function, or use Keras 3 (TensorFlow 2.16 or later)")
 
     def shuffle(seed: Optional[int]) -> Optional[int]:
         if seed is None and state.runtime is not None and state.config.io.slicing and global_seed() is None:

@@ -119,6 +119,7 @@ def equality(path: str) -> None:
 def fit(epochs: int, directory: str) -> None:
     print("process", os.getpid(), flush=True)
     keras.utils.set_random_seed(1)
+    os.makedirs(directory, exist_ok=True)
     callbacks = keras.callbacks
     classifier().fit(X, LABELS, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[
         Steps(), callbacks.BackupAndRestore(f"{directory}/backup", delete_checkpoint=False),

@@ -42,7 +42,7 @@ class Callbacks(NamedTuple):
         function_gradients: (graph), before gradients of variables are taken in the graph of a tf.function that is traced.
         function_called: (tf.function), before it is called for the first time since the hooks were installed.
         may_use_xla: (), whether Keras may compile a model with XLA that did not ask for it by name.
-        arguments: (type of a tf.function's arguments) -> the type to trace it for.
+        arguments: (type of a tf.function's arguments) -> a more general one to trace it for, if it can be.
         call: (concrete function, original), for every call of a tf.function, eagerly or in another's graph.
         shuffle: (seed or None) -> the seed of ``Dataset.shuffle`` in eager execution.
         traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
@@ -163,9 +163,16 @@ _attributes: MutableMapping[tf.Graph, Mapping[str, Any]] = weakref.WeakKeyDictio
 
 def _create_concrete_function(original: Function, callbacks: Callbacks) -> Function:
     def create(function_type: Any, type_context: Any, func_graph: tf.Graph, tracing_options: Any) -> Any:
-        _attributes[func_graph] = dict(tracing_options.attributes or {})
-        if tracing_options.input_signature is None:
-            function_type = callbacks.arguments(function_type)
+        attributes = dict(tracing_options.attributes or {})
+        other = function_type if tracing_options.input_signature is not None else callbacks.arguments(function_type)
+        if other is not function_type:
+            graph = type(func_graph)(func_graph.name)
+            _attributes[graph] = attributes
+            try:
+                return original(other, type_context, graph, tracing_options)
+            except (TypeError, ValueError):
+                pass  # the function asks for a static size; if this is another mistake, it comes again
+        _attributes[func_graph] = attributes
         return original(function_type, type_context, func_graph, tracing_options)
     return create
 
@@ -290,6 +297,14 @@ def _dataset_iter(original: Function, callbacks: Callbacks) -> Function:
     return __iter__
 
 
+def _dataset_loop(original: Function, callbacks: Callbacks) -> Function:
+    """A loop over a dataset in a function."""
+
+    def scan(ds: Any, init_state: Any, body: Any) -> Any:
+        return original(ds if fitting.iterates() else callbacks.dataset(ds), init_state, body)
+    return scan
+
+
 def _dataset_shuffle(original: Function, callbacks: Callbacks) -> Function:
     def shuffle(self: Any, buffer_size: Any, seed: Any = None, *args: Any, **kwargs: Any) -> Any:
         return original(self, buffer_size, callbacks.shuffle(seed) if tf.executing_eagerly() else seed, *args, **kwargs)
@@ -324,6 +339,7 @@ if _TRACING is not None:
         Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
         Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(tf.data.Dataset, "__iter__", _dataset_iter),
+        Hook(_TRACING.loops, "_general_purpose_scan", _dataset_loop),
         Hook(tf.data.Dataset, "shuffle", _dataset_shuffle),
         Hook(tf.train.Checkpoint, "save", fitting.checkpoint_save),
         Hook(tf.train.Checkpoint, "write", fitting.checkpoint_write),

@@ -66,7 +66,7 @@ class Functions:
         if graph in self._started:
             return
         variables = [variable for variable in captured_variables(graph) if variable.dtype != tf.string]
-        described = [f"{variable.dtype.name} {variable.shape}" for variable in variables]
+        described = [f"{one.dtype.name} {one.shape}" for one in [*variables, *graph.inputs]]
         with tf.device(self._runtime.processes.host_device):
             self._agree("\n".join([self._staged[graph], *described]), graph.name)
             for variable in variables:
