@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSet,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Union,
+)
 
 from whale_tf import functions
 from whale_tf import session as whale_session
-from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
+from whale_tf._tf_compat import function_tracing, global_seed, make_logical_cpus, relaxed_type, tf, v1
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks, layers
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
 from whale_tf.capture.tapes import is_body
-from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
+from whale_tf.cluster import (
+    LAUNCHED,
+    Cluster,
+    Device,
+    Processes,
+    device_names,
+    devices_of_processes,
+    find_processes,
+    whole_cluster,
+)
+from whale_tf.communicators import ProcessCommunicator
 from whale_tf.config import Config
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.graph_editor.garbage import garbage_collection_paused
@@ -30,7 +54,8 @@ from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.auto.settings import wants_search
 from whale_tf.planner.explain import explain_plan
-from whale_tf.processes.datasets import explained, share, take_all
+from whale_tf.processes.datasets import Adapter, explained, share, take_all
+from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
 from whale_tf.program import Program
@@ -67,6 +92,7 @@ class _Active:
         self.plan = plan
         self.processes = processes
         self.runtime = runtime_of(processes, config.communication.start_timeout_s)
+        self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
         self.termination = Termination(processes, self.runtime)
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
@@ -74,6 +100,7 @@ class _Active:
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # tf.data pipelines with the other processes
+        self.shuffles = itertools.count()
         self.said_no_xla = False
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
@@ -120,8 +147,11 @@ def init(
     shutdown()
     hooks.install(_callbacks(parsed))
     _active = parsed
-    if function_tracing() is not None and tf.executing_eagerly() and parsed.runtime is None:
-        parsed.undo_devices = make_logical_cpus([device.kind for device in parsed.cluster.devices].count("CPU"))
+    if function_tracing() is not None and tf.executing_eagerly():
+        count = [device.kind for device in _own_devices(parsed)].count("CPU")
+        parsed.undo_devices = make_logical_cpus(count)
+        if parsed.runtime is not None:
+            parsed.runtime.offer(count)
     if processes.count > 1 or LAUNCHED in os.environ:
         parsed.termination.install()
 
@@ -147,6 +177,8 @@ def shutdown() -> None:
     layers.forget()
     if _active is not None:
         _active.termination.remove()
+        if _active.runtime is not None:
+            _active.runtime.withdraw()
         _active.undo_devices()
     _active = None
 
@@ -388,12 +420,17 @@ def _take_part(state: _Active, graph: tf.Graph, done: Parallelized) -> Optional[
     return None
 
 
+def _own_devices(state: _Active) -> Sequence[Device]:
+    """Those of the cluster that this process has."""
+    devices = state.cluster.devices
+    if state.runtime is None:
+        return devices
+    return [devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank]]
+
+
 def _session_config(state: _Active, config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
     """The ConfigProto of a Session of this process."""
-    devices = state.cluster.devices
-    if state.runtime is not None:
-        devices = tuple(devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank])
-    kinds = [device.kind for device in devices]
+    kinds = [device.kind for device in _own_devices(state)]
     emit = state.config.emit if state.plan is None else state.plan.emit
     return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds, emit != INLINE)
 
@@ -486,16 +523,21 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
     if _observer is not None:
         _observer.graph(graph)
         return
-    functions.check(graph.name, known, attributes, state.config, state.plan, state.processes)
+    functions.check(graph.name, known, attributes, state.config, state.plan)
     with garbage_collection_paused():
-        done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes)
+        keys = state.runtime.keys if state.runtime is not None else None
+        done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes, keys)
         if done is None:
             raise PlanError(
                 f"tf.function {graph.name!r} takes gradients of variables, but writes no variable with them; update the "
                 "variables in the same function, so that whale_tf can divide the step")
         if done.emitted is not None:
-            functions.check_devices(graph.name, done.plan, device_names(state.cluster, state.processes))
+            own = done.plan.local_part(state.processes.rank)
+            functions.check_devices(graph.name, own, device_names(state.cluster, state.processes))
             functions.finish(graph, done.emitted, done.replaced)
+            if state.functions is not None:
+                assert isinstance(done.emitted.communicator, ProcessCommunicator)
+                state.functions.rewritten(graph, done.emitted.communicator)
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 
@@ -567,6 +609,22 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         state.shares_input = True
         return share(given, state.processes, _sharing(state), state.config.io.slicing == "file")
 
+    def training_data(adapter: Any) -> Any:
+        if state.runtime is None or not state.config.io.slicing:
+            return adapter
+        return Adapter(adapter, state.processes, dataset, global_seed() is not None)
+
+    def fit_of_keras_2() -> None:
+        if state.runtime is not None:
+            raise PlanError(
+                f"fit of Keras 2 was called in a job of {state.processes.count} processes, which would all train on the same "
+                "data; write the loop of a tf.function, or use Keras 3 (TensorFlow 2.16 or later)")
+
+    def shuffle(seed: Optional[int]) -> Optional[int]:
+        if seed is None and state.runtime is not None and state.config.io.slicing and global_seed() is None:
+            seed = 1 + next(state.shuffles)  # the same in all processes: their shares must not overlap
+        return seed
+
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
         if _observer is not None:
@@ -608,6 +666,12 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         function_gradients=lambda graph: _check_function_gradients(state, graph),
         function_called=lambda function: _check_called(state, function),
         may_use_xla=lambda: _may_use_xla(state),
+        arguments=lambda function_type: relaxed_type(function_type) if state.functions is not None else function_type,
+        call=lambda function, original: original() if state.functions is None else state.functions.call(function, original),
+        shuffle=shuffle,
+        training_data=training_data,
+        fit_of_keras_2=fit_of_keras_2,
+        writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,

@@ -22,6 +22,7 @@ from whale_tf.config import Config
 from whale_tf.emit.batch_norm import sync_batch_norm
 from whale_tf.emit.emit import Emitted, emit
 from whale_tf.emit.shard.variables import DividedVariables
+from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
@@ -76,6 +77,11 @@ def parallelize(
     if plan.is_local:
         return done
     if plan.spans_processes:
+        if graph.building_function:
+            raise PlanError(
+                f"a model replica of tf.function {graph.name!r} needs devices of several processes, and only a Session's graph "
+                "can be driven across processes; give each process as many devices as its TaskGraphs need (whale run "
+                "--devices-per-worker), or start one process that has them all")
         if not processes.is_chief:
             return done._replace(serves=True)
         processes = replace(processes, is_driver=True)

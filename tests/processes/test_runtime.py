@@ -56,9 +56,9 @@ def test_processes_agree_on_the_same_model_only(monkeypatch: Any) -> None:
 
 def test_a_differing_process_is_named() -> None:
     process = Runtime(Processes(("a:1", "b:1", "c:1"), 0), 1)
-    process._check_agreement([5, 5, 5])
+    process.check_agreement([5, 5, 5])
     with pytest.raises(wh.PlanError, match=r"process\(es\) 1, 2 built another model"):
-        process._check_agreement([5, 6, 7])
+        process.check_agreement([5, 6, 7])
 
 
 def test_graphs_do_not_grow_with_the_number_of_processes(monkeypatch: Any) -> None:

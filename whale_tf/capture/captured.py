@@ -13,6 +13,7 @@ from whale_tf.capture.unseen import model_phases
 from whale_tf.capture.variables import Variables, optimizer_state
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.definitions import Definitions
+from whale_tf.ir.across import of_function
 from whale_tf.ir.batch_axis import BatchAxis, Options, analyse, find_batch_axis
 from whale_tf.ir.graph import OpGraph, Phase, same_graph
 from whale_tf.ir.region import Region
@@ -73,8 +74,10 @@ class Captured(NamedTuple):
 
     def step(self, region: Region, processes: int = 1) -> TrainingStep:
         """What passes make a Program of."""
-        update = find_update(region, self.variable_homes, self.gradient_home)
-        return TrainingStep(region, self.sources, update, self.gradients, processes)
+        update, across = find_update(region, self.variable_homes, self.gradient_home), None
+        if processes > 1 and self.recording is not None and self.recording.results is not None:
+            across = of_function(region, self.sources, self.recording.results)
+        return TrainingStep(region, self.sources, update, self.gradients, processes, across)
 
     def state_bytes(self) -> Dict[int, int]:
         """Trained variable -> bytes of what its optimizer keeps for it."""

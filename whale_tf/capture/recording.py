@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Collection, List, Mapping, NamedTuple
+from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
@@ -23,6 +23,7 @@ class Recording(NamedTuple):
         annotations: the TaskGraphs' annotations and the gradient calls, in names of ``graph``.
         definitions: NodeDefs of the ops, which emission clones.
         replaced: tensor or op of the user's graph -> what is computed in its place.
+        returned: names of a tf.function's results; None: of a graph that Sessions run.
     """
 
     graph: OpGraph
@@ -30,6 +31,18 @@ class Recording(NamedTuple):
     annotations: Annotations
     definitions: Definitions
     replaced: Mapping[str, Any] = {}
+    returned: Optional[Sequence[str]] = None
+
+    @property
+    def results(self) -> Optional[List[int]]:
+        """A tf.function's results; None: this is no function."""
+        return None if self.returned is None else [self.graph.tensor(self.computed(name)) for name in self.returned]
+
+    def computed(self, name: str) -> str:
+        """The tensor that is computed in the place of one."""
+        while name in self.replaced:
+            name = self.replaced[name]
+        return name
 
     def after(
         self,
@@ -54,7 +67,7 @@ class Recording(NamedTuple):
         annotations = copy.copy(self.annotations)
         annotations.gradient_calls = calls
         graph = record_anew(self.graph, definitions, successors, set(successors).difference(kept), shapes)
-        return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced)
+        return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned)
 
 
 def recording_of(graph: tf.Graph) -> Recording:
@@ -62,7 +75,8 @@ def recording_of(graph: tf.Graph) -> Recording:
     definitions, annotations = definitions_of(graph), copy.copy(annotations_of(graph))
     annotations.items, annotations.gradient_calls = list(annotations.items), list(annotations.gradient_calls)
     ops = record(graph, definitions.export)
-    return Recording(ops, find_phases(ops, annotations), annotations, definitions)
+    returned = [tensor.name for tensor in graph.outputs] if graph.building_function else None
+    return Recording(ops, find_phases(ops, annotations), annotations, definitions, returned=returned)
 
 
 def renamed_call(call: GradientCall, ys: List[str], xs: List[str], grads: List[Any]) -> GradientCall:

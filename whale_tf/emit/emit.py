@@ -11,7 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Processes
-from whale_tf.communicators import Communicator, Keys, communicator
+from whale_tf.communicators import Communicator, Keys, Member, communicator
 from whale_tf.emit import reroute
 from whale_tf.emit.calls import Calls
 from whale_tf.emit.clones import clone_region
@@ -28,14 +28,17 @@ from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import Original, StagedEdit
+from whale_tf.ir.across import Across, is_of_rows
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import PULLS
 from whale_tf.passes import compile_program
-from whale_tf.passes.collect import compressed, leading_to_writes
+from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.plan import Plan
+
+JOINED = ("float32", "float64", "int32", "int64")  # types of sums that travel in one message
 
 
 class Emitted(NamedTuple):
@@ -83,6 +86,7 @@ def emit(
     context = Context(
         tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
+    sums.is_always_together = tf_graph.building_function
     if processes.graphs > 1:
         check_random(context)
     division = _division(context, nodes, captured.sources, sums)
@@ -97,8 +101,16 @@ def emit(
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
     merge.stage()
-    shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 else []
+    is_function = captured.recording is not None and captured.recording.results is not None
+    shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 and not is_function else []
     moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
+    across = step.across
+    if across.decisive:
+        of_all = _inputs_of_all(context, across, sums)
+        moves.update({(op, position): of_all[graph.ops[op].inputs[position]] for op, position in across.uses
+                      if op not in across.twice and graph.ops[op].inputs[position] in of_all})
+        moves.update(_run_twice(context, across, merge, of_all))
+        moves.update(_added_up(context, across, sums, division))
     update_clones = clone_update(context, operands, merge)
     own_writes = {graph.ops[index].name for index in update_clones}
     mirror = Mirror(tf_graph, _variable_copies(context, copies, context.variables), own_writes)
@@ -205,14 +217,15 @@ def _merge_leaving(
             is computed from them, because it takes a collective.
     """
     moves: Dict[reroute.Use, str] = {}
-    decisive = leading_to_writes(context.graph)
+    across = step.across
+    everywhere = across.uses
     for tensor, uses in context.region.leaving().items():
         if context.graph.tensors[tensor].dtype in ("variant", "resource"):
             continue  # a loop's lists and handles have no merged value; whoever looks at them looks at the original's
         for op, position in uses:
             if op in step.update.task_graph:
                 moves[op, position] = merge.for_update(tensor, step.update.task_graph[op], ORIGINAL)
-            elif op in decisive:
+            elif (op, position) in everywhere and not (op in across.twice and is_of_rows(context.region.batch.layout(tensor))):
                 moves[op, position] = merge.of_all_processes(tensor)
             elif tensor in shared:
                 moves[op, position] = shared[tensor]
@@ -222,6 +235,62 @@ def _merge_leaving(
         moves.update({use: inputs.concatenated(tensor) for use in uses})
     if merge.is_larger:
         return {use: _of_unknown_shape(context, nodes, use, name) for use, name in moves.items()}
+    return moves
+
+
+def _inputs_of_all(context: Context, across: Across, sums: Communicator) -> Dict[int, str]:
+    """Batch inputs of all processes that ops outside of the clones read."""
+    graph = context.graph
+    tensors = sorted({graph.ops[op].inputs[position] for op, position in across.uses})
+    return {
+        tensor: sums.gather_across(
+            Member(graph.tensor_name(tensor), context.host), 0, len(context.static_shape(tensor)),
+            context.name("processes", context.flat(tensor)), context.dtype(tensor), False)
+        for tensor in tensors if not context.region.contains(graph.producer(tensor))}
+
+
+def _run_twice(context: Context, across: Across, merge: Merge, inputs: Dict[int, str]) -> Dict[reroute.Use, str]:
+    """Clone the ops that run on the rows of all processes and, as they are, on this process' own."""
+    graph = context.graph
+    entering = sorted({graph.ops[op].inputs[position] for op, position in across.uses if op in across.twice})
+    names = context.edit.clone(
+        [context.tf_ops[index] for index in across.twice], context.name("of_all"),
+        input_map={graph.tensor_name(tensor): inputs.get(tensor) or merge.of_all_processes(tensor) for tensor in entering})
+    return {(user, position): f"{names[graph.ops[index].name]}:{graph.tensors[tensor].index}"
+            for index in across.twice for tensor in graph.ops[index].outputs for user, position in graph.consumers(tensor)
+            if user in across.decisive and user not in across.twice}
+
+
+def _added_up(context: Context, across: Across, sums: Communicator, division: Division) -> Dict[reroute.Use, str]:
+    """What each process has counted on its own rows, added up: in one message for each type.
+
+    Raises:
+        PlanError: the function was traced for one batch size, which may be among what is counted.
+    """
+    graph, position = context.graph, 1  # behind the handle
+    if across.added and division.batch is not None:
+        handle = graph.ops[across.added[0]].inputs[0]
+        raise PlanError(
+            f"variable {graph.tensor_name(handle)!r} sums up over a mini-batch of {division.batch} examples, a size that the "
+            "function's signature prescribes and may be part of the sum; leave the batch size open (None) in input_signature")
+    groups: Dict[Tuple[str, bool], List[int]] = {}
+    for op in across.added:
+        record = graph.tensors[graph.ops[op].inputs[position]]
+        is_fixed = record.shape is not None and None not in record.shape and record.dtype in JOINED
+        groups.setdefault((record.dtype if is_fixed else f"{record.dtype} {op}", is_fixed), []).append(op)
+    moves: Dict[reroute.Use, str] = {}
+    for (_, is_fixed), ops in groups.items():
+        tensors = [graph.ops[op].inputs[position] for op in ops]
+        members = [Member(graph.tensor_name(tensor), context.host) for tensor in tensors]
+        names = [context.name("added", graph.ops[op].name) for op in ops]
+        if is_fixed and len(ops) > 1:
+            shapes = [context.static_shape(tensor) for tensor in tensors]
+            found = sums.all_reduce_together([[member] for member in members], names, shapes, context.dtype(tensors[0]))
+            totals = [values[0] for values in found]
+        else:
+            totals = [sums.across(member, "sum", name, context.dtype(tensor))
+                      for member, name, tensor in zip(members, names, tensors)]
+        moves.update({(op, position): total for op, total in zip(ops, totals)})
     return moves
 
 

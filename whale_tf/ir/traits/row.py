@@ -107,6 +107,7 @@ class OpTraits(NamedTuple):
         is_dear: takes several times as long as a product of as many elements, though ``flops`` says 1.
         passes_terms: terms of a sum may pass through; before any other op they are added up, so that this is done once.
         stops_gradient: its result has none, though it has the operand's elements.
+        adds: assigns the variable's value plus or minus the operand.
         passes_reference: results refer to the variable that the operand refers to.
         generates: the result's shape is an operand; its rows can be produced independently.
         has_shape_attr: the attribute ``shape`` is the result's, and must not state the whole batch's size in a clone.
@@ -128,6 +129,7 @@ class OpTraits(NamedTuple):
     is_dear: bool = False
     passes_terms: bool = False
     stops_gradient: bool = False
+    adds: bool = False
     passes_reference: bool = False
     generates: bool = False
     has_shape_attr: bool = False
