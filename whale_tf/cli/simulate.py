@@ -31,6 +31,7 @@ from whale_tf.simulator import (
     micro_batch_size,
     model_names,
     strategy_from_plan,
+    tensor_parallel,
     trace_of,
     under,
     uniform_3d,
@@ -51,11 +52,10 @@ class Source(NamedTuple):
     def graph(self, batch: int) -> ModelGraph:
         return built_in_model(self.name, batch) if self.profile is None else layered_model(self.profile, batch)
 
-    def estimator(self, graph: ModelGraph, tp: int = 1) -> Optional[OpEstimator]:
+    def estimator(self, strategy: Strategy) -> Optional[OpEstimator]:
         if self.profile is None:
             return None
-        split = {op.name: tp for op in graph.ops if op.split is not None}
-        return LayerEstimator(graph, self.profile, split)
+        return LayerEstimator(strategy.model, self.profile, tensor_parallel(strategy))
 
 
 class Uniform(NamedTuple):
@@ -100,7 +100,7 @@ def simulate(
         simulator = Simulator(Cluster.parse(cluster), options)
         loaded = Plan.parse(plan) if plan is not None else None
         if ops is not None:
-            result = _run_ops(simulator, loaded, ops, model or profile)
+            result = _run_ops(simulator, loaded, ops, model or profile, global_batch)
             _finish(result, as_json, trace, timeline, memory, report)
             return
         source = _source(model, profile, loaded)
@@ -215,7 +215,7 @@ def _run_uniform(
     strategy = uniform_3d(
         graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, schedule, policy, recompute=recompute, zero=zero
     )
-    return simulator.run(strategy, source.estimator(graph, shape.tp))
+    return simulator.run(strategy, source.estimator(strategy))
 
 
 def _check_size(simulator: Simulator, plan: Plan) -> None:
@@ -232,14 +232,16 @@ def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Op
     graph = source.graph(micro_batch_size(batch, plan.num_micro_batch, plan.num_model_replicas))
     aliases = layer_names(source.profile) if source.profile is not None else None
     strategy: Strategy = strategy_from_plan(plan, graph, aliases)
-    return simulator.run(strategy, source.estimator(graph))
+    return simulator.run(strategy, source.estimator(strategy))
 
 
-def _run_ops(simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str]) -> Simulation:
+def _run_ops(
+    simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str], global_batch: Optional[int]
+) -> Simulation:
     if plan is None or other is not None:
         raise PlanError("--ops is a captured step, which goes with --plan and without --model or --profile")
     _check_size(simulator, plan)
-    return simulator.run_step(plan, under(StepGraph.parse(ops), plan))
+    return simulator.run_step(plan, under(StepGraph.parse(ops), plan), global_batch)
 
 
 def _finish(result: Simulation, as_json: bool, *files: Optional[str]) -> None:

@@ -25,9 +25,6 @@ from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.step_program import StepCompiler
 from whale_tf.simulator.strategy_tree import Strategy
 
-# The CUDA context, and the work space of cuBLAS, cuDNN and NCCL.
-RESERVED_BYTES = {"GPU": 1 << 30, "CPU": 0}
-
 
 class Options(NamedTuple):
     """What a simulation takes for true.
@@ -36,7 +33,7 @@ class Options(NamedTuple):
         sharing, overlap: the run-time behaviours (Proteus section VI-C), switchable for ablation.
         collapse: simulate one of each class of equal devices; the answer is the same.
         steady_state: simulate few micro-batches and extend to all where the step has become periodic.
-        reserved_bytes: memory a step cannot have, per device kind; None: :data:`RESERVED_BYTES`.
+        reserved_bytes: memory a step cannot have, per device kind; None: what ``Device.usable_bytes`` leaves.
         gamma: overlap factor per device type; types not named use :data:`DEFAULT_GAMMA` of their kind.
         efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
         correction, algorithms: see :class:`whale_tf.simulator.network.Network`.
@@ -99,17 +96,20 @@ class Simulator:
                 return result
         return self._simulate(strategy, program, unfolder, compiled)
 
-    def run_step(self, plan: Plan, step: StepGraph) -> Simulation:
+    def run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int] = None) -> Simulation:
         """Predict one step of a captured graph under a plan, op by op.
 
         On CPU devices, with a calibration, the ops of a process' devices share its cores.
+
+        Args:
+            global_batch: examples of a step; None: those of the captured one.  Ops measured at several batches follow these.
 
         Raises:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
         """
         began = time.process_time()
         options = self.options
-        strategy, examples = strategy_of_step(plan, step)
+        strategy, examples = strategy_of_step(plan, step, global_batch)
         estimator = OpEstimator(strategy.model, options.efficiency, None, True, options.calibration)
         program = StepCompiler(strategy, step, self.cluster, estimator, examples, plan).run()
         unfolder = Unfolder(program, Collapse(program, self.cluster, self.network, False), self.network)
@@ -143,9 +143,11 @@ class Simulator:
         unfolded = time.process_time()
         times = self._played(program, graph)
         memory = tuple(memory_curves(program, graph, times))
-        reserved = self.options.reserved_bytes if self.options.reserved_bytes is not None else RESERVED_BYTES
+        reserved = self.options.reserved_bytes
         devices = [self.cluster.devices[device] for device in graph.devices]
-        usable = tuple(float(device.memory_bytes - reserved.get(device.kind, 0)) for device in devices)
+        usable = tuple(
+            device.usable_bytes if reserved is None else float(device.memory_bytes - reserved.get(device.kind, 0))
+            for device in devices)  # fmt: skip
         done = time.process_time()
         return Simulation(
             program,
