@@ -39,7 +39,8 @@ TOLERANCE = 1e-12
 # Growing limits of the search, the first relative to the lower bound.
 FIRST_LIMIT, GROWTH = 1.1, 1.2
 
-# Larger clusters, and those with more used-count states, are searched over fewer device sets (Servers.round_sets).
+# Larger clusters, and those with more used-count states (two unequal nodes of 8 have 81), are searched over fewer device sets
+# (Servers.round_sets).
 MAX_DEVICES_OF_ALL_SETS, MAX_STATES_OF_ALL_SETS = 16, 72
 
 
@@ -178,8 +179,8 @@ class _Search:
         return labels
 
     def _ends(self, layer: int, behind: Counts) -> Iterable[int]:
-        """Where a stage from ``layer`` can end, the devices ``behind`` being used then: neither the layers before nor those behind may keep
-        their devices busy beyond the bound."""
+        """Where a stage from ``layer`` can end, the devices ``behind`` being used then: neither the layers before nor those
+        behind may keep their devices busy beyond the bound."""
         work, size = self._floors.work, self.costs.num_layers
         if not self.steady:
             return range(layer + 1, size)
