@@ -77,6 +77,10 @@ class TaskGraphPlan(Record):
             raise ValueError(f"TaskGraph {self.name!r} has no devices")
         if any(len(row) != self.device_count for row in self.devices):
             raise ValueError(f"TaskGraph {self.name!r} has rows of different device counts: {self.devices}")
+        listed = [device for row in self.devices for device in row]
+        twice = sorted({device for device in listed if listed.count(device) > 1}) if len(set(listed)) < len(listed) else []
+        if twice:
+            raise ValueError(f"TaskGraph {self.name!r} lists device {twice[0]} twice: {self.devices}; name each device once")
         if self.slices is not None and (len(self.slices) != self.device_count or min(self.slices) < 1):
             raise ValueError(
                 f"TaskGraph {self.name!r} needs {self.device_count} slice sizes of at least 1, got {self.slices}"
