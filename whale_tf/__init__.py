@@ -20,9 +20,11 @@ from whale_tf.errors import (
     GraphEditError,
     GraphError,
     InfeasibleError,
+    InputError,
     MissingPackageError,
     PlanError,
     ProcessLostError,
+    UnknownShapeError,
     UnsupportedOpError,
     UnsupportedTensorFlowError,
     WhaleError,
@@ -31,6 +33,7 @@ from whale_tf.errors import (
 __version__ = "0.1.0"
 
 _API = (
+    "batch_axis",
     "current_plan",
     "current_program",
     "explain",
@@ -55,10 +58,12 @@ __all__ = [
     "GraphEditError",
     "GraphError",
     "InfeasibleError",
+    "InputError",
     "MissingPackageError",
     "Plan",
     "PlanError",
     "ProcessLostError",
+    "UnknownShapeError",
     "UnsupportedOpError",
     "UnsupportedTensorFlowError",
     "WhaleError",
@@ -66,6 +71,7 @@ __all__ = [
 ] + list(_API)
 
 if TYPE_CHECKING:
+    from whale_tf.api import batch_axis as batch_axis
     from whale_tf.api import current_plan as current_plan
     from whale_tf.api import current_program as current_program
     from whale_tf.api import explain as explain

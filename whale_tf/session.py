@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
-from whale_tf._tf_compat import FetchMapper, tf, v1
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture.annotations import annotations_of
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.processes import Kind, Runs, stage_start
@@ -18,11 +19,10 @@ from whale_tf.emit.reroute import outside_after
 from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import UnsupportedOpError
+from whale_tf.feeds import Fetch, check_fed, elements, fed
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
-
-Fetch = Union[tf.Tensor, tf.Operation]
 
 
 def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool, may_call: bool) -> v1.ConfigProto:
@@ -96,6 +96,12 @@ class Fetches:
         if self._runtime is not None:
             self.prepare()
             self.together(session, original_run, lambda: None)
+
+    def check_fed(self, feeds: Mapping[tf.Tensor, Any]) -> None:
+        """Raises:
+            InputError: inputs that are fed together do not fit each other (see ``feeds.check_fed``).
+        """
+        check_fed(self._rewritten.context, feeds, annotations_of(self._graph).shapes)
 
     def prepare(self) -> None:
         """Call before each run: keeps copies equal when ops were added since the last one."""
@@ -281,14 +287,17 @@ def run(
 ) -> Any:
     """``Session.run`` on a rewritten graph."""
     fetch_map.prepare()
-    mapper, elements = _elements(session, fetches)
-    substitutes = fetch_map.substitutes(elements, _feeds(session.graph, feed_dict))
+    mapper, wanted = elements(session.graph, fetches)
+    feeds = fed(session.graph, feed_dict)
+    substitutes = fetch_map.substitutes(wanted, list(feeds))
+    if substitutes != wanted:
+        fetch_map.check_fed(feeds)
     call, kind = original, fetch_map.kind(substitutes)
     if kind.alone:
         feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
     if kind.waits:
         call = functools.partial(fetch_map.together, session, original, original)
-    if substitutes == elements:
+    if substitutes == wanted:
         return call(fetches, feed_dict, options, run_metadata)
     return mapper.build_results(call(substitutes, feed_dict, options, run_metadata))
 
@@ -308,19 +317,19 @@ def make_callable(
         run: TensorFlow's own ``session.run``.
     """
     fetch_map.prepare()
-    mapper, elements = _elements(session, fetches)
+    mapper, wanted = elements(session.graph, fetches)
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
-    substitutes = fetch_map.substitutes(elements, feeds)
+    substitutes = fetch_map.substitutes(wanted, feeds)
     kind = fetch_map.kind(substitutes)
     alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
     inner = original(
-        fetches if substitutes == elements else substitutes, list(feed_list or ()) + alone or None, accept_options
+        fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options
     )
     if alone:
         inner = _with_values(inner, len(feeds), [False] * len(alone))
     if kind.waits:
         inner = functools.partial(fetch_map.together, session, run, inner)
-    if substitutes == elements:
+    if substitutes == wanted:
         return inner
     return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
 
@@ -336,30 +345,12 @@ def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any
     Raises:
         UnsupportedOpError
     """
-    _, elements = _elements(session, fetches)
-    if fetch_map.substitutes(elements, ()) != elements:
+    _, wanted = elements(session.graph, fetches)
+    if fetch_map.substitutes(wanted, ()) != wanted:
         raise UnsupportedOpError(
             "Session.partial_run is not supported for a training step that whale_tf runs in parallel; use "
             "Session.run with all feeds"
         )
-
-
-def _elements(session: Any, fetches: Any) -> Tuple[Any, List[Fetch]]:
-    """TensorFlow's own mapper of a fetch structure, and the tensors and ops in it."""
-    with session.graph.as_default():
-        mapper = FetchMapper.for_fetch(fetches)
-    return mapper, list(mapper.unique_fetches())
-
-
-def _feeds(graph: tf.Graph, feed_dict: Optional[Dict]) -> List[tf.Tensor]:
-    feeds = []
-    for key in feed_dict or ():
-        for part in tf.nest.flatten(key, expand_composites=True) if not isinstance(key, (tf.Tensor, str)) else [key]:
-            try:
-                feeds.append(graph.as_graph_element(part, allow_operation=False))
-            except (TypeError, ValueError, KeyError):
-                continue  # TensorFlow's own run reports it
-    return feeds
 
 
 @contextlib.contextmanager

@@ -171,9 +171,17 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
             f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
             f"to 'divide' so that one mini-batch is divided over the {plan.num_model_replicas} model replicas"
         )
-    shapes = [(graph.tensors[tensor].shape, dim) for tensor, dim in sources.items()]
-    sizes = {shape[dim] for shape, dim in shapes if shape is not None}
-    known: Set[int] = {size for size in sizes if size is not None}
+    layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
+    blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
+    if own and blocked is not None:
+        raise PlanError(
+            f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
+            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide' so that one mini-batch is divided")
+    known: Set[int] = set()
+    for tensor, dim in sources.items():
+        shape = graph.tensors[tensor].shape
+        if shape is not None and shape[dim] is not None:
+            known.add(shape[dim] // sum(layouts[tensor].blocks or (1,)))  # type: ignore[operator]
     if len(known) > 1:
         raise PlanError(
             "inputs have different batch sizes: {}".format(
