@@ -381,7 +381,8 @@ def _ensure(state: _Active, graph: tf.Graph, may_wait: bool = True) -> None:
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
-            done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys)
+            has_run = bool(capture_annotations.annotations_of(graph).shapes)  # what runs before the first training step took over
+            done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run)
         except UnknownShapeError as error:
             if not may_wait or state.processes.count > 1:
                 raise

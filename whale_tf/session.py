@@ -62,7 +62,12 @@ class Fetches:
         runtime: Optional[Runtime] = None,
     ) -> None:
         self._rewritten = rewritten
-        self._replaced = replaced
+        self._instead = rewritten.instead
+        self._replaced = dict(replaced)
+        for name, new in self._instead.items():
+            self._replaced.setdefault(name, (new,))
+            for tensor in rewritten.context.tf_graph.get_operation_by_name(name).outputs:
+                self._replaced.setdefault(tensor.name, f"{new}:{tensor.value_index}")
         self._variables = variables
         self._joined: Dict[str, Fetch] = {}
         context = rewritten.context
@@ -97,12 +102,6 @@ class Fetches:
             self.prepare()
             self.together(session, original_run, lambda: None)
 
-    def check_fed(self, feeds: Mapping[tf.Tensor, Any]) -> None:
-        """Raises:
-            InputError: inputs that are fed together do not fit each other (see ``feeds.check_fed``).
-        """
-        check_fed(self._rewritten.context, feeds, annotations_of(self._graph).shapes)
-
     def prepare(self) -> None:
         """Call before each run: keeps copies equal when ops were added since the last one."""
         if self._graph.version == self._seen:
@@ -121,13 +120,17 @@ class Fetches:
             self._rewritten.mirror.catch_up(original_run, original_run)
         self._seen = self._graph.version
 
-    def substitutes(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
+    def substitutes(self, fetches: Sequence[Fetch], feeds: Mapping[tf.Tensor, Any]) -> List[Fetch]:
         """The same list with originals replaced by merged values, if the run reaches any clone.
 
+        Args:
+            feeds: the tensors that are fed, and their values (None: not known yet).
+
         Raises:
+            InputError: inputs that are fed together do not fit each other (see ``feeds.check_fed``).
             UnsupportedOpError: a tensor inside the parallel region is fed, or one that another has taken the place of.
         """
-        loads = self._loads(fetches, feeds)
+        loads = self._loads(fetches, list(feeds))
         if loads:
             return loads
         for feed in feeds:
@@ -141,6 +144,7 @@ class Fetches:
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
             return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
         context = self._rewritten.context
+        check_fed(context, feeds, annotations_of(self._graph).shapes)
         for feed in feeds:
             if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
                 raise UnsupportedOpError(
@@ -255,6 +259,11 @@ class Fetches:
             if current.name in visited:
                 continue
             visited.add(current.name)
+            if current.name in self._instead:
+                raise UnsupportedOpError(
+                    f"{op.name!r} was added after the first training run and needs {current.name!r}, in whose place another op "
+                    "runs since then, because the ranks of inputs were not known before; build it before the first training run, "
+                    "or give the inputs their shapes")
             known = self._parallel.get(current.name)
             if known is None and current.name in context.graph:
                 known = current.name in self._after
@@ -289,9 +298,7 @@ def run(
     fetch_map.prepare()
     mapper, wanted = elements(session.graph, fetches)
     feeds = fed(session.graph, feed_dict)
-    substitutes = fetch_map.substitutes(wanted, list(feeds))
-    if substitutes != wanted:
-        fetch_map.check_fed(feeds)
+    substitutes = fetch_map.substitutes(wanted, feeds)
     call, kind = original, fetch_map.kind(substitutes)
     if kind.alone:
         feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
@@ -319,7 +326,7 @@ def make_callable(
     fetch_map.prepare()
     mapper, wanted = elements(session.graph, fetches)
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
-    substitutes = fetch_map.substitutes(wanted, feeds)
+    substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))
     kind = fetch_map.kind(substitutes)
     alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
     inner = original(
@@ -346,7 +353,7 @@ def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any
         UnsupportedOpError
     """
     _, wanted = elements(session.graph, fetches)
-    if fetch_map.substitutes(wanted, ()) != wanted:
+    if fetch_map.substitutes(wanted, {}) != wanted:
         raise UnsupportedOpError(
             "Session.partial_run is not supported for a training step that whale_tf runs in parallel; use "
             "Session.run with all feeds"

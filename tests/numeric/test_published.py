@@ -51,6 +51,104 @@ def test_published_scripts(name: str, plan: str) -> None:
     check({**PUBLISHED, **SCRIPTS}[name], PLANS[plan])
 
 
+@pytest.mark.slow
+def test_a_session_that_ran_before_trains_in_parallel() -> None:
+    """A Session does not see that edges move of ops that it has; whether the step runs as planned shows in what it executed."""
+    wh.init({}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            x, w = tf.placeholder("float64"), tf.get_variable("w", initializer=np.ones([3, 2]))
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+            train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                assert session.run(loss, {x: np.ones([2, 3])}) == 9.0
+                assert wh.current_plan(tf.get_default_graph()) is None
+                options, metadata = tf.RunOptions(output_partition_graphs=True), tf.RunMetadata()
+                session.run([loss, train], {x: np.ones([4, 3])}, options, metadata)
+                names = {node.name for part in metadata.partition_graphs for node in part.node}
+                assert any(name.startswith("whale/g0_m0_r1/") for name in names)
+                assert not any(name.startswith("gradients/MatMul_grad/MatMul") for name in names)
+                with pytest.raises(wh.InputError, match=r"'Placeholder:0' is fed shape \(3,\) .* rank .*\(4, 3\)"):
+                    session.run(train, {x: np.ones([3])})
+                later = tf.group(train)
+                with pytest.raises(wh.UnsupportedOpError, match="'group_deps.*' was added after the first training run"):
+                    session.run(later, {x: np.ones([4, 3])})
+    finally:
+        wh.shutdown()
+
+
+def test_what_is_not_known_is_refused_with_the_remedy() -> None:
+    wh.init({}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            x, w = tf.placeholder("float64", name="x"), tf.get_variable("w", initializer=np.ones([3, 2]))
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.matmul(x, w)))
+            message = r"input 'x:0' is not known.* x.set_shape\(\[None, ...\]\), or say with wh.batch_axis\(tensor, dim\)"
+            with pytest.raises(wh.UnknownShapeError, match=message):
+                wh.parallelize()
+            with tf.Session() as session, pytest.raises(wh.UnknownShapeError, match=message):
+                session.make_callable(train, [x])
+            with pytest.raises(wh.AnnotationError, match="from 0 to 1, or None"):
+                wh.batch_axis(w.read_value(), 2)
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.slow
+def test_fed_inputs_that_do_not_fit_each_other() -> None:
+    wh.init({}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default():
+            x, y = tf.placeholder("float64", [None, 3], name="x"), tf.placeholder("float64", [None], name="y")
+            w = tf.get_variable("w", initializer=np.ones([3, 1]))
+            loss = tf.reduce_mean(tf.square(tf.reshape(tf.matmul(x, w), [-1]) - y))
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                with pytest.raises(wh.InputError, match="'y:0' is fed 9 examples, but 'x:0' is fed 6 in the same mini-batch"):
+                    session.run(train, {x: np.ones([6, 3]), y: np.ones([9])})
+                session.run(train, {x: np.ones([6, 3]), y: np.ones([6])})
+    finally:
+        wh.shutdown()
+
+
+@pytest.mark.slow
+def test_a_stated_axis_lets_a_python_function_work_on_examples() -> None:
+    """In the middle of the model: each part of the batch calls it with its own examples."""
+    sizes = []
+
+    def scaled(rows: np.ndarray) -> np.ndarray:
+        sizes.append(len(rows))
+        return np.abs(rows).sum(1, keepdims=True) + 1
+
+    def train(divided: bool) -> List[float]:
+        with tf.Graph().as_default():
+            x = tf.placeholder("float64", [None, 3])
+            hidden = tf.matmul(x, tf.get_variable("w", initializer=np.arange(6.0).reshape(3, 2) / 7))
+            factor = tf.py_func(scaled, [tf.stop_gradient(hidden)], "float64")
+            factor.set_shape([None, 1])
+            if divided:
+                wh.batch_axis(factor, 0)
+            loss = tf.reduce_mean(tf.square(hidden / factor - 1))
+            update = tf.train.AdamOptimizer(0.1).minimize(loss)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                batches = np.random.RandomState(0).randn(3, 6, 3)
+                return [float(session.run([loss, update], {x: batch})[0]) for batch in batches]
+
+    expected = train(False)
+    del sizes[:]
+    wh.init({"num_micro_batch": 2}, cluster="cpu:1")
+    try:
+        np.testing.assert_allclose(train(True), expected, rtol=1e-12)
+        assert sizes == [3] * 6
+        with pytest.raises(wh.UnsupportedOpError, match=r"'PyFunc' .*wh.batch_axis\(tensor, dim\)"):
+            train(False)
+    finally:
+        wh.shutdown()
+
+
 SCRIPTS = {
     # elements of a generator without shapes: the first step is local, and shows them
     "generator": HEAD + '''

@@ -6,7 +6,7 @@ while staging leaves the graph as it was.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -49,6 +49,7 @@ class Emitted(NamedTuple):
     calls: Calls
     form: Form
     shared: Sequence[Shared] = ()
+    instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> what runs in their place
 
 
 def emit(
@@ -60,6 +61,7 @@ def emit(
     devices: Sequence[str],
     processes: Processes = ONE_PROCESS,
     keys: Optional[Keys] = None,
+    has_run: bool = False,
 ) -> Emitted:
     """Write a plan's step into the graph.
 
@@ -69,6 +71,7 @@ def emit(
         devices: TensorFlow device string of each of the cluster's devices.
         processes: all processes, and which of them this is.
         keys: numbers of this process' collectives, where there are several processes.
+        has_run: a Session has taken over the graph's ops already, and would not see that their edges move.
 
     Raises:
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
@@ -112,10 +115,12 @@ def emit(
     for scalar in shared:
         reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
 
+    instead = edit.copy_instead(context.name("instead")) if has_run else {}
     mirror.finish(edit.commit())
     context.tf_ops = _tf_ops(tf_graph, graph, edit)
-    reroute.place_originals(context, context.variables)
-    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared)
+    if not has_run:
+        reroute.place_originals(context, context.variables)
+    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, instead)
 
 
 def _pinned(captured: Captured, plan: Plan) -> Set[str]:

@@ -177,10 +177,13 @@ class State(View):
         if tensor in self.sizes:
             return tuple(None if isinstance(s, Size) else s for s in self.sizes[tensor])
         producer = self.graph.producer(tensor)
-        if producer.type == "Reshape" and (shape is None or None in shape) and tensor not in self.layouts:
-            asked = self.value(producer.inputs[1])
-            if asked is not None:
-                return tuple(None if isinstance(size, Size) or size < 0 else size for size in asked)
+        if (shape is None or None in shape) and tensor not in self.layouts:
+            if producer.type == "Reshape":
+                asked = self.value(producer.inputs[1])
+                if asked is not None:
+                    return tuple(None if isinstance(size, Size) or size < 0 else size for size in asked)
+            elif self.is_integer(tensor) and self.value(tensor) is not None:
+                return self.value(tensor).shape  # type: ignore[union-attr]
         if shape is None:
             if traits(producer.type).gives in (Gives.SAME, Gives.LIKE):
                 return self.shape(producer.inputs[0])
@@ -191,6 +194,8 @@ class State(View):
         shape: Optional[Sequence[Optional[SizeLike]]] = self.sizes.get(tensor)
         if shape is None:
             shape = super().shape(tensor)
+            if (shape is None or None in shape) and self.is_integer(tensor) and tensor not in self.layouts:
+                shape = self.shape(tensor)
         if shape is None:
             return None
         sizes = [Size.of(("dim", tensor, d)) if s is None else s for d, s in enumerate(shape)]
