@@ -17,6 +17,7 @@ from whale_tf.emit.calls import Calls
 from whale_tf.emit.clones import clone_region
 from whale_tf.emit.context import ORIGINAL, Context, Copy
 from whale_tf.emit.division import Division, check_divisible
+from whale_tf.emit.draws import check_draws, draw_whole
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
@@ -89,6 +90,7 @@ def emit(
     if processes.graphs > 1:
         check_random(context)
     division = _division(context, nodes, captured.sources, sums)
+    check_draws(context, division.own, processes.graphs)
     after = reroute.outside_after(graph, region)
     context.variables = step.update.variables
     context.pinned = _pinned(captured, plan)
@@ -97,6 +99,8 @@ def emit(
     inputs = Inputs(context, nodes, division, captured.sources)
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
+    if not has_run:  # else a copy would draw in the op's place, whose generator begins anew
+        draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
     merge.stage()
