@@ -42,7 +42,8 @@ from whale_tf.cluster import (
 )
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.config import Config
-from whale_tf.errors import PlanError, WhaleError
+from whale_tf.errors import AnnotationError, PlanError, UnknownShapeError, WhaleError
+from whale_tf.feeds import Waiting, elements, trains
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.traits import traits
@@ -98,6 +99,7 @@ class _Active:
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
+        self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # for the shapes of inputs
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # tf.data pipelines with the other processes
         self.shuffles = itertools.count()
@@ -271,6 +273,32 @@ def checkpoint(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
+def batch_axis(tensor: tf.Tensor, dim: Optional[int]) -> tf.Tensor:
+    """State along which dimension a tensor holds the examples of the batch, where whale_tf cannot know: of an input of unknown
+    rank, of a Python function's result.  Call it before the first training step; what it says is not checked.
+
+    Args:
+        tensor: an input, or what the model computes: then each part of the batch computes its own rows of it.
+        dim: None: the tensor is the same whatever the examples are, and is not divided.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        AnnotationError: it is no tensor of a graph, or has no such dimension.
+    """
+    _require("wh.batch_axis")
+    if not isinstance(tensor, tf.Tensor) or tf.executing_eagerly():
+        raise AnnotationError(f"wh.batch_axis({tensor!r}, {dim}) is about a tensor of a graph; call it in a tf.function or in "
+                              "graph mode, with a placeholder or what an op returned")
+    rank = tensor.shape.rank if hasattr(tensor.shape, "rank") else tensor.shape.ndims
+    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim < 0 or rank is not None and dim >= rank):
+        raise AnnotationError(f"wh.batch_axis({tensor.name!r}, {dim!r}): the dimension must be a whole number from 0 "
+                              f"{'on' if rank is None else f'to {rank - 1}'}, or None for a tensor that is not divided")
+    capture_annotations.annotations_of(tensor.graph).axes[tensor.name] = dim
+    return tensor
+
+
 def total_devices() -> int:
     """Number of devices of the cluster."""
     return len(_require("wh.total_devices").cluster.devices)
@@ -287,7 +315,7 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
     """
     state = _require("wh.parallelize")
     graph = graph or v1.get_default_graph()
-    _ensure(state, graph)
+    _ensure(state, graph, may_wait=False)
     if graph not in state.done:
         raise PlanError(
             "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "
@@ -369,8 +397,12 @@ def _require(caller: str) -> _Active:
     return _active
 
 
-def _ensure(state: _Active, graph: tf.Graph) -> None:
-    """Rewrite ``graph`` once it has an update."""
+def _ensure(state: _Active, graph: tf.Graph, may_wait: bool = True) -> None:
+    """Rewrite ``graph`` once it has an update; where the rank of an input is not known, after its first training run has begun.
+
+    Raises:
+        WhaleError: see :func:`whale_tf.parallelize.parallelize`.
+    """
     calls = capture_annotations.annotations_of(graph).gradient_calls
     if graph in state.done:
         known = len(state.done[graph].captured.gradient_calls)
@@ -380,8 +412,9 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
                 "training step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
             )
         return
-    if state.looked_at.get(graph) == graph.version:
+    if state.looked_at.get(graph) == graph.version and (may_wait or graph not in state.waiting):
         return
+    state.waiting.pop(graph, None)
     if not calls:
         _check_gradients(state, graph)
         if state.plan is None:
@@ -393,7 +426,13 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         return
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
-        done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys)
+        try:
+            has_run = bool(capture_annotations.annotations_of(graph).shapes)  # what runs before the first training step took over
+            done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run)
+        except UnknownShapeError as error:
+            if not may_wait or state.processes.count > 1:
+                raise
+            done, state.waiting[graph] = None, Waiting(graph, error.tensors)
         if done is not None:
             state.done[graph] = done
             state.latest = weakref.ref(graph)
@@ -566,6 +605,13 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         _ensure(state, graph)
         return state.fetches.get(graph)
 
+    def planned(graph: tf.Graph, wanted: Any) -> Optional[whale_session.Fetches]:
+        """For what prepares training runs without feeds: a graph that waits for shapes is refused by name."""
+        fetches = fetch_map(graph)
+        if graph in state.waiting and trains(elements(graph, wanted)[1]):
+            _ensure(state, graph, may_wait=False)
+        return fetches
+
     def gradients(grads: Any, xs: Any) -> Any:
         return capture_annotations.densified(grads, xs) if state.config.communication.sparse_as_dense else grads
 
@@ -630,6 +676,14 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         if _observer is not None:
             return _observer.run(session.graph, original, *arguments)
         with state.termination.between(session, arguments[0]):
+            if session.graph in state.waiting:
+                is_made, result = state.waiting[session.graph].learn(original, *arguments)
+                state.early[session] = True
+                if state.waiting[session.graph].is_over:
+                    state.looked_at.pop(session.graph)
+                if is_made:
+                    return result
+                fetches = fetch_map(session.graph)
             if fetches is None:
                 state.early[session] = True
                 return original(*arguments)
@@ -639,7 +693,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
                 return whale_session.run(fetches, session, original, *arguments)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
-        fetches = fetch_map(session.graph)
+        fetches = planned(session.graph, arguments[0])
         found = original(*arguments) if fetches is None else whale_session.make_callable(
             fetches, session, original, hooks.original_run(session), *arguments)
 
@@ -650,7 +704,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         return call
 
     def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
-        fetches = fetch_map(session.graph)
+        fetches = planned(session.graph, arguments[0])
         if fetches is not None:
             whale_session.check_partial_run(fetches, session, *arguments)
         return original(*arguments)

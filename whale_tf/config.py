@@ -183,6 +183,12 @@ class Config(Record):
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")
+    random: Literal["own", "local"] = field(
+        "own",
+        description="Random numbers that follow the examples (dropout, noise). own: every clone draws its part with a seed of "
+        "its own; local: the script's own op draws once per step, for the whole mini-batch, and clones take their rows, so that "
+        "a seeded script trains with the numbers of the local one. The draws then run on one device, which sends the others "
+        "their rows.")
     given: FrozenSet[str] = dataclasses.field(init=False, compare=False, repr=False)
 
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:

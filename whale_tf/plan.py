@@ -151,6 +151,7 @@ class Plan(Record):
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
         init: how sharded variables get their initial values: ``exact`` or ``sharded``.
+        random: who draws random numbers that follow the examples: each clone its ``own``, or one op all the ``local`` script's.
         emit: ``inline``: the step's ops stand in the graph; ``call``: each call of its Program is one op; ``auto``: by size.
         processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
@@ -170,6 +171,7 @@ class Plan(Record):
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = field(factory=dict)
     init: str = "exact"
+    random: str = "own"
     emit: str = "auto"
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()

@@ -128,6 +128,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         nested_batch=decision.nested_batch,
         sync_batch_norm=config.sync_batch_norm,
         init=config.init,
+        random=config.random,
         emit=config.emit,
         task_graphs=tuple(
             TaskGraphPlan(
