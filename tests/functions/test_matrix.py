@@ -1,0 +1,145 @@
+"""Every model under every plan, in ``fit`` and in a custom loop: losses, metrics and all variables are the local ones.
+
+Five steps and a validation pass. CI has every model once, and every plan in both loops; ``--full`` has the product.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_tf as wh
+from tests.functions.equality import Scope, Way
+
+keras = pytest.importorskip("keras", minversion="3.0")
+
+from tests.functions.models import BATCH, CASES, EXAMPLES, VALIDATION, Case  # noqa: E402
+
+PLANS: Dict[str, Way] = {
+    "data parallel 2": Way((), 2, {}),
+    "data parallel 4": Way((), 4, {}),
+    "pipeline 2": Way((1, 1), 2, {}),
+    "pipeline 2, 4 micro-batches": Way((1, 1), 2, {"num_micro_batch": 4}),
+    "pipeline 2 nested 2": Way((1, 1), 4, {"num_micro_batch": 2}),
+}
+LOOPS = ("fit", "custom")
+
+
+class Outcome(NamedTuple):
+    """Of each step or epoch and of the validation pass, by name; and all variables."""
+
+    values: Dict[str, Any]
+    variables: List[np.ndarray]
+
+
+@contextlib.contextmanager
+def scopes(case: Case, way: Optional[Way]) -> Iterator[List[Scope]]:
+    """The stages' scopes, for a model that is made and trained inside; what is open outside is left as it was."""
+    before = keras.config.dtype_policy(), keras.config.floatx()
+    keras.config.set_floatx("float64" if case.policy == "float64" else "float32")
+    keras.config.set_dtype_policy(case.policy)
+    stages: List[Scope] = [contextlib.nullcontext] * 2
+    try:
+        if way is not None:
+            wh.init({**case.config, **way.config}, cluster=f"cpu:{way.devices}")
+            for number, count in enumerate(way.counts):
+                stages[number] = functools.partial(wh.replicate, count, name=f"stage {number}")
+        yield stages
+        plan = wh.current_plan() if way is not None else None
+        if way is not None:
+            assert plan is not None and plan.num_devices == way.devices and len(plan.task_graphs) == max(1, len(way.counts))
+            assert "Not exactly the local result" not in wh.explain()
+    finally:
+        wh.shutdown()
+        keras.config.set_floatx(before[1])
+        keras.config.set_dtype_policy(before[0])
+        keras.utils.clear_session()
+
+
+def trained(case: Case, loop: str, way: Optional[Way]) -> Outcome:
+    with scopes(case, way) as stages:
+        keras.utils.set_random_seed(0)
+        model = case.make(stages)
+        values = (by_fit if loop == "fit" else by_hand)(model, case)
+        optimizers = [item for item in vars(model).values() if isinstance(item, keras.optimizers.Optimizer)] or [model.optimizer]
+        variables = model.variables + [variable for item in optimizers for variable in item.variables]
+        return Outcome(values, [np.array(tf.cast(v.value, tf.float64)) for v in variables])
+
+
+def by_fit(model: Any, case: Case) -> Dict[str, Any]:
+    validation = tuple(tf.nest.map_structure(lambda part: part[:VALIDATION], part) for part in (case.x, case.y) if part is not None)
+    return model.fit(case.x, case.y, batch_size=BATCH, shuffle=False, verbose=0,
+                     validation_data=validation if case.y is not None else tf.data.Dataset.from_tensors((validation[0],))).history
+
+
+def by_hand(model: Any, case: Case) -> Dict[str, Any]:
+    """A loop of the user's: steps in a tf.function, with tapes, and Keras' loss, metrics and optimizer or the model's own step."""
+    supervised = case.y is not None
+
+    @tf.function
+    def step(x: Any, y: Any) -> Dict[str, Any]:
+        if not supervised:
+            return model.train_step((x,))
+        with tf.GradientTape() as tape:
+            prediction = model(x, training=True)
+            loss = model.compute_loss(x, y, prediction)
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return {"loss": loss, "predictions": prediction}
+
+    @tf.function
+    def validate(x: Any, y: Any) -> Dict[str, Any]:
+        return {"loss": model.compute_loss(x, y, model(x, training=False))} if supervised else model.test_step((x,))
+
+    values: Dict[str, Any] = {}
+    y = case.y if supervised else ()
+    for start in range(0, EXAMPLES, BATCH):
+        batch = [tf.nest.map_structure(lambda part: tf.constant(part[start:start + BATCH]), parts) for parts in (case.x, y)]
+        values.update({f"{name} at {start}": np.array(value) for name, value in step(*batch).items()})
+    batch = [tf.nest.map_structure(lambda part: tf.constant(part[:VALIDATION]), parts) for parts in (case.x, y)]
+    return dict(values, **{f"val {name}": np.array(value) for name, value in validate(*batch).items()})
+
+
+@pytest.fixture(autouse=True)
+def graph_optimizer(request: Any) -> Iterator[None]:
+    """It takes longer than five small steps; with --full it stays."""
+    off = not request.config.getoption("--full")
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+local = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name], loop, None))
+
+
+def check(name: str, loop: str, way: Way) -> None:
+    case, expected = CASES[name], local(name, loop)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*are not compiled by XLA")
+        found = trained(case, loop, way)
+    assert expected.values.keys() == found.values.keys() and len(expected.variables) == len(found.variables)
+    assert len(expected.variables) > 3 and all(np.all(np.isfinite(variable)) for variable in expected.variables)
+    rough = max(case.tolerance, 1e-6)  # Keras' metrics are float32
+    for key, value in expected.values.items():
+        np.testing.assert_allclose(found.values[key], value, rtol=rough, atol=rough, err_msg=key)
+    for one, other in zip(expected.variables, found.variables):
+        assert np.linalg.norm(other - one) <= case.tolerance * max(np.linalg.norm(one), 0.01 * one.size ** 0.5)
+
+
+def rows() -> Iterator[Any]:
+    """Every model, loop and plan; without the mark ``full`` every model once, and every plan in every loop."""
+    pairs = [(loop, plan) for plan in PLANS for loop in LOOPS]
+    for i, name in enumerate(CASES):
+        for k, (loop, plan) in enumerate(pairs):
+            marks = [] if k == i % len(pairs) else [pytest.mark.full]
+            yield pytest.param(name, loop, plan, marks=marks, id=f"{name}-{loop}-{plan}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, loop, plan", rows())
+def test_equals_local(name: str, loop: str, plan: str) -> None:
+    check(name, loop, PLANS[plan])
