@@ -1,6 +1,6 @@
 """Keras models of every kind that the matrix trains, each in two stages, with the data of its own.
 
-What is random in a model (a generator's noise, a variational sample) is an input, so that clones and the local script draw the same.
+What is random in a model (a generator's noise, a variational sample) is an input: clones and the local script then draw the same.
 """
 from __future__ import annotations
 

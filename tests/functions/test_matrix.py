@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 import pytest
@@ -72,13 +72,13 @@ def trained(case: Case, loop: str, way: Optional[Way]) -> Outcome:
 
 
 def by_fit(model: Any, case: Case) -> Dict[str, Any]:
-    validation = tuple(tf.nest.map_structure(lambda part: part[:VALIDATION], part) for part in (case.x, case.y) if part is not None)
-    return model.fit(case.x, case.y, batch_size=BATCH, shuffle=False, verbose=0,
-                     validation_data=validation if case.y is not None else tf.data.Dataset.from_tensors((validation[0],))).history
+    given = (case.x,) if case.y is None else (case.x, case.y)
+    validation = tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda part: part[:VALIDATION], given))
+    return model.fit(case.x, case.y, batch_size=BATCH, shuffle=False, verbose=0, validation_data=validation).history
 
 
 def by_hand(model: Any, case: Case) -> Dict[str, Any]:
-    """A loop of the user's: steps in a tf.function, with tapes, and Keras' loss, metrics and optimizer or the model's own step."""
+    """A loop of the user's: steps in a tf.function, with tapes, and Keras' loss and optimizer or the model's own step."""
     supervised = case.y is not None
 
     @tf.function
