@@ -117,10 +117,13 @@ local = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name]
 
 
 def check(name: str, loop: str, way: Way) -> None:
-    case, expected = CASES[name], local(name, loop)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*are not compiled by XLA")
-        found = trained(case, loop, way)
+        found = trained(CASES[name], loop, way)
+    compare(CASES[name], local(name, loop), found)
+
+
+def compare(case: Case, expected: Outcome, found: Outcome) -> None:
     assert expected.values.keys() == found.values.keys() and len(expected.variables) == len(found.variables)
     assert len(expected.variables) > 3 and all(np.all(np.isfinite(variable)) for variable in expected.variables)
     rough = max(case.tolerance, 1e-6)  # Keras' metrics are float32
@@ -143,3 +146,51 @@ def rows() -> Iterator[Any]:
 @pytest.mark.parametrize("name, loop, plan", rows())
 def test_equals_local(name: str, loop: str, plan: str) -> None:
     check(name, loop, PLANS[plan])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["data parallel 2", pytest.param("pipeline 2, 4 micro-batches", marks=pytest.mark.full)])
+def test_series_of_unknown_length(plan: str) -> None:
+    """Neither the number of examples nor that of times is known before a step runs: a generator says nothing of them."""
+
+    def fit(way: Optional[Way]) -> Outcome:
+        with scopes(case, way) as stages:
+            keras.utils.set_random_seed(0)
+            inputs = keras.Input((None, 3))
+            with stages[0]():
+                x = keras.layers.LSTM(4)(inputs)
+            with stages[1]():
+                outputs = keras.layers.Dense(4, activation="softmax")(x)
+            model = keras.Model(inputs, outputs)
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            signature = tf.TensorSpec([None, None, 3], tf.float64), tf.TensorSpec([None], tf.int64)
+            batches = [(case.x[i:i + 16, :length], case.y[i:i + 16]) for i, length in ((0, 4), (16, 2), (32, 3))]
+            history = model.fit(tf.data.Dataset.from_generator(lambda: batches, output_signature=signature), verbose=0).history
+            return Outcome(history, [np.array(v.value) for v in model.variables])
+
+    case = CASES["lstm and gru"]
+    compare(case, fit(None), fit(PLANS[plan]))
+
+
+@pytest.mark.slow
+def test_clones_draw_numbers_of_their_own() -> None:
+    """Dropout, and Keras' random numbers, in every part of a mini-batch."""
+    case = CASES["mlp"]
+    with scopes(case, None):
+        wh.init({"num_micro_batch": 2}, cluster="cpu:2")
+        dropout, seed = keras.layers.Dropout(0.5), keras.random.SeedGenerator(1)
+        dense = keras.layers.Dense(1)
+        dense.build((None, 64))
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 64], tf.float64)])  # of a static size they would be drawn once
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                dropped, drawn = dropout(x, training=True), keras.random.normal(tf.shape(x), seed=seed)
+                loss = tf.reduce_mean(dense(dropped + drawn))
+            for variable, gradient in zip(dense.trainable_variables, tape.gradient(loss, dense.trainable_variables)):
+                variable.assign_sub(0.1 * gradient)
+            return dropped, drawn
+
+        found = [step(tf.ones([8, 64], tf.float64)) for _ in range(2)]
+    for numbers in zip(*found):
+        assert len({part.tobytes() for step_ in numbers for part in np.split(step_.numpy(), 4)}) == 8
