@@ -30,11 +30,11 @@ def main() -> None:
     model = keras.Sequential([
         keras.Input((8, 8, 1)),
         layers.Conv2D(16, 3, padding="same", use_bias=False),
-        layers.BatchNormalization(),
+        layers.BatchNormalization(momentum=0.9),
         layers.ReLU(),
         layers.MaxPooling2D(),
         layers.Conv2D(32, 3, padding="same", use_bias=False),
-        layers.BatchNormalization(),
+        layers.BatchNormalization(momentum=0.9),
         layers.ReLU(),
         layers.GlobalAveragePooling2D(),
         layers.Dense(10, activation="softmax"),

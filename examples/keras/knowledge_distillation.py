@@ -35,13 +35,12 @@ class Distiller(keras.Model):
     def call(self, images: Any, training: bool = False) -> Any:
         return self.student(images, training=training)
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **more: Any) -> Any:
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True) -> Any:
         with wh.replicate(1, name="teacher"):
             soft = ops.softmax(self.teacher(x, training=False) / TEMPERATURE)
-        with wh.replicate(1, name="loss"):
-            soft_loss = keras.losses.kl_divergence(soft, ops.softmax(y_pred / TEMPERATURE))
-            hard_loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
-            return ops.mean(0.2 * hard_loss + 0.8 * TEMPERATURE ** 2 * soft_loss)
+        soft_loss = keras.losses.kl_divergence(soft, ops.softmax(y_pred / TEMPERATURE))
+        hard_loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        return ops.mean(0.2 * hard_loss + 0.8 * TEMPERATURE ** 2 * soft_loss)
 
 
 def classifier(width: int) -> Any:
