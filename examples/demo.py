@@ -3,7 +3,7 @@
     make demo
 
 The script is a transformer on the text of Python's standard library, trained by `fit` (Keras 3: TensorFlow 2.16 and later). The
-plan is a pipeline of two stages with four micro-batches, and data parallelism of degree two around it: four devices. Each run has a
+plan is a pipeline of two stages with four micro-batches, and data parallelism of degree two around it. Each run has a
 process of its own, because TensorFlow fixes its devices and threads with the first op.
 """
 from __future__ import annotations
