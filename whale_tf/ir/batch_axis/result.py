@@ -139,6 +139,20 @@ class BatchAxis:
             components.append(affine)
         return components
 
+    def surplus(self, tensor: int) -> Optional[List[Optional[int]]]:
+        """How much the sum of an extent over n clones is above that of the whole, for each element and clone but one: a number,
+        or None: the element, which is the same in all clones.  None: not known of some element."""
+        value = self.extents.get(tensor)
+        if value is None:
+            return None
+        found: List[Optional[int]] = []
+        for element in value.reshape(-1):
+            is_equal = isinstance(element, Size) and not element.depends_on_batch
+            found.append(element.surplus if isinstance(element, Size) else int(element))
+            if found[-1] is None and not is_equal:
+                return None
+        return found
+
     def unsupported(self, tensor: int) -> UnsupportedOpError:
         """The error to raise when an unknown tensor is used."""
         op_id, reason = self.unknown[tensor]
