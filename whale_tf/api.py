@@ -181,7 +181,9 @@ class _Strategy:
 
     def __enter__(self) -> _Strategy:
         _require(f"wh.{self.kind}")
-        if tf.executing_eagerly() and layers.has_keras_layers():
+        if tf.executing_eagerly() and function_tracing() is not None:
+            layers.load()
+            hooks.install_keras()
             self._block = layers.LayersBlock(self.kind, self.device_count, self.name)
         else:
             graph = capture_annotations.current_graph(f"wh.{self.kind}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import Any, Callable, List, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import (
     BaseSession,
@@ -294,15 +294,6 @@ if _TRACING is not None:
     )
 
 
-def _keras_hooks() -> Tuple[Hook, ...]:
-    """Hooks into Keras 3, where it is loaded and TensorFlow's functions can be rewritten."""
-    layer, trainer = layers.layer_class(), layers.trainer_class()
-    if _TRACING is None or layer is None or trainer is None:
-        return ()
-    return (Hook(layer, "__init__", layers.layer_init), Hook(layer, "__call__", layers.layer_call),
-            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile))
-
-
 class _Installed(NamedTuple):
     hook: Hook
     original: Any
@@ -310,6 +301,7 @@ class _Installed(NamedTuple):
 
 
 _installed: List[_Installed] = []
+_callbacks: Any = None
 
 
 def install(callbacks: Callbacks) -> None:
@@ -318,15 +310,28 @@ def install(callbacks: Callbacks) -> None:
     Raises:
         UnsupportedTensorFlowError: this TensorFlow lacks something that is hooked.
     """
+    global _callbacks
     uninstall()
-    hooks = HOOKS + _keras_hooks()
+    _callbacks = callbacks
+    _put(HOOKS)
+    install_keras()
+
+
+def install_keras() -> None:
+    """Put hooks into every Keras that has been loaded since, where TensorFlow's functions can be rewritten."""
+    if _installed and _TRACING is not None:
+        found = {place[:2]: Hook(*place) for place in layers.places()}
+        _put([found[place] for place in found if place not in {item.hook[:2] for item in _installed}])
+
+
+def _put(hooks: Sequence[Hook]) -> None:
     missing = [f"{hook.owner.__name__}.{hook.attribute}" for hook in hooks if hook.attribute not in vars(hook.owner)]
     if missing:
         raise lacking(missing)
     try:
         for hook in hooks:
             original = vars(hook.owner)[hook.attribute]
-            replacement = functools.wraps(original)(hook.wrapper(original, callbacks))
+            replacement = functools.wraps(original)(hook.wrapper(original, _callbacks))
             setattr(hook.owner, hook.attribute, replacement)
             hook.tell(replacement)
             _installed.append(_Installed(hook, original, replacement))
