@@ -8,6 +8,7 @@ the user made it; all replicas read it in every step, and its update runs once (
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Container, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import eager_context, tf
@@ -90,9 +91,12 @@ def _is_backward(name: str) -> bool:
 
 
 def settings(config: Config) -> Config:
-    """The configuration that functions run under: one copy of each variable."""
+    """The configuration that functions run under: one copy of each variable; a mini-batch that the function itself takes from an
+    iterator (Keras 2 does) is divided over all model replicas, as one that it is given, unless the user says otherwise."""
     result = copy.copy(config)
     object.__setattr__(result, "variables", SHARED)
+    if "io.nested_batch" not in config.given:
+        object.__setattr__(result, "io", replace(config.io, nested_batch="divide"))
     return result
 
 
