@@ -421,7 +421,7 @@ def _refuse_outside_graph(state: _Active) -> None:
     if asked is None:
         return
     if function_tracing() is None:
-        where = "here TensorFlow trains eagerly or in a tf.function, which whale_tf divides from TensorFlow 2.15 on"
+        where = "here TensorFlow trains eagerly or in a tf.function, which whale_tf divides from TensorFlow 2.4 on"
     else:
         where = ("here TensorFlow trains eagerly, op by op. Put the training step into a function: write @tf.function above it "
                  "(Keras: leave out run_eagerly=True)")

@@ -11,7 +11,7 @@ import copy
 from dataclasses import replace
 from typing import Any, Container, List, Mapping, Optional, Sequence, Tuple
 
-from whale_tf._tf_compat import eager_context, tf
+from whale_tf._tf_compat import eager_context, tf, traced_graphs
 from whale_tf.capture.annotations import Annotations
 from whale_tf.capture.handles import variable_handles
 from whale_tf.cluster import Processes
@@ -74,11 +74,10 @@ def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
     Args:
         seen: graphs that whale_tf did see.
     """
-    cache = getattr(function, "_function_cache", None)
-    for concrete in cache.values() if cache is not None else ():
-        if concrete.graph in seen:
+    for graph in traced_graphs(function):
+        if graph in seen:
             continue
-        exported = concrete.graph.as_graph_def()
+        exported = graph.as_graph_def()
         bodies = [exported.node] + [body.node_def for body in exported.library.function]
         if any(_is_backward(node.name) for body in bodies for node in body) and any(
                 traits(node.op).is_write for body in bodies for node in body):

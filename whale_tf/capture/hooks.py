@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import Any, Callable, List, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, MutableSet, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import (
     BaseSession,
@@ -146,16 +146,6 @@ def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[],
 
 
 # -- functions ------------------------------------------------------------------------------------------------------
-_attributes: MutableMapping[tf.Graph, Mapping[str, Any]] = weakref.WeakKeyDictionary()  # of functions that are being traced
-
-
-def _create_concrete_function(original: Function, callbacks: Callbacks) -> Function:
-    def create(function_type: Any, type_context: Any, func_graph: tf.Graph, tracing_options: Any) -> Any:
-        _attributes[func_graph] = dict(tracing_options.attributes or {})
-        return original(function_type, type_context, func_graph, tracing_options)
-    return create
-
-
 def _function_call(original: Function, callbacks: Callbacks) -> Function:
     known: MutableSet[Any] = weakref.WeakSet()
 
@@ -167,15 +157,19 @@ def _function_call(original: Function, callbacks: Callbacks) -> Function:
     return __call__
 
 
-def _apply_transforms(original: Function, callbacks: Callbacks) -> Function:
-    """What gets the graph of each function, branch and loop after it was traced."""
+def _concrete_function(original: Any, callbacks: Callbacks) -> Any:
+    """What makes a concrete function of each graph that was traced: a constructor or, since TensorFlow 2.14, a class method."""
+    is_constructor = inspect.isfunction(original)
+    make = original if is_constructor else original.__func__
 
-    def apply_func_graph_transforms(func_graph: tf.Graph) -> Any:
-        attributes = _attributes.pop(func_graph, None)
-        if attributes is not None:
-            callbacks.traced(func_graph, attributes)
-        return original(func_graph)
-    return apply_func_graph_transforms
+    def from_func_graph(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, graph, *args, **kwargs).arguments
+        if isinstance(graph, tf.Graph) and graph.building_function:
+            callbacks.traced(graph, given.get("attrs") or {})
+        return make(self, graph, *args, **kwargs)
+
+    signature = inspect.signature(make)
+    return from_func_graph if is_constructor else classmethod(from_func_graph)
 
 
 # -- graphs, sessions and savers ------------------------------------------------------------------------------------
@@ -289,8 +283,7 @@ if _TRACING is not None:
         Hook(_TRACING.function, "__call__", _function_call),
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
-        Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
-        Hook(_TRACING.transform, "apply_func_graph_transforms", _apply_transforms),
+        Hook(_TRACING.concrete, _TRACING.make, _concrete_function),
     )
 
 
@@ -331,7 +324,9 @@ def _put(hooks: Sequence[Hook]) -> None:
     try:
         for hook in hooks:
             original = vars(hook.owner)[hook.attribute]
-            replacement = functools.wraps(original)(hook.wrapper(original, _callbacks))
+            replacement = hook.wrapper(original, _callbacks)
+            if inspect.isfunction(replacement):
+                functools.update_wrapper(replacement, original)
             setattr(hook.owner, hook.attribute, replacement)
             hook.tell(replacement)
             _installed.append(_Installed(hook, original, replacement))
