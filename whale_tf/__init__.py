@@ -72,8 +72,8 @@ __all__ = [
 ] + list(_API)
 
 if TYPE_CHECKING:
-    from whale_tf.api import checkpoint as checkpoint
     from whale_tf.api import batch_axis as batch_axis
+    from whale_tf.api import checkpoint as checkpoint
     from whale_tf.api import current_plan as current_plan
     from whale_tf.api import current_program as current_program
     from whale_tf.api import explain as explain

@@ -215,7 +215,9 @@ class _Strategy:
 
     def __enter__(self) -> _Strategy:
         _require(f"wh.{self.kind}")
-        if tf.executing_eagerly() and layers.has_keras_layers():
+        if tf.executing_eagerly() and function_tracing() is not None:
+            layers.load()
+            hooks.install_keras()
             self._block = layers.LayersBlock(self.kind, self.device_count, self.name)
         else:
             graph = capture_annotations.current_graph(f"wh.{self.kind}")
@@ -509,7 +511,7 @@ def _refuse_outside_graph(state: _Active) -> None:
     if asked is None:
         return
     if function_tracing() is None:
-        where = "here TensorFlow trains eagerly or in a tf.function, which whale_tf divides from TensorFlow 2.15 on"
+        where = "here TensorFlow trains eagerly or in a tf.function, which whale_tf divides from TensorFlow 2.4 on"
     else:
         where = ("here TensorFlow trains eagerly, op by op. Put the training step into a function: write @tf.function above it "
                  "(Keras: leave out run_eagerly=True)")
@@ -562,7 +564,7 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
     if _observer is not None:
         _observer.graph(graph)
         return
-    functions.check(graph.name, known, attributes, state.config, state.plan)
+    functions.check(graph.name, known, attributes, state.config, state.plan, state.processes)
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes, keys)

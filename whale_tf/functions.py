@@ -8,11 +8,13 @@ the user made it; all replicas read it in every step, and its update runs once (
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Container, List, Mapping, Optional, Sequence, Tuple
 
-from whale_tf._tf_compat import eager_context, tf
+from whale_tf._tf_compat import eager_context, function_tracing, tf, traced_graphs
 from whale_tf.capture.annotations import Annotations
 from whale_tf.capture.handles import variable_handles
+from whale_tf.cluster import Processes
 from whale_tf.config import Config
 from whale_tf.emit.emit import Emitted
 from whale_tf.errors import ConfigError, PlanError
@@ -27,7 +29,7 @@ _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and
 
 
 def check(
-    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan]
+    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
 ) -> None:
     """Refuse what is not supported for tf.functions.
 
@@ -42,6 +44,11 @@ def check(
         raise PlanError(
             f"tf.function {name!r} is compiled by XLA (jit_compile=True), which puts all of it on one device; leave jit_compile "
             "out, so that whale_tf can divide the step over devices")
+    tracing = function_tracing()
+    if processes.count > 1 and (tracing is None or tracing.compilation is None):
+        raise PlanError(
+            f"tf.function {name!r} trains in a job of {processes.count} processes, which whale_tf supports for functions from "
+            f"TensorFlow 2.15 on, and this is {tf.__version__}; start one process that sees all devices, or {_SESSION}")
     divided = [item.name for item in annotations.items if item.strategy == "split"]
     if plan is not None:
         divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
@@ -68,11 +75,10 @@ def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
     Args:
         seen: graphs that whale_tf did see.
     """
-    cache = getattr(function, "_function_cache", None)
-    for concrete in cache.values() if cache is not None else ():
-        if concrete.graph in seen:
+    for graph in traced_graphs(function):
+        if graph in seen:
             continue
-        exported = concrete.graph.as_graph_def()
+        exported = graph.as_graph_def()
         bodies = [exported.node] + [body.node_def for body in exported.library.function]
         if any(_is_backward(node.name) for body in bodies for node in body) and any(
                 traits(node.op).is_write for body in bodies for node in body):
@@ -85,9 +91,12 @@ def _is_backward(name: str) -> bool:
 
 
 def settings(config: Config) -> Config:
-    """The configuration that functions run under: one copy of each variable."""
+    """The configuration that functions run under: one copy of each variable; a mini-batch that the function itself takes from an
+    iterator (Keras 2 does) is divided over all model replicas, as one that it is given, unless the user says otherwise."""
     result = copy.copy(config)
     object.__setattr__(result, "variables", SHARED)
+    if "io.nested_batch" not in config.given:
+        object.__setattr__(result, "io", replace(config.io, nested_batch="divide"))
     return result
 
 

@@ -146,9 +146,22 @@ def accumulating(stages: Sequence[Scope]) -> Any:
     return compiled(keras.Model(inputs, outputs), optimizer=keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
 
 
+def shared(stages: Sequence[Scope]) -> Any:
+    """A layer that is called in both stages, operations without a layer, a frozen layer."""
+    inputs, twice = keras.Input((6,)), layers.Dense(6, activation="tanh")
+    with stages[0]():
+        x = 2.0 * twice(inputs) + 1.0
+    with stages[1]():
+        x = twice(keras.ops.abs(x)) - inputs
+        frozen = layers.Dense(8, trainable=False)
+        outputs = layers.Dense(3, activation="softmax")(frozen(x))
+    return compiled(keras.Model(inputs, outputs), optimizer=keras.optimizers.Adam(0.01, clipnorm=0.1))
+
+
 MODELS: Dict[str, Any] = {"functional": (functional, X), "sequential": (sequential, X), "subclassed": (subclassed, X),
                           "own_step": (own_step, X), "text": (text, TOKENS), "recurrent": (recurrent, TOKENS),
-                          "convolutional": (convolutional, IMAGES), "accumulating": (accumulating, X)}
+                          "convolutional": (convolutional, IMAGES), "accumulating": (accumulating, X),
+                          "shared": (shared, X)}
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

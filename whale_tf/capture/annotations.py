@@ -159,7 +159,7 @@ def current_graph(caller: str) -> tf.Graph:
             "condition or function call is in one TaskGraph: put the annotation around the whole call.")
     if function_tracing() is None:
         raise AnnotationError(
-            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf divides from TensorFlow 2.15 on, and this is "
+            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf divides from TensorFlow 2.4 on, and this is "
             f"{tf.__version__}. Build and train the model in graph mode: tf.compat.v1.disable_eager_execution() first, no "
             "tf.function, a tf.compat.v1.train optimizer and tf.compat.v1.Session.")
     return graph

@@ -89,6 +89,7 @@ def emit(
     form = choose_form(program, region, plan)
     context = Context(
         tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
+    _check_rereads(context)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     sums.is_always_together = tf_graph.building_function
     if processes.graphs > 1:
@@ -180,6 +181,17 @@ def _check_writes(captured: Captured) -> None:
             "would write it. Write the variable outside the differentiated computation (tf.GraphKeys.UPDATE_OPS), "
             "and read its value before the write"
         )
+
+
+def _check_rereads(context: Context) -> None:
+    for index in context.region.rereads:
+        op = context.graph.ops[index]
+        copies = context.copies(context.home(op))
+        if len(copies) > 1 or context.processes.graphs > 1:
+            raise PlanError(
+                f"op {op.name!r} reads a variable after its update in the same step, and there are "
+                f"{len(copies) * context.processes.graphs} copies of it, which may not be updated by then: set variables to "
+                "'shared' (CPU devices of one process), or run the updates one after the other")
 
 
 def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Communicator) -> Division:

@@ -80,6 +80,8 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
     seeded = _seeded_by_operand(region.batch)
     if seeded is not None:
         return f"op {seeded.name!r} is seeded by an operand, which would have to differ from call to call"
+    if region.rereads:
+        return f"op {graph.ops[min(region.rereads)].name!r} reads a variable after its update in the same step"
     if not nx.is_directed_acyclic_graph(body_graph(program, CLONED)):
         return "TaskGraphs need each other's results back and forth"
     return ""
