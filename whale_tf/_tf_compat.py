@@ -24,7 +24,7 @@ except ImportError as error:
 __all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter",
            "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
            "check_version", "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing",
-           "gradients_util", "imperative_grad", "imported_as_written", "lacking", "make_logical_cpus", "op_def",
+           "gradients_util", "imperative_grad", "imported_as_written", "is_unlifted", "lacking", "make_logical_cpus", "op_def",
            "sharded_by_file", "static_dims", "tf", "v1", "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
@@ -119,6 +119,7 @@ class FunctionTracing(NamedTuple):
         transform: ``apply_func_graph_transforms`` gets each traced graph before it becomes a concrete function.
         function: the class of what ``tf.function`` returns.
         compilation: ``_create_concrete_function`` knows the attributes of the function that is traced.
+        concrete: the class of what that makes.
         execute: ``record_gradient`` is called for each op that a tape sees.
         backprop: ``_gradient_function`` differentiates an op that a tape saw.
         register: tells TensorFlow's C++ half what to call in that function's place.
@@ -128,6 +129,7 @@ class FunctionTracing(NamedTuple):
     transform: Any
     function: Any
     compilation: Any
+    concrete: Any
     execute: Any
     backprop: Any
     register: Callable[[Callable[..., Any]], Any]
@@ -141,18 +143,25 @@ def function_tracing() -> Optional[FunctionTracing]:
         return None
     try:
         names = ("polymorphic_function.transform", "polymorphic_function.polymorphic_function",
-                 "polymorphic_function.tracing_compilation", "execute", "backprop")
-        transform, functions, compilation, execute, backprop = [
+                 "polymorphic_function.tracing_compilation", "polymorphic_function.concrete_function", "execute", "backprop")
+        transform, functions, compilation, concrete, execute, backprop = [
             importlib.import_module("tensorflow.python.eager." + name) for name in names]
         from tensorflow.python import pywrap_tfe
 
-        found = FunctionTracing(transform, functions.Function, compilation, execute, backprop,
+        found = FunctionTracing(transform, functions.Function, compilation, concrete.ConcreteFunction, execute, backprop,
                                 pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient)
         hooked = (transform.apply_func_graph_transforms, compilation._create_concrete_function, execute.record_gradient,
-                  backprop._gradient_function, functions.Function.__call__)
+                  backprop._gradient_function, functions.Function.__call__, concrete.ConcreteFunction._call_flat)
     except (ImportError, AttributeError):
         return None
     return found if all(hooked) else None
+
+
+def is_unlifted(variable: Any) -> bool:
+    """Whether a variable was made in a tf.function."""
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    return isinstance(variable, polymorphic_function.UnliftedInitializerVariable)
 
 
 def variable_value(handle: tf.Tensor) -> Optional[Tuple[tf.TensorShape, tf.DType]]:

@@ -35,6 +35,7 @@ from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
 from whale_tf.program import Program
 from whale_tf.simulator import StepGraph
+from whale_tf.variable_parts import VariableParts
 
 
 class Observer:
@@ -77,6 +78,8 @@ class _Active:
         self.said_no_xla = False
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
+        self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # those of them that are traced again before they run
+        self.variable_parts = VariableParts()
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, where this process drives them."""
@@ -147,6 +150,7 @@ def shutdown() -> None:
     layers.forget()
     if _active is not None:
         _active.termination.remove()
+        _active.variable_parts.close()
         _active.undo_devices()
     _active = None
 
@@ -469,6 +473,9 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
     known = capture_annotations.annotations_of(graph)
     if not known.trains or _more_than_local(state) is None and not known.items:
         return
+    if functions.makes_variables(graph):
+        state.drafts.add(graph)
+        return
     if _observer is not None:
         _observer.graph(graph)
         return
@@ -481,9 +488,17 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
                 "variables in the same function, so that whale_tf can divide the step")
         if done.emitted is not None:
             functions.check_devices(graph.name, done.plan, device_names(state.cluster, state.processes))
-            functions.finish(graph, done.emitted, done.replaced)
+            divided = done.variables.parts if done.variables is not None else ()
+            functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts)
     state.done[graph] = done
     state.latest = weakref.ref(graph)
+
+
+def _function_made(state: _Active, function: Any) -> None:
+    """A concrete function is there."""
+    if function.graph in state.drafts:
+        functions.refuse_to_run(function)
+    state.variable_parts.watch(function)
 
 
 def _more_than_local(state: _Active) -> Optional[str]:
@@ -595,6 +610,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         function_called=lambda function: _check_called(state, function),
         may_use_xla=lambda: _may_use_xla(state),
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
+        made=lambda function: _function_made(state, function),
+        before_call=state.variable_parts.before_call,
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
         session_target=session_target,

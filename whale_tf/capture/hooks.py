@@ -43,6 +43,8 @@ class Callbacks(NamedTuple):
         function_called: (tf.function), before it is called for the first time since the hooks were installed.
         may_use_xla: (), whether Keras may compile a model with XLA that did not ask for it by name.
         traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
+        made: (concrete function), that graph has become one.
+        before_call: (captured tensors), before a concrete function runs, or is called in another.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
         session_target: (target, that ConfigProto) -> the target to use.
@@ -63,6 +65,8 @@ class Callbacks(NamedTuple):
     function_called: Callable[[Any], None] = lambda function: None
     may_use_xla: Callable[[], bool] = lambda: True
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
+    made: Callable[[Any], None] = lambda function: None
+    before_call: Callable[[Any], None] = lambda captured: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
     session_target: Callable[[str, Any], str] = lambda target, config: target
@@ -152,8 +156,19 @@ _attributes: MutableMapping[tf.Graph, Mapping[str, Any]] = weakref.WeakKeyDictio
 def _create_concrete_function(original: Function, callbacks: Callbacks) -> Function:
     def create(function_type: Any, type_context: Any, func_graph: tf.Graph, tracing_options: Any) -> Any:
         _attributes[func_graph] = dict(tracing_options.attributes or {})
-        return original(function_type, type_context, func_graph, tracing_options)
+        function = original(function_type, type_context, func_graph, tracing_options)
+        callbacks.made(function)
+        return function
     return create
+
+
+def _call_flat(original: Function, callbacks: Callbacks) -> Function:
+    """What runs a concrete function, or calls it in another."""
+
+    def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+        callbacks.before_call(captured_inputs)
+        return original(self, tensor_inputs, captured_inputs)
+    return _call_flat
 
 
 def _function_call(original: Function, callbacks: Callbacks) -> Function:
@@ -287,6 +302,7 @@ _TRACING = function_tracing()
 if _TRACING is not None:
     HOOKS += (
         Hook(_TRACING.function, "__call__", _function_call),
+        Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
         Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
