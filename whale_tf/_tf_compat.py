@@ -120,6 +120,7 @@ class FunctionTracing(NamedTuple):
         function: the class of what ``tf.function`` returns.
         compilation: ``_create_concrete_function`` knows the attributes of the function that is traced.
         concrete: the class of what that makes.
+        graph: the class of the traced graphs.
         execute: ``record_gradient`` is called for each op that a tape sees.
         backprop: ``_gradient_function`` differentiates an op that a tape saw.
         register: tells TensorFlow's C++ half what to call in that function's place.
@@ -130,6 +131,7 @@ class FunctionTracing(NamedTuple):
     function: Any
     compilation: Any
     concrete: Any
+    graph: Any
     execute: Any
     backprop: Any
     register: Callable[[Callable[..., Any]], Any]
@@ -147,11 +149,13 @@ def function_tracing() -> Optional[FunctionTracing]:
         transform, functions, compilation, concrete, execute, backprop = [
             importlib.import_module("tensorflow.python.eager." + name) for name in names]
         from tensorflow.python import pywrap_tfe
+        from tensorflow.python.framework.func_graph import FuncGraph
 
-        found = FunctionTracing(transform, functions.Function, compilation, concrete.ConcreteFunction, execute, backprop,
-                                pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient)
+        found = FunctionTracing(transform, functions.Function, compilation, concrete.ConcreteFunction, FuncGraph, execute,
+                                backprop, pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient)
         hooked = (transform.apply_func_graph_transforms, compilation._create_concrete_function, execute.record_gradient,
-                  backprop._gradient_function, functions.Function.__call__, concrete.ConcreteFunction._call_flat)
+                  backprop._gradient_function, functions.Function.__call__, concrete.ConcreteFunction._call_flat,
+                  FuncGraph.capture)
     except (ImportError, AttributeError):
         return None
     return found if all(hooked) else None

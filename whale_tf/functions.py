@@ -177,7 +177,8 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
 def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.Operation]) -> List[tf.Operation]:
     """Ops that must run: each where it is, or what runs in its place, all its clones or parts."""
     context = emitted.context
-    pending, found = [op.name for op in ops], {}  # type: List[str], Dict[str, None]
+    pending = [op.name for op in ops]
+    found: Dict[str, None] = {}
     for name in pending:  # grows while we walk
         if name in replaced:
             pending.extend(replaced[name])

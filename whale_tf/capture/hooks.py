@@ -162,6 +162,17 @@ def _create_concrete_function(original: Function, callbacks: Callbacks) -> Funct
     return create
 
 
+def _capture(original: Function, callbacks: Callbacks) -> Function:
+    """Placeholders of what a function captures from eager execution have the same names in every process, so that a plan of it
+    can be run again.  TensorFlow's own name is a count of all that was executed before."""
+
+    def capture(self: Any, tensor: Any, name: Optional[str] = None, shape: Any = None) -> Any:
+        if name is None and not hasattr(tensor, "graph"):
+            name = "captured"
+        return original(self, tensor, name, shape)
+    return capture
+
+
 def _call_flat(original: Function, callbacks: Callbacks) -> Function:
     """What runs a concrete function, or calls it in another."""
 
@@ -302,6 +313,7 @@ _TRACING = function_tracing()
 if _TRACING is not None:
     HOOKS += (
         Hook(_TRACING.function, "__call__", _function_call),
+        Hook(_TRACING.graph, "capture", _capture),
         Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
