@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import whale_tf as wh
 from tests.functions.equality import TOLERANCE, Scope, batches, run
 from tests.functions.test_training_steps import cross_entropy, momentum, sparse, variable
+from tests.numeric.test_rhino import slow_devices
 from whale_tf.cli import app
 from whale_tf.plan import Plan
 
@@ -44,10 +45,11 @@ def only_rhino(monkeypatch: Any) -> Iterator[None]:
     yield
 
 
-def equal_to_local(build: Any, config: Dict[str, Any], plan: Any = None, default: Any = None, sizes: Any = (16, 16)) -> Plan:
+def equal_to_local(build: Any, config: Dict[str, Any], plan: Any = None, default: Any = None, sizes: Any = (16, 16),
+                   cluster: Any = "cpu:2") -> Plan:
     """Asserts that the function trains as it does locally; returns the plan of its last trace."""
     local = run(build, batches(sizes))
-    wh.init(config, cluster="cpu:2", plan=plan)
+    wh.init(config, cluster=cluster, plan=plan)
     if default is not None:
         wh.set_default_strategy(default())
     step, variables = build([contextlib.nullcontext] * 4)
@@ -72,11 +74,9 @@ def test_searches_and_their_plans_again(build: str, config: Dict[str, Any]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS)
 def test_rhino_divides_variables(build: str, only_rhino: None) -> None:
-    plan = equal_to_local(BUILDS[build], {"auto_parallel": "rhino"})
-    assert plan.estimate.search == "rhino"
-    if build == "wide":
-        assert set(plan.shards.values()) - {"once"}
-    assert equal_to_local(BUILDS[build], {}, plan.to_json()).shards == plan.shards
+    plan = equal_to_local(BUILDS[build], {"auto_parallel": "rhino"}, cluster=slow_devices(2))
+    assert plan.estimate.search == "rhino" and set(plan.shards.values()) - {"once"}
+    assert equal_to_local(BUILDS[build], {}, plan.to_json(), cluster=slow_devices(2)).shards == plan.shards
 
 
 @pytest.mark.slow
