@@ -24,9 +24,9 @@ except ImportError as error:
 __all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter",
            "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
            "check_version", "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing",
-           "global_seed", "gradients_util", "imperative_grad", "imported_as_written", "lacking", "make_logical_cpus", "op_def",
-           "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "traced_graphs",
-           "v1", "variable_value"]
+           "global_seed", "gradients_util", "imperative_grad", "imported_as_written", "is_unlifted", "lacking",
+           "make_logical_cpus", "op_def", "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf",
+           "traced_graphs", "v1", "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)
@@ -120,6 +120,7 @@ class FunctionTracing(NamedTuple):
         function: the class of what ``tf.function`` returns.
         concrete: the class of a traced function, each of which runs in ``_call_flat``.
         make: name of the method of ``concrete`` that gets each traced graph, and its attributes, before anything is made of it.
+        graph: the class of the traced graphs.
         compilation: ``_create_concrete_function`` traces a function for a type of arguments; None before 2.15.
         loops: ``_general_purpose_scan`` is what AutoGraph makes of a loop over a dataset in a function; None before 2.15.
         execute: ``record_gradient`` is called for each op that a tape sees.
@@ -131,6 +132,7 @@ class FunctionTracing(NamedTuple):
     function: Any
     concrete: Any
     make: str
+    graph: Any
     compilation: Any
     loops: Any
     execute: Any
@@ -150,8 +152,9 @@ def function_tracing() -> Optional[FunctionTracing]:
     try:
         execute, backprop = [importlib.import_module("tensorflow.python.eager." + name) for name in ("execute", "backprop")]
         from tensorflow.python import pywrap_tfe
+        from tensorflow.python.framework.func_graph import FuncGraph
 
-        hooked = (functions.__call__, concrete.__init__, concrete._call_flat, execute.record_gradient,
+        hooked = (functions.__call__, concrete.__init__, concrete._call_flat, FuncGraph.capture, execute.record_gradient,
                   backprop._gradient_function)
         register, record = pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient
     except (ImportError, AttributeError):
@@ -159,7 +162,7 @@ def function_tracing() -> Optional[FunctionTracing]:
     make = "from_func_graph" if hasattr(concrete, "from_func_graph") else "__init__"  # moved in 2.14
     compilation = _module("eager.polymorphic_function.tracing_compilation", "_create_concrete_function")
     loops = _module("data.ops.dataset_autograph", "_general_purpose_scan") if compilation is not None else None
-    found = FunctionTracing(functions, concrete, make, compilation, loops, execute, backprop, register, record)
+    found = FunctionTracing(functions, concrete, make, FuncGraph, compilation, loops, execute, backprop, register, record)
     return found if all(hooked) else None
 
 
@@ -187,6 +190,13 @@ def traced_graphs(function: Any) -> List[Any]:
     caches = [getattr(part, "_function_cache", None) for part in parts]
     return [concrete.graph for cache in caches if cache is not None
             for concrete in (cache.all_values() if hasattr(cache, "all_values") else cache.values())]
+
+
+def is_unlifted(variable: Any) -> bool:
+    """Whether a variable was made in a tf.function."""
+    kind = _first("eager.polymorphic_function.polymorphic_function:UnliftedInitializerVariable",
+                  "eager.def_function:UnliftedInitializerVariable")
+    return kind is not None and isinstance(variable, kind)
 
 
 def variable_value(handle: tf.Tensor) -> Optional[Tuple[tf.TensorShape, tf.DType]]:

@@ -13,6 +13,7 @@ from typing import (
     ContextManager,
     Dict,
     Iterator,
+    List,
     Mapping,
     MutableMapping,
     MutableSet,
@@ -61,6 +62,7 @@ from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
 from whale_tf.program import Program
 from whale_tf.simulator import StepGraph
+from whale_tf.variable_parts import VariableParts
 
 
 class Observer:
@@ -104,8 +106,11 @@ class _Active:
         self.shares_input = False  # tf.data pipelines with the other processes
         self.shuffles = itertools.count()
         self.said_no_xla = False
+        self.default: Optional[_Strategy] = None  # of functions
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
+        self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # those of them that are traced again before they run
+        self.variable_parts = VariableParts()
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, where this process drives them."""
@@ -181,6 +186,7 @@ def shutdown() -> None:
         _active.termination.remove()
         if _active.runtime is not None:
             _active.runtime.withdraw()
+        _active.variable_parts.close()
         _active.undo_devices()
     _active = None
 
@@ -252,8 +258,12 @@ def split(device_count: Optional[int] = None, name: Optional[str] = None) -> _St
 
 
 def set_default_strategy(strategy: Optional[_Strategy]) -> None:
-    """The strategy of ops outside every annotation, for the current graph (Whale 3.1); None takes it back."""
-    _require("wh.set_default_strategy")
+    """The strategy of ops outside every annotation, for the current graph (Whale 3.1); in eager execution for all functions that
+    train and are traced from now on, Keras' among them.  None takes it back."""
+    state = _require("wh.set_default_strategy")
+    if tf.executing_eagerly() and function_tracing() is not None:
+        state.default = strategy
+        return
     graph = capture_annotations.current_graph("wh.set_default_strategy")
     if strategy is None:
         capture_annotations.forget_default_strategy(graph)
@@ -335,13 +345,20 @@ def op_graph(graph: Optional[tf.Graph] = None) -> OpGraph:
     return capture(graph or v1.get_default_graph()).graph
 
 
-def current_plan(graph: Optional[tf.Graph] = None) -> Optional[Plan]:
-    """The plan ``graph`` (default: the one rewritten last) runs under; None before the rewrite."""
+def current_plan(graph: Union[None, str, tf.Graph] = None) -> Optional[Plan]:
+    """The plan ``graph`` (default: the one rewritten last) runs under; None before the rewrite.
+
+    Args:
+        graph: or the name of a tf.function, of which the trace that was rewritten last is meant; so in the functions below.
+
+    Raises:
+        PlanError: no function of that name was rewritten.
+    """
     done = _parallelized("wh.current_plan", graph)
     return done.plan if done else None
 
 
-def current_program(graph: Optional[tf.Graph] = None) -> Optional[Program]:
+def current_program(graph: Union[None, str, tf.Graph] = None) -> Optional[Program]:
     """The step that ``graph`` (default: the one rewritten last) runs, as bodies and calls; None before the rewrite.
 
     ``print(wh.current_program().to_text())`` shows it call by call.
@@ -354,7 +371,7 @@ def current_program(graph: Optional[tf.Graph] = None) -> Optional[Program]:
     return compile_program(done.captured.step(done.region), done.plan)
 
 
-def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGraph:
+def step_graph(name: str = "model", graph: Union[None, str, tf.Graph] = None) -> StepGraph:
     """The training step of a graph that was rewritten (default: the one rewritten last), op by op as its plan divides it, for
     ``whale_tf.simulator``; op times are added with :meth:`StepGraph.measured`.
 
@@ -371,25 +388,55 @@ def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGra
     return captured_step(captured, done.region, name, done.plan.graph, batch)
 
 
-def explain(graph: Optional[tf.Graph] = None) -> str:
+def explain(graph: Union[None, str, tf.Graph] = None) -> str:
     """A table of TaskGraphs, devices, schedule, bridges and collectives, and of every place where the parallel result is not
     exactly the local one."""
-    state, done = _require("wh.explain"), _parallelized("wh.explain", graph)
+    state = _require("wh.explain")
+    graph = _meant(state, "wh.explain", graph)
+    done = _parallelized("wh.explain", graph)
     if done is None:
         raise PlanError(
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
     form = done.emitted.form if done.emitted is not None else None
-    text = explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment, form)
+    text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
+    text += explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment, form)
     if state.runtime is None or state.runtime.is_driver or not state.shares_input:
         return text
     return text + explained(state.processes, _sharing(state), state.config.io.slicing == "file")
 
 
-def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:
+def _of_function(state: _Active, graph: tf.Graph, done: Parallelized) -> str:
+    """The lines of :func:`explain` that only functions have."""
+    lines = [f"tf.function {graph.name!r}"]
+    others = [name for name in _function_names(state) if name != graph.name]
+    if others:
+        lines.append("others, each with a plan of its own: {}".format(", ".join(f"wh.explain({name!r})" for name in others)))
+    if done.variables is not None:
+        lines.append(f"{len(done.variables.parts)} variables are in parts on their devices; while anybody else reads or writes "
+                     "them they are put together where the script made them")
+    return "\n".join(lines) + "\n"
+
+
+def _function_names(state: _Active) -> List[str]:
+    """Of the functions that were rewritten."""
+    return list(dict.fromkeys(graph.name for graph in state.done if graph.building_function))
+
+
+def _meant(state: _Active, caller: str, graph: Union[None, str, tf.Graph]) -> Optional[tf.Graph]:
+    """The graph that a caller asks for; None: none was rewritten yet."""
+    if isinstance(graph, str):
+        found = [one for one in state.done if one.building_function and one.name == graph]
+        if not found:
+            names = ", ".join(map(repr, _function_names(state))) or "none"
+            raise PlanError(f"{caller}({graph!r}): no tf.function of that name was rewritten; rewritten functions: {names}")
+        return found[-1]
+    return state.latest() if graph is None and state.latest is not None else graph
+
+
+def _parallelized(caller: str, graph: Union[None, str, tf.Graph]) -> Optional[Parallelized]:
     state = _require(caller)
-    if graph is None and state.latest is not None:
-        graph = state.latest()
+    graph = _meant(state, caller, graph)
     return state.done.get(graph) if graph is not None else None
 
 
@@ -558,8 +605,13 @@ def _may_use_xla(state: _Active) -> bool:
 def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
     """Rewrite a tf.function that trains, right after it was traced."""
     state.traced.add(graph)
-    known = capture_annotations.annotations_of(graph)
-    if not known.trains or _more_than_local(state) is None and not known.items:
+    known, default = capture_annotations.annotations_of(graph), state.default
+    if known.trains and default is not None and known.default is None:
+        capture_annotations.set_default_strategy(graph, default.kind, default.device_count, default.name)
+    if not known.trains or _more_than_local(state) is None and not known.items and _observer is None:
+        return
+    if functions.makes_variables(graph):
+        state.drafts.add(graph)
         return
     if _observer is not None:
         _observer.graph(graph)
@@ -575,12 +627,20 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
         if done.emitted is not None:
             own = done.plan.local_part(state.processes.rank)
             functions.check_devices(graph.name, own, device_names(state.cluster, state.processes))
-            functions.finish(graph, done.emitted, done.replaced)
+            divided = done.variables.parts if done.variables is not None else ()
+            functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts)
             if state.functions is not None:
                 assert isinstance(done.emitted.communicator, ProcessCommunicator)
                 state.functions.rewritten(graph, done.emitted.communicator)
     state.done[graph] = done
     state.latest = weakref.ref(graph)
+
+
+def _function_made(state: _Active, function: Any) -> None:
+    """A concrete function is there."""
+    if function.graph in state.drafts:
+        functions.refuse_to_run(function)
+    state.variable_parts.watch(function)
 
 
 def _more_than_local(state: _Active) -> Optional[str]:
@@ -729,6 +789,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         fit_of_keras_2=fit_of_keras_2,
         writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
+        made=lambda function: _function_made(state, function),
+        before_call=state.variable_parts.before_call,
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
         session_target=session_target,

@@ -106,8 +106,7 @@ def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Conf
 def played_candidates(captured: Captured, region: Region, cluster: Cluster, config: Config) -> List[Candidate]:
     """What :func:`best_plan` chooses from, all as played, and reasons why searches gave no plan."""
     found: List[Candidate] = []
-    in_function = captured.definitions.graph.building_function  # whose variables live outside, and cannot be divided
-    if may_divide_ops(config) and len(cluster.devices) > 1 and not in_function:
+    if may_divide_ops(config) and len(cluster.devices) > 1:
         found = contenders(captured, divided_dims(region.batch), cluster, config)
     batch = batch_to_plan_for(config, cluster, captured.examples)
     chain = captured_chain(captured, region, batch)

@@ -203,10 +203,8 @@ class Fetches:
         found = self._replaced[fetch.name]
         while isinstance(found, str):
             found = self._replaced[found]
-        dtype, host = fetch.dtype.base_dtype, self._rewritten.context.host
-        if found.spread.is_shard:
-            return nodes.concat(names, found.spread.dim, scope, dtype, host)
-        return nodes.add_n(names, scope, dtype, host)
+        assert isinstance(found, Pieces)
+        return found.joined(nodes, names, scope, fetch.dtype.base_dtype, self._rewritten.context.host)
 
     def _substitute(self, fetch: Fetch, writes: Set[str]) -> Fetch:
         """What to run in a fetch's place.

@@ -46,6 +46,8 @@ class Callbacks(NamedTuple):
         call: (concrete function, original), for every call of a tf.function, eagerly or in another's graph.
         shuffle: (seed or None) -> the seed of ``Dataset.shuffle`` in eager execution.
         traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
+        made: (concrete function), that graph has become one.
+        before_call: (captured tensors), before a concrete function runs, or is called in another.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
         session_target: (target, that ConfigProto) -> the target to use.
@@ -72,6 +74,8 @@ class Callbacks(NamedTuple):
     call: Callable[[Any, Callable[[], Any]], Any] = lambda function, original: original()
     shuffle: Callable[[Optional[int]], Optional[int]] = lambda seed: seed
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
+    made: Callable[[Any], None] = lambda function: None
+    before_call: Callable[[Any], None] = lambda captured: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
     session_target: Callable[[str, Any], str] = lambda target, config: target
@@ -170,10 +174,24 @@ def _create_concrete_function(original: Function, callbacks: Callbacks) -> Funct
     return create
 
 
+def _capture(original: Function, callbacks: Callbacks) -> Function:
+    """Placeholders of what a function captures from eager execution have the same names in every process, so that a plan of it
+    can be run again.  TensorFlow's own name is a count of all that was executed before."""
+
+    def capture(self: Any, tensor: Any, name: Optional[str] = None, shape: Any = None) -> Any:
+        if name is None and not hasattr(tensor, "graph"):
+            name = "captured"
+        return original(self, tensor, name, shape)
+    return capture
+
+
 def _call_flat(original: Function, callbacks: Callbacks) -> Function:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return callbacks.call(self, lambda: original(self, *args, **kwargs))
-    return call
+    """What runs a concrete function, or calls it in another."""
+
+    def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        callbacks.before_call(captured_inputs)
+        return callbacks.call(self, lambda: original(self, tensor_inputs, captured_inputs, *args, **kwargs))
+    return _call_flat
 
 
 def _function_call(original: Function, callbacks: Callbacks) -> Function:
@@ -196,7 +214,9 @@ def _concrete_function(original: Any, callbacks: Callbacks) -> Any:
         given = signature.bind(self, graph, *args, **kwargs).arguments
         if isinstance(graph, tf.Graph) and graph.building_function:
             callbacks.traced(graph, given.get("attrs") or {})
-        return make(self, graph, *args, **kwargs)
+        made = make(self, graph, *args, **kwargs)
+        callbacks.made(self if is_constructor else made)
+        return made
 
     signature = inspect.signature(make)
     return from_func_graph if is_constructor else classmethod(from_func_graph)
@@ -331,6 +351,8 @@ _TRACING = function_tracing()
 if _TRACING is not None:
     HOOKS += (
         Hook(_TRACING.function, "__call__", _function_call),
+        Hook(_TRACING.graph, "capture", _capture),
+        Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
         Hook(_TRACING.concrete, _TRACING.make, _concrete_function),
@@ -338,7 +360,6 @@ if _TRACING is not None:
 if _TRACING is not None and _TRACING.compilation is not None:  # what several processes need
     HOOKS += (
         Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
-        Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(tf.data.Dataset, "__iter__", _dataset_iter),
         Hook(_TRACING.loops, "_general_purpose_scan", _dataset_loop),
         Hook(tf.data.Dataset, "shuffle", _dataset_shuffle),

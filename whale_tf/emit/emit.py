@@ -109,7 +109,7 @@ def emit(
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
     merge.stage()
-    is_function = captured.recording is not None and captured.recording.results is not None
+    is_function = captured.recording is not None and captured.recording.returned is not None
     shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 and not is_function else []
     moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
     across = step.across
