@@ -121,7 +121,7 @@ def fit(epochs: int, directory: str) -> None:
     keras.utils.set_random_seed(1)
     os.makedirs(directory, exist_ok=True)
     callbacks = keras.callbacks
-    classifier().fit(X, LABELS, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[
+    classifier().fit(X, LABELS, batch_size=BATCH, epochs=epochs, verbose=0, validation_data=(X[:20], LABELS[:20]), callbacks=[
         Steps(), callbacks.BackupAndRestore(f"{directory}/backup", delete_checkpoint=False),
         callbacks.ModelCheckpoint(f"{directory}/model.keras"), callbacks.CSVLogger(f"{directory}/log.csv", append=True)])
     print("finished", flush=True)

@@ -1,0 +1,74 @@
+"""What functions and Keras get in one of several processes, looked at in one."""
+from __future__ import annotations
+
+from typing import Any, List
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_tf._tf_compat import global_seed, relaxed_type
+from whale_tf.cluster import Processes
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.processes.datasets import Adapter, share
+
+FIRST, SECOND = [Processes(("a:1", "b:1"), rank) for rank in range(2)]
+
+
+def test_the_batch_size_of_arguments_is_left_open() -> None:
+    def function(x: Any, rest: Any, weights: Any) -> Any:
+        return x
+
+    given = tf.function(function).get_concrete_function(
+        tf.TensorSpec([8, 3]), {"y": tf.TensorSpec([8]), "others": [tf.TensorSpec([]), (tf.TensorSpec([8, 2]),)]},
+        tf.TensorSpec([5]))
+    shapes = sorted(str(spec.shape) for spec in relaxed_type(given.function_type).flat_inputs)
+    assert shapes == ["()", "(5,)", "(None, 2)", "(None, 3)", "(None,)"]
+    known = tf.function(function).get_concrete_function(tf.TensorSpec([None, 3]), tf.TensorSpec([8]), 1)
+    assert relaxed_type(known.function_type) is known.function_type
+
+
+def test_shares_of_an_eager_dataset() -> None:
+    dataset = tf.data.Dataset.range(22).batch(4, drop_remainder=True).map(lambda x: {"x": x, "y": 2 * x})
+    shares = [share(dataset, processes) for processes in (FIRST, SECOND)]
+    assert [[batch["x"].numpy()[0] for batch in one] for one in shares] == [[0, 8], [4, 12]]
+    assert all(int(one.cardinality()) == 2 and one.element_spec["y"].shape.as_list() == [None] for one in shares)
+
+
+class KerasAdapter:
+    """As much of one as is used.
+
+    Attributes:
+        kept: what is asked of it beside that.
+    """
+
+    kept = "kept"
+
+    def __init__(self, batches: int, shuffle: bool) -> None:
+        self.num_batches = batches
+        self._shuffle = shuffle
+
+    def get_tf_dataset(self) -> Any:
+        shuffled = tf.data.Dataset.range(1).map(lambda _: tf.random.shuffle(tf.range(100, dtype=tf.int64)))
+        return tf.data.Dataset.range(100).batch(20) if not self._shuffle else shuffled.unbatch().batch(20)
+
+
+def test_epochs_of_fit() -> None:
+    """Without a seed each epoch has an order of its own, the same in all processes, and the script's seed stays what it is."""
+    def epochs(shuffle: bool) -> List[List[Any]]:
+        adapters = [Adapter(KerasAdapter(5, shuffle), one, lambda data, one=one: share(data, one), False)
+                    for one in (FIRST, SECOND)]
+        assert all(one.num_batches == 2 and one.kept == "kept" for one in adapters)
+        return [[np.concatenate(list(one.epochs)) for one in adapters] for _ in range(2)]
+
+    before = global_seed()
+    for first, second in epochs(True), epochs(False):
+        for shares in (first, second):
+            assert len(np.intersect1d(*shares)) == 0 and len(np.concatenate(shares)) == 80
+    assert not np.array_equal(*(shares[0] for shares in epochs(True)))
+    assert global_seed() == before
+
+
+def test_data_for_fewer_processes_is_refused() -> None:
+    with pytest.raises(UnsupportedOpError, match="data of 1 mini-batches, but each of 2 processes takes one of every 2"):
+        Adapter(KerasAdapter(1, False), FIRST, lambda data: data, True)
