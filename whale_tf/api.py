@@ -448,8 +448,8 @@ def _check_function_gradients(state: _Active, graph: tf.Graph) -> None:
 
 def _no_jacobian(graph: tf.Graph) -> PlanError:
     return PlanError(
-        f"tf.function {graph.name!r} trains with a tape.jacobian by variables, which cannot be divided; take the tape.gradient of "
-        "a loss, or call wh.shutdown() before training on one device")
+        f"tf.function {graph.name!r} trains with a tape.jacobian by variables, which cannot be divided; take the tape.gradient "
+        "of a loss, or call wh.shutdown() before training on one device")
 
 
 def _refuse_forward_mode(state: _Active) -> None:
@@ -515,8 +515,8 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
             functions.finish(graph, done.emitted, done.replaced)
             for item in done.batch.inexact[:1]:
                 op = done.captured.graph.ops[item.op]
-                _say(state, f"op {op.name!r} ({op.type}) does not compute exactly what it does locally: {item.reason} (wh.explain() "
-                            "lists all such ops; sync_batch_norm makes batch normalization exact)")
+                _say(state, f"op {op.name!r} ({op.type}) does not compute exactly what it does locally: {item.reason} "
+                            "(wh.explain() lists all such ops; sync_batch_norm makes batch normalization exact)")
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 
