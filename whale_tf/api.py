@@ -105,7 +105,8 @@ class _Active:
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # tf.data pipelines with the other processes
         self.shuffles = itertools.count()
-        self.said_no_xla = False
+        self.said: MutableSet[str] = set()  # warnings
+        self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions that take one by variables
         self.default: Optional[_Strategy] = None  # of functions
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
@@ -574,9 +575,29 @@ def _check_function_gradients(state: _Active, graph: tf.Graph) -> None:
         PlanError: more than local training was asked for, and they are taken in a part of it that cannot be divided.
     """
     if is_body(graph) and _more_than_local(state) is not None:
+        if graph.outer_graph in state.jacobians:
+            raise _no_jacobian(graph.outer_graph)
         raise PlanError(
             f"gradients of variables are taken inside a loop or condition ({graph.name!r}) of a tf.function; put the training "
-            "step into a function of its own: write @tf.function above it, and call it in the loop")
+            "step into a function of its own: write @tf.function above it, and call it in the loop (Keras 2: leave out "
+            "steps_per_execution)")
+
+
+def _no_jacobian(graph: tf.Graph) -> PlanError:
+    return PlanError(
+        f"tf.function {graph.name!r} trains with a tape.jacobian by variables, which cannot be divided; take the tape.gradient "
+        "of a loss, or call wh.shutdown() before training on one device")
+
+
+def _refuse_forward_mode(state: _Active) -> None:
+    """Raises:
+        PlanError: more than local training was asked for.
+    """
+    asked = _more_than_local(state)
+    if asked is not None:
+        raise PlanError(
+            f"wh.init() was given {asked}, but a tf.autodiff.ForwardAccumulator differentiates by variables, which cannot be "
+            "divided; take gradients with a tf.GradientTape, or call wh.shutdown() before training on one device")
 
 
 def _check_called(state: _Active, function: Any) -> None:
@@ -595,11 +616,17 @@ def _check_called(state: _Active, function: Any) -> None:
 def _may_use_xla(state: _Active) -> bool:
     """Whether Keras may choose to compile training steps with XLA: not where they are divided, because XLA knows one device."""
     asked = _more_than_local(state)
-    if asked is not None and not state.said_no_xla:
-        state.said_no_xla = True
-        warnings.warn(f"wh.init() was given {asked}: Keras models with jit_compile='auto' are not compiled by XLA, which would "
-                      "put the whole training step on one device")
+    if asked is not None:
+        _say(state, f"wh.init() was given {asked}: Keras models with jit_compile='auto' are not compiled by XLA, which would put "
+                    "the whole training step on one device")
     return asked is None
+
+
+def _say(state: _Active, text: str) -> None:
+    """A warning, once."""
+    if text not in state.said:
+        state.said.add(text)
+        warnings.warn(text)
 
 
 def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
@@ -620,6 +647,8 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes, keys)
+        if done is None and graph in state.jacobians:
+            raise _no_jacobian(graph)
         if done is None:
             raise PlanError(
                 f"tf.function {graph.name!r} takes gradients of variables, but writes no variable with them; update the "
@@ -632,6 +661,10 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
             if state.functions is not None:
                 assert isinstance(done.emitted.communicator, ProcessCommunicator)
                 state.functions.rewritten(graph, done.emitted.communicator)
+            for item in done.batch.inexact[:1]:
+                op = done.captured.graph.ops[item.op]
+                _say(state, f"op {op.name!r} ({op.type}) does not compute exactly what it does locally: {item.reason} "
+                            "(wh.explain() lists all such ops; sync_batch_norm makes batch normalization exact)")
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 
@@ -780,6 +813,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         gradients=gradients,
         outside_graph=lambda: _refuse_outside_graph(state),
         function_gradients=lambda graph: _check_function_gradients(state, graph),
+        jacobian=state.jacobians.add,
+        forward_mode=lambda: _refuse_forward_mode(state),
         function_called=lambda function: _check_called(state, function),
         may_use_xla=lambda: _may_use_xla(state),
         arguments=lambda function_type: relaxed_type(function_type) if state.functions is not None else function_type,

@@ -96,6 +96,35 @@ def test_an_annotation_in_a_loop_or_an_inner_function() -> None:
         looping(tf.ones([2]))
 
 
+@pytest.mark.parametrize("options", [{}, {"experimental_use_pfor": False}], ids=["at once", "in a loop"])
+def test_a_jacobian(options: Any) -> None:
+    wh.init(cluster="cpu:2")
+    weights, x = perceptron(), tf.constant(batches()[0][0])
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape(persistent=True) as tape:
+            sums = tf.reduce_sum(logits_of(weights, NOWHERE, x), 0)
+        weights[0].assign_sub(tf.reduce_sum(tape.jacobian(sums, weights[0], **options), 0))
+
+    with pytest.raises(wh.PlanError, match="'step' trains with a tape.jacobian by variables.*take the tape.gradient"):
+        step()
+
+
+def test_forward_mode() -> None:
+    wh.init(cluster="cpu:2")
+    weights = perceptron()
+
+    @tf.function
+    def step() -> None:
+        with tf.autodiff.ForwardAccumulator(weights[3], tf.ones_like(weights[3])) as accumulator:
+            loss = loss_of(weights)
+        weights[3].assign_sub(accumulator.jvp(loss) * tf.ones_like(weights[3]))
+
+    with pytest.raises(wh.PlanError, match="2 devices, but a tf.autodiff.ForwardAccumulator.*with a tf.GradientTape"):
+        step()
+
+
 def test_fewer_devices_than_the_plan_uses() -> None:
     wh.init(cluster="cpu:64")
     weights = perceptron()

@@ -28,7 +28,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 HERE = os.path.join(ROOT, "tests", "versions")
 ENVIRONMENTS = os.path.join(ROOT, ".venv", "versions")
 PACKAGE = ("setup.py", "pyproject.toml", "README.md", "whale_tf")
-CORE_SECONDS = 120
+CORE_SECONDS = 240
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 

@@ -40,6 +40,8 @@ class Callbacks(NamedTuple):
         outside_graph: (), before gradients of variables are taken in eager execution (or in a tf.function, where it cannot be
             rewritten): training that neither a Session nor a function runs.
         function_gradients: (graph), before gradients of variables are taken in the graph of a tf.function that is traced.
+        jacobian: (graph), before a tape takes a Jacobian by variables in the graph of a tf.function.
+        forward_mode: (), before derivatives by variables are taken forwards, by a ForwardAccumulator.
         function_called: (tf.function), before it is called for the first time since the hooks were installed.
         may_use_xla: (), whether Keras may compile a model with XLA that did not ask for it by name.
         arguments: (type of a tf.function's arguments) -> a more general one to trace it for, if it can be.
@@ -68,6 +70,8 @@ class Callbacks(NamedTuple):
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
     outside_graph: Callable[[], None] = lambda: None
     function_gradients: Callable[[tf.Graph], None] = lambda graph: None
+    jacobian: Callable[[tf.Graph], None] = lambda graph: None
+    forward_mode: Callable[[], None] = lambda: None
     function_called: Callable[[Any], None] = lambda function: None
     may_use_xla: Callable[[], bool] = lambda: True
     arguments: Callable[[Any], Any] = lambda function_type: function_type
@@ -147,6 +151,23 @@ def _imperative_grad(original: Function, callbacks: Callbacks) -> Function:
             return original(tape, target, sources, *args, **kwargs)
         return _in_function(target, sources, callbacks, lambda: original(tape, target, sources, *args, **kwargs))
     return imperative_gradient
+
+
+def _jacobian(original: Function, callbacks: Callbacks) -> Function:
+    def jacobian(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        graph = tapes.traced_function()
+        if graph is not None and tapes.has_variables(sources):
+            callbacks.jacobian(graph)
+        return original(self, target, sources, *args, **kwargs)
+    return jacobian
+
+
+def _forward_accumulator(original: Function, callbacks: Callbacks) -> Function:
+    def __init__(self: Any, primals: Any, tangents: Any) -> None:
+        if eager_outside_functions() and tapes.has_variables(primals):
+            callbacks.forward_mode()
+        original(self, primals, tangents)
+    return __init__
 
 
 def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[], Any]) -> Any:
@@ -355,6 +376,8 @@ if _TRACING is not None:
         Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
+        Hook(tf.GradientTape, "jacobian", _jacobian),
+        Hook(tf.autodiff.ForwardAccumulator, "__init__", _forward_accumulator),
         Hook(_TRACING.concrete, _TRACING.make, _concrete_function),
     )
 if _TRACING is not None and _TRACING.compilation is not None:  # what several processes need

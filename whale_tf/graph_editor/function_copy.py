@@ -27,9 +27,10 @@ from whale_tf.graph_editor.control_flow import function_def
 from whale_tf.graph_editor.edges import control_edges
 from whale_tf.graph_editor.names import function_exists
 
-# Static shapes of the original's arguments and nodes, and "run where op X runs", with X as the original's caller knows it.
+# Static shapes of the original's arguments and nodes; "run where op X runs", with X as the original's caller knows it; what
+# TensorFlow's graph optimizer may put in the original's place (Keras 2's LSTM and GRU say so).
 FunctionDefType = type(v1.GraphDef().library.function.add())  # TensorFlow does not export it
-ORIGINALS_OWN = ("_output_shapes", "_input_shapes", "_class")
+ORIGINALS_OWN = ("_output_shapes", "_input_shapes", "_class", "api_implements", "api_preferred_device")
 
 
 def data_inputs(node: NodeDef) -> List[str]:
