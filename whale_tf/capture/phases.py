@@ -193,12 +193,12 @@ class _Finder:
     # -- the other phases -----------------------------------------------------------------------------------------
     def _mark_input(self) -> None:
         """Ops that bring in data, and their ancestors as far as they do not depend on variables: a placeholder whose
-        default is computed by the model is part of the model."""
+        default is computed by the model is part of the model, as is a Python function of what it computes."""
         ops = self.graph.ops
         from_variables = self._descendants(self.variables.items, control=False)
-        sources = {op.id for op in ops if (traits(op.type).is_input or traits(op.type).role is Role.PYTHON)
+        sources = {op.id for op in ops if (traits(op.type).is_input or traits(op.type).role is Role.HOST)
                    and not (op.id in from_variables and (
-                       op.type == "PlaceholderWithDefault" or traits(op.type).role is Role.PYTHON))}
+                       op.type == "PlaceholderWithDefault" or traits(op.type).role is Role.HOST))}
 
         def brings_data(op: int) -> bool:
             return op in sources or not (op in from_variables or _is_backward(ops[op]))

@@ -91,11 +91,18 @@ def strategies(op: Op, view: View, shares: Sequence[int], batch: Mapping[int, in
     """
     if op.type in SHAPE_ONLY or op.type in RANDOM or op.body:
         return Strategies([], ["drawn once" if op.type in RANDOM else "no operand is divided"])
+    if _holds_elements(op):
+        return Strategies([], ["the elements of a list or an array are whole"])
     try:
         rule = sharding_rule(op, view)
     except NoRule as reason:
         return Strategies([], [str(reason)])
     return _Finder(op, view, rule, shares, batch).run()
+
+
+def _holds_elements(op: Op) -> bool:
+    """Whether an op writes or reads a tensor list, tensor array or stack, whose shape says the size of whole elements."""
+    return traits(op.type).rule.startswith("control_flow.element")
 
 
 def look(op: Op, view: View, batch: Mapping[int, int]) -> Hashable:
@@ -115,7 +122,7 @@ def look(op: Op, view: View, batch: Mapping[int, int]) -> Hashable:
 
 def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy]:
     """The strategy that makes result number ``result`` spread as asked; None: there is none."""
-    if op.body or op.type in RANDOM:
+    if op.body or op.type in RANDOM or _holds_elements(op):
         return None
     try:
         rule = sharding_rule(op, view)

@@ -45,7 +45,7 @@ def check_automatic(captured: Captured, config: Config) -> None:
         raise ConfigError(f"patterns.force is {config.patterns.force!r} under auto_parallel 'rhino', expected {{op: pattern}}")
     for index in sorted(captured.scope):
         op = captured.graph.ops[index]
-        if op.type in CONTROL_FLOW:
+        if op.type in CONTROL_FLOW and not op.body:
             raise UnsupportedOpError(f"op {op.name!r} ({op.type}) is control flow, which auto_parallel 'rhino' does "
                                      f"not divide; use wh.replicate"
                                      )

@@ -26,7 +26,7 @@ def sharding_problem(
     """
     splits = [SplitTaskGraph(number, captured.specs[number].name, parts, number in by_batch)
               for number, parts in shares.items()]
-    trained = {op: home for op, home in captured.variable_homes.items() if home in shares}
+    trained = {op: home for op, home in captured.variable_homes.items() if home in shares and not _is_in_body(captured, op)}
     slots = {op: _slots(captured, op) for op in trained}
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)
@@ -39,6 +39,13 @@ def sharding_problem(
         captured.graph, Sizes(captured.graph), gradients, rows, others - set(variables)).items() if found.variable in trained}
     variables.update(dict.fromkeys(factored, -1))
     return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored)
+
+
+def _is_in_body(captured: Captured, variable: int) -> bool:
+    """Whether a loop, condition or function of the model takes a variable's handle: both are on one device."""
+    graph = captured.graph
+    return any(graph.ops[user].body and graph.ops[user].id in captured.scope
+               for user, _ in graph.consumers(graph.ops[variable].outputs[0]))
 
 
 def _slots(captured: Captured, variable: int) -> List[int]:

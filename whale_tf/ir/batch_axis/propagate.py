@@ -199,8 +199,9 @@ class Propagation(State):
 
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""
-        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not traits(op.type).value:
-            return False
+        row = traits(op.type)
+        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not row.value or row.batch == "broadcast_args":
+            return False  # the last: constants among compared shapes may have to become the clone's
         if not all(self.is_integer(t) for t in op.outputs):
             return False
         values = [self.value(t) for t in op.inputs]

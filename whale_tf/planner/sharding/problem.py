@@ -187,7 +187,7 @@ class Problem:
 
     def _check_control_flow(self) -> None:
         for op in self.graph.ops:
-            if op.type in CONTROL_FLOW and self.task_graph[op.id] in self.splits:
+            if op.type in CONTROL_FLOW and not op.body and self.task_graph[op.id] in self.splits:
                 raise UnsupportedOpError(
                     f"op {op.name!r} ({op.type}) is control flow inside wh.split (TaskGraph "
                     f"{self.splits[self.task_graph[op.id]].name!r}), which is not supported; move the loop or "
