@@ -24,8 +24,9 @@ except ImportError as error:
 __all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter",
            "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
            "check_version", "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing",
-           "gradients_util", "imperative_grad", "imported_as_written", "lacking", "make_logical_cpus", "op_def",
-           "sharded_by_file", "static_dims", "tf", "v1", "variable_value"]
+           "global_seed", "gradients_util", "imperative_grad", "imported_as_written", "lacking", "make_logical_cpus", "op_def",
+           "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "v1",
+           "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)
@@ -119,6 +120,8 @@ class FunctionTracing(NamedTuple):
         transform: ``apply_func_graph_transforms`` gets each traced graph before it becomes a concrete function.
         function: the class of what ``tf.function`` returns.
         compilation: ``_create_concrete_function`` knows the attributes of the function that is traced.
+        concrete: the class of concrete functions, each of which runs in ``_call_flat``.
+        loops: ``_general_purpose_scan`` is what AutoGraph makes of a loop over a dataset in a function.
         execute: ``record_gradient`` is called for each op that a tape sees.
         backprop: ``_gradient_function`` differentiates an op that a tape saw.
         register: tells TensorFlow's C++ half what to call in that function's place.
@@ -128,6 +131,8 @@ class FunctionTracing(NamedTuple):
     transform: Any
     function: Any
     compilation: Any
+    concrete: Any
+    loops: Any
     execute: Any
     backprop: Any
     register: Callable[[Callable[..., Any]], Any]
@@ -141,15 +146,17 @@ def function_tracing() -> Optional[FunctionTracing]:
         return None
     try:
         names = ("polymorphic_function.transform", "polymorphic_function.polymorphic_function",
-                 "polymorphic_function.tracing_compilation", "execute", "backprop")
-        transform, functions, compilation, execute, backprop = [
+                 "polymorphic_function.tracing_compilation", "polymorphic_function.concrete_function", "execute", "backprop")
+        transform, functions, compilation, concrete, execute, backprop = [
             importlib.import_module("tensorflow.python.eager." + name) for name in names]
+        loops = importlib.import_module("tensorflow.python.data.ops.dataset_autograph")
         from tensorflow.python import pywrap_tfe
 
-        found = FunctionTracing(transform, functions.Function, compilation, execute, backprop,
+        found = FunctionTracing(transform, functions.Function, compilation, concrete.ConcreteFunction, loops, execute, backprop,
                                 pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient)
         hooked = (transform.apply_func_graph_transforms, compilation._create_concrete_function, execute.record_gradient,
-                  backprop._gradient_function, functions.Function.__call__)
+                  backprop._gradient_function, functions.Function.__call__, concrete.ConcreteFunction._call_flat,
+                  loops._general_purpose_scan)
     except (ImportError, AttributeError):
         return None
     return found if all(hooked) else None
@@ -184,6 +191,58 @@ def make_logical_cpus(count: int) -> Callable[[], None]:
     return lambda: configure(before)
 
 
+def serve_eagerly(addresses: Sequence[str], job: str, rank: int, leader: str) -> bool:
+    """Let TensorFlow 2 start this process's server with its first op, so that collectives in tf.functions reach the other
+    processes (``tf.distribute`` does the same for its workers).
+
+    Args:
+        addresses: ``host:port`` of every process.
+        leader: prefix of the devices of the process that forms the groups.
+
+    Returns:
+        False: TensorFlow has executed its first op already.
+    """
+    from tensorflow.core.protobuf import tensorflow_server_pb2
+
+    context = eager_context()
+    if context._context_handle is not None:
+        return False
+    own = f"/job:{job}/task:{rank}"
+    context._collective_leader = None  # of a call before: nothing has been started yet
+    context.configure_collective_ops(leader, scoped_allocator_enabled_ops=(), device_filters=(own,))
+    context.enable_collective_ops(tensorflow_server_pb2.ServerDef(
+        cluster=tf.train.ClusterSpec({job: list(addresses)}).as_cluster_def(), job_name=job, task_index=rank, protocol="grpc",
+        default_session_config=context.config))
+    return True
+
+
+def serves_eagerly(may_start: bool = True) -> bool:
+    """Whether eager execution has started this process's server; if not, it will only if it ``may_start``."""
+    context = eager_context()
+    if not may_start and context._context_handle is None:
+        context._collective_ops_server_def = context._collective_leader = context._collective_device_filters = None
+        context._collective_scoped_allocator_enabled_ops = None
+    return getattr(context, "_collective_ops_server_def", None) is not None and context._context_handle is not None
+
+
+def global_seed() -> Optional[int]:
+    """What ``tf.random.set_seed`` was called with last; None: nothing."""
+    seed: Optional[int] = eager_context()._seed
+    return seed
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random ops that are made in eager execution have this global seed."""
+    context = eager_context()
+    before = context._seed, getattr(context, "_rng", None)
+    context._set_global_seed(seed)
+    try:
+        yield
+    finally:
+        context._seed, context._rng = before
+
+
 def collectives_carry_float16() -> bool:
     """Whether sums between processes can be of float16: 1.15 has no such kernel on CPU."""
     return not tf.__version__.startswith("1.")
@@ -212,6 +271,32 @@ def sharded_by_file(dataset: Any, count: tf.Tensor, index: tf.Tensor) -> Any:
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
         dataset = dataset.with_options(options)
     return _AutoShardDataset(dataset, count, index)
+
+
+def relaxed_type(function_type: Any) -> Any:
+    """The type of a tf.function's arguments with an open batch size: that of the tensors whose first dimension is the most
+    common one (of single tensors, and in tuples, lists and dicts)."""
+    from tensorflow.core.function.trace_type import default_types
+
+    sizes = [spec.shape[0] for spec in function_type.flat_inputs if isinstance(spec, tf.TensorSpec) and spec.shape.rank]
+    if not sizes or None in sizes:
+        return function_type
+    batch = max(sizes, key=sizes.count)  # the first of the most common ones
+
+    def relaxed(item: Any) -> Any:
+        if type(item) is tf.TensorSpec and item.shape.rank and item.shape[0] == batch:
+            return tf.TensorSpec([None, *item.shape[1:]], item.dtype, item.name)
+        if type(item) is default_types.Tuple:
+            return default_types.Tuple(*map(relaxed, item.components))
+        if type(item) is default_types.List:
+            return default_types.List(*map(relaxed, item.components_tuple.components))
+        if type(item) is default_types.Dict:
+            return default_types.Dict({key: relaxed(value) for key, value in item.mapping.items()}, item._placeholder_type)
+        return item
+
+    parameters = [type(each)(each.name, each.kind, each.optional, relaxed(each.type_constraint))
+                  for each in function_type.parameters.values()]
+    return type(function_type)(parameters, function_type.captures, return_annotation=function_type.output)
 
 
 def static_dims(tensor: tf.Tensor) -> Optional[Sequence[Optional[int]]]:

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import warnings
 import weakref
-from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSet,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Union,
+)
 
 from whale_tf import functions
 from whale_tf import session as whale_session
-from whale_tf._tf_compat import function_tracing, make_logical_cpus, tf, v1
+from whale_tf._tf_compat import function_tracing, global_seed, make_logical_cpus, relaxed_type, tf, v1
 from whale_tf.capture import annotations as capture_annotations
 from whale_tf.capture import hooks, layers
 from whale_tf.capture.captured import capture
 from whale_tf.capture.step import step_graph as captured_step
 from whale_tf.capture.tapes import is_body
-from whale_tf.cluster import LAUNCHED, Cluster, Processes, device_names, devices_of_processes, find_processes, whole_cluster
+from whale_tf.cluster import (
+    LAUNCHED,
+    Cluster,
+    Device,
+    Processes,
+    device_names,
+    devices_of_processes,
+    find_processes,
+    whole_cluster,
+)
+from whale_tf.communicators import ProcessCommunicator
 from whale_tf.config import Config
-from whale_tf.errors import PlanError, WhaleError
+from whale_tf.errors import AnnotationError, PlanError, UnknownShapeError, WhaleError
+from whale_tf.feeds import Waiting, elements, trains
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.traits import traits
@@ -30,7 +55,8 @@ from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.auto.settings import wants_search
 from whale_tf.planner.explain import explain_plan
-from whale_tf.processes.datasets import explained, share, take_all
+from whale_tf.processes.datasets import Adapter, explained, share, take_all
+from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
 from whale_tf.program import Program
@@ -67,13 +93,16 @@ class _Active:
         self.plan = plan
         self.processes = processes
         self.runtime = runtime_of(processes, config.communication.start_timeout_s)
+        self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
         self.termination = Termination(processes, self.runtime)
         self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
+        self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # for the shapes of inputs
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # tf.data pipelines with the other processes
+        self.shuffles = itertools.count()
         self.said_no_xla = False
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
@@ -120,8 +149,11 @@ def init(
     shutdown()
     hooks.install(_callbacks(parsed))
     _active = parsed
-    if function_tracing() is not None and tf.executing_eagerly() and parsed.runtime is None:
-        parsed.undo_devices = make_logical_cpus([device.kind for device in parsed.cluster.devices].count("CPU"))
+    if function_tracing() is not None and tf.executing_eagerly():
+        count = [device.kind for device in _own_devices(parsed)].count("CPU")
+        parsed.undo_devices = make_logical_cpus(count)
+        if parsed.runtime is not None:
+            parsed.runtime.offer(count)
     if processes.count > 1 or LAUNCHED in os.environ:
         parsed.termination.install()
 
@@ -147,6 +179,8 @@ def shutdown() -> None:
     layers.forget()
     if _active is not None:
         _active.termination.remove()
+        if _active.runtime is not None:
+            _active.runtime.withdraw()
         _active.undo_devices()
     _active = None
 
@@ -225,6 +259,46 @@ def set_default_strategy(strategy: Optional[_Strategy]) -> None:
         capture_annotations.set_default_strategy(graph, strategy.kind, strategy.device_count, strategy.name)
 
 
+def checkpoint(tensor: tf.Tensor) -> tf.Tensor:
+    """Keep a tensor from the forward to the backward pass, and compute what lies between such tensors again, if ``recompute`` is
+    ``full`` or ``auto``.  Once a script marks a tensor, the planner chooses no others: all that is not marked is dropped.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        AnnotationError: eager execution outside of a function.
+    """
+    capture_annotations.annotations_of(capture_annotations.current_graph("wh.checkpoint")).checkpoints.append(tensor.name)
+    return tensor
+
+
+def batch_axis(tensor: tf.Tensor, dim: Optional[int]) -> tf.Tensor:
+    """State along which dimension a tensor holds the examples of the batch, where whale_tf cannot know: of an input of unknown
+    rank, of a Python function's result.  Call it before the first training step; what it says is not checked.
+
+    Args:
+        tensor: an input, or what the model computes: then each part of the batch computes its own rows of it.
+        dim: None: the tensor is the same whatever the examples are, and is not divided.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        AnnotationError: it is no tensor of a graph, or has no such dimension.
+    """
+    _require("wh.batch_axis")
+    if not isinstance(tensor, tf.Tensor) or tf.executing_eagerly():
+        raise AnnotationError(f"wh.batch_axis({tensor!r}, {dim}) is about a tensor of a graph; call it in a tf.function or in "
+                              "graph mode, with a placeholder or what an op returned")
+    rank = tensor.shape.rank if hasattr(tensor.shape, "rank") else tensor.shape.ndims
+    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim < 0 or rank is not None and dim >= rank):
+        raise AnnotationError(f"wh.batch_axis({tensor.name!r}, {dim!r}): the dimension must be a whole number from 0 "
+                              f"{'on' if rank is None else f'to {rank - 1}'}, or None for a tensor that is not divided")
+    capture_annotations.annotations_of(tensor.graph).axes[tensor.name] = dim
+    return tensor
+
+
 def total_devices() -> int:
     """Number of devices of the cluster."""
     return len(_require("wh.total_devices").cluster.devices)
@@ -241,7 +315,7 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
     """
     state = _require("wh.parallelize")
     graph = graph or v1.get_default_graph()
-    _ensure(state, graph)
+    _ensure(state, graph, may_wait=False)
     if graph not in state.done:
         raise PlanError(
             "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "
@@ -323,8 +397,12 @@ def _require(caller: str) -> _Active:
     return _active
 
 
-def _ensure(state: _Active, graph: tf.Graph) -> None:
-    """Rewrite ``graph`` once it has an update."""
+def _ensure(state: _Active, graph: tf.Graph, may_wait: bool = True) -> None:
+    """Rewrite ``graph`` once it has an update; where the rank of an input is not known, after its first training run has begun.
+
+    Raises:
+        WhaleError: see :func:`whale_tf.parallelize.parallelize`.
+    """
     calls = capture_annotations.annotations_of(graph).gradient_calls
     if graph in state.done:
         known = len(state.done[graph].captured.gradient_calls)
@@ -334,8 +412,9 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
                 "training step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
             )
         return
-    if state.looked_at.get(graph) == graph.version:
+    if state.looked_at.get(graph) == graph.version and (may_wait or graph not in state.waiting):
         return
+    state.waiting.pop(graph, None)
     if not calls:
         _check_gradients(state, graph)
         if state.plan is None:
@@ -347,7 +426,13 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         return
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
-        done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys)
+        try:
+            has_run = bool(capture_annotations.annotations_of(graph).shapes)  # what runs before the first training step took over
+            done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run)
+        except UnknownShapeError as error:
+            if not may_wait or state.processes.count > 1:
+                raise
+            done, state.waiting[graph] = None, Waiting(graph, error.tensors)
         if done is not None:
             state.done[graph] = done
             state.latest = weakref.ref(graph)
@@ -374,12 +459,17 @@ def _take_part(state: _Active, graph: tf.Graph, done: Parallelized) -> Optional[
     return None
 
 
+def _own_devices(state: _Active) -> Sequence[Device]:
+    """Those of the cluster that this process has."""
+    devices = state.cluster.devices
+    if state.runtime is None:
+        return devices
+    return [devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank]]
+
+
 def _session_config(state: _Active, config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
     """The ConfigProto of a Session of this process."""
-    devices = state.cluster.devices
-    if state.runtime is not None:
-        devices = tuple(devices[i] for i in devices_of_processes(state.cluster, state.processes)[state.processes.rank])
-    kinds = [device.kind for device in devices]
+    kinds = [device.kind for device in _own_devices(state)]
     emit = state.config.emit if state.plan is None else state.plan.emit
     return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds, emit != INLINE)
 
@@ -472,16 +562,21 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
     if _observer is not None:
         _observer.graph(graph)
         return
-    functions.check(graph.name, known, attributes, state.config, state.plan, state.processes)
+    functions.check(graph.name, known, attributes, state.config, state.plan)
     with garbage_collection_paused():
-        done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes)
+        keys = state.runtime.keys if state.runtime is not None else None
+        done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes, keys)
         if done is None:
             raise PlanError(
                 f"tf.function {graph.name!r} takes gradients of variables, but writes no variable with them; update the "
                 "variables in the same function, so that whale_tf can divide the step")
         if done.emitted is not None:
-            functions.check_devices(graph.name, done.plan, device_names(state.cluster, state.processes))
+            own = done.plan.local_part(state.processes.rank)
+            functions.check_devices(graph.name, own, device_names(state.cluster, state.processes))
             functions.finish(graph, done.emitted, done.replaced)
+            if state.functions is not None:
+                assert isinstance(done.emitted.communicator, ProcessCommunicator)
+                state.functions.rewritten(graph, done.emitted.communicator)
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 
@@ -509,6 +604,13 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
         _ensure(state, graph)
         return state.fetches.get(graph)
+
+    def planned(graph: tf.Graph, wanted: Any) -> Optional[whale_session.Fetches]:
+        """For what prepares training runs without feeds: a graph that waits for shapes is refused by name."""
+        fetches = fetch_map(graph)
+        if graph in state.waiting and trains(elements(graph, wanted)[1]):
+            _ensure(state, graph, may_wait=False)
+        return fetches
 
     def gradients(grads: Any, xs: Any) -> Any:
         return capture_annotations.densified(grads, xs) if state.config.communication.sparse_as_dense else grads
@@ -553,11 +655,35 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         state.shares_input = True
         return share(given, state.processes, _sharing(state), state.config.io.slicing == "file")
 
+    def training_data(adapter: Any) -> Any:
+        if state.runtime is None or not state.config.io.slicing:
+            return adapter
+        return Adapter(adapter, state.processes, dataset, global_seed() is not None)
+
+    def fit_of_keras_2() -> None:
+        if state.runtime is not None:
+            raise PlanError(
+                f"fit of Keras 2 was called in a job of {state.processes.count} processes, which would all train on the same "
+                "data; write the loop of a tf.function, or use Keras 3 (TensorFlow 2.16 or later)")
+
+    def shuffle(seed: Optional[int]) -> Optional[int]:
+        if seed is None and state.runtime is not None and state.config.io.slicing and global_seed() is None:
+            seed = 1 + next(state.shuffles)  # the same in all processes: their shares must not overlap
+        return seed
+
     def run(session: Any, original: Callable, *arguments: Any) -> Any:
         fetches = fetch_map(session.graph)
         if _observer is not None:
             return _observer.run(session.graph, original, *arguments)
         with state.termination.between(session, arguments[0]):
+            if session.graph in state.waiting:
+                is_made, result = state.waiting[session.graph].learn(original, *arguments)
+                state.early[session] = True
+                if state.waiting[session.graph].is_over:
+                    state.looked_at.pop(session.graph)
+                if is_made:
+                    return result
+                fetches = fetch_map(session.graph)
             if fetches is None:
                 state.early[session] = True
                 return original(*arguments)
@@ -567,7 +693,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
                 return whale_session.run(fetches, session, original, *arguments)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
-        fetches = fetch_map(session.graph)
+        fetches = planned(session.graph, arguments[0])
         found = original(*arguments) if fetches is None else whale_session.make_callable(
             fetches, session, original, hooks.original_run(session), *arguments)
 
@@ -578,7 +704,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         return call
 
     def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
-        fetches = fetch_map(session.graph)
+        fetches = planned(session.graph, arguments[0])
         if fetches is not None:
             whale_session.check_partial_run(fetches, session, *arguments)
         return original(*arguments)
@@ -594,6 +720,12 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         function_gradients=lambda graph: _check_function_gradients(state, graph),
         function_called=lambda function: _check_called(state, function),
         may_use_xla=lambda: _may_use_xla(state),
+        arguments=lambda function_type: relaxed_type(function_type) if state.functions is not None else function_type,
+        call=lambda function, original: original() if state.functions is None else state.functions.call(function, original),
+        shuffle=shuffle,
+        training_data=training_data,
+        fit_of_keras_2=fit_of_keras_2,
+        writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,

@@ -13,7 +13,6 @@ from typing import Any, Container, List, Mapping, Optional, Sequence, Tuple
 from whale_tf._tf_compat import eager_context, tf
 from whale_tf.capture.annotations import Annotations
 from whale_tf.capture.handles import variable_handles
-from whale_tf.cluster import Processes
 from whale_tf.config import Config
 from whale_tf.emit.emit import Emitted
 from whale_tf.errors import ConfigError, PlanError
@@ -28,7 +27,7 @@ _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and
 
 
 def check(
-    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
+    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan]
 ) -> None:
     """Refuse what is not supported for tf.functions.
 
@@ -43,10 +42,6 @@ def check(
         raise PlanError(
             f"tf.function {name!r} is compiled by XLA (jit_compile=True), which puts all of it on one device; leave jit_compile "
             "out, so that whale_tf can divide the step over devices")
-    if processes.count > 1:
-        raise PlanError(
-            f"tf.function {name!r} trains in a job of {processes.count} processes, but whale_tf divides functions inside one "
-            f"process only; start one process that sees all devices, or {_SESSION}")
     divided = [item.name for item in annotations.items if item.strategy == "split"]
     if plan is not None:
         divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
@@ -138,7 +133,10 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
             number = context.graph.tensor(name)
             if not context.is_exported(number):
                 emitted.calls.export(number)
-            name = emitted.merge.whole(number)
+            if context.region.batch.layout(number).is_sharded:  # rows stay this process' own
+                name = emitted.merge.whole(number)
+            else:
+                name = emitted.merge.of_all_processes(number)
         names.append(name if ":" in name else name + ":0")
     context.edit.commit()
     return [graph.get_tensor_by_name(name) for name in names]

@@ -22,6 +22,7 @@ from whale_tf.config import Config
 from whale_tf.emit.batch_norm import sync_batch_norm
 from whale_tf.emit.emit import Emitted, emit
 from whale_tf.emit.shard.variables import DividedVariables
+from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
@@ -53,6 +54,7 @@ def parallelize(
     plan: Optional[Plan] = None,
     processes: Processes = ONE_PROCESS,
     keys: Optional[Keys] = None,
+    has_run: bool = False,
 ) -> Optional[Parallelized]:
     """Rewrite a graph in place.
 
@@ -60,6 +62,7 @@ def parallelize(
         plan: run this plan; None: the one the annotations ask for.
         processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
         keys: numbers of this process' collectives, where there are several processes.
+        has_run: a Session has taken over the graph's ops already.
 
     Returns:
         None when the graph has no optimizer's update yet, and is no model without one that ``plan`` was made for.
@@ -76,12 +79,17 @@ def parallelize(
     if plan.is_local:
         return done
     if plan.spans_processes:
+        if graph.building_function:
+            raise PlanError(
+                f"a model replica of tf.function {graph.name!r} needs devices of several processes, and only a Session's graph "
+                "can be driven across processes; give each process as many devices as its TaskGraphs need (whale run "
+                "--devices-per-worker), or start one process that has them all")
         if not processes.is_chief:
             return done._replace(serves=True)
         processes = replace(processes, is_driver=True)
     devices = device_names(cluster, processes)
     backend = plan.gradients[0].backend if plan.gradients else "local"
-    emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys)
+    emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys, has_run)
     assert captured.recording is not None
     return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables)
 

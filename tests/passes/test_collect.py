@@ -8,11 +8,12 @@ import pytest
 
 from tests.passes.drawings import chain, plan
 from whale_tf.errors import PlanError
+from whale_tf.ir.across import leading_to_writes
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.layout import replicated, sharded
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.passes import compile_program
-from whale_tf.passes.collect import Leaving, compressed, leading_to_writes, leaving
+from whale_tf.passes.collect import Leaving, compressed, leaving
 from whale_tf.plan import GradientPlan, Plan
 from whale_tf.program import ACCUMULATE, MERGE, SYNCHRONISE
 

@@ -56,9 +56,9 @@ def test_processes_agree_on_the_same_model_only(monkeypatch: Any) -> None:
 
 def test_a_differing_process_is_named() -> None:
     process = Runtime(Processes(("a:1", "b:1", "c:1"), 0), 1)
-    process._check_agreement([5, 5, 5])
+    process.check_agreement([5, 5, 5])
     with pytest.raises(wh.PlanError, match=r"process\(es\) 1, 2 built another model"):
-        process._check_agreement([5, 6, 7])
+        process.check_agreement([5, 6, 7])
 
 
 def test_graphs_do_not_grow_with_the_number_of_processes(monkeypatch: Any) -> None:
@@ -89,7 +89,7 @@ def test_with_an_open_batch_size_a_loss_alone_waits_for_nobody(monkeypatch: Any)
     """Neither for the loss of the others, nor for how many examples they have."""
     graph = build(monkeypatch, 0, batch=None)
     fetches = wh.api._active.fetches[graph]
-    value, = fetches.substitutes([graph.get_tensor_by_name("loss:0")], [])
+    value, = fetches.substitutes([graph.get_tensor_by_name("loss:0")], {})
     shared, = fetches._shared.values()
     assert value.shape == graph.get_tensor_by_name(shared.value + ":0").shape == []
     alone = fetches.kind([graph.get_tensor_by_name("twice:0")])
@@ -114,17 +114,17 @@ def test_a_training_loop_follows_its_graph_once(monkeypatch: Any) -> None:
     graph = build(monkeypatch, 0)
     fetches = wh.api._active.fetches[graph]
     loss, train = graph.get_tensor_by_name("loss:0"), graph.get_operation_by_name("train")
-    first = fetches.substitutes([loss, train], [])
+    first = fetches.substitutes([loss, train], {})
     fetches.kind(first)
 
     def walk(ops: Any) -> Any:
         raise AssertionError("a second step walks the graph again")
 
     monkeypatch.setattr(processes, "ancestors", walk)
-    assert fetches.substitutes([loss, train], []) == first
+    assert fetches.substitutes([loss, train], {}) == first
     assert fetches.kind(first).waits
     with pytest.raises(AssertionError, match="walks"):
-        fetches.substitutes([graph.get_tensor_by_name("twice:0"), train], [])
+        fetches.substitutes([graph.get_tensor_by_name("twice:0"), train], {})
 
 
 def test_a_port_already_taken() -> None:

@@ -7,9 +7,10 @@
 """
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Set
 
 from whale_tf._tf_compat import tf, variable_value
+from whale_tf.ir.across import SUMS
 
 
 class Handle(NamedTuple):
@@ -21,14 +22,29 @@ class Handle(NamedTuple):
 
 def variable_handles(graph: tf.Graph) -> Dict[str, Handle]:
     """The placeholders of a function's graph that stand for variables, by name; of other graphs none."""
-    found = {}
+    found: Dict[str, Handle] = {}
+    summed = _summed(graph)
     for tensor in getattr(graph, "inputs", ()):
         value = variable_value(tensor) if tensor.dtype == tf.resource else None
         if value is not None:
             shape, dtype = value
             dims = None if shape.rank is None else tuple(shape.as_list())
-            found[tensor.op.name] = Handle("VarHandleOp", {"shape": dims, "dtype": dtype.name})
+            attrs = {"shape": dims, "dtype": dtype.name, SUMS: tensor.op.name in summed}
+            found[tensor.op.name] = Handle("VarHandleOp", attrs)
     return found
+
+
+def _summed(graph: tf.Graph) -> Set[str]:
+    """Placeholders of variables that say of themselves that their values add up over replicas: what metrics count."""
+    captured = inside(graph) if hasattr(graph, "captures") else {}
+    return {captured[id(variable.handle)].op.name for variable in captured_variables(graph)
+            if variable.aggregation == tf.VariableAggregation.SUM}
+
+
+def captured_variables(graph: tf.Graph) -> List[Any]:
+    """A function's variables, in the order in which it was found to use them."""
+    known = {id(variable.handle): variable for variable in getattr(graph, "variables", ())}
+    return [known[id(outer)] for outer, _ in graph.captures if id(outer) in known] if known else []
 
 
 def inside(graph: tf.Graph) -> Dict[int, tf.Tensor]:

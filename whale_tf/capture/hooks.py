@@ -25,7 +25,7 @@ from whale_tf._tf_compat import (
     tf,
     v1,
 )
-from whale_tf.capture import layers, tapes
+from whale_tf.capture import fitting, layers, tapes
 from whale_tf.capture.annotations import FORWARD_ATTR, annotations_of, gradient_call, gradient_names
 
 Function = Callable[..., Any]
@@ -42,6 +42,9 @@ class Callbacks(NamedTuple):
         function_gradients: (graph), before gradients of variables are taken in the graph of a tf.function that is traced.
         function_called: (tf.function), before it is called for the first time since the hooks were installed.
         may_use_xla: (), whether Keras may compile a model with XLA that did not ask for it by name.
+        arguments: (type of a tf.function's arguments) -> a more general one to trace it for, if it can be.
+        call: (concrete function, original), for every call of a tf.function, eagerly or in another's graph.
+        shuffle: (seed or None) -> the seed of ``Dataset.shuffle`` in eager execution.
         traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
@@ -55,6 +58,9 @@ class Callbacks(NamedTuple):
         save: (saver, original, arguments of ``Saver.save``) -> the checkpoint's path.
         add_event: (original, event), for every event that goes to an event file.
         dataset: (dataset) -> the dataset to make an iterator of.
+        training_data: (Keras' adapter of the data that ``fit`` trains on) -> one to take its place.
+        fit_of_keras_2: (), before ``fit`` of a Keras that is not known around its training step.
+        writes: (), whether this process writes checkpoints, summaries and logs of functions.
     """
 
     gradients: Callable[[Any, Any], Any] = lambda grads, xs: grads
@@ -62,6 +68,9 @@ class Callbacks(NamedTuple):
     function_gradients: Callable[[tf.Graph], None] = lambda graph: None
     function_called: Callable[[Any], None] = lambda function: None
     may_use_xla: Callable[[], bool] = lambda: True
+    arguments: Callable[[Any], Any] = lambda function_type: function_type
+    call: Callable[[Any, Callable[[], Any]], Any] = lambda function, original: original()
+    shuffle: Callable[[Optional[int]], Optional[int]] = lambda seed: seed
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
@@ -74,6 +83,9 @@ class Callbacks(NamedTuple):
     save: Function = lambda saver, original, *args, **kwargs: original(*args, **kwargs)
     add_event: Callable[[Callable[[Any], None], Any], None] = lambda original, event: original(event)
     dataset: Callable[[Any], Any] = lambda dataset: dataset
+    training_data: Callable[[Any], Any] = lambda adapter: adapter
+    fit_of_keras_2: Callable[[], None] = lambda: None
+    writes: Callable[[], bool] = lambda: True
 
 
 class Hook(NamedTuple):
@@ -151,9 +163,24 @@ _attributes: MutableMapping[tf.Graph, Mapping[str, Any]] = weakref.WeakKeyDictio
 
 def _create_concrete_function(original: Function, callbacks: Callbacks) -> Function:
     def create(function_type: Any, type_context: Any, func_graph: tf.Graph, tracing_options: Any) -> Any:
-        _attributes[func_graph] = dict(tracing_options.attributes or {})
+        attributes = dict(tracing_options.attributes or {})
+        other = function_type if tracing_options.input_signature is not None else callbacks.arguments(function_type)
+        if other is not function_type:
+            graph = type(func_graph)(func_graph.name)
+            _attributes[graph] = attributes
+            try:
+                return original(other, type_context, graph, tracing_options)
+            except (TypeError, ValueError):
+                pass  # the function asks for a static size; if this is another mistake, it comes again
+        _attributes[func_graph] = attributes
         return original(function_type, type_context, func_graph, tracing_options)
     return create
+
+
+def _call_flat(original: Function, callbacks: Callbacks) -> Function:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return callbacks.call(self, lambda: original(self, *args, **kwargs))
+    return call
 
 
 def _function_call(original: Function, callbacks: Callbacks) -> Function:
@@ -264,6 +291,26 @@ def _make_initializer(original: Function, callbacks: Callbacks) -> Function:
     return make_initializer
 
 
+def _dataset_iter(original: Function, callbacks: Callbacks) -> Function:
+    def __iter__(self: Any) -> Any:
+        return original(callbacks.dataset(self) if tf.executing_eagerly() and not fitting.iterates() else self)
+    return __iter__
+
+
+def _dataset_loop(original: Function, callbacks: Callbacks) -> Function:
+    """A loop over a dataset in a function."""
+
+    def scan(ds: Any, init_state: Any, body: Any) -> Any:
+        return original(ds if fitting.iterates() else callbacks.dataset(ds), init_state, body)
+    return scan
+
+
+def _dataset_shuffle(original: Function, callbacks: Callbacks) -> Function:
+    def shuffle(self: Any, buffer_size: Any, seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return original(self, buffer_size, callbacks.shuffle(seed) if tf.executing_eagerly() else seed, *args, **kwargs)
+    return shuffle
+
+
 HOOKS: Tuple[Hook, ...] = (
     Hook(gradients_util, "_GradientsHelper", _gradients_helper),
     Hook(gradients_util, "_MaybeCompile", _maybe_compile),
@@ -290,17 +337,28 @@ if _TRACING is not None:
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
         Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
+        Hook(_TRACING.concrete, "_call_flat", _call_flat),
+        Hook(tf.data.Dataset, "__iter__", _dataset_iter),
+        Hook(_TRACING.loops, "_general_purpose_scan", _dataset_loop),
+        Hook(tf.data.Dataset, "shuffle", _dataset_shuffle),
+        Hook(tf.train.Checkpoint, "save", fitting.checkpoint_save),
+        Hook(tf.train.Checkpoint, "write", fitting.checkpoint_write),
+        Hook(tf.train.CheckpointManager, "save", fitting.manager_save),
+        Hook(tf.summary, "create_file_writer", fitting.create_file_writer),
         Hook(_TRACING.transform, "apply_func_graph_transforms", _apply_transforms),
     )
 
 
 def _keras_hooks() -> Tuple[Hook, ...]:
-    """Hooks into Keras 3, where it is loaded and TensorFlow's functions can be rewritten."""
-    layer, trainer = layers.layer_class(), layers.trainer_class()
-    if _TRACING is None or layer is None or trainer is None:
+    """Hooks into Keras, where it is loaded and TensorFlow's functions can be rewritten."""
+    if _TRACING is None:
         return ()
+    around = tuple(Hook(*each) for each in fitting.attributes())
+    layer, trainer = layers.layer_class(), layers.trainer_class()
+    if layer is None or trainer is None:
+        return around
     return (Hook(layer, "__init__", layers.layer_init), Hook(layer, "__call__", layers.layer_call),
-            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile))
+            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile), *around)
 
 
 class _Installed(NamedTuple):

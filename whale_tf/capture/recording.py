@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Collection, List, Mapping, NamedTuple
+from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record, record_anew
+from whale_tf.capture.sizes import of_unknown_rank
 from whale_tf.graph_editor.definitions import Definitions, definitions_of
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph, Shape
@@ -23,6 +24,7 @@ class Recording(NamedTuple):
         annotations: the TaskGraphs' annotations and the gradient calls, in names of ``graph``.
         definitions: NodeDefs of the ops, which emission clones.
         replaced: tensor or op of the user's graph -> what is computed in its place.
+        returned: names of a tf.function's results; None: of a graph that Sessions run.
     """
 
     graph: OpGraph
@@ -30,6 +32,18 @@ class Recording(NamedTuple):
     annotations: Annotations
     definitions: Definitions
     replaced: Mapping[str, Any] = {}
+    returned: Optional[Sequence[str]] = None
+
+    @property
+    def results(self) -> Optional[List[int]]:
+        """A tf.function's results; None: this is no function."""
+        return None if self.returned is None else [self.graph.tensor(self.computed(name)) for name in self.returned]
+
+    def computed(self, name: str) -> str:
+        """The tensor that is computed in the place of one."""
+        while name in self.replaced:
+            name = self.replaced[name]
+        return name
 
     def after(
         self,
@@ -54,15 +68,17 @@ class Recording(NamedTuple):
         annotations = copy.copy(self.annotations)
         annotations.gradient_calls = calls
         graph = record_anew(self.graph, definitions, successors, set(successors).difference(kept), shapes)
-        return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced)
+        return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned)
 
 
 def recording_of(graph: tf.Graph) -> Recording:
     """Write a graph down."""
-    definitions, annotations = definitions_of(graph), copy.copy(annotations_of(graph))
+    annotations = copy.copy(annotations_of(graph))
+    definitions = definitions_of(graph, dict(annotations.shapes))
     annotations.items, annotations.gradient_calls = list(annotations.items), list(annotations.gradient_calls)
-    ops = record(graph, definitions.export)
-    return Recording(ops, find_phases(ops, annotations), annotations, definitions)
+    ops = record(graph, definitions.export, of_unknown_rank(definitions))
+    returned = [tensor.name for tensor in graph.outputs] if graph.building_function else None
+    return Recording(ops, find_phases(ops, annotations), annotations, definitions, returned=returned)
 
 
 def renamed_call(call: GradientCall, ys: List[str], xs: List[str], grads: List[Any]) -> GradientCall:

@@ -24,10 +24,12 @@ class Communicator(abc.ABC):
     Attributes:
         processes: number of participating processes.
         collectives: names of the staged ops that wait for other processes.
+        is_always_together: every run is one of all processes, as that of a function is; there are no optional collectives.
         together: the boolean that a run feeds with False to skip the optional collectives (:meth:`sum_if_together`).
     """
 
     processes: int = 1
+    is_always_together: bool = False
     collectives: List[str]
     together: Dict[str, str]
 

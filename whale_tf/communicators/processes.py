@@ -59,6 +59,11 @@ class Keys:
         self._instances += 1
         return self._instances
 
+    @property
+    def count(self) -> int:
+        """Collectives that have a number."""
+        return self._instances
+
     def agreement(self) -> Tuple[int, int]:
         """Group and instance of a graph's agreement: the same in all processes, even if their other keys differ."""
         self._agreements += 1
@@ -172,6 +177,8 @@ class ProcessCommunicator(Communicator):
                          ^ together                         ├─> Merge
             alone ──> Switch ──(false)──────────────────────┘
         """
+        if self.is_always_together:
+            return self.across(part, "sum", name, dtype)
         nodes, device = self._nodes, part.device
         true = nodes.const(True, name + "/default", tf.bool, host)
         together = nodes.add("PlaceholderWithDefault", name + "/together", [true], host, dtype=tf.bool, shape=tf.TensorShape([]))
@@ -258,9 +265,14 @@ class ProcessCommunicator(Communicator):
             return self._collective("CollectiveBcastSend", name, [member.value], member.device, **attrs)
         return self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
 
+    @property
+    def staged(self) -> str:
+        """What has been staged so far, equal for processes that agree."""
+        return "\n".join(self._staged)
+
     def agreement(self, device: str) -> str:
         """A checksum of what each process has staged so far: int64 `[processes]`, equal for processes that agree."""
-        digest = zlib.crc32("\n".join(self._staged).encode())
+        digest = zlib.crc32(self.staged.encode())
         return self._agreement(self._nodes.const([digest], "whale/agreement/own", tf.int64, device), device)
 
     def _agreement(self, own: str, device: str) -> str:

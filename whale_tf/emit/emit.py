@@ -6,17 +6,18 @@ while staging leaves the graph as it was.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Processes
-from whale_tf.communicators import Communicator, Keys, communicator
+from whale_tf.communicators import Communicator, Keys, Member, communicator
 from whale_tf.emit import reroute
 from whale_tf.emit.calls import Calls
 from whale_tf.emit.clones import clone_region
 from whale_tf.emit.context import ORIGINAL, Context, Copy
 from whale_tf.emit.division import Division, check_divisible
+from whale_tf.emit.draws import check_draws, draw_whole
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
@@ -28,14 +29,17 @@ from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import Original, StagedEdit
+from whale_tf.ir.across import Across, is_of_rows
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import PULLS
 from whale_tf.passes import compile_program
-from whale_tf.passes.collect import compressed, leading_to_writes
+from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.plan import Plan
+
+JOINED = ("float32", "float64", "int32", "int64")  # types of sums that travel in one message
 
 
 class Emitted(NamedTuple):
@@ -49,6 +53,7 @@ class Emitted(NamedTuple):
     calls: Calls
     form: Form
     shared: Sequence[Shared] = ()
+    instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> what runs in their place
 
 
 def emit(
@@ -60,6 +65,7 @@ def emit(
     devices: Sequence[str],
     processes: Processes = ONE_PROCESS,
     keys: Optional[Keys] = None,
+    has_run: bool = False,
 ) -> Emitted:
     """Write a plan's step into the graph.
 
@@ -69,6 +75,7 @@ def emit(
         devices: TensorFlow device string of each of the cluster's devices.
         processes: all processes, and which of them this is.
         keys: numbers of this process' collectives, where there are several processes.
+        has_run: a Session has taken over the graph's ops already, and would not see that their edges move.
 
     Raises:
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
@@ -83,9 +90,11 @@ def emit(
     context = Context(
         tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
+    sums.is_always_together = tf_graph.building_function
     if processes.graphs > 1:
         check_random(context)
     division = _division(context, nodes, captured.sources, sums)
+    check_draws(context, division.own, processes.graphs)
     after = reroute.outside_after(graph, region)
     context.variables = step.update.variables
     context.pinned = _pinned(captured, plan)
@@ -94,11 +103,21 @@ def emit(
     inputs = Inputs(context, nodes, division, captured.sources)
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
+    if not has_run:  # else a copy would draw in the op's place, whose generator begins anew
+        draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
     merge.stage()
-    shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 else []
+    is_function = captured.recording is not None and captured.recording.results is not None
+    shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 and not is_function else []
     moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
+    across = step.across
+    if across.decisive:
+        of_all = _inputs_of_all(context, across, sums)
+        moves.update({(op, position): of_all[graph.ops[op].inputs[position]] for op, position in across.uses
+                      if op not in across.twice and graph.ops[op].inputs[position] in of_all})
+        moves.update(_run_twice(context, across, merge, of_all))
+        moves.update(_added_up(context, across, sums, division))
     update_clones = clone_update(context, operands, merge)
     own_writes = {graph.ops[index].name for index in update_clones}
     mirror = Mirror(tf_graph, _variable_copies(context, copies, context.variables), own_writes)
@@ -112,10 +131,12 @@ def emit(
     for scalar in shared:
         reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
 
+    instead = edit.copy_instead(context.name("instead")) if has_run else {}
     mirror.finish(edit.commit())
     context.tf_ops = _tf_ops(tf_graph, graph, edit)
-    reroute.place_originals(context, context.variables)
-    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared)
+    if not has_run:
+        reroute.place_originals(context, context.variables)
+    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, instead)
 
 
 def _pinned(captured: Captured, plan: Plan) -> Set[str]:
@@ -171,9 +192,17 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
             f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
             f"to 'divide' so that one mini-batch is divided over the {plan.num_model_replicas} model replicas"
         )
-    shapes = [(graph.tensors[tensor].shape, dim) for tensor, dim in sources.items()]
-    sizes = {shape[dim] for shape, dim in shapes if shape is not None}
-    known: Set[int] = {size for size in sizes if size is not None}
+    layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
+    blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
+    if own and blocked is not None:
+        raise PlanError(
+            f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
+            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide' so that one mini-batch is divided")
+    known: Set[int] = set()
+    for tensor, dim in sources.items():
+        shape = graph.tensors[tensor].shape
+        if shape is not None and shape[dim] is not None:
+            known.add(shape[dim] // sum(layouts[tensor].blocks or (1,)))  # type: ignore[operator]
     if len(known) > 1:
         raise PlanError(
             "inputs have different batch sizes: {}".format(
@@ -205,14 +234,15 @@ def _merge_leaving(
             is computed from them, because it takes a collective.
     """
     moves: Dict[reroute.Use, str] = {}
-    decisive = leading_to_writes(context.graph)
+    across = step.across
+    everywhere = across.uses
     for tensor, uses in context.region.leaving().items():
         if context.graph.tensors[tensor].dtype in ("variant", "resource"):
             continue  # a loop's lists and handles have no merged value; whoever looks at them looks at the original's
         for op, position in uses:
             if op in step.update.task_graph:
                 moves[op, position] = merge.for_update(tensor, step.update.task_graph[op], ORIGINAL)
-            elif op in decisive:
+            elif (op, position) in everywhere and not (op in across.twice and is_of_rows(context.region.batch.layout(tensor))):
                 moves[op, position] = merge.of_all_processes(tensor)
             elif tensor in shared:
                 moves[op, position] = shared[tensor]
@@ -222,6 +252,62 @@ def _merge_leaving(
         moves.update({use: inputs.concatenated(tensor) for use in uses})
     if merge.is_larger:
         return {use: _of_unknown_shape(context, nodes, use, name) for use, name in moves.items()}
+    return moves
+
+
+def _inputs_of_all(context: Context, across: Across, sums: Communicator) -> Dict[int, str]:
+    """Batch inputs of all processes that ops outside of the clones read."""
+    graph = context.graph
+    tensors = sorted({graph.ops[op].inputs[position] for op, position in across.uses})
+    return {
+        tensor: sums.gather_across(
+            Member(graph.tensor_name(tensor), context.host), 0, len(context.static_shape(tensor)),
+            context.name("processes", context.flat(tensor)), context.dtype(tensor), False)
+        for tensor in tensors if not context.region.contains(graph.producer(tensor))}
+
+
+def _run_twice(context: Context, across: Across, merge: Merge, inputs: Dict[int, str]) -> Dict[reroute.Use, str]:
+    """Clone the ops that run on the rows of all processes and, as they are, on this process' own."""
+    graph = context.graph
+    entering = sorted({graph.ops[op].inputs[position] for op, position in across.uses if op in across.twice})
+    names = context.edit.clone(
+        [context.tf_ops[index] for index in across.twice], context.name("of_all"),
+        input_map={graph.tensor_name(tensor): inputs.get(tensor) or merge.of_all_processes(tensor) for tensor in entering})
+    return {(user, position): f"{names[graph.ops[index].name]}:{graph.tensors[tensor].index}"
+            for index in across.twice for tensor in graph.ops[index].outputs for user, position in graph.consumers(tensor)
+            if user in across.decisive and user not in across.twice}
+
+
+def _added_up(context: Context, across: Across, sums: Communicator, division: Division) -> Dict[reroute.Use, str]:
+    """What each process has counted on its own rows, added up: in one message for each type.
+
+    Raises:
+        PlanError: the function was traced for one batch size, which may be among what is counted.
+    """
+    graph, position = context.graph, 1  # behind the handle
+    if across.added and division.batch is not None:
+        handle = graph.ops[across.added[0]].inputs[0]
+        raise PlanError(
+            f"variable {graph.tensor_name(handle)!r} sums up over a mini-batch of {division.batch} examples, a size that the "
+            "function's signature prescribes and may be part of the sum; leave the batch size open (None) in input_signature")
+    groups: Dict[Tuple[str, bool], List[int]] = {}
+    for op in across.added:
+        record = graph.tensors[graph.ops[op].inputs[position]]
+        is_fixed = record.shape is not None and None not in record.shape and record.dtype in JOINED
+        groups.setdefault((record.dtype if is_fixed else f"{record.dtype} {op}", is_fixed), []).append(op)
+    moves: Dict[reroute.Use, str] = {}
+    for (_, is_fixed), ops in groups.items():
+        tensors = [graph.ops[op].inputs[position] for op in ops]
+        members = [Member(graph.tensor_name(tensor), context.host) for tensor in tensors]
+        names = [context.name("added", graph.ops[op].name) for op in ops]
+        if is_fixed and len(ops) > 1:
+            shapes = [context.static_shape(tensor) for tensor in tensors]
+            found = sums.all_reduce_together([[member] for member in members], names, shapes, context.dtype(tensors[0]))
+            totals = [values[0] for values in found]
+        else:
+            totals = [sums.across(member, "sum", name, context.dtype(tensor))
+                      for member, name, tensor in zip(members, names, tensors)]
+        moves.update({(op, position): total for op, total in zip(ops, totals)})
     return moves
 
 

@@ -111,7 +111,10 @@ class Merge:
         tensor's TaskGraph.  Every run of it waits for the other processes."""
         if self._communicator.processes == 1:
             return self.whole(tensor)
-        return self._everywhere[tensor, self._context.home(self._context.graph.producer(tensor))][ORIGINAL]
+        home = self._context.home(self._context.graph.producer(tensor))
+        if (tensor, home) not in self._everywhere:
+            self._synchronise(home, [tensor])
+        return self._everywhere[tensor, home][ORIGINAL]
 
     def _synchronise(self, task_graph: int, tensors: Sequence[int]) -> None:
         """Values over all copies and processes, on every copy of a TaskGraph."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
+from whale_tf.ir.across import Across, of_session
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import PULLS, VARIABLES, traits
@@ -36,6 +37,7 @@ class TrainingStep(NamedTuple):
     update: see :class:`Update`.
     gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
     processes: number of processes, each with its own Program and mini-batches.
+    in_function: what is over the mini-batches of all of them, where the step is a tf.function's.
     """
 
     region: Region
@@ -43,10 +45,18 @@ class TrainingStep(NamedTuple):
     update: Update
     gradients: Tuple[Tuple[int, int], ...] = ()
     processes: int = 1
+    in_function: Optional[Across] = None
 
     @property
     def graph(self) -> OpGraph:
         return self.region.graph
+
+    @property
+    def across(self) -> Across:
+        """What is over the mini-batches of all processes."""
+        if self.processes == 1:
+            return Across()
+        return self.in_function or of_session(self.region)
 
     @property
     def is_pulled(self) -> bool:

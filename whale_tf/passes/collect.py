@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Set, Tuple
 
 from whale_tf.errors import PlanError
-from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import traits
 from whale_tf.passes.communicate import unique
 from whale_tf.passes.replicate import clones, copies
 from whale_tf.passes.schedule import backward_order
@@ -74,18 +72,21 @@ class Leaving(NamedTuple):
 
 def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
     """The tensors of the clones that ops outside of them read."""
-    decisive = leading_to_writes(step.graph) if step.processes > 1 else set()
     found: Dict[int, Leaving] = {}
+    everywhere, twice = step.across.uses, step.across.twice
     for tensor, uses in step.region.leaving().items():
         if step.graph.tensors[tensor].dtype in UNSENT:
             continue
         targets: Set[int] = set()
         is_merged = False
-        for op, _ in uses:
+        for op, position in uses:
             target = step.update.task_graph.get(op, ALL)
             if target != ALL and _is_synchronised(step, plan, tensor, target):
                 targets.add(target)
-            elif op in decisive or (target != ALL and step.processes > 1):
+            elif op in twice:
+                targets.add(step.home(tensor))
+                is_merged = True
+            elif (op, position) in everywhere or (target != ALL and step.processes > 1):
                 targets.add(step.home(tensor))
             else:
                 is_merged = True
@@ -186,15 +187,6 @@ def _buckets(step: TrainingStep, plan: Plan) -> List[Tuple[int, ...]]:
                         "gradients of one type; give it a bucket of its own")
             if len(gradients) > 1:
                 found.append(tuple(gradients))
-    return found
-
-
-def leading_to_writes(graph: OpGraph) -> Set[int]:
-    """Ops that a variable's new value is computed from."""
-    found: Set[int] = set()
-    for op in reversed(graph.ops):
-        if traits(op.type).is_write or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
-            found.add(op.id)
     return found
 
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
-from typing import Any, List, Optional, Sequence, Set
+from typing import Any, Callable, List, Optional, Sequence, Set
 
 import numpy as np
 
-from whale_tf._tf_compat import sharded_by_file, tf, v1
+from whale_tf._tf_compat import seeded, sharded_by_file, tf, v1
 from whale_tf.cluster import Cluster, Processes, process_speeds
 from whale_tf.errors import UnsupportedOpError
 
@@ -43,7 +43,9 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
     is_even = len(set(speeds)) < 2
     if not is_even:
         _check_batched(dataset)
-    _agree_on_shuffling(dataset)
+    is_eager = tf.executing_eagerly()
+    if not is_eager:
+        _agree_on_shuffling(dataset)
     with v1.name_scope(SCOPE), tf.control_dependencies(None):
         count = tf.constant(processes.count, tf.int64, name="count")
         rank = tf.constant(processes.rank, tf.int64, name="rank")
@@ -66,7 +68,70 @@ def share(dataset: Any, processes: Processes, cluster: Optional[Cluster] = None,
         size = tf.where(tf.equal(own, 1), bounds[rank + 1] - bounds[rank], total)
         return examples.skip(own * bounds[rank]).take(size).batch(size)
 
-    return dataset.window(count, shift=count, drop_remainder=True).flat_map(part)
+    shared = dataset.window(count, shift=count, drop_remainder=True).flat_map(part)
+    return _counted(shared, dataset, processes) if is_eager else shared
+
+
+def _counted(shared: Any, dataset: Any, processes: Processes) -> Any:
+    """A share that knows how many elements it has, and says nothing of the size of its mini-batches: a function that is traced
+    for it is for those of all processes."""
+    first = {spec.shape[:1].as_list()[0] if spec.shape.rank else None
+             for spec in tf.nest.flatten(dataset.element_spec) if isinstance(spec, tf.TensorSpec)}
+    if len(first) == 1 and None not in first:
+        shared = shared.map(lambda *parts: tf.nest.map_structure(_of_open_size, parts[0] if len(parts) == 1 else parts))
+    number = int(dataset.cardinality())
+    return shared if number < 0 else shared.apply(tf.data.experimental.assert_cardinality(number // processes.count))
+
+
+class Adapter:
+    """Keras' adapter of training data, with this process' share of it.
+
+    Args:
+        adapter: Keras'.
+        shared: a dataset -> this process' share.
+        is_seeded: the script has set a seed, so that all processes shuffle alike.
+
+    Raises:
+        UnsupportedOpError: there are fewer mini-batches than processes.
+    """
+
+    def __init__(self, adapter: Any, processes: Processes, shared: Callable[[Any], Any], is_seeded: bool) -> None:
+        self._adapter = adapter
+        self._count = processes.count
+        self._shared = shared
+        self._is_seeded = is_seeded
+        self._made: Any = None
+        self._epochs = 0
+        if self.num_batches == 0:
+            raise UnsupportedOpError(
+                f"fit was given data of {adapter.num_batches} mini-batches, but each of {processes.count} processes takes one of "
+                f"every {processes.count}; use a smaller batch_size, or set io.slicing to false for data that is shared already")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    @property
+    def num_batches(self) -> Optional[int]:
+        number = self._adapter.num_batches
+        return number if number is None else number // self._count
+
+    @property
+    def epochs(self) -> Adapter:
+        """Each iteration over it is an epoch."""
+        return self
+
+    def __iter__(self) -> Any:
+        if self._is_seeded or not getattr(self._adapter, "_shuffle", False):
+            if self._made is None:
+                self._made = self._shared(self._adapter.get_tf_dataset())
+            return iter(self._made)
+        self._epochs += 1
+        with seeded(self._epochs):  # the order of this epoch, the same in all processes
+            return iter(self._shared(self._adapter.get_tf_dataset()))
+
+
+def _of_open_size(part: Any) -> Any:
+    return v1.placeholder_with_default(part, [None, *part.shape[1:]]) if isinstance(part, tf.Tensor) else part
 
 
 def explained(processes: Processes, cluster: Optional[Cluster] = None, by_file: bool = False) -> str:

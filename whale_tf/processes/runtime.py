@@ -10,9 +10,9 @@ import os
 import socket
 import sys
 import weakref
-from typing import Any, Callable, Iterator, MutableSet, Optional, Sequence
+from typing import Any, Callable, Iterator, MutableSet, NamedTuple, Optional, Sequence
 
-from whale_tf._tf_compat import tf, v1
+from whale_tf._tf_compat import serve_eagerly, serves_eagerly, tf, v1
 from whale_tf.cluster import Processes
 from whale_tf.cluster.processes import JOB
 from whale_tf.communicators import Keys
@@ -34,6 +34,7 @@ class Runtime:
 
     Attributes:
         keys: numbers of this process's collectives; they live as long as the server.
+        is_offered: eager execution starts the server, or has started it.
         is_consistent: no run has been aborted during an update by the loss of another process.
         asked_to_end: whether this process was asked to end.
     """
@@ -46,6 +47,7 @@ class Runtime:
         self._devices = 0  # logical CPU devices of the server
         self._watch: Optional[Watch] = None
         self.is_consistent = True
+        self.is_offered = False
         self.asked_to_end: Callable[[], bool] = lambda: False
         self.is_driver = False
         self._is_served = False  # by all others
@@ -68,6 +70,8 @@ class Runtime:
                 "(master) out, and tf.train.Server, too"
             )
         devices = config.device_count.get("CPU", 1)
+        if self._server is None and serves_eagerly(may_start=False):
+            self.join()
         if self._server is None:
             self._server, self._devices = self._start(config, self.is_driver), devices
         elif devices > self._devices:
@@ -87,10 +91,66 @@ class Runtime:
             config = copy.deepcopy(config)
             config.inter_op_parallelism_threads = 2
         server = v1.train.Server(v1.train.ClusterSpec({JOB: list(addresses)}), JOB, rank, config=config)
-        others = {other: address for other, address in enumerate(addresses) if other != rank}
+        self._watch_others()
+        return server
+
+    def _watch_others(self) -> None:
+        others = {rank: address for rank, address in enumerate(self.processes.addresses) if rank != self.processes.rank}
         self._watch = Watch(others, asked_to_end=lambda: self.asked_to_end())
         self._watch.wait_for_all(self.start_timeout_s)
-        return server
+
+    # ---------------------------------------------------------------------------------- functions
+    def offer(self, devices: int) -> None:
+        """From now on TensorFlow starts the server with its first op in eager execution, unless a Session comes first.
+
+        Args:
+            devices: logical CPU devices that eager execution was given.
+
+        Raises:
+            ClusterError: the port is in use.
+        """
+        if self._server is None and not self.is_offered:
+            _check_port(self.processes.addresses[self.processes.rank])
+            self._devices = devices
+            self.is_offered = serve_eagerly(self.processes.addresses, JOB, self.processes.rank, self.processes.prefix(0))
+
+    def withdraw(self) -> None:
+        """Take the offer back, if TensorFlow has not executed anything since."""
+        if self.is_offered:
+            self.is_offered = serves_eagerly(may_start=False)
+
+    def join(self) -> None:
+        """Wait for the other processes, if eager execution has started the server and nobody has waited yet.
+
+        Raises:
+            ClusterError: a process does not start, or eager execution has started no server.
+        """
+        if self._server is None:
+            if not serves_eagerly():
+                raise ClusterError(
+                    "TensorFlow had executed an op before wh.init(), so that its server for the other processes cannot be "
+                    "started; call wh.init() before TensorFlow runs its first op or makes its first variable")
+            self._server = _EagerServer(f"grpc://{self.processes.addresses[self.processes.rank]}")
+            self._watch_others()
+            assert self._watch is not None
+            self._watch.must_end = True  # TensorFlow's context waits for collectives that are under way, for ever
+        elif not serves_eagerly():
+            raise ClusterError(
+                "a Session has started this process' server, and tf.functions that several processes train need one of their "
+                "own: train in Sessions, or in functions")
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """A call of a function that waits for the other processes.
+
+        Raises:
+            ProcessLostError: another process has ended.
+        """
+        self.join()
+        with self._guarded():
+            yield
+
+    # ---------------------------------------------------------------------------------- sessions
 
     def session_config(self, config: v1.ConfigProto) -> v1.ConfigProto:
         """The given config, adapted for a Session of one of several processes: it sees only its own devices, and process 0
@@ -118,7 +178,7 @@ class Runtime:
         """
         with self._guarded():
             if session not in self._equal:
-                self._check_agreement(original(start.agreement))
+                self.check_agreement(original(start.agreement))
                 original(start.broadcast)
                 self._equal.add(session)
             return function(*arguments)
@@ -201,7 +261,11 @@ class Runtime:
         finally:
             self.is_free = free
 
-    def _check_agreement(self, digests: Sequence[int]) -> None:
+    @staticmethod
+    def check_agreement(digests: Sequence[int]) -> None:
+        """Raises:
+            PlanError: processes differ in what they have staged.
+        """
         differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if differing:
             raise PlanError(
@@ -222,6 +286,12 @@ class Runtime:
             self.is_consistent = False
             self._watch.check(LOST_PATIENCE_S)
             raise
+
+
+class _EagerServer(NamedTuple):
+    """The server of eager execution, as a Session sees it."""
+
+    target: str
 
 
 _runtime: Optional[Runtime] = None  # TensorFlow's server cannot be stopped: one for the lifetime of the process

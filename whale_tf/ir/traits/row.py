@@ -14,6 +14,7 @@ class Role(Enum):
     PLACEHOLDER = "placeholder"
     INPUT = "input"  # produces, moves or describes external data, or a shared table; never cloned
     PULL = "pull"  # takes the next elements from an iterator or queue
+    PYTHON = "python"  # a Python function of its process; it brings in data where it depends on no variable
     INITIALIZE = "initialize"  # initialises an iterator or look-up table
     SAVE = "save"
     RESTORE = "restore"
@@ -107,6 +108,7 @@ class OpTraits(NamedTuple):
         is_dear: takes several times as long as a product of as many elements, though ``flops`` says 1.
         passes_terms: terms of a sum may pass through; before any other op they are added up, so that this is done once.
         stops_gradient: its result has none, though it has the operand's elements.
+        adds: assigns the variable's value plus or minus the operand.
         passes_reference: results refer to the variable that the operand refers to.
         generates: the result's shape is an operand; its rows can be produced independently.
         has_shape_attr: the attribute ``shape`` is the result's, and must not state the whole batch's size in a clone.
@@ -128,6 +130,7 @@ class OpTraits(NamedTuple):
     is_dear: bool = False
     passes_terms: bool = False
     stops_gradient: bool = False
+    adds: bool = False
     passes_reference: bool = False
     generates: bool = False
     has_shape_attr: bool = False

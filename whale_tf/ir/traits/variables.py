@@ -17,7 +17,8 @@ _VARIABLES = table(
     ("IsVariableInitialized VarIsInitializedOp", OpTraits(rule="state.undivided", state=State.IS_INITIALIZED)),
     ("VariableShape", OpTraits(rule="state.undivided", state=State.HANDLE, cost=Cost.FREE)),
     ("DestroyResourceOp", OpTraits(rule="state.undivided", state=State.HANDLE)),
-    ("Assign AssignAdd AssignSub AssignVariableOp AssignAddVariableOp AssignSubVariableOp", _ASSIGN),
+    ("Assign AssignVariableOp", _ASSIGN),
+    ("AssignAdd AssignSub AssignAddVariableOp AssignSubVariableOp", _ASSIGN._replace(adds=True)),
     ("AssignVariableXlaConcatND", OpTraits(state=State.WRITE, cost=Cost.MOVE)),
     ("ScatterAdd ScatterSub ScatterUpdate ScatterMul ScatterDiv ScatterMin ScatterMax ResourceScatterAdd ResourceScatterSub "
      "ResourceScatterUpdate ResourceScatterMul ResourceScatterDiv ResourceScatterMin ResourceScatterMax", _SCATTER),

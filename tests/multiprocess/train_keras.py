@@ -1,0 +1,134 @@
+"""Keras 3 scripts, which train in one process as in several.
+
+``python -m tests.multiprocess.train_keras equality PATH``: ``fit`` and a training loop; what they computed goes to ``PATH.RANK``.
+
+``python -m tests.multiprocess.train_keras fit EPOCHS DIRECTORY``: ``fit`` with callbacks that write.  Environment variables:
+PAUSE (seconds a step), SHORT (process 1 ends after so many steps).
+"""
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import time
+from typing import Any, Dict, List
+
+import numpy as np
+
+import whale_tf as wh
+
+TASK = json.loads(os.environ.get("TF_CONFIG") or "{}")
+RANK = TASK.get("task", {}).get("index", 0)
+WORKERS = len(TASK.get("cluster", {}).get("worker", ())) or 1
+BATCH = 16 // WORKERS
+
+if WORKERS > 1:
+    wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60})
+
+import keras  # noqa: E402  # its variables and ops come after wh.init
+import tensorflow as tf  # noqa: E402
+from keras import layers  # noqa: E402
+
+RNG = np.random.RandomState(0)
+X, LABELS, WEIGHTS = RNG.randn(61, 6), RNG.randint(0, 3, 61), RNG.rand(61)  # mini-batches of 16, 16, 16 and 13
+
+
+class Steps(keras.callbacks.Callback):
+    """What ``fit`` logs after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: List[Dict[str, float]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.logs.append({name: float(value) for name, value in logs.items()})
+        if "PAUSE" in os.environ:
+            time.sleep(float(os.environ["PAUSE"]))
+        print(f"step {len(self.logs)} loss {self.logs[-1]['loss']!r}", flush=True)
+        if RANK == 1 and os.environ.get("SHORT") == str(len(self.logs)):
+            self.model.stop_training = True
+
+
+def classifier(batch_norm: bool = False) -> Any:
+    """Processes draw other initial values, and get those of process 0."""
+    start = keras.initializers.RandomNormal(seed=RANK)
+    inputs = keras.Input((6,))
+    x = layers.Dense(8, activation="tanh", kernel_initializer=start, kernel_regularizer="l2")(inputs)
+    if batch_norm:
+        x = layers.BatchNormalization()(x)
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax", kernel_initializer=start)(x))
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "sparse_categorical_crossentropy", metrics=["accuracy"],
+                  weighted_metrics=[keras.metrics.SparseCategoricalCrossentropy()])
+    return model
+
+
+def outcome(model: Any, *more: Any) -> List[np.ndarray]:
+    return [np.array(value) for value in tf.nest.flatten(more) + model.variables + model.optimizer.variables]
+
+
+def fitted(*data: Any, **options: Any) -> List[np.ndarray]:
+    model, steps = classifier(batch_norm=True), Steps()
+    history = model.fit(*data, epochs=2, verbose=0, callbacks=[steps], validation_data=(X[:20], LABELS[:20]), **options)
+    assert len(steps.logs) == 8 or len(data) == 1
+    return outcome(model, steps.logs, history.history, model.predict(X, verbose=0))
+
+
+def looped() -> List[np.ndarray]:
+    """A loop over a dataset, with results of the step and metrics that count, that average, and that assign."""
+    model, optimizer = classifier(), keras.optimizers.SGD(0.1, momentum=0.9)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    accuracy, mean, confusion = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.Mean(), keras.metrics.MeanIoU(
+        3, sparse_y_pred=False)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            probabilities = model(x, training=True)
+            loss = loss_of(y, probabilities)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        accuracy.update_state(y, probabilities)
+        confusion.update_state(y, probabilities)
+        mean.update_state(loss)
+        right = tf.equal(tf.argmax(probabilities, -1), y)
+        return loss, tf.reduce_mean(tf.cast(right, tf.float64)), tf.shape(x)[0], probabilities
+
+    returned = []
+    for x, y in tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(BATCH):
+        *scalars, rows = step(x, y)
+        assert rows.shape[0] == x.shape[0]  # the process' own
+        returned.append(scalars)
+    return outcome(model, returned, accuracy.variables, mean.variables, confusion.variables, optimizer.variables)
+
+
+def equality(path: str) -> None:
+    keras.config.set_floatx("float64")
+    keras.utils.set_random_seed(1)
+    dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(61, seed=3).batch(BATCH, drop_remainder=True)
+    found = {
+        "arrays, weights": fitted(X, LABELS, batch_size=BATCH, shuffle=False, sample_weight=WEIGHTS),
+        "shuffled arrays": fitted(X, LABELS, batch_size=BATCH),
+        "dataset": fitted(dataset.take(48 // BATCH)),
+        "loop": looped(),
+    }
+    with open(f"{path}.{RANK}", "wb") as handle:
+        pickle.dump(found, handle)
+
+
+def fit(epochs: int, directory: str) -> None:
+    print("process", os.getpid(), flush=True)
+    keras.utils.set_random_seed(1)
+    os.makedirs(directory, exist_ok=True)
+    callbacks = keras.callbacks
+    classifier().fit(X, LABELS, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[
+        Steps(), callbacks.BackupAndRestore(f"{directory}/backup", delete_checkpoint=False),
+        callbacks.ModelCheckpoint(f"{directory}/model.keras"), callbacks.CSVLogger(f"{directory}/log.csv", append=True)])
+    print("finished", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "equality":
+        equality(sys.argv[2])
+    else:
+        fit(int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,128 @@
+"""Which values of a step are of the mini-batches of all processes, and which of this process' own.
+
+Ops outside of the region run once in each process.  What variables are written with must be equal in all of them, so it is
+computed from values over all processes: sums, or rows that are gathered.  In a tf.function, its results must be equal, too;
+and what metrics count, each process counts on its own rows, because the counts are smaller than the rows::
+
+    rows ──> are they right? ──> sum over own rows ──> sum over processes ──> AssignAdd(metric)
+    loss over all processes ──────────────────────────────────────────────> result
+"""
+
+from __future__ import annotations
+
+from typing import FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from whale_tf.ir.batch_axis import EXTENT
+from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.layout import Layout
+from whale_tf.ir.region import Region
+from whale_tf.ir.traits import traits
+
+Use = Tuple[int, int]  # op number, input position
+SUMS = "sums_over_processes"  # attribute of a function's variable: its value is a sum of what each process has added
+
+
+class Across(NamedTuple):
+    """Attributes:
+    uses: ops outside of the region, and which of their operands are over all processes.
+    added: writes of variables that add what this process has counted on its own rows.
+    decisive: ops outside of the region that something equal in all processes is computed from.
+    twice: those of them that run on this process' own rows, too, for what is counted and for results with rows.
+    """
+
+    uses: FrozenSet[Use] = frozenset()
+    added: Tuple[int, ...] = ()
+    decisive: FrozenSet[int] = frozenset()
+    twice: Tuple[int, ...] = ()
+
+
+def of_session(region: Region) -> Across:
+    """What Sessions run: everything that leads to a variable."""
+    decisive = leading_to_writes(region.graph)
+    return Across(frozenset(use for uses in region.leaving().values() for use in uses if use[0] in decisive))
+
+
+def of_function(region: Region, sources: Iterable[int], results: Sequence[int]) -> Across:
+    """What a tf.function runs.
+
+    Args:
+        sources: batch inputs.
+        results: the function's.
+    """
+    return _Function(region, batch_size(region.graph, sources)).across(results)
+
+
+def batch_size(graph: OpGraph, sources: Iterable[int]) -> Optional[int]:
+    """The mini-batch's static size; None: it is known only at run time."""
+    sizes = {shape[0] for shape in (graph.tensors[tensor].shape for tensor in sources) if shape}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def is_of_rows(layout: Layout) -> bool:
+    """Whether each process has a value of its own: rows of the batch, or how many."""
+    return layout.is_sharded or layout.kind == EXTENT.kind
+
+
+def leading_to_writes(graph: OpGraph) -> Set[int]:
+    """Ops that a variable's new value is computed from."""
+    found: Set[int] = set()
+    for op in reversed(graph.ops):
+        if traits(op.type).is_write or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
+            found.add(op.id)
+    return found
+
+
+class _Function:
+    def __init__(self, region: Region, batch: Optional[int]) -> None:
+        self.region, self.graph, self.batch = region, region.graph, batch
+        self.outside = {op.id for op in self.graph.ops if not region.contains(op) and op.phase is not Phase.INPUT}
+        self.from_rows: Set[int] = set()  # ops outside that are computed from single examples, or from their number
+        for index in sorted(self.outside):
+            if any(self.is_own(t) or self.graph.tensors[t].op in self.from_rows for t in self.graph.ops[index].inputs):
+                self.from_rows.add(index)
+
+    def is_own(self, tensor: int) -> bool:
+        """Whether a tensor of the region or of the input side is about this process' examples one by one."""
+        producer = self.graph.producer(tensor)
+        if producer.phase is Phase.INPUT:
+            return self.has_rows(tensor)
+        if producer.id not in self.region.batch_level:
+            return False
+        return is_of_rows(self.region.batch.layout(tensor))
+
+    def has_rows(self, tensor: int) -> bool:
+        """Whether the first dimension is the batch."""
+        shape = self.graph.tensors[tensor].shape
+        return bool(shape) and shape[0] == self.batch  # type: ignore[index]
+
+    def across(self, results: Sequence[int]) -> Across:
+        writes = [index for index in self.outside if traits(self.graph.ops[index].type).is_write]
+        added = {index for index in writes if self._counts(index) and index in self.from_rows}
+        common = [self.graph.tensors[t].op for t in results if not self.has_rows(t)]
+        decisive = self._behind([*common, *(index for index in writes if index not in added)])
+        own = self._behind([*added, *(self.graph.tensors[t].op for t in results if self.has_rows(t))])
+        used = decisive | own
+        uses = {(index, position) for index in used for position, tensor in enumerate(self.graph.ops[index].inputs)
+                if self._enters(tensor) and (index in decisive or not self.is_own(tensor))}
+        twice = tuple(sorted(decisive & own & self.from_rows))
+        return Across(frozenset(uses), tuple(sorted(added)), frozenset(decisive), twice)
+
+    def _counts(self, write: int) -> bool:
+        op = self.graph.ops[write]
+        return traits(op.type).adds and bool(self.graph.producer(op.inputs[0]).attrs.get(SUMS))
+
+    def _enters(self, tensor: int) -> bool:
+        producer = self.graph.producer(tensor)
+        return producer.id in self.region.batch_level or (producer.phase is Phase.INPUT and self.has_rows(tensor))
+
+    def _behind(self, roots: Iterable[int]) -> Set[int]:
+        """Ops outside that the roots are computed from, and these themselves."""
+        stack: List[int] = [index for index in roots if index in self.outside]
+        found: Set[int] = set()
+        while stack:
+            index = stack.pop()
+            if index not in found:
+                found.add(index)
+                stack.extend(self.graph.tensors[t].op for t in self.graph.ops[index].inputs
+                             if self.graph.tensors[t].op in self.outside)
+        return found

@@ -1,0 +1,111 @@
+"""tf.functions that several processes run together: each call waits for the others, and the first makes all start equal.
+
+::
+
+    process 0    trace, rewrite ──> agree ──> variables' values ──> step 1 ──> step 2 ...
+                                     ║               ║                ║          ║
+    process 1    trace, rewrite ──> agree ──> takes them ─────────> step 1 ──> step 2 ...
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import Any, Callable, MutableMapping, MutableSet, Sequence, Set
+
+from whale_tf._tf_compat import global_seed, tf, v1
+from whale_tf.capture.handles import captured_variables
+from whale_tf.communicators import ProcessCommunicator
+from whale_tf.errors import PlanError
+from whale_tf.processes.runtime import Runtime
+
+
+class Functions:
+    """See the module's docstring.
+
+    Args:
+        shares_input: whether datasets are shared with the other processes, which then must shuffle alike.
+    """
+
+    def __init__(self, runtime: Runtime, shares_input: Callable[[], bool]) -> None:
+        self._runtime = runtime
+        self._shares_input = shares_input
+        self._staged: MutableMapping[tf.Graph, str] = weakref.WeakKeyDictionary()  # by rewritten graph
+        self._inside: MutableMapping[tf.Graph, MutableSet[tf.Graph]] = weakref.WeakKeyDictionary()  # graph -> those it calls
+        self._started: MutableSet[tf.Graph] = weakref.WeakSet()
+        self._equal: Set[str] = set()  # variables that have process 0's values
+
+    def rewritten(self, graph: tf.Graph, communicator: ProcessCommunicator) -> None:
+        """A function's graph has collectives now."""
+        self._staged[graph] = communicator.staged
+        self._inside.setdefault(graph, weakref.WeakSet()).add(graph)
+
+    def call(self, function: Any, original: Callable[[], Any]) -> Any:
+        """A concrete function is called, eagerly or in the graph of another one."""
+        inside = self._inside.get(function.graph)
+        if inside is None:
+            return original()
+        if tf.executing_eagerly():
+            with self._runtime.training():
+                for graph in list(inside):
+                    self._start(graph)
+                return original()
+        outer = v1.get_default_graph()
+        while outer is not None:
+            self._inside.setdefault(outer, weakref.WeakSet()).update(inside)  # type: ignore[attr-defined]
+            outer = getattr(outer, "outer_graph", None)
+        return original()
+
+    def _start(self, graph: tf.Graph) -> None:
+        """Before a rewritten graph runs for the first time: is it the same in all processes?  Its variables take process 0's
+        values.
+
+        Raises:
+            PlanError: it is not the same, or another process does not come to it.
+        """
+        if graph in self._started:
+            return
+        variables = [variable for variable in captured_variables(graph) if variable.dtype != tf.string]
+        described = [f"{one.dtype.name} {one.shape}" for one in [*variables, *graph.inputs]]
+        with tf.device(self._runtime.processes.host_device):
+            self._agree("\n".join([self._staged[graph], *described]), graph.name)
+            for variable in variables:
+                if variable._unique_id not in self._equal:
+                    self._take(variable)
+                    self._equal.add(variable._unique_id)
+        self._started.add(graph)
+
+    def _agree(self, text: str, name: str) -> None:
+        group, instance = self._runtime.keys.agreement()
+        digest = zlib.crc32(f"{self._runtime.keys.count} {text}".encode())
+        try:
+            digests: Sequence[int] = tf.raw_ops.CollectiveGather(
+                input=tf.constant([digest, self._seed()], tf.int64), group_size=self._runtime.processes.count, group_key=group,
+                instance_key=instance, shape=[0], timeout_seconds=self._runtime.start_timeout_s).numpy()
+        except tf.errors.DeadlineExceededError:
+            raise PlanError(
+                f"tf.function {name!r} runs here for the first time, and another process has not come to it within "
+                f"{self._runtime.start_timeout_s:.0f} s (communication.start_timeout_s): all processes must run the same "
+                "training functions in the same order") from None
+        self._runtime.check_agreement(digests[::2])
+        if len(set(digests[1::2])) > 1:
+            raise PlanError(
+                "tf.random.set_seed was called with different seeds in the processes ({}), so that they shuffle differently, and "
+                "their shares of a dataset overlap; use the same seed in all, or set io.slicing to false for data that is shared "
+                "already".format(", ".join(map(str, digests[1::2]))))
+
+    def _seed(self) -> int:
+        seed = global_seed()
+        return -1 if seed is None or not self._shares_input() else int(seed)
+
+    def _take(self, variable: Any) -> None:
+        """The value of process 0's variable."""
+        processes, keys = self._runtime.processes, self._runtime.keys
+        value = variable.read_value()
+        wire = tf.int32 if value.dtype == tf.bool else value.dtype
+        given = {"group_size": processes.count, "group_key": keys.group("broadcast"), "instance_key": keys.instance(),
+                 "shape": value.shape}
+        if processes.is_chief:
+            tf.raw_ops.CollectiveBcastSend(input=tf.cast(value, wire), **given)
+        else:
+            variable.assign(tf.cast(tf.raw_ops.CollectiveBcastRecv(T=wire, **given), value.dtype))
