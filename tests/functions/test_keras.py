@@ -253,7 +253,8 @@ def check(make: Make, x: np.ndarray, way: Way, **fit: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [  # test_matrix.py has the others' like
+    pytest.param(name, marks=[pytest.mark.full] if name in ("text", "recurrent", "convolutional") else []) for name in MODELS])
 def test_models(model: str) -> None:
     make, x = MODELS[model]
     check(make, x, PIPELINE)

@@ -20,12 +20,14 @@ keras = pytest.importorskip("keras", minversion="3.0")
 
 from tests.functions.models import BATCH, CASES, EXAMPLES, VALIDATION, Case  # noqa: E402
 
+# Device counts of wh.replicate, and negative ones of wh.split; none: no annotations.
 PLANS: Dict[str, Way] = {
     "data parallel 2": Way((), 2, {}),
     "data parallel 4": Way((), 4, {}),
     "pipeline 2": Way((1, 1), 2, {}),
     "pipeline 2, 4 micro-batches": Way((1, 1), 2, {"num_micro_batch": 4}),
     "pipeline 2 nested 2": Way((1, 1), 4, {"num_micro_batch": 2}),
+    "auto_parallel": Way((), 4, {"auto_parallel": True}),
 }
 LOOPS = ("fit", "custom")
 
@@ -48,11 +50,14 @@ def scopes(case: Case, way: Optional[Way]) -> Iterator[List[Scope]]:
         if way is not None:
             wh.init({**case.config, **way.config}, cluster=f"cpu:{way.devices}")
             for number, count in enumerate(way.counts):
-                stages[number] = functools.partial(wh.replicate, count, name=f"stage {number}")
+                strategy = wh.replicate if count > 0 else wh.split
+                stages[number] = functools.partial(strategy, abs(count), name=f"stage {number}")
         yield stages
         plan = wh.current_plan() if way is not None else None
         if way is not None:
-            assert plan is not None and plan.num_devices == way.devices and len(plan.task_graphs) == max(1, len(way.counts))
+            assert plan is not None
+            if "auto_parallel" not in way.config:
+                assert plan.num_devices == way.devices and len(plan.task_graphs) >= max(1, len(way.counts))
             assert "Not exactly the local result" not in wh.explain()
     finally:
         wh.shutdown()
@@ -136,8 +141,10 @@ def compare(case: Case, expected: Outcome, found: Outcome) -> None:
 def rows() -> Iterator[Any]:
     """Every model, loop and plan; without the mark ``full`` every model once, and every plan in every loop."""
     pairs = [(loop, plan) for plan in PLANS for loop in LOOPS]
-    for i, name in enumerate(CASES):
+    for i, (name, case) in enumerate(CASES.items()):
         for k, (loop, plan) in enumerate(pairs):
+            if case.has_loops and min(PLANS[plan].counts, default=1) < 0:
+                continue  # refused
             marks = [] if k == i % len(pairs) else [pytest.mark.full]
             yield pytest.param(name, loop, plan, marks=marks, id=f"{name}-{loop}-{plan}")
 
