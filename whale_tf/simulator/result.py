@@ -169,8 +169,8 @@ class Simulation(NamedTuple):
             "parameters": "use more stages, tensor parallelism or ZeRO 3",
             "gradients": "use ZeRO 2, more stages or tensor parallelism",
         }
-        words = "out of memory: device {} of stage {} needs {:.2f} GiB of {:.2f} GiB, {:.2f} GiB too much, {:.2f} GiB of it {}: {}"
-        return words.format(
+        return ("out of memory: device {} of stage {} needs {:.2f} GiB of {:.2f} GiB, {:.2f} GiB too much, {:.2f} GiB of it {}: "
+                "{}").format(
             use.device,
             use.stage,
             use.peak_memory_bytes / 2**30,
