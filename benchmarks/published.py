@@ -299,7 +299,8 @@ def errors_of(points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> Tupl
         errors = [abs(error(point, laws_of(point))) for point in mine]
         if errors:
             mean, largest = round(float(np.mean(errors)), 3), round(max(errors), 3)
-            rows.append(TestedError(times=KERNELS, device=KIND, precision=precision, points=len(errors), mean=mean, largest=largest))
+            rows.append(TestedError(times=KERNELS, device=KIND, precision=precision, points=len(errors), mean=mean,
+                                    largest=largest))
     return tuple(rows)
 
 

@@ -1,14 +1,18 @@
 """Searches against the simulator: the first plan is the one that plays fastest of all that there are."""
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from typing import Tuple
 
+import numpy as np
 import pytest
 
 from benchmarks.measure import chosen
 from whale_tf.cluster import Cluster
 from whale_tf.planner.amp import search as amp
-from whale_tf.planner.amp.cost import Costs
+from whale_tf.planner.amp.cost import Costs, Strategy
+from whale_tf.planner.amp.placement import megatron
 from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.search import amp_result, search
 from whale_tf.planner.simulated import simulated
@@ -49,3 +53,35 @@ def test_a_benchmark_section_that_does_not_exist_is_named(capsys: pytest.Capture
     with pytest.raises(SystemExit):
         chosen(parser, {"layers": 1}, ["--only", "layer"])
     assert "--only has 'layer', expected some of layers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_random_small_clusters_get_the_plan_that_plays_fastest() -> None:
+    """AMP's first plan against all cuts of all its strategies, and DAPPLE's against those of them that divide no layer."""
+    random = np.random.RandomState(0)
+    for _ in range(20):
+        profile, cluster, batch = _drawn(random)
+        count, costs = len(profile.layers), Costs(profile, cluster, batch)
+        strategies = [Strategy(degree, size, megatron(cluster, degree), (0, *inner, count))
+                      for degree in amp.degrees(profile, cluster) for size in amp.micro_batches(batch, degree.dp, 1)
+                      for inner in itertools.combinations(range(1, count), degree.pp - 1)]
+        every = [amp_result("amp", costs, [amp.Candidate(one, costs.estimate(one))], 0.0) for one in strategies]
+        played = [one for one in (simulated(replace(one, profile=profile), cluster) for one in every) if one.fits]
+        replicated = [one.latency_s for one in played if all(stage.strategy == "replicate" for stage in one.stages)]
+        assert search(profile, cluster, batch, "amp").latency_s <= 1.03 * min(one.latency_s for one in played)
+        assert search(profile, cluster, batch, "dapple", recompute=False).latency_s <= 1.03 * min(replicated)
+
+
+def _drawn(random: np.random.RandomState) -> Tuple[ModelProfile, Cluster, int]:
+    """Four to six layers, two nodes of one or two devices of two types, and a batch."""
+    def one_of(*sizes: float) -> int:
+        return int(random.choice(sizes))
+
+    layers = [{"name": f"l{i}", "forward_flops": one_of(1e10, 2e10, 5e10, 2e11), "traffic_bytes": 1e8,
+               "parameter_bytes": one_of(1e6, 1e7, 1e8), "output_bytes": one_of(1e5, 1e6), "activation_bytes": one_of(1e6, 1e7),
+               "tensor_parallel_bytes": one_of(2e5, 8e5)} for i in range(random.randint(4, 7))]
+    size, speed = random.randint(1, 3), int(random.choice([10, 25, 100]))
+    nodes = [{"devices": f"{random.choice(['V100-16GB', 'T4', 'P100-16GB'])}:{size}", "links": "default",
+              "nic": {"bandwidth_gbits_per_s": speed}} for _ in range(2)]
+    profile = ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": layers})
+    return profile, Cluster.parse({"name": "c", "nodes": nodes}), int(random.choice([8, 16]))

@@ -157,6 +157,17 @@ def test_a_tensor_parallel_plan_costs_what_its_degrees_cost(tmp_path: Any) -> No
     assert found["step_time_s"] == pytest.approx(uniform["step_time_s"], rel=1e-9)
 
 
+def test_a_stage_without_work_has_words(tmp_path: Any) -> None:
+    """The last layers of AMP's GPT-2 cost nothing by themselves."""
+    layers = tuple(layer.name for layer in ModelProfile.parse("gpt2-24").layers)
+    tasks = tuple(TaskGraphPlan(name=name, ops=ops, devices=((device,),))
+                  for device, (name, ops) in enumerate((("all", layers[:-1]), ("loss", layers[-1:]))))
+    path = tmp_path / "plan.json"
+    path.write_text(Plan(graph="gpt2-24", num_devices=2, num_micro_batch=2, task_graphs=tasks).to_json())
+    result = call("simulate", "--plan", str(path), "--cluster", "dapple-a:2", "--global-batch", "2")
+    assert result.exit_code == 0 and "stage 1 has none" in " ".join(result.output.split()), result.output
+
+
 def test_a_task_graph_without_ops_is_refused(tmp_path: Any) -> None:
     ops = tuple(op.name for op in built_in_model("mlp", 1).ops)
     tasks = (TaskGraphPlan(name="all", ops=ops, devices=((0,),)), TaskGraphPlan(name="idle", devices=((1,),)))

@@ -33,6 +33,16 @@ def test_tree_wins_for_small_messages_and_ring_for_large_ones() -> None:
     assert network.best(ALL_REDUCE, group, 1e9).name == "ring"
 
 
+@pytest.mark.parametrize("kind", [ALL_GATHER, REDUCE_SCATTER])
+def test_a_hierarchical_gather_is_half_of_an_all_reduce(kind: str) -> None:
+    network, group = Network(Cluster.parse("a100:32")), Group(tuple(range(32)))
+    half, whole = (next(one for one in network.algorithms_of(name, group) if one.name == "hierarchical")
+                   for name in (kind, ALL_REDUCE))
+    assert 2 * half.latency_s == pytest.approx(whole.latency_s)
+    assert 2 * half.seconds_per_byte == pytest.approx(whole.seconds_per_byte)
+    assert network.best(kind, group, 1e5).name == "hierarchical", "7 hops inside and 3 between nodes, not 31"
+
+
 def test_hierarchical_wins_on_fast_nodes_with_as_many_adapters() -> None:
     network = Network(Cluster.parse("a100:32"))
     assert network.best(ALL_REDUCE, Group(tuple(range(32))), 1e8).name == "hierarchical"

@@ -70,6 +70,17 @@ class Source(NamedTuple):
     profile: Optional[ModelProfile]
     execution: Execution
 
+    @property
+    def xla(self) -> Optional[bool]:
+        """Whether XLA fuses its ops; None: times are of layers, as planners count them."""
+        return self.execution.xla if self.profile is None else None
+
+    def of_layers(self) -> Source:
+        """The model by its layers, if planners know them."""
+        if self.profile is not None or not model_names().get(self.name):
+            return self
+        return self._replace(profile=_layers(ModelProfile.parse(self.name), self.execution))
+
     def graph(self, batch: int) -> ModelGraph:
         if self.profile is not None:
             return layered_model(self.profile, batch)
@@ -128,14 +139,15 @@ def simulate(
         known = default_laws() if laws is None else Laws.parse(laws)
         machines = Cluster.parse(cluster)
         execution = _execution(machines, precision, xla, known)
-        options = Options(sharing, overlap, collapse, steady_state, calibration=measured, xla=execution.xla, laws=known)
-        simulator = Simulator(machines, options)
+        options = Options(sharing, overlap, collapse, steady_state, calibration=measured, laws=known)
         loaded = Plan.parse(plan) if plan is not None else None
         if ops is not None:
+            simulator = Simulator(machines, options)
             result = _run_ops(simulator, loaded, ops, model or profile, global_batch, execution)
             _finish(result, _tested(result, MEASURED, known), as_json, trace, timeline, memory, report)
             return
         source = _source(model, profile, loaded, execution)
+        simulator = Simulator(machines, options._replace(xla=source.xla))
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
@@ -167,19 +179,25 @@ def compare(
         measured = Calibration.parse(calibration) if calibration is not None else None
         known, machines = default_laws() if laws is None else Laws.parse(laws), Cluster.parse(cluster)
         execution = _execution(machines, precision, xla, known)
-        simulator = Simulator(machines, Options(calibration=measured, xla=xla, laws=known))
-        found: List[Tuple[str, Simulation]] = []
+        plans: List[Optional[Plan]] = []
         for text in strategies:
-            shape = _UNIFORM.match(text)
-            if shape:
-                uniform = Uniform(*(int(value or 1) for value in shape.groups()))
-                source = _source(model, profile, None, execution)
-                result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "", 0)
-            elif os.path.exists(text):
-                loaded = Plan.parse(text)
-                result = _run_plan(simulator, _source(model, profile, loaded, execution), loaded, global_batch)
-            else:
+            if not _UNIFORM.match(text) and not os.path.exists(text):
                 raise PlanError(f"{text!r} is neither a plan file nor of the form DPxTPxPP:MICRO_BATCHES, e.g. 2x4x2:4")
+            plans.append(None if _UNIFORM.match(text) else Plan.parse(text))
+        sources = [_source(model, profile, plan, execution) for plan in plans]
+        if any(source.profile is not None for source in sources):  # all strategies by times of one kind
+            sources = [one.of_layers() if plan is None else one for one, plan in zip(sources, plans)]
+        is_ops = all(source.profile is None for source in sources)
+        simulator = Simulator(machines, Options(calibration=measured, xla=xla if is_ops else None, laws=known))
+        found: List[Tuple[str, Simulation]] = []
+        for text, plan, source in zip(strategies, plans, sources):
+            shape = _UNIFORM.match(text)
+            if plan is not None:
+                result = _run_plan(simulator, source, plan, global_batch)
+            else:
+                assert shape is not None
+                uniform = Uniform(*(int(value or 1) for value in shape.groups()))
+                result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "", 0)
             found.append((text, result))
     except WhaleError as error:
         typer.echo(f"error: {error}", err=True)

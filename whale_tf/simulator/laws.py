@@ -5,12 +5,13 @@ An op is kernels that move its tensors ``passes`` times, and for contractions on
     seconds = max(flops / (peak x efficiency x occupancy), bytes / bandwidth) + extra bytes / bandwidth + kernels x launch
 
 * **occupancy**: a product of ``m x n x k`` is cut into tiles, which the ``units`` (streaming multiprocessors) compute in waves;
-  the last wave and tiles at the edge are not full, and short ``k`` does not fill the pipelines: ``k / (k + depth)``.  Libraries have
-  tiles of several sizes, and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
+  the last wave and tiles at the edge are not full, and short ``k`` does not fill the pipelines: ``k / (k + depth)``.  Libraries
+  have tiles of several sizes, and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
 * **tensor cores** compute in 16 bits if ``n`` and ``k`` are multiples of 8; what is not eligible runs at twice float32's rate.
 * **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them.
 * **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h), so
-  softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast on both sides; XLA casts on the way.
+  softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast on both sides; XLA casts
+  on the way.
 
 The parameters are in ``laws.json``; ``whale simulate --laws FILE`` takes others.
 """
@@ -329,7 +330,8 @@ def as_run(model: ModelGraph, precision: str, xla: bool) -> ModelGraph:
 
     In 16 bits that is its mixed precision: activations and their gradients are kept in 16 bits, variables and their gradients in
     float32.  Op by op the backward pass reads more than a fused kernel's: GELU keeps tanh's result and the cumulative
-    distribution beside its input, dropout its mask in the tensor's own type; under mixed precision, what is computed in float32 is kept so.
+    distribution beside its input, dropout its mask in the tensor's own type; under mixed precision, what is computed in float32
+    is kept so.
     """
     half = precision in HALF and model.precision not in HALF
     tensors = tuple(tensor._replace(itemsize=2) if half and tensor.role == ACTIVATION else tensor for tensor in model.tensors)

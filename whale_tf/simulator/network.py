@@ -37,7 +37,8 @@ class Network:
     Args:
         correction: per collective kind, measured over modelled bandwidth term (1: the model is exact); ``whale
             calibrate`` writes them.
-        algorithms: which of :data:`ALGORITHMS` an all-reduce may use; the fastest for the size is taken, as NCCL does.
+        algorithms: which of :data:`ALGORITHMS` an all-reduce may use (of a gather or reduce-scatter: whether the hierarchical one
+            beside the ring); the fastest for the size is taken, as NCCL does.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class Network:
         step = self._latency(group.devices)
         if kind in (ALL_GATHER, REDUCE_SCATTER):
             loads = self._scaled(self._ring(group.devices), (count - 1) / count)
-            return [self._algorithm(kind, "ring", (count - 1) * step, loads)]
+            more = self._hierarchical(kind, group, 1) if "hierarchical" in self.algorithms else []
+            return [self._algorithm(kind, "ring", (count - 1) * step, loads), *more]
         found = []
         for name in self.algorithms:
             if name == "ring":
@@ -111,7 +113,7 @@ class Network:
                 loads = self._scaled(self._ring(group.devices), 2.0)
                 found.append(self._algorithm(kind, name, 2 * math.ceil(math.log(count, 2)) * step, loads))
             else:
-                found += self._hierarchical(kind, group)
+                found += self._hierarchical(kind, group, 2)
         if not found:
             raise ConfigError("no collective algorithm is allowed; add 'ring' to algorithms")
         return found
@@ -188,22 +190,22 @@ class Network:
             self._add(loads, dict.fromkeys(self.path(a, b), 1.0 / len(channels)))
         return loads
 
-    def _hierarchical(self, kind: str, group: Group) -> List[Algorithm]:
-        """Reduce-scatter inside the nodes, all-reduce of the parts between nodes, all-gather inside."""
+    def _hierarchical(self, kind: str, group: Group, passes: int) -> List[Algorithm]:
+        """An all-reduce passes twice: reduce-scatter inside the nodes, all-reduce of the parts between nodes, all-gather inside.
+        A reduce-scatter or all-gather is one half of that."""
         nodes = self._by_node(group.devices)
         size = len(nodes[0])
         if len(nodes) < 2 or size < 2 or any(len(members) != size for members in nodes):
             return []
         loads: Dict[int, float] = {}
         for members in nodes:
-            self._add(loads, self._scaled(self._inside(members, closed=True), 2.0 * (size - 1) / size))
-        across = 2.0 * (len(nodes) - 1) / len(nodes)
+            self._add(loads, self._scaled(self._inside(members, closed=True), passes * (size - 1) / size))
+        across = passes * (len(nodes) - 1) / len(nodes)
         for here, there in zip(nodes, nodes[1:] + nodes[:1]):
             for a, b in zip(here, there):
                 self._add(loads, dict.fromkeys(self.path(a, b), across / size))
-        latency = 2 * (size - 1) * self._latency(nodes[0]) + 2 * (len(nodes) - 1) * self._latency(
-            [members[0] for members in nodes]
-        )
+        between_s = (len(nodes) - 1) * self._latency([members[0] for members in nodes])
+        latency = passes * ((size - 1) * self._latency(nodes[0]) + between_s)
         return [self._algorithm(kind, "hierarchical", latency, loads)]
 
     def _all_to_all(self, group: Group) -> Algorithm:

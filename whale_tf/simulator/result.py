@@ -169,8 +169,8 @@ class Simulation(NamedTuple):
             "parameters": "use more stages, tensor parallelism or ZeRO 3",
             "gradients": "use ZeRO 2, more stages or tensor parallelism",
         }
-        words = "out of memory: device {} of stage {} needs {:.2f} GiB of {:.2f} GiB, {:.2f} GiB too much, {:.2f} GiB of it {}: {}"
-        return words.format(
+        return ("out of memory: device {} of stage {} needs {:.2f} GiB of {:.2f} GiB, {:.2f} GiB too much, {:.2f} GiB of it {}: "
+                "{}").format(
             use.device,
             use.stage,
             use.peak_memory_bytes / 2**30,
@@ -187,12 +187,10 @@ class Simulation(NamedTuple):
         for use in self.devices:
             by_stage[use.stage] = max(by_stage.get(use.stage, 0.0), use.computation_s)
         if len(by_stage) > 1 and max(by_stage.values()) > 1.2 * min(by_stage.values()):
-            slow = max(by_stage, key=lambda stage: by_stage[stage])
-            return (
-                f"devices idle {idle:.0%} of the step because stage {slow} has "
-                f"{by_stage[slow] / min(by_stage.values()):.1f} times the work of the least loaded stage: "
-                "move ops from it to other stages"
-            )
+            slow, least = (choose(by_stage, key=lambda stage: by_stage[stage]) for choose in (max, min))
+            work = f"{by_stage[slow] / by_stage[least]:.1f} times the work of the least loaded stage" if by_stage[least] else \
+                f"work and stage {least} has none"
+            return f"devices idle {idle:.0%} of the step because stage {slow} has {work}: move ops from it to other stages"
         if len(by_stage) > 1:
             return (
                 f"devices idle {idle:.0%} of the step filling and draining {len(by_stage)} stages with "

@@ -133,7 +133,10 @@ class Simulator:
         size = sum(tensor.bytes for tensor in result.program.strategy.model.tensors if tensor.role == PARAMETER)
         count = len(result.representative)
         extra_s = waiting_seconds(self.laws.framework, result.step_time_s, hidden_s, count, size, bool(self.options.xla))
-        return result._replace(step_time_s=result.step_time_s + extra_s)
+        step_time_s = result.step_time_s + extra_s
+        devices = tuple(use._replace(exposed_s=use.exposed_s + extra_s, mfu=use.mfu * result.step_time_s / step_time_s)
+                        for use in result.devices)
+        return result._replace(step_time_s=step_time_s, devices=devices)
 
     def run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int] = None) -> Simulation:
         """Predict one step of a captured graph under a plan, op by op.
