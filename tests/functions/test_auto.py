@@ -80,6 +80,33 @@ def test_rhino_divides_variables(build: str, only_rhino: None) -> None:
 
 
 @pytest.mark.slow
+def test_fit_that_rhino_divides(only_rhino: None) -> None:
+    """Embedding, attention and Adagrad; the last mini-batch is smaller, so that the second trace has a batch of unknown size."""
+    keras = pytest.importorskip("keras", minversion="3.0")
+    from tests.functions.test_keras import LABELS, TOKENS, text
+
+    def fit() -> Any:
+        keras.utils.set_random_seed(0)
+        model = text([contextlib.nullcontext] * 2)
+        history = model.fit(TOKENS, LABELS, batch_size=16, epochs=2, verbose=0).history
+        return history["loss"], [weight.numpy() for weight in model.weights + model.optimizer.variables]
+
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        local = fit()
+        wh.init({"auto_parallel": "rhino"}, cluster=slow_devices(2))
+        parallel = fit()
+    finally:
+        keras.config.set_floatx(before)
+    plan = wh.current_plan()
+    assert plan is not None and {"embedding_column", "column", "stack"} <= set(plan.shards.values())
+    np.testing.assert_allclose(parallel[0], local[0], rtol=1e-6)
+    for one, other in zip(local[1], parallel[1]):
+        np.testing.assert_allclose(other, one, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["replicate", "split"])
 def test_a_default_strategy(strategy: str) -> None:
     plan = equal_to_local(momentum, {}, default=lambda: getattr(wh, strategy)(2))

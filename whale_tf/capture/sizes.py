@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping
 from whale_tf._tf_compat import GraphDef, tf
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.definitions import Definitions
-from whale_tf.ir.graph import OpGraph, Shape
+from whale_tf.ir.graph import Op, OpGraph, Shape
 
 
 def sized(definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], batch: int) -> OpGraph:
@@ -32,6 +32,9 @@ def sized(definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], ba
         nodes = {node.name: node for node in graph_def.node}
         for tensor, dim in unknown.items():
             _set(nodes[ops.producer(tensor).name], ops.tensors[tensor].index, dim, batch)
+        for op in ops.ops:
+            if op.type == "VarHandleOp" and nodes[op.name].op != op.type:
+                _describe(nodes[op.name], op)
         try:
             shapes = _inferred(graph_def, ops)
         except ValueError as error:
@@ -65,6 +68,13 @@ def _set(node: Any, index: int, dim: int, batch: int) -> None:
         shape = node.attr["output_shapes"].list.shape[index]
     if shape is not None and len(shape.dim) > dim:
         shape.dim[dim].size = batch
+
+
+def _describe(node: Any, op: Op) -> None:
+    """Turn the placeholder of a variable's handle, of which a GraphDef does not say whose it is, into a variable."""
+    node.op = op.type
+    node.attr["dtype"].type = tf.as_dtype(op.attrs["dtype"]).as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape(op.attrs["shape"]).as_proto())
 
 
 def _inferred(graph_def: GraphDef, ops: OpGraph) -> Dict[int, Shape]:
