@@ -65,14 +65,15 @@ def equal_to_local(build: Any, config: Dict[str, Any], plan: Any = None, default
 @pytest.mark.slow
 @pytest.mark.parametrize("build, config", [
     ("momentum", {"auto_parallel": True}), ("momentum", {"num_task_graph": 2, "num_micro_batch": 2}),
-    ("sparse", {"auto_parallel": True, "num_micro_batch": 2})], ids=str)
+    pytest.param("sparse", {"auto_parallel": True, "num_micro_batch": 2}, marks=pytest.mark.full)], ids=str)
 def test_searches_and_their_plans_again(build: str, config: Dict[str, Any]) -> None:
     plan = equal_to_local(BUILDS[build], config, sizes=(16, 16, 12))
     assert equal_to_local(BUILDS[build], {}, plan.to_json()).task_graphs == plan.task_graphs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("build", ["momentum", pytest.param("sparse", marks=pytest.mark.full),
+                                   pytest.param("wide", marks=pytest.mark.full)])
 def test_rhino_divides_variables(build: str, only_rhino: None) -> None:
     plan = equal_to_local(BUILDS[build], {"auto_parallel": "rhino"}, cluster=slow_devices(2))
     assert plan.estimate.search == "rhino" and set(plan.shards.values()) - {"once"}
