@@ -107,6 +107,7 @@ class _Active:
         self.shuffles = itertools.count()
         self.said: MutableSet[str] = set()  # warnings
         self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions that take one by variables
+        self.said_no_gradients = False
         self.default: Optional[_Strategy] = None  # of functions
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
@@ -635,6 +636,10 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
     known, default = capture_annotations.annotations_of(graph), state.default
     if known.trains and default is not None and known.default is None:
         capture_annotations.set_default_strategy(graph, default.kind, default.device_count, default.name)
+    if not known.trains and known.items and not state.said_no_gradients:
+        state.said_no_gradients = True
+        warnings.warn(f"tf.function {graph.name!r} has annotations ({known.items[0].name!r}), but takes no gradients of "
+                      "variables: it runs where its variables are, on one device, as do all functions that do not train")
     if not known.trains or _more_than_local(state) is None and not known.items and _observer is None:
         return
     if functions.makes_variables(graph):
