@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf.cluster import Cluster
-from whale_tf.simulator.configs import op_fractions
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.memory import MemoryCurve
-from whale_tf.simulator.model_graph import KINDS
 from whale_tf.simulator.program import COMPUTATION, Program
 
 
@@ -64,6 +62,9 @@ class Simulation(NamedTuple):
     links: Tuple[LinkUse, ...]
     compile_seconds: float
     simulate_seconds: float
+    model: str
+    num_micro_batch: int
+    schedule: str
     steady: bool = False
 
     @property
@@ -115,7 +116,7 @@ class Simulation(NamedTuple):
     def to_dict(self) -> Dict[str, Any]:
         """What ``whale simulate --json`` prints."""
         return {
-            "model": self.program.strategy.model.name,
+            "model": self.model,
             "cluster": self.cluster.name,
             "step_time_s": self.step_time_s,
             "samples_per_s": self.samples_per_s,
@@ -180,7 +181,6 @@ class Simulation(NamedTuple):
         )
 
     def _idle_words(self, idle: float) -> str:
-        strategy = self.program.strategy
         by_stage: Dict[int, float] = {}
         for use in self.devices:
             by_stage[use.stage] = max(by_stage.get(use.stage, 0.0), use.computation_s)
@@ -194,7 +194,7 @@ class Simulation(NamedTuple):
         if len(by_stage) > 1:
             return (
                 f"devices idle {idle:.0%} of the step filling and draining {len(by_stage)} stages with "
-                f"{strategy.num_micro_batch} micro-batches: use more "
+                f"{self.num_micro_batch} micro-batches: use more "
                 "micro-batches or fewer stages"
             )
         return f"devices idle {idle:.0%} of the step waiting for each other: balance unequal devices"
@@ -205,12 +205,17 @@ def device_uses(
     graph: ExecutionGraph,
     times: Times,
     memory: Sequence[MemoryCurve],
-    cluster: Cluster,
     step_time_s: float,
     usable_bytes: Sequence[float],
+    at_peak_s: Mapping[int, float],
 ) -> Tuple[DeviceUse, ...]:
-    """Use of every simulated device over the step; ``usable_bytes``: memory a step may take on each."""
-    stage_of = {device: number for number, stage in enumerate(program.strategy.stages) for device in stage.devices}
+    """Use of every simulated device over the step.
+
+    Args:
+        usable_bytes: memory a step may take on each.
+        at_peak_s: seconds that each device's matrix arithmetic would take at its full speed.
+    """
+    stage_of = program.stage_of()
     intervals: List[Tuple[List[Tuple[float, float]], List[Tuple[float, float]]]] = [([], []) for _ in graph.devices]
     for task, lane in enumerate(graph.lane):
         if lane == COMPUTATION:
@@ -218,13 +223,11 @@ def device_uses(
         elif lane > 0:
             for slot in graph.slots[task]:
                 intervals[slot][1].append((times.start[task], times.end[task]))
-    flops = _matrix_flops(program, graph)
     uses = []
     for slot, device in enumerate(graph.devices):
         computing, communicating = (np.array(sorted(rows), np.float64).reshape(-1, 2) for rows in intervals[slot])
         busy = _union(computing)
         union = _union(np.concatenate([computing, communicating]))
-        peak_flops = cluster.devices[device].peak_flops_per_s[program.strategy.model.precision]
         peak = memory[slot].peak_bytes
         uses.append(
             DeviceUse(
@@ -233,7 +236,7 @@ def device_uses(
                 busy,
                 max(0.0, union - busy),
                 max(0.0, step_time_s - union),
-                flops[slot] / (peak_flops * step_time_s),
+                at_peak_s[device] / step_time_s,
                 peak,
                 peak > usable_bytes[slot],
             )
@@ -249,21 +252,6 @@ def _union(intervals: np.ndarray) -> float:
     reach = np.maximum.accumulate(ordered[:, 1])
     before = np.concatenate([[-np.inf], reach[:-1]])
     return float(np.maximum(0.0, ordered[:, 1] - np.maximum(ordered[:, 0], before)).sum())
-
-
-def _matrix_flops(program: Program, graph: ExecutionGraph) -> List[float]:
-    """Matrix arithmetic of forward and backward each simulated device does in a step (no recomputation)."""
-    strategy = program.strategy
-    slot_of = {device: slot for slot, device in enumerate(graph.devices)}
-    total = [0.0] * len(graph.devices)
-    for op, config in zip(strategy.model.ops, strategy.op_configs):
-        if not KINDS[op.kind].compute_bound:
-            continue
-        flops = (op.flops + strategy.model.backward_flops(op)) * strategy.num_micro_batch
-        for device, share in zip(config.devices, op_fractions(config)):
-            if device in slot_of:
-                total[slot_of[device]] += flops * share
-    return total
 
 
 def link_uses(

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Hashable, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.plan import Plan
 from whale_tf.simulator.calibration import Calibration, calibrated
+from whale_tf.simulator.captured import captured_step
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.cores import Hosts, operands, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
-from whale_tf.simulator.from_plan import strategy_of_step
 from whale_tf.simulator.memory import memory_curves
+from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import ALGORITHMS, Network
 from whale_tf.simulator.program import Program
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph
-from whale_tf.simulator.step_program import StepCompiler
 from whale_tf.simulator.strategy_tree import Strategy
 
 # The CUDA context, and the work space of cuBLAS, cuDNN and NCCL.
@@ -108,15 +108,16 @@ class Simulator:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
         """
         began = time.process_time()
-        options = self.options
-        strategy, examples = strategy_of_step(plan, step)
-        estimator = OpEstimator(strategy.model, options.efficiency, None, True, options.calibration)
-        program = StepCompiler(strategy, step, self.cluster, estimator, examples, plan).run()
-        unfolder = Unfolder(program, Collapse(program, self.cluster, self.network, False), self.network)
-        result = self._simulate(strategy, program, unfolder, time.process_time() - began)
-        if options.calibration is None:
-            return result
-        return result._replace(step_time_s=result.step_time_s + options.calibration.step_s)
+        known = self.options.calibration
+        estimator = self._estimator(ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ()))
+        done = captured_step(plan, step, self.cluster, self.network, estimator)
+        graph = done.tasks.graph()
+        program = Program(tuple(done.tasks.instructions), tuple(done.tasks.buffers), done.static_bytes, done.stages)
+        compiled = time.process_time() - began
+        limits = done.tasks.limits if known is not None and known.cores is not None else None
+        result = self._result(program, graph, compiled, step, done.samples, plan.num_micro_batch, plan.schedule,
+                              done.tasks.matrix_flops, limits=limits)
+        return result if known is None else result._replace(step_time_s=result.step_time_s + known.step_s)
 
     def _steady(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Optional[Simulation]:
         """Extended from short runs, twice as long each until one is periodic; None if that saves nothing."""
@@ -125,7 +126,7 @@ class Simulator:
             return None
         while 2 * count < total:
             short = self._simulate(strategy._replace(num_micro_batch=count), program, unfolder, compiled_s)
-            period = period_of(short)
+            period = period_of(short, strategy)
             if period is not None:
                 count += (total - count) % period
                 runs = [
@@ -137,15 +138,41 @@ class Simulator:
         return None
 
     def _simulate(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Simulation:
-        program = program._replace(strategy=strategy)
         began = time.process_time()
         graph = unfolder.unfold(strategy)
-        unfolded = time.process_time()
-        times = self._played(program, graph)
+        compiled_s += time.process_time() - began
+        return self._result(
+            program, graph, compiled_s, strategy.model, strategy.global_batch, strategy.num_micro_batch, strategy.schedule,
+            strategy.matrix_flops(), unfolder.collapse.representative)
+
+    def _result(
+        self,
+        program: Program,
+        graph: ExecutionGraph,
+        compiled_s: float,
+        model: Union[ModelGraph, StepGraph],
+        samples: int,
+        num_micro_batch: int,
+        schedule: str,
+        matrix_flops: Mapping[int, float],
+        representative: Optional[Dict[int, int]] = None,
+        limits: Optional[Sequence[str]] = None,
+    ) -> Simulation:
+        """Play the graph.
+
+        Args:
+            matrix_flops: of each device.
+            representative: every device's simulated one; None: all devices are simulated.
+            limits: what limits the speed of each task, where the ops of a process share its cores.
+        """
+        began = time.process_time()
+        times = self._played(graph, limits)
         memory = tuple(memory_curves(program, graph, times))
         reserved = self.options.reserved_bytes if self.options.reserved_bytes is not None else RESERVED_BYTES
-        devices = [self.cluster.devices[device] for device in graph.devices]
-        usable = tuple(float(device.memory_bytes - reserved.get(device.kind, 0)) for device in devices)
+        devices = {device: self.cluster.devices[device] for device in graph.devices}
+        usable = tuple(float(device.memory_bytes - reserved.get(device.kind, 0)) for device in devices.values())
+        at_peak_s = {number: matrix_flops.get(number, 0.0) / device.peak_flops_per_s[model.precision]
+                     for number, device in devices.items()}
         done = time.process_time()
         return Simulation(
             program,
@@ -154,22 +181,25 @@ class Simulator:
             memory,
             self.cluster,
             times.makespan,
-            strategy.global_batch,
+            samples,
             usable,
-            device_uses(program, graph, times, memory, self.cluster, times.makespan, usable),
-            unfolder.collapse.representative,
+            device_uses(program, graph, times, memory, times.makespan, usable, at_peak_s),
+            representative or {device: device for device in devices},
             link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan),
-            compiled_s + unfolded - began,
-            done - unfolded,
+            compiled_s,
+            done - began,
+            model.name,
+            num_micro_batch,
+            schedule,
         )
 
-    def _played(self, program: Program, graph: ExecutionGraph) -> Times:
+    def _played(self, graph: ExecutionGraph, limits: Optional[Sequence[str]]) -> Times:
         options, known = self.options, self.options.calibration
-        if program.concurrent and known is not None and known.cores is not None:
+        if limits is not None and known is not None and known.cores is not None:
             hosts = Hosts(
                 [self.cluster.devices[device].node for device in graph.devices],
                 known.cores,
-                lambda task: program.limits[graph.instruction[task]],
+                limits.__getitem__,
                 known.slowed,
                 known.wake_s,
                 known.far_s,
@@ -178,6 +208,10 @@ class Simulator:
             return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
         gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
         return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
+
+    def _estimator(self, model: ModelGraph) -> OpEstimator:
+        options = self.options
+        return OpEstimator(model, options.efficiency, options.profiles, options.allow_roofline, options.calibration)
 
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
@@ -195,12 +229,8 @@ class Simulator:
         )
         found = self._programs.pop(key, None)
         if found is None:
-            options = self.options
-            estimator = estimator or OpEstimator(
-                strategy.model, options.efficiency, options.profiles, options.allow_roofline, options.calibration
-            )
-            program = compile_strategy(strategy, self.cluster, estimator)
-            collapse = Collapse(program, self.cluster, self.network, options.collapse)
+            program = compile_strategy(strategy, self.cluster, estimator or self._estimator(strategy.model))
+            collapse = Collapse(program, self.cluster, self.network, self.options.collapse)
             found = (program, Unfolder(program, collapse, self.network))
         self._programs[key] = found
         if len(self._programs) > self._keep:

@@ -24,9 +24,10 @@ from whale_tf.simulator.configs import (
     ScheduleConfig,
     TensorAxis,
     TensorConfig,
+    op_fractions,
     tensor_config,
 )
-from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
+from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp
 
 
 class Stage(NamedTuple):
@@ -69,6 +70,16 @@ class Strategy(NamedTuple):
     @property
     def global_batch(self) -> int:
         return self.model.batch * self.num_micro_batch
+
+    def matrix_flops(self) -> Dict[int, float]:
+        """Matrix arithmetic of forward and backward that each device does in a step (no recomputation)."""
+        total: Dict[int, float] = {}
+        for op, config in zip(self.model.ops, self.op_configs):
+            if KINDS[op.kind].compute_bound:
+                flops = (op.flops + self.model.backward_flops(op)) * self.num_micro_batch
+                for device, share in zip(config.devices, op_fractions(config)):
+                    total[device] = total.get(device, 0.0) + flops * share
+        return total
 
 
 class Node:
