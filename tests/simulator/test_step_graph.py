@@ -120,12 +120,12 @@ def test_steps_of_a_stage_take_place_one_after_the_other() -> None:
 def test_what_several_devices_send_is_put_together_by_an_op() -> None:
     """Two halves of 8 kB are read and written: 16 kB at 0.1 ms a byte."""
     found = played(plan([0, 1], [2]), step(), memory=[[1.0, 1e-4], [1e9, 1e5]])
-    concat = next(one for one in found.program.instructions if one.name == "forward_a (concat)")
+    concat = next(one for one in found.program.instructions if one.name == "forward_a (bridge)")
     assert [end - start for (name, slot, _), (start, end) in ran(found).items() if name == concat.name and slot == 2] \
         == pytest.approx([1.6])
     assert [one.bytes for one in found.program.buffers if one.producer == concat.id] == [(8 * KB,)]
     handed_over = played(plan([0], [1]), step()).program.instructions
-    assert not any("concat" in one.name for one in handed_over)
+    assert not any("bridge" in one.name for one in handed_over)
 
 
 def test_ops_that_run_at_once_slow_each_other_down() -> None:
@@ -268,7 +268,7 @@ def test_each_device_sends_as_soon_as_it_has_something_to_send() -> None:
 def test_a_sum_over_micro_batches_waits_for_what_its_gradient_waits_for() -> None:
     found = played(plan([0], names=ONE, micro_batches=2), waiting(), cores=1)
     times = ran(found)
-    assert times["weight (sum)", 0, 1][0] > max(times["backward_b", 0, batch][0] for batch in range(2))
+    assert times["weight (accumulate)", 0, 1][0] > max(times["backward_b", 0, batch][0] for batch in range(2))
 
 
 def ran(found: Any) -> Dict[Tuple[str, int, int], Tuple[float, float]]:
@@ -294,7 +294,7 @@ def test_the_first_gradient_is_the_sum_of_all(schedule: str) -> None:
     times = ran(found)
     first = 3 if schedule == "gpipe" else 0
     for _, batch, _, dies in alive(found, "weight_b"):
-        start, end = times.pop(("weight_b (sum)", 0, batch), (0.0, 0.0))
+        start, end = times.pop(("weight_b (accumulate)", 0, batch), (0.0, 0.0))
         assert end - start == pytest.approx(0.0 if batch == first else 0.12)
         assert dies == (times["update_b", 0, -1][1] if batch == first else end)
     assert found.memory[0].at_peak["gradients"] >= 8 * KB  # the sum, and what is added to it
@@ -305,10 +305,10 @@ def test_what_a_replica_adds_last_is_added_with_the_other_replica() -> None:
     sums = {"memory": [[1.0, 1e-5], [1e9, 1e4]]}  # 3 x 4 kB: 0.12 s
     found = played(plan([0, 1], names=ONE, micro_batches=2), step(), **sums)
     took = {which: end - start for which, (start, end) in ran(found).items()}
-    there = next(slot for name, slot, _ in took if name == "weight_b (copies)")
-    assert ("weight_b (sum)", there, 1) not in took
-    assert took["weight_b (sum)", 1 - there, 1] == pytest.approx(0.12)
-    assert took["weight_b (copies)", there, -1] == pytest.approx(0.16)
+    there = next(slot for name, slot, _ in took if name == "weight_b (synchronise)")
+    assert ("weight_b (accumulate)", there, 1) not in took
+    assert took["weight_b (accumulate)", 1 - there, 1] == pytest.approx(0.12)
+    assert took["weight_b (synchronise)", there, -1] == pytest.approx(0.16)
     lives = {(device, batch): dies for device, batch, _, dies in alive(found, "weight_b")}
     assert lives[there, 0] > lives[there, 1] == lives[1 - there, 0] > lives[1 - there, 1], "the sum is in the first one's place"
 
@@ -400,7 +400,7 @@ def test_rows_of_a_sparse_gradient_are_not_added() -> None:
     graph = step()
     ops = tuple(one._replace(outputs=(EXAMPLES,)) if one.name == "weight_b" else one for one in graph.ops)
     found = played(plan([0], names=ONE, micro_batches=2), graph._replace(ops=ops), cores=1)
-    assert {name for name, _, _ in ran(found) if name.endswith("(sum)")} == {"weight_a (sum)"}
+    assert {name for name, _, _ in ran(found) if name.endswith("(accumulate)")} == {"weight_a (accumulate)"}
 
 
 def test_refusals(tmp_path: Any) -> None:

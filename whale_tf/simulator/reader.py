@@ -43,7 +43,6 @@ from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
 SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
-SUMS = {BRIDGE: "sum", ACCUMULATE: "sum", SYNCHRONISE: "copies", WHOLE: "whole", MERGE: "merged"}  # what a sum is called
 LABELS = {BACKWARD: BACKWARD, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
 
@@ -99,10 +98,12 @@ class Held(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What an op reads of a tensor: its parts, and what else is waited for before they leave their devices."""
+    """What an op reads of a tensor: its parts, what else is waited for before they leave their devices, and the call (-1: none)
+    of the recipe by which every device that reads them puts them together."""
 
     parts: Tuple[Held, ...] = ()
     waits: FrozenSet[int] = frozenset()
+    recipe: int = -1
 
 
 class Piece(NamedTuple):
@@ -161,7 +162,7 @@ class _Reader:
         self.sums = self._turns()
         self.ran: Dict[Tuple[int, int], int] = {}
         self._known: Dict[Tuple[int, int, bool], Value] = {}
-        self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device; ALL: where it is made)
+        self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
         self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], Held] = {}
         self._seconds: Dict[Tuple[int, int, float, str], float] = {}
 
@@ -277,7 +278,7 @@ class _Reader:
         for number, call in enumerate(self.program.calls):
             ended = [task for other in call.after for task in sorted(last[other])]
             ended += [part.task for other in call.after if self._step(other) == ACCUMULATE
-                      for tensor, _ in self.program.calls[other].takes for part in self._recipe(other, tensor, other).parts]
+                      for tensor, _ in self.program.calls[other].takes for part in self._recipe(other, tensor).parts]
             if ended and first[number]:
                 barrier = self.tasks.add(NOTHING, 0.0, (), ended)
                 for task in first[number]:
@@ -370,10 +371,15 @@ class _Reader:
         if body.step == DIVIDE:
             m = self.program.calls[reader].clone.m
             return Value((Held(START, self.host, -1, tensor, self._size(reader, tensor), m),))
-        return self._recipe(source, tensor, reader) if body.is_recipe else self._value(source, tensor)
+        return self._recipe(source, tensor) if body.is_recipe else self._value(source, tensor)
 
     def _here(self, value: Value, device: int) -> List[Held]:
         """A value's parts on a device."""
+        if value.recipe >= 0:
+            key = value.recipe, value.parts[0].tensor, device
+            if key not in self._made:
+                self._made[key] = self._combined(value.recipe, key[1], [value._replace(recipe=-1)], device)
+            return list(self._made[key].parts)
         return [part if part.device == device else self._send(part, device, value.waits) for part in value.parts]
 
     def _send(self, part: Held, device: int, waits: FrozenSet[int]) -> Held:
@@ -408,11 +414,11 @@ class _Reader:
 
     # ---- recipes -----------------------------------------------------------------------------------------------------
 
-    def _recipe(self, number: int, tensor: int, reader: int) -> Value:
-        """What a recipe makes of a tensor; examples' parts are put together by every copy for itself."""
+    def _recipe(self, number: int, tensor: int) -> Value:
+        """What a recipe makes of a tensor."""
         is_divided, step = self.batch.layout(tensor).is_sharded, self._step(number)
-        is_own = step == SYNCHRONISE and is_divided and len(self.peers) == 1
-        key = number, tensor, self._device(reader, tensor) if is_own else ALL
+        is_own = is_divided and (step == BRIDGE or (step == SYNCHRONISE and len(self.peers) == 1))
+        key = number, tensor, ALL
         if key not in self._made:
             if step == SYNCHRONISE and not is_own:
                 self._synchronise(number)
@@ -420,7 +426,12 @@ class _Reader:
                 values = [self._main(source, tensor, number) for source in self.sources[number].get((tensor, False), ())]
                 if step == BRIDGE and is_divided:
                     values = self._cut(self.program.calls[number], values)
-                self._made[key] = self._combined(number, tensor, values, key[2] if is_own else self._device(number, tensor))
+                if is_own:
+                    together = _together(values)
+                    parts = tuple(part._replace(tensor=tensor) for part in together.parts)
+                    self._made[key] = Value(parts, together.waits, number if parts else -1)
+                else:
+                    self._made[key] = self._combined(number, tensor, values, self._device(number, tensor))
         return self._made[key]
 
     def _main(self, source: int, tensor: int, reader: int) -> Value:
@@ -454,10 +465,11 @@ class _Reader:
         waits = _together(values).waits
         size = sum(part.size for part in parts)
         if len(parts) < 2 or not size:
-            return Value(tuple(parts), waits)
+            return Value(tuple(part._replace(m=self.program.calls[number].clone.m) for part in parts), waits)
         made = max(part.size for part in parts) if is_sum else size
-        about = self._about(number, f"{self._name(tensor)} ({SUMS[self._step(number)] if is_sum else 'concat'})")
-        return Value((self._op(about, device, parts, waits, size + made, made, is_sum and self._step(number) != WHOLE),))
+        step = self._step(number)
+        about = self._about(number, f"{self._name(tensor)} ({step})")
+        return Value((self._op(about, device, parts, waits, size + made, made, is_sum and step != WHOLE),))
 
     def _op(self, about: About, device: int, parts: Sequence[Held], waits: Iterable[int], moved: float, made: float,
             is_written_over: bool = False) -> Held:
@@ -519,6 +531,8 @@ class _Reader:
 
 
 def _together(values: Iterable[Value]) -> Value:
-    values = list(values)
+    values = [value for value in values if value.parts or value.waits]
+    if len(values) == 1:
+        return values[0]
     parts = dict.fromkeys(part for value in values for part in value.parts)
     return Value(tuple(parts), frozenset().union(*(value.waits for value in values)))

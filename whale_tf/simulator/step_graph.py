@@ -16,6 +16,7 @@ from whale_tf.ir.graph import OpGraph, Phase, same_graph
 from whale_tf.ir.layout import REPLICATED, Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
+from whale_tf.ir.traits import ENTERS
 from whale_tf.plan import Plan
 from whale_tf.program import BACKWARD, CLONED, EARLY, UPDATE
 from whale_tf.simulator.calibration import Points, interpolated
@@ -223,7 +224,8 @@ def training_step(graph: StepGraph, processes: int = 1) -> TrainingStep:
     bodies of calls) is decided where the graph was captured."""
     ops, home, layouts = OpGraph(), [], {}  # type: OpGraph, List[int], Dict[int, Layout]
     for row in graph.ops:
-        op = ops.add(row.name, row.type, [ops.ops[source].outputs[place] for source, place in row.inputs],
+        kind = "Identity" if row.type in ENTERS else row.type  # loops count as straight-line code
+        op = ops.add(row.name, kind, [ops.ops[source].outputs[place] for source, place in row.inputs],
                      [((1,), "float32")] * len(row.outputs), row.waits, phase=PHASES.get(row.step, Phase.FORWARD),
                      attrs={"_whale_shard": row.shard})
         home.append(row.task_graph)

@@ -82,6 +82,7 @@ class Tasks:
         best = self.network.best(kind, group, size)
         seconds = best.latency_s + size * best.seconds_per_byte
         task = self.add(lane, seconds, group.devices, waits, about)
+        self.instructions[task].groups, self.instructions[task].size_bytes = (group,), size
         ends = [end for sender, receiver, _ in group.pairs for end in ((sender, False), (receiver, True))]
         ends = ends or [(device, False) for device in group.devices]
         self._queues[task] = tuple(sorted({queue_of(self._slot[device], lane, incoming) for device, incoming in ends}))
