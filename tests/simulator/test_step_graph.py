@@ -361,7 +361,7 @@ def test_gradients_go_between_processes_in_the_plan_s_buckets(buckets: Any, mess
     assert len(reduced) == messages
     # a ring of two: two steps, half of the bytes in each; 8 KB in all, two messages share the link one after the other
     assert sum(event.duration_s for event in reduced) == pytest.approx(2.0 * messages + 1.0)
-    assert found.samples == 2 * BATCH
+    assert found.subject.samples == 2 * BATCH
     sums = [found.program.buffers[kind].name == "summed gradients" for kind in found.graph.buffers.kind]
     made = sorted(set(lifetimes(found.graph, found.times)[0][sums]))
     started = sorted(event.start_s for event in reduced)

@@ -278,7 +278,7 @@ def _print(result: Simulation) -> None:
         "exposed ms",
         "MFU",
         "peak MiB",
-        title=f"{result.model} on {result.cluster.name}",
+        title=f"{result.subject.model} on {result.cluster.name}",
     )
     summary.add_row(*_row(result))
     console.print(summary)

@@ -17,7 +17,7 @@ from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.profiler.op_cost import OpCost
 from whale_tf.profiler.op_time import op_seconds
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.reader import Costs, add_step
+from whale_tf.simulator.reader import Costs, Kernel, add_step
 from whale_tf.simulator.tasks import Tasks
 
 
@@ -49,11 +49,11 @@ class _Prices(Costs):
         is_handle = self._prices.graph.tensors[tensor].dtype in ("resource", "variant")
         return 0.0 if is_handle else self._prices.bytes(tensor)
 
-    def seconds(self, op: Op, part: float, device: int) -> float:
+    def kernel(self, op: Op, part: float, device: int) -> Kernel:
         if op.id not in self._needed:
-            return 0.0  # a variable's value is the variable, and nobody asks for the rest
+            return Kernel(0.0)  # a variable's value is the variable, and nobody asks for the rest
         shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
-        return self._prices.seconds(op, min(shares, default=1.0), shares, self._cluster.devices[device])
+        return Kernel(self._prices.seconds(op, min(shares, default=1.0), shares, self._cluster.devices[device]))
 
     def moving(self, device: int, size: float) -> float:
         return op_seconds(OpCost(0.0, size), self._cluster.devices[device], "float32")

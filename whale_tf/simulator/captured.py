@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
@@ -15,26 +15,17 @@ from whale_tf.program import CLONED
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
 from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.reader import Costs, add_step
+from whale_tf.simulator.program import Program, Subject
+from whale_tf.simulator.reader import Costs, Kernel, add_step
 from whale_tf.simulator.step_graph import StepGraph, StepOp, training_step
 from whale_tf.simulator.tasks import Tasks
 
 NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
 
 
-class Captured(NamedTuple):
-    """Attributes:
-    static_bytes: per device and category, what is held for the whole step: the variables.
-    stages: devices of each TaskGraph.
-    """
-
-    tasks: Tasks
-    static_bytes: Dict[int, Dict[str, float]]
-    stages: Tuple[Tuple[int, ...], ...]
-    samples: int
-
-
-def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator) -> Captured:
+def captured_step(
+    plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator
+) -> Tuple[Program, Subject, Tasks]:
     """The tasks of a step.
 
     Raises:
@@ -57,7 +48,9 @@ def captured_step(plan: Plan, graph: StepGraph, cluster: Cluster, network: Netwo
         rows = task.devices if task.variables == "mirrored" else task.devices[:1]
         for device in [row[one.shard] for row in rows] if task.strategy == "split" else task.variable_devices:
             static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + one.bytes
-    return Captured(tasks, static_bytes, stages, graph.batch * own)
+    program = Program(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
+    subject = Subject(graph.name, graph.precision, graph.batch * own, plan.num_micro_batch, plan.schedule, tasks.matrix_flops)
+    return program, subject, tasks
 
 
 class StepCosts(Costs):
@@ -76,32 +69,21 @@ class StepCosts(Costs):
     def bytes(self, tensor: int) -> float:
         return self._bytes[tensor] if tensor < len(self._bytes) else 0.0
 
-    def seconds(self, op: Op, part: float, device: int) -> float:
+    def kernel(self, op: Op, part: float, device: int) -> Kernel:
         row = self.graph.ops[op.id]
-        is_cloned = row.step in CLONED
-        measured = self.graph.time_of(row, self.graph.batch * part if is_cloned else self.examples)
-        if measured is not None:
-            return measured * self._part_of_op(row)
-        if row.origin.startswith(NEW_OPS) and row.size_bytes > 0:
-            return self.estimator.roofline(self.cluster.devices[device], row.flops * part, row.size_bytes * part, row.contraction)
-        return 0.0
+        is_cloned, of_op = row.step in CLONED, self._part_of_op(row)
+        seconds = self.graph.time_of(row, self.graph.batch * part if is_cloned else self.examples)
+        if seconds is not None:
+            seconds *= of_op
+        elif row.origin.startswith(NEW_OPS) and row.size_bytes > 0:
+            one = self.cluster.devices[device]
+            seconds = self.estimator.roofline(one, row.flops * part, row.size_bytes * part, row.contraction)
+        scratch = of_op * self.graph.scratch_of(row, self.graph.batch * part) if is_cloned else 0.0
+        return Kernel(seconds or 0.0, ARITHMETIC if row.contraction else MEMORY, row.flops * part if row.contraction else 0.0,
+                      scratch, row.alias)
 
     def moving(self, device: int, size: float) -> float:
         return self.estimator.roofline(self.cluster.devices[device], 0.0, size)
-
-    def matrix_flops(self, op: Op, part: float) -> float:
-        row = self.graph.ops[op.id]
-        return row.flops * part if row.contraction else 0.0
-
-    def limit(self, op: Op) -> str:
-        return ARITHMETIC if self.graph.ops[op.id].contraction else MEMORY
-
-    def scratch(self, op: Op, part: float) -> float:
-        row = self.graph.ops[op.id]
-        return self._part_of_op(row) * self.graph.scratch_of(row, self.graph.batch * part)
-
-    def takes_over(self, op: Op) -> bool:
-        return self.graph.ops[op.id].alias
 
     def _part_of_op(self, row: StepOp) -> float:
         """Which part of the local script's op this one is: its FLOPs, or bytes, of those of all its parts."""

@@ -116,3 +116,19 @@ class Program(NamedTuple):
     def stage_of(self) -> Dict[int, int]:
         """Device -> its stage; of several the first."""
         return {device: number for number, stage in reversed(list(enumerate(self.stages))) for device in stage}
+
+
+class Subject(NamedTuple):
+    """What is simulated, as reports say it.
+
+    Attributes:
+        samples: of all micro-batches.
+        matrix_flops: of a step, on each device.
+    """
+
+    model: str
+    precision: str
+    samples: int
+    num_micro_batch: int
+    schedule: str
+    matrix_flops: Mapping[int, float]

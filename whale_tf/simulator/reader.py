@@ -46,6 +46,24 @@ SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place a
 LABELS = {BACKWARD: BACKWARD, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
 
+class Kernel(NamedTuple):
+    """What running an op takes.
+
+    Attributes:
+        seconds: 0: it does not run by itself.
+        limit: what limits its speed.
+        matrix_flops: what the device's matrix units do.
+        scratch: bytes that it takes while it runs.
+        takes_over: its first result is in the buffer of its first operand.
+    """
+
+    seconds: float
+    limit: str = MEMORY
+    matrix_flops: float = 0.0
+    scratch: float = 0.0
+    takes_over: bool = False
+
+
 class Costs:
     """What ops and tensors cost.
 
@@ -60,29 +78,13 @@ class Costs:
         """Of the value of the whole mini-batch."""
         raise NotImplementedError
 
-    def seconds(self, op: Op, part: float, device: int) -> float:
-        """Of an op on its part of a mini-batch; 0: it does not run by itself.  Of what runs once the part is 1."""
+    def kernel(self, op: Op, part: float, device: int) -> Kernel:
+        """Of an op on its part of a mini-batch; of what runs once the part is 1."""
         raise NotImplementedError
 
     def moving(self, device: int, size: float) -> float:
         """Seconds to read and write so many bytes."""
         raise NotImplementedError
-
-    def matrix_flops(self, op: Op, part: float) -> float:
-        """What the device's matrix units do."""
-        return 0.0
-
-    def limit(self, op: Op) -> str:
-        """What limits an op's speed."""
-        return MEMORY
-
-    def scratch(self, op: Op, part: float) -> float:
-        """Bytes that its kernel takes while it runs."""
-        return 0.0
-
-    def takes_over(self, op: Op) -> bool:
-        """Whether its first result is in the buffer of its first operand."""
-        return False
 
 
 class Held(NamedTuple):
@@ -164,7 +166,7 @@ class _Reader:
         self._known: Dict[Tuple[int, int, bool], Value] = {}
         self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
         self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], Held] = {}
-        self._seconds: Dict[Tuple[int, int, float, str], float] = {}
+        self._kernels: Dict[Tuple[int, int, float, str], Kernel] = {}
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
@@ -238,22 +240,25 @@ class _Reader:
         """A task of every piece that runs by itself."""
         for number, call in enumerate(self.program.calls):
             for place, piece in enumerate(self.pieces[call.body]):
-                device, part, last = self._at(call, piece.shard), self._part(call), self.graph.ops[piece.ops[-1]]
-                seconds = self._seconds_of(call.body, place, part, device)
-                if not seconds:
-                    continue
-                task = self.tasks.add(COMPUTATION, seconds, (device,), (), self._about(number, last.name), self.costs.limit(last))
-                self.tasks.matrix_flops[device] += self.costs.matrix_flops(last, part)
-                self.ran[number, place] = task
-                if self._step(number) in CLONED and not self.costs.in_turn:
-                    self.tasks.buffer(last.name + " (scratch)", "scratch", task, device, self.costs.scratch(last, part))
+                device, last = self._at(call, piece.shard), self.graph.ops[piece.ops[-1]]
+                kernel = self._kernel(number, place)
+                if kernel.seconds:
+                    about = self._about(number, last.name)
+                    task = self.tasks.add(COMPUTATION, kernel.seconds, (device,), (), about, kernel.limit)
+                    self.ran[number, place] = task
+                    self.tasks.matrix_flops[device] += kernel.matrix_flops
+                    self.tasks.buffer(last.name + " (scratch)", "scratch", task, device, kernel.scratch)
 
-    def _seconds_of(self, body: int, place: int, part: float, device: int) -> float:
-        key = (body, place, part, self.tasks.cluster.devices[device].type)
-        if key not in self._seconds:
-            ops = (self.graph.ops[op] for op in self.pieces[body][place].ops)
-            self._seconds[key] = sum(self.costs.seconds(op, part, device) for op in ops)
-        return self._seconds[key]
+    def _kernel(self, number: int, place: int) -> Kernel:
+        """Of a piece: of its last op, with the seconds of all."""
+        call = self.program.calls[number]
+        piece, part = self.pieces[call.body][place], self._part(call)
+        device = self._at(call, piece.shard)
+        key = (call.body, place, part, self.tasks.cluster.devices[device].type)
+        if key not in self._kernels:
+            kernels = [self.costs.kernel(self.graph.ops[op], part, device) for op in piece.ops]
+            self._kernels[key] = kernels[-1]._replace(seconds=sum(kernel.seconds for kernel in kernels))
+        return self._kernels[key]
 
     def connect(self) -> None:
         """What every task waits for, reads and writes."""
@@ -346,7 +351,8 @@ class _Reader:
         if self._step(number) not in CLONED or self.costs.in_turn:
             return -1
         device, = self.tasks.devices[task]
-        if op.outputs[0] == tensor and op.inputs and self.costs.takes_over(op):
+        place = self.piece_of[self.program.calls[number].body][op.id]
+        if op.outputs[0] == tensor and op.inputs and self._kernel(number, place).takes_over:
             operand = self._taken_over(number, op.inputs[0])
             for part in self._value(number, operand).parts:
                 if part.buffer >= 0 and part.tensor == operand and part.device == device:
@@ -359,7 +365,7 @@ class _Reader:
         """What ops that do not run by themselves have taken over, one after the other."""
         op, body = self.graph.producer(tensor), self.program.calls[number].body
         place = self.piece_of[body].get(op.id)
-        if place is None or (number, place) in self.ran or not op.inputs or not self.costs.takes_over(op):
+        if place is None or (number, place) in self.ran or not op.inputs or not self._kernel(number, place).takes_over:
             return tensor
         return self._taken_over(number, op.inputs[0])
 

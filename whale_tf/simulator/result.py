@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.memory import MemoryCurve
-from whale_tf.simulator.program import COMPUTATION, Program
+from whale_tf.simulator.program import COMPUTATION, Program, Subject
 
 
 class DeviceUse(NamedTuple):
@@ -55,21 +55,18 @@ class Simulation(NamedTuple):
     memory: Tuple[MemoryCurve, ...]
     cluster: Cluster
     step_time_s: float
-    samples: int
+    subject: Subject
     usable_bytes: Tuple[float, ...]
     devices: Tuple[DeviceUse, ...]
     representative: Dict[int, int]
     links: Tuple[LinkUse, ...]
     compile_seconds: float
     simulate_seconds: float
-    model: str
-    num_micro_batch: int
-    schedule: str
     steady: bool = False
 
     @property
     def samples_per_s(self) -> float:
-        return self.samples / self.step_time_s
+        return self.subject.samples / self.step_time_s
 
     @property
     def oom(self) -> bool:
@@ -116,7 +113,7 @@ class Simulation(NamedTuple):
     def to_dict(self) -> Dict[str, Any]:
         """What ``whale simulate --json`` prints."""
         return {
-            "model": self.model,
+            "model": self.subject.model,
             "cluster": self.cluster.name,
             "step_time_s": self.step_time_s,
             "samples_per_s": self.samples_per_s,
@@ -194,7 +191,7 @@ class Simulation(NamedTuple):
         if len(by_stage) > 1:
             return (
                 f"devices idle {idle:.0%} of the step filling and draining {len(by_stage)} stages with "
-                f"{self.num_micro_batch} micro-batches: use more "
+                f"{self.subject.num_micro_batch} micro-batches: use more "
                 "micro-batches or fewer stages"
             )
         return f"devices idle {idle:.0%} of the step waiting for each other: balance unequal devices"
@@ -207,13 +204,13 @@ def device_uses(
     memory: Sequence[MemoryCurve],
     step_time_s: float,
     usable_bytes: Sequence[float],
-    at_peak_s: Mapping[int, float],
+    subject: Subject,
+    cluster: Cluster,
 ) -> Tuple[DeviceUse, ...]:
     """Use of every simulated device over the step.
 
     Args:
         usable_bytes: memory a step may take on each.
-        at_peak_s: seconds that each device's matrix arithmetic would take at its full speed.
     """
     stage_of = program.stage_of()
     intervals: List[Tuple[List[Tuple[float, float]], List[Tuple[float, float]]]] = [([], []) for _ in graph.devices]
@@ -227,6 +224,7 @@ def device_uses(
     for slot, device in enumerate(graph.devices):
         computing, communicating = (np.array(sorted(rows), np.float64).reshape(-1, 2) for rows in intervals[slot])
         busy = _union(computing)
+        at_peak_s = subject.matrix_flops.get(device, 0.0) / cluster.devices[device].peak_flops_per_s[subject.precision]
         union = _union(np.concatenate([computing, communicating]))
         peak = memory[slot].peak_bytes
         uses.append(
@@ -236,7 +234,7 @@ def device_uses(
                 busy,
                 max(0.0, union - busy),
                 max(0.0, step_time_s - union),
-                at_peak_s[device] / step_time_s,
+                at_peak_s / step_time_s,
                 peak,
                 peak > usable_bytes[slot],
             )

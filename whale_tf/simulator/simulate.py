@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.plan import Plan
@@ -19,7 +19,7 @@ from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import ALGORITHMS, Network
-from whale_tf.simulator.program import Program
+from whale_tf.simulator.program import Program, Subject
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph
@@ -110,13 +110,10 @@ class Simulator:
         began = time.process_time()
         known = self.options.calibration
         estimator = self._estimator(ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ()))
-        done = captured_step(plan, step, self.cluster, self.network, estimator)
-        graph = done.tasks.graph()
-        program = Program(tuple(done.tasks.instructions), tuple(done.tasks.buffers), done.static_bytes, done.stages)
-        compiled = time.process_time() - began
-        limits = done.tasks.limits if known is not None and known.cores is not None else None
-        result = self._result(program, graph, compiled, step, done.samples, plan.num_micro_batch, plan.schedule,
-                              done.tasks.matrix_flops, limits=limits)
+        program, subject, tasks = captured_step(plan, step, self.cluster, self.network, estimator)
+        graph = tasks.graph()
+        limits = tasks.limits if known is not None and known.cores is not None else None
+        result = self._result(program, graph, subject, time.process_time() - began, limits=limits)
         return result if known is None else result._replace(step_time_s=result.step_time_s + known.step_s)
 
     def _steady(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Optional[Simulation]:
@@ -141,27 +138,13 @@ class Simulator:
         began = time.process_time()
         graph = unfolder.unfold(strategy)
         compiled_s += time.process_time() - began
-        return self._result(
-            program, graph, compiled_s, strategy.model, strategy.global_batch, strategy.num_micro_batch, strategy.schedule,
-            strategy.matrix_flops(), unfolder.collapse.representative)
+        return self._result(program, graph, strategy.subject(), compiled_s, unfolder.collapse.representative)
 
-    def _result(
-        self,
-        program: Program,
-        graph: ExecutionGraph,
-        compiled_s: float,
-        model: Union[ModelGraph, StepGraph],
-        samples: int,
-        num_micro_batch: int,
-        schedule: str,
-        matrix_flops: Mapping[int, float],
-        representative: Optional[Dict[int, int]] = None,
-        limits: Optional[Sequence[str]] = None,
-    ) -> Simulation:
+    def _result(self, program: Program, graph: ExecutionGraph, subject: Subject, compiled_s: float,
+                representative: Optional[Dict[int, int]] = None, limits: Optional[Sequence[str]] = None) -> Simulation:
         """Play the graph.
 
         Args:
-            matrix_flops: of each device.
             representative: every device's simulated one; None: all devices are simulated.
             limits: what limits the speed of each task, where the ops of a process share its cores.
         """
@@ -169,10 +152,8 @@ class Simulator:
         times = self._played(graph, limits)
         memory = tuple(memory_curves(program, graph, times))
         reserved = self.options.reserved_bytes if self.options.reserved_bytes is not None else RESERVED_BYTES
-        devices = {device: self.cluster.devices[device] for device in graph.devices}
-        usable = tuple(float(device.memory_bytes - reserved.get(device.kind, 0)) for device in devices.values())
-        at_peak_s = {number: matrix_flops.get(number, 0.0) / device.peak_flops_per_s[model.precision]
-                     for number, device in devices.items()}
+        devices = [self.cluster.devices[device] for device in graph.devices]
+        usable = tuple(float(device.memory_bytes - reserved.get(device.kind, 0)) for device in devices)
         done = time.process_time()
         return Simulation(
             program,
@@ -181,16 +162,13 @@ class Simulator:
             memory,
             self.cluster,
             times.makespan,
-            samples,
+            subject,
             usable,
-            device_uses(program, graph, times, memory, times.makespan, usable, at_peak_s),
-            representative or {device: device for device in devices},
+            device_uses(program, graph, times, memory, times.makespan, usable, subject, self.cluster),
+            representative or {device: device for device in graph.devices},
             link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan),
             compiled_s,
             done - began,
-            model.name,
-            num_micro_batch,
-            schedule,
         )
 
     def _played(self, graph: ExecutionGraph, limits: Optional[Sequence[str]]) -> Times:

@@ -48,7 +48,7 @@ def _before_drain(run: Simulation, strategy: Strategy) -> Optional[Dict[BlockKey
     """Start and end times ``[micro-batch, task]`` of all blocks that are over before any stage runs out of forwards."""
     graph = run.graph
     start, end = np.array(run.times.start), np.array(run.times.end)
-    count = run.num_micro_batch
+    count = run.subject.num_micro_batch
     drains_s = float("inf")
     for number, stage in enumerate(strategy.stages):
         last_in_steady_state = count - min(stage.warmup, count)
@@ -76,7 +76,7 @@ def _repeats(matrix: np.ndarray, period: int) -> bool:
 
 def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulation:
     """The simulation of ``strategy`` from two periodic runs one period apart: everything grows on a line."""
-    counts = (run.num_micro_batch, longer.num_micro_batch)
+    counts = (run.subject.num_micro_batch, longer.subject.num_micro_batch)
     further = (strategy.num_micro_batch - counts[1]) / float(counts[1] - counts[0])
 
     def at_end(before: float, last: float) -> float:
@@ -94,7 +94,7 @@ def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulat
         links.append(LinkUse(use.name, size, use.utilisation * longer.step_time_s * size / use.bytes / step_time_s))
     return longer._replace(
         step_time_s=step_time_s,
-        samples=strategy.global_batch,
+        subject=strategy.subject(),
         devices=devices,
         links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))),
         steady=True,

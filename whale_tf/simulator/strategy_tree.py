@@ -28,6 +28,7 @@ from whale_tf.simulator.configs import (
     tensor_config,
 )
 from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp
+from whale_tf.simulator.program import Subject
 
 
 class Stage(NamedTuple):
@@ -71,15 +72,15 @@ class Strategy(NamedTuple):
     def global_batch(self) -> int:
         return self.model.batch * self.num_micro_batch
 
-    def matrix_flops(self) -> Dict[int, float]:
-        """Matrix arithmetic of forward and backward that each device does in a step (no recomputation)."""
-        total: Dict[int, float] = {}
+    def subject(self) -> Subject:
+        """With the matrix arithmetic of forward and backward (no recomputation)."""
+        flops: Dict[int, float] = {}
         for op, config in zip(self.model.ops, self.op_configs):
             if KINDS[op.kind].compute_bound:
-                flops = (op.flops + self.model.backward_flops(op)) * self.num_micro_batch
+                total = (op.flops + self.model.backward_flops(op)) * self.num_micro_batch
                 for device, share in zip(config.devices, op_fractions(config)):
-                    total[device] = total.get(device, 0.0) + flops * share
-        return total
+                    flops[device] = flops.get(device, 0.0) + total * share
+        return Subject(self.model.name, self.model.precision, self.global_batch, self.num_micro_batch, self.schedule, flops)
 
 
 class Node:

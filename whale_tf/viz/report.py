@@ -39,10 +39,10 @@ def html_report(result: Simulation, title: str = "", measured: Optional[Trace] =
 
     A plan that runs out of memory has no timeline; the page says why instead.
     """
-    title = title or f"{result.model} on {result.cluster.name}"
-    stages, micro_batches = len(result.program.stages), result.num_micro_batch
+    title = title or f"{result.subject.model} on {result.cluster.name}"
+    stages, micro_batches = len(result.program.stages), result.subject.num_micro_batch
     subtitle = (f"{len(result.representative)} devices, {stages} stages, {micro_batches} micro-batches "
-                f"of {result.samples // micro_batches} examples, schedule {result.schedule}")
+                f"of {result.subject.samples // micro_batches} examples, schedule {result.subject.schedule}")
     return _PAGE.substitute(
         title=html.escape(title),
         subtitle=html.escape(subtitle),
