@@ -161,6 +161,7 @@ class _Reader:
                 leaving[program.calls[source].body].add(tensor)
         self.pieces = [self._pieces(body, combined, left) for body, left in zip(program.bodies, leaving)]
         self.piece_of = [{op: number for number, piece in enumerate(pieces) for op in piece.ops} for pieces in self.pieces]
+        self.parts = [self._part(call) for call in program.calls]
         self.sums = self._turns()
         self.ran: Dict[Tuple[int, int], int] = {}
         self._known: Dict[Tuple[int, int, bool], Value] = {}
@@ -223,8 +224,7 @@ class _Reader:
 
     def _size(self, number: int, tensor: int) -> float:
         """Bytes of what a call has of a tensor."""
-        part = self._part(self.program.calls[number]) if self.batch.layout(tensor).is_sharded else 1.0
-        return self.costs.bytes(tensor) * part
+        return self.costs.bytes(tensor) * (self.parts[number] if self.batch.layout(tensor).is_sharded else 1.0)
 
     def _step(self, number: int) -> str:
         return self.program.step_of(self.program.calls[number])
@@ -252,7 +252,7 @@ class _Reader:
     def _kernel(self, number: int, place: int) -> Kernel:
         """Of a piece: of its last op, with the seconds of all."""
         call = self.program.calls[number]
-        piece, part = self.pieces[call.body][place], self._part(call)
+        piece, part = self.pieces[call.body][place], self.parts[number]
         device = self._at(call, piece.shard)
         key = (call.body, place, part, self.tasks.cluster.devices[device].type)
         if key not in self._kernels:
@@ -429,7 +429,7 @@ class _Reader:
             if step == SYNCHRONISE and not is_own:
                 self._synchronise(number)
             else:
-                values = [self._main(source, tensor, number) for source in self.sources[number].get((tensor, False), ())]
+                values = self._terms(number, tensor, self._device(number, tensor))
                 if step == BRIDGE and is_divided:
                     values = self._cut(self.program.calls[number], values)
                 if is_own:
@@ -439,6 +439,23 @@ class _Reader:
                 else:
                     self._made[key] = self._combined(number, tensor, values, self._device(number, tensor))
         return self._made[key]
+
+    def _terms(self, number: int, tensor: int, device: int) -> List[Value]:
+        """What a recipe combines.  What is added last over micro-batches where the copies' sum is made, TensorFlow's graph
+        optimizer adds together with that."""
+        sources, is_last = self.sources[number].get((tensor, False), ()), self._step(number) in (SYNCHRONISE, MERGE)
+        values = []
+        for source in sources:
+            is_here = self._step(source) == ACCUMULATE and self._device(source, tensor) == device
+            if is_last and is_here and self.readers[source, tensor] == 1 < len(sources):
+                values += [self._main(before, tensor, source) for before in self.sources[source][tensor, False]]
+            else:
+                values.append(self._main(source, tensor, number))
+        return values
+
+    def _total(self, number: int, tensor: int) -> Value:
+        device = self.sums.get((number, tensor), self._device(number, tensor))
+        return self._combined(number, tensor, self._terms(number, tensor, device), device)
 
     def _main(self, source: int, tensor: int, reader: int) -> Value:
         """A call's value as one part: of several that ops read which do not run by themselves, the largest."""
@@ -494,7 +511,7 @@ class _Reader:
         """The values of all copies in one; between processes those of a bucket by one collective."""
         tensors = [tensor for tensor, _ in self.program.calls[number].takes]
         is_sum, is_divided = self._is_sum(tensors[0]), self.batch.layout(tensors[0]).is_sharded
-        totals = [[peer._total(number, tensor) for tensor in tensors] for peer in self.peers]
+        totals = [[peer._total(number, tensor) for tensor in tensors] for peer in self.peers]  # of each process' copies
         if len(self.peers) == 1 or not (is_sum or is_divided):
             for peer, values in zip(self.peers, totals):
                 peer._made.update(((number, tensor, ALL), value) for tensor, value in zip(tensors, values))
@@ -521,19 +538,6 @@ class _Reader:
             return parts[0]
         size = sum(part.size for part in parts)
         return self._op(self._about(number, "into bucket"), parts[0].device, parts, _together(values).waits, 2.0 * size, size)
-
-    def _total(self, number: int, tensor: int) -> Value:
-        """Of this process' copies.  What is added last over micro-batches where the copies' sum is made, TensorFlow's graph
-        optimizer adds together with it."""
-        device, sources = self.sums.get((number, tensor), self._device(number, tensor)), self.sources[number][tensor, False]
-        values = []
-        for source in sources:
-            is_last = self._step(source) == ACCUMULATE and self._device(source, tensor) == device
-            if is_last and self.readers[source, tensor] == 1 < len(sources):
-                values += [self._main(before, tensor, source) for before in self.sources[source][tensor, False]]
-            else:
-                values.append(self._main(source, tensor, number))
-        return self._combined(number, tensor, values, device)
 
 
 def _together(values: Iterable[Value]) -> Value:
