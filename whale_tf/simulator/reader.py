@@ -68,8 +68,8 @@ class Costs:
     """What ops and tensors cost.
 
     Attributes:
-        in_turn: a device runs one op at a time, in the order of its calls, so that ops with nothing between them are one task,
-            and no memory is counted.
+        in_turn: a device runs one op at a time, in the order of its calls, so that ops with nothing between them are one task.
+            Then control edges say nothing new, and no memory is counted.
     """
 
     in_turn = False
@@ -172,10 +172,11 @@ class _Reader:
     # ---- what there is -----------------------------------------------------------------------------------------------
 
     def _pieces(self, body: Body, combined: Set[Tuple[int, int]], leaving: Set[int]) -> List[Piece]:
-        known: Set[int] = {tensor for index in body.ops for tensor in self.graph.ops[index].outputs}
-        found: List[Piece] = []
+        own = {tensor for index in body.ops for tensor in self.graph.ops[index].outputs}
+        known, found = set(own), []  # type: Set[int], List[Piece]
         for op in (self.graph.ops[index] for index in body.ops):
-            inputs = tuple(dict.fromkeys((t, (op.id, at) in combined) for at, t in enumerate(op.inputs)))
+            inputs = tuple(dict.fromkeys((t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
+                                         if t not in own or self.graph.tensors[t].op < op.id))  # else the next round of a loop
             is_next = self.costs.in_turn and bool(found) and known.issuperset(op.inputs)
             known.update(op.inputs)
             if is_next and leaving.isdisjoint(self.graph.ops[found[-1].ops[-1]].outputs):
@@ -274,7 +275,7 @@ class _Reader:
                     waits.add(before)
                     before = task if self.costs.in_turn else START
                     self.tasks.wait(task, sorted(waits))
-                    for tensor in self.graph.ops[piece.ops[-1]].outputs:
+                    for tensor in () if self.costs.in_turn else self.graph.ops[piece.ops[-1]].outputs:
                         self._value(number, tensor)
                     if mine.isdisjoint(waits):
                         first[number].append(task)
@@ -306,9 +307,9 @@ class _Reader:
         return {task for task in tasks if task != START and self.tasks.devices[task] == (device,)}
 
     def _controls(self, number: int, piece: Piece) -> FrozenSet[int]:
-        """What ops wait for by control edges: ops in calls of the same TaskGraph with the same coordinates."""
+        """What an op waits for by control edges: ops in calls of the same TaskGraph with the same coordinates."""
         call, found = self.program.calls[number], set()  # type: Call, Set[int]
-        for op in (before for one in piece.ops for before in self.graph.ops[one].control_inputs):
+        for op in () if self.costs.in_turn else self.graph.ops[piece.ops[0]].control_inputs:
             body = self.body_of.get(op, -1)
             source = self.number.get((body, call.clone))
             if source is not None and self.program.bodies[body].task_graph == self.program.bodies[call.body].task_graph:
