@@ -19,6 +19,7 @@ from whale_tf.bridges import crossing, cuts
 from whale_tf.ir.batch_axis import EXTREMES
 from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import VARIABLES
 from whale_tf.passes.communicate import is_combined, takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import (
@@ -334,11 +335,11 @@ class _Reader:
             else:
                 place = self.piece_of[call.body][op.id]
                 task = self.ran.get((number, place), START)
-                if task == START:
+                is_variable = any(self.graph.producer(t).type in VARIABLES for t in op.inputs)
+                if task == START and not is_variable:
                     self._known[key] = self._handed_on(number, self.pieces[call.body][place])
-                else:
-                    device, = self.tasks.devices[task]
-                    buffer = self._buffer(number, tensor, op, task)
+                else:  # a variable's value is there from the start, on the variable's device
+                    device, buffer = self._device(number, tensor), self._buffer(number, tensor, op, task)
                     self._known[key] = Value((Held(task, device, buffer, tensor, self._size(number, tensor), call.clone.m),))
         return self._known[key]
 
@@ -349,7 +350,7 @@ class _Reader:
 
     def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
         """That an op of a clone writes a result to: its operand's, if it takes that over, or its own."""
-        if self._step(number) not in CLONED or self.costs.in_turn:
+        if self._step(number) not in CLONED or self.costs.in_turn or task == START:
             return -1
         device, = self.tasks.devices[task]
         place = self.piece_of[self.program.calls[number].body][op.id]
