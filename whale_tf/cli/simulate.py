@@ -323,7 +323,7 @@ def _run_ops(
 def _tested(result: Simulation, times: str, laws: Laws) -> Optional[TestedError]:
     """How accurate such times have been on the strategy's slowest kind of device; None: never tested."""
     types = [result.cluster.devices[device].type for device in result.representative]
-    found = [laws.error(times, name, result.program.strategy.model.precision) for name in sorted(set(types))]
+    found = [laws.error(times, name, result.subject.precision) for name in sorted(set(types))]
     return max((one for one in found if one is not None), key=lambda one: one.largest, default=None)
 
 
@@ -379,7 +379,7 @@ def _print(result: Simulation, tested: Optional[TestedError]) -> None:
         "exposed ms",
         "MFU",
         "peak MiB",
-        title=f"{result.program.strategy.model.name} on {result.cluster.name}",
+        title=f"{result.subject.model} on {result.cluster.name}",
     )
     summary.add_row(*_row(result))
     console.print(summary)
