@@ -121,6 +121,47 @@ def test_a_default_strategy(strategy: str) -> None:
     assert plan is not None and plan.task_graphs[0].strategy == "replicate"
 
 
+@pytest.mark.full
+@pytest.mark.slow
+def test_experts_beside_a_default_strategy() -> None:
+    """A Keras layer of experts is split, all others are replicated on the same devices."""
+    keras = pytest.importorskip("keras", minversion="3.0")
+    from tests.functions.test_keras import LABELS, X, compiled
+
+    class Experts(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.gate, self.inner, self.outer = [
+                self.add_weight(shape=size) for size in ((shape[-1], 4), (4, shape[-1], 16), (4, 16, shape[-1]))]
+
+        def call(self, x: Any) -> Any:
+            gates, hidden = tf.nn.softmax(x @ self.gate), tf.nn.relu(tf.einsum("bd,edf->ebf", x, self.inner))
+            return x + tf.einsum("be,ebf,efd->bd", gates, hidden, self.outer)
+
+    def fit(scope: Scope) -> Any:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        x = keras.layers.Dense(8, activation="tanh")(inputs)
+        with scope():
+            x = Experts()(x)
+        model = compiled(keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x)))
+        history = model.fit(X, LABELS, batch_size=8, shuffle=False, verbose=0, validation_data=(X, LABELS)).history
+        return history["val_loss"], [weight.numpy() for weight in model.weights + model.optimizer.variables]
+
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        local = fit(contextlib.nullcontext)
+        wh.init(cluster="cpu:2")
+        wh.set_default_strategy(wh.replicate(2))
+        parallel = fit(lambda: wh.split(2))
+    finally:
+        keras.config.set_floatx(before)
+    plan = wh.current_plan()
+    assert plan is not None and [task.strategy for task in plan.task_graphs] == ["split", "replicate", "replicate"]
+    for one, other in zip(tf.nest.flatten(local), tf.nest.flatten(parallel)):
+        np.testing.assert_allclose(other, one, rtol=1e-6 if np.ndim(one) == 0 else 1e-11, atol=1e-11)
+
+
 @pytest.mark.slow
 def test_functions_are_named() -> None:
     wh.init(cluster="cpu:2")
