@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from rich.console import Console
 
-from benchmarks.measure import table
+from benchmarks.measure import chosen, table
 from benchmarks.papers.dapple import SOLVERS, in_order, search, single_device_seconds
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple import search as dapple
@@ -265,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(REPORTS), help="comma-separated: {}".format(", ".join(REPORTS)))
     console = Console(width=200)
-    for name in parser.parse_args().only.split(","):
+    for name in chosen(parser, REPORTS):
         REPORTS[name](console)
 
 

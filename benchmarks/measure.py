@@ -5,6 +5,7 @@ the answers; with ``--worker`` it measures one thing and prints one line of JSON
 """
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from whale_tf.cluster.processes import free_ports, tf_configs
+from whale_tf.errors import did_you_mean
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MARK = "RESULT "
@@ -245,6 +247,16 @@ def machine() -> str:
             models = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
         name = models[0] if models else name
     return f"TensorFlow {tf.__version__}, Python {platform.python_version()}, {os.cpu_count()} x {name}"
+
+
+def chosen(parser: argparse.ArgumentParser, sections: Mapping[str, Any], given: Optional[Sequence[str]] = None) -> List[str]:
+    """The sections that ``--only`` names, of a parser that has it; an unknown one ends the program with the names there are."""
+    names: List[str] = parser.parse_args(given).only.split(",")
+    for name in names:
+        if name not in sections:
+            known = ", ".join(sections)
+            parser.error(f"--only has {name!r}, expected some of {known}.{did_you_mean(name, sections)}")
+    return names
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from rich.console import Console
 
-from benchmarks.measure import table
+from benchmarks.measure import chosen, table
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.ir.graph import OpGraph
@@ -295,7 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     console = Console(width=150)
-    for name in parser.parse_args().only.split(","):
+    for name in chosen(parser, SECTIONS):
         SECTIONS[name](console)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from scipy.stats import spearmanr
 
 from benchmarks import whale_figures
-from benchmarks.measure import table
+from benchmarks.measure import chosen, table
 from whale_tf.cluster import Cluster
 from whale_tf.simulator import (
     ModelGraph,
@@ -292,7 +292,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--reference", help="directory with simulation_cost_measured.json")
     given = parser.parse_args(arguments)
     console = Console(width=150)
-    for name in given.only.split(","):
+    for name in chosen(parser, SECTIONS, arguments):
         title, header, run = SECTIONS[name]
         rows = run(given.reference) if name == "cost" else run()
         console.print(table(title, header, [[str(cell) for cell in row] for row in rows]))

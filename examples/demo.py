@@ -1,17 +1,16 @@
-"""The main job at a glance: one script trained locally and under a hybrid plan, the losses side by side.
+"""The main job at a glance: one Keras script trained locally and under a hybrid plan, the losses side by side.
 
     make demo
 
-The script is a BERT-style encoder on the text of Python's standard library. The plan is a pipeline of two stages with
-four micro-batches, and data parallelism of degree two around it: four devices. Each of the two runs has a process of
-its own, because TensorFlow fixes its thread pool with the first Session.
+The script is a transformer on the text of Python's standard library, trained by `fit` (Keras 3: TensorFlow 2.16 and later). The
+plan is a pipeline of two stages with four micro-batches, and data parallelism of degree two around it. Each run has a
+process of its own, because TensorFlow fixes its devices and threads with the first op.
 """
 from __future__ import annotations
 
 import argparse
 import collections
 import contextlib
-import itertools
 import json
 import os
 import subprocess
@@ -26,10 +25,10 @@ from rich.table import Table
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 
-STEPS = 40
-BATCH = 32
+LAYERS, LENGTH, WIDTH = 4, 32, 64
+EPOCHS, STEPS, BATCH = 8, 8, 32  # steps of each epoch
 CLUSTER = "cpu:4"
-TOLERANCE = 1e-4  # relative, of float32 losses after 40 steps of Adam
+TOLERANCE = 1e-4  # relative, of float32 losses after 64 steps of Adam
 
 
 # -- the script that is trained, in a process of its own ---------------------------------------------------------------
@@ -37,47 +36,65 @@ TOLERANCE = 1e-4  # relative, of float32 losses after 40 steps of Adam
 
 def build(annotate: bool) -> Any:
     """The whole model; what ``annotate`` adds is what whale_tf needs of a user."""
-    import tensorflow.compat.v1 as tf
-
     import whale_tf as wh
-    from models import bert
+
+    if annotate:
+        wh.init({"num_micro_batch": 4}, cluster=CLUSTER)
+
+    import keras
+    from keras import layers
+
+    from models.data import BYTE_VOCAB
 
     def stage() -> Any:
         return wh.replicate(1) if annotate else contextlib.nullcontext()
 
-    tf.disable_eager_execution()
-    tf.logging.set_verbosity(tf.logging.ERROR)
-    if annotate:
-        wh.init(wh.Config({"num_micro_batch": 4, "io.nested_batch": "divide"}), cluster=CLUSTER)
-    config = bert.BertConfig(layers=4, hidden=64, heads=4, ffn=128, seq=32, predictions=4)
-    inputs = bert.inputs(config, batch_size=BATCH)
+    def block(x: Any) -> Any:
+        attended = layers.MultiHeadAttention(num_heads=4, key_dim=WIDTH // 4)(x, x, use_causal_mask=True)
+        x = layers.LayerNormalization()(x + attended)
+        hidden = layers.Dense(2 * WIDTH, activation="gelu")(x)
+        return layers.LayerNormalization()(x + layers.Dense(WIDTH)(hidden))
+
+    keras.utils.set_random_seed(0)
+    tokens = keras.Input((LENGTH,), dtype="int32")
     with stage():
-        x, table = bert.embed(inputs.tokens, config, inputs.segments)
-        for i in (0, 1):
-            x = bert.encoder_layer(x, config, name=f"layer_{i}")
+        x = layers.Embedding(BYTE_VOCAB, WIDTH)(tokens) + layers.Embedding(LENGTH, WIDTH)(keras.ops.arange(LENGTH))
+        for _ in range(LAYERS // 2):
+            x = block(x)
     with stage():
-        for i in (2, 3):
-            x = bert.encoder_layer(x, config, name=f"layer_{i}")
-        loss = bert.mlm_loss(bert.mlm_head(x, inputs.positions, table, config), inputs)
-    return config, inputs, loss, tf.train.AdamOptimizer(1e-3, epsilon=1e-6).minimize(loss)
+        for _ in range(LAYERS // 2):
+            x = block(x)
+        logits = layers.Dense(BYTE_VOCAB)(x)
+    model = keras.Model(tokens, logits)
+    model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
 
 
 def train(annotate: bool) -> None:
-    """Trains and prints one JSON line per step, and the plan's explanation as the last one."""
-    import tensorflow.compat.v1 as tf
-
+    """Trains and prints a JSON line for each step and each epoch, and the plan's explanation as the last one."""
     import whale_tf as wh
-    from models import data
 
-    config, inputs, loss, train_op = build(annotate)
-    batches = data.batches(data.masked_lm_examples(2048, config.seq, config.predictions), BATCH)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        for batch in itertools.islice(batches, STEPS):
-            feed = {tensor: array for tensor, array in zip(inputs, batch) if tensor.consumers()}
-            start = time.perf_counter()
-            value = session.run([loss, train_op], feed)[0]
-            print(json.dumps({"loss": float(value), "seconds": time.perf_counter() - start}), flush=True)
+    model = build(annotate)
+
+    import keras
+
+    from models.data import language_model_examples
+
+    class Report(keras.callbacks.Callback):
+        """Seconds of each step; losses of each epoch."""
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.start = time.perf_counter()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            print(json.dumps({"step": float(logs["loss"]), "seconds": time.perf_counter() - self.start}), flush=True)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            print(json.dumps({name: float(value) for name, value in logs.items()}), flush=True)
+
+    text = language_model_examples(STEPS * BATCH + 64, LENGTH)
+    model.fit(text.tokens[64:], text.labels[64:], batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[Report()],
+              validation_data=(text.tokens[:64], text.labels[:64]))
     print(json.dumps({"explain": str(wh.explain()) if annotate else ""}), flush=True)
 
 
@@ -104,55 +121,69 @@ def messages(mode: str) -> Iterator[Dict[str, Any]]:
         raise RuntimeError("the {} run failed:\n{}".format(mode, "".join(other)))
 
 
+def has_keras_3() -> bool:
+    """Told without loading TensorFlow, which takes seconds."""
+    try:
+        from importlib import metadata
+
+        return int(metadata.version("keras").partition(".")[0]) >= 3
+    except ImportError:
+        return False
+
+
 def show() -> int:
     """Runs both and prints the comparison; 0 if the losses agree."""
     console = Console()
     columns = (TextColumn("{task.description:10}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
                TextColumn("{task.fields[loss]}"), TimeElapsedColumn())
-    runs: Dict[str, List[Dict[str, Any]]] = {"local": [], "parallel": []}
+    epochs: Dict[str, List[Dict[str, float]]] = {"local": [], "parallel": []}
+    seconds: Dict[str, List[float]] = {mode: [] for mode in epochs}
     explanation = ""
-    console.print(f"A 4-layer encoder on Python's own source text, {STEPS} steps of {BATCH} examples.")
+    if not has_keras_3():
+        console.print("The demo trains with Keras 3 (TensorFlow 2.16 and later); with this TensorFlow run examples/pipeline.py")
+        return 1
+    console.print(f"A {LAYERS}-layer transformer on Python's own source text, by Keras' fit: {EPOCHS} epochs of {STEPS} steps of "
+                  f"{BATCH} examples.", highlight=False)
     with Progress(*columns, console=console) as progress:
-        for mode, records in runs.items():
-            task = progress.add_task(mode, total=STEPS, loss="")
+        for mode, records in epochs.items():
+            task = progress.add_task(mode, total=EPOCHS * STEPS, loss="")
             for message in messages(mode):
                 if "explain" in message:
                     explanation = message["explain"] or explanation
-                    continue
-                records.append(message)
-                progress.update(task, advance=1, loss="loss {:.4f}".format(message["loss"]))
+                elif "step" in message:
+                    seconds[mode].append(message["seconds"])
+                    progress.update(task, advance=1, loss="loss {:.4f}".format(message["step"]))
+                else:
+                    records.append(message)
     console.print(explanation, markup=False, highlight=False, soft_wrap=True)
-    worst = compare(console, runs)
-    seconds = {mode: sorted(r["seconds"] for r in records[1:])[len(records) // 2] for mode, records in runs.items()}
+    worst = compare(console, epochs)
+    median = {mode: 1e3 * sorted(taken)[len(taken) // 2] for mode, taken in seconds.items()}
     console.print("step time (median): local {local:.1f} ms on one device, parallel {parallel:.1f} ms on four logical "
-                  "devices of this machine's {cores} cores".format(
-                      local=1e3 * seconds["local"], parallel=1e3 * seconds["parallel"], cores=os.cpu_count()))
-    picture = draw(runs)
-    console.print(f"picture of both loss curves: {picture}", soft_wrap=True)
+                  "devices of this machine's {cores} cores".format(cores=os.cpu_count(), **median))
+    console.print(f"picture of both loss curves: {draw(epochs)}", soft_wrap=True)
     if worst > TOLERANCE:
         console.print(f"the losses differ by {worst:.1e}, more than {TOLERANCE:.0e}")
         return 1
     python = os.path.relpath(sys.executable, ROOT) if sys.executable.startswith(ROOT + os.sep) else sys.executable
     for line in (f"Shown: one script trained on one device, and as two pipelines of two stages; the losses agree to {worst:.1e}",
-                 f"Next: {python} examples/pipeline.py   (a script with the lines that divide it)"):
+                 f"Next: {python} examples/keras_fit.py   (a script with the lines that divide it; ten more in examples/keras)"):
         console.print(line, highlight=False, soft_wrap=True)
     return 0
 
 
-def compare(console: Console, runs: Dict[str, List[Dict[str, Any]]]) -> float:
-    """Prints some of the losses side by side; returns the largest relative difference of all."""
-    table = Table("step", "local loss", "parallel loss", "relative difference")
+def compare(console: Console, epochs: Dict[str, List[Dict[str, float]]]) -> float:
+    """Prints the losses of all epochs side by side; returns the largest relative difference."""
+    table = Table("epoch", "local loss", "parallel loss", "local val_loss", "parallel val_loss", "relative difference")
     differences = []
-    for step, (local, parallel) in enumerate(zip(runs["local"], runs["parallel"]), 1):
-        differences.append(abs(local["loss"] - parallel["loss"]) / abs(local["loss"]))
-        if step == 1 or step % 5 == 0:
-            table.add_row(str(step), "{:.6f}".format(local["loss"]), "{:.6f}".format(parallel["loss"]),
-                          f"{differences[-1]:.1e}")
+    for epoch, (local, parallel) in enumerate(zip(epochs["local"], epochs["parallel"]), 1):
+        differences.append(max(abs(local[name] - parallel[name]) / abs(local[name]) for name in ("loss", "val_loss")))
+        table.add_row(str(epoch), *[f"{logs[name]:.6f}" for name in ("loss", "val_loss") for logs in (local, parallel)],
+                      f"{differences[-1]:.1e}")
     console.print(table)
     return max(differences)
 
 
-def draw(runs: Dict[str, List[Dict[str, Any]]]) -> str:
+def draw(epochs: Dict[str, List[Dict[str, float]]]) -> str:
     """Both loss curves as a PNG; returns its path."""
     import matplotlib
 
@@ -162,11 +193,11 @@ def draw(runs: Dict[str, List[Dict[str, Any]]]) -> str:
     path = os.path.join(ROOT, "out", "demo_losses.png")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for (mode, records), style in zip(runs.items(), ("-", "o")):
-        axes.plot(range(1, len(records) + 1), [r["loss"] for r in records], style, markersize=4, fillstyle="none",
-                  label=mode)
-    axes.set_xlabel("step")
-    axes.set_ylabel("masked language model loss")
+    for (mode, records), style in zip(epochs.items(), ("-", "o")):
+        for name, label in (("loss", mode), ("val_loss", f"{mode}, validation")):
+            axes.plot(range(1, len(records) + 1), [logs[name] for logs in records], style, fillstyle="none", label=label)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("cross entropy of the next byte")
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
     return path

@@ -1,6 +1,7 @@
 """A Keras model trained by `fit`, as a pipeline of two stages, twice (TensorFlow 2.16 and later; no download).
 
     python examples/keras_fit.py
+    python examples/keras_fit.py step.svg       draws the step, too
 
 Only the lines with `wh` are not in the script for one device. Metrics, validation, callbacks and saved models are the local ones.
 """
@@ -40,6 +41,8 @@ def main() -> None:
     for loss, accuracy in zip(history["loss"], history["val_accuracy"]):
         print(f"loss {loss:.4f}  validation accuracy {accuracy:.3f}")
     print(wh.explain())
+    if len(sys.argv) > 1:
+        wh.draw_program(sys.argv[1])
 
 
 if __name__ == "__main__":

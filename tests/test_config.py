@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_tf.config import ALIASES, SCHEDULE_ALIASES, Config, render_docs
+from whale_tf.config import ALIASES, VALUES, Config, render_docs
 from whale_tf.errors import ConfigError
 
 DOTTED = [row.key for row in Config.table()]
@@ -37,7 +37,7 @@ def test_three_spellings(values: Any) -> None:
     assert config == Config.parse(json.dumps(values)) == Config.parse(config) and hash(config) == hash(Config(values))
 
 
-@pytest.mark.parametrize("alias, name", sorted(SCHEDULE_ALIASES.items()))
+@pytest.mark.parametrize("alias, name", sorted(VALUES["pipeline.schedule"].items()))
 def test_schedule_names_of_epl(alias: str, name: str) -> None:
     assert Config({"pipeline.strategy": alias}).pipeline.schedule == name
     assert Config({"pipeline": {"schedule": alias}, "pipeline.strategy": name})["pipeline.schedule"] == name

@@ -14,6 +14,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXAMPLES = ("data_parallel", "pipeline", "nested", "unequal_replicas", "auto_pipeline", "split_classifier",
             "mixture_of_experts")
 
+# The first makes the devices of all. What the second tuple holds has its models in tests/functions, too.
+KERAS = ("image_classification", "structured_data", "metric_learning", "knowledge_distillation", "gradient_accumulation",
+         "mixture_of_experts")
+MORE_KERAS = ("text_transformer", "gan", "autoencoder", "timeseries")
+
 
 def run(*arguments: str) -> str:
     result = subprocess.run([sys.executable] + list(arguments), cwd=ROOT, stdout=subprocess.PIPE,
@@ -48,8 +53,26 @@ def test_examples(names: Sequence[str]) -> None:
         assert len(losses) >= 6 and losses[-1] < 0.9 * losses[0], (name, output)
 
 
+has_keras_3 = pytest.mark.skipif(sys.version_info < (3, 8), reason="TensorFlow 1.15 has no Keras 3")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(sys.version_info < (3, 8), reason="TensorFlow 1.15 has no Keras 3")
+@has_keras_3
+@pytest.mark.parametrize("names", [KERAS, pytest.param(MORE_KERAS, marks=pytest.mark.full)], ids=["some", "more"])
+def test_keras_examples(names: Sequence[str]) -> None:
+    paths = [os.path.join("examples", "keras", name + ".py") for name in names]
+    outputs = run("-c", RUN_ALL, *paths).split("EXAMPLE\n")[1:]
+    assert len(outputs) == len(names)
+    for name, output in zip(names, outputs):
+        losses = [float(text) for text in re.findall(r" (?:g_)?loss: ([\d.]+)", output)]
+        assert len(losses) >= 4 and losses[-1] < (1.0 if name == "gan" else 0.8) * losses[0], (name, output)
+        assert "Exact: the parallel result equals the local one" in output, (name, output)
+        if name == "gradient_accumulation":
+            assert float(re.findall(r"difference of any weight after 30 steps: (\S+)", output)[0]) < 1e-4
+
+
+@pytest.mark.slow
+@has_keras_3
 def test_keras_example() -> None:
     output = run(os.path.join("examples", "keras_fit.py"))
     losses = [float(text) for text in re.findall(r"loss ([\d.]+)", output)]
@@ -72,7 +95,7 @@ def test_m6_example() -> None:
 def test_demo() -> None:
     output = run("-m", "examples.demo")
     lines = output.strip().splitlines()
-    assert lines[0].startswith("A 4-layer encoder"), "nothing of TensorFlow's log"
+    assert lines[0].startswith("A 4-layer transformer"), "nothing of TensorFlow's log"
     assert lines[-2].startswith("Shown: ") and "the losses agree" in lines[-2] and lines[-1].startswith("Next: ")
     assert os.path.exists(os.path.join(ROOT, lines[-1].split()[2]))
     picture = re.search(r"picture of both loss curves: (\S+)", output)
@@ -82,3 +105,5 @@ def test_demo() -> None:
 def test_no_example_is_left_out() -> None:
     scripts = {os.path.basename(path)[:-3] for path in glob.glob(os.path.join(ROOT, "examples", "[a-z]*.py"))}
     assert scripts == set(EXAMPLES) | {"m6_pipeline", "demo", "training", "programs", "keras_fit"}
+    scripts = {os.path.basename(path)[:-3] for path in glob.glob(os.path.join(ROOT, "examples", "keras", "*.py"))}
+    assert scripts == set(KERAS + MORE_KERAS)

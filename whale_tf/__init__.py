@@ -20,9 +20,11 @@ from whale_tf.errors import (
     GraphEditError,
     GraphError,
     InfeasibleError,
+    InputError,
     MissingPackageError,
     PlanError,
     ProcessLostError,
+    UnknownShapeError,
     UnsupportedOpError,
     UnsupportedTensorFlowError,
     WhaleError,
@@ -31,6 +33,8 @@ from whale_tf.errors import (
 __version__ = "0.1.0"
 
 _API = (
+    "checkpoint",
+    "batch_axis",
     "current_plan",
     "current_program",
     "explain",
@@ -55,10 +59,12 @@ __all__ = [
     "GraphEditError",
     "GraphError",
     "InfeasibleError",
+    "InputError",
     "MissingPackageError",
     "Plan",
     "PlanError",
     "ProcessLostError",
+    "UnknownShapeError",
     "UnsupportedOpError",
     "UnsupportedTensorFlowError",
     "WhaleError",
@@ -66,6 +72,8 @@ __all__ = [
 ] + list(_API)
 
 if TYPE_CHECKING:
+    from whale_tf.api import batch_axis as batch_axis
+    from whale_tf.api import checkpoint as checkpoint
     from whale_tf.api import current_plan as current_plan
     from whale_tf.api import current_program as current_program
     from whale_tf.api import explain as explain

@@ -24,9 +24,9 @@ except ImportError as error:
 __all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter",
            "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
            "check_version", "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing",
-           "global_seed", "gradients_util", "imperative_grad", "imported_as_written", "lacking", "make_logical_cpus", "op_def",
-           "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "v1",
-           "variable_value"]
+           "global_seed", "gradients_util", "imperative_grad", "imported_as_written", "is_unlifted", "lacking",
+           "make_logical_cpus", "op_def", "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf",
+           "traced_graphs", "v1", "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)
@@ -114,24 +114,26 @@ ControlFlowGraph: Any = getattr(_control_flow_graphs, "ControlFlowFuncGraph", ()
 
 
 class FunctionTracing(NamedTuple):
-    """Where TensorFlow 2 traces tf.functions and differentiates them, as modules and, for the last, a function.
+    """Where TensorFlow 2 traces tf.functions and differentiates them, as modules and classes and, for the last, functions.
 
     Attributes:
-        transform: ``apply_func_graph_transforms`` gets each traced graph before it becomes a concrete function.
         function: the class of what ``tf.function`` returns.
-        compilation: ``_create_concrete_function`` knows the attributes of the function that is traced.
-        concrete: the class of concrete functions, each of which runs in ``_call_flat``.
-        loops: ``_general_purpose_scan`` is what AutoGraph makes of a loop over a dataset in a function.
+        concrete: the class of a traced function, each of which runs in ``_call_flat``.
+        make: name of the method of ``concrete`` that gets each traced graph, and its attributes, before anything is made of it.
+        graph: the class of the traced graphs.
+        compilation: ``_create_concrete_function`` traces a function for a type of arguments; None before 2.15.
+        loops: ``_general_purpose_scan`` is what AutoGraph makes of a loop over a dataset in a function; None before 2.15.
         execute: ``record_gradient`` is called for each op that a tape sees.
         backprop: ``_gradient_function`` differentiates an op that a tape saw.
         register: tells TensorFlow's C++ half what to call in that function's place.
         record: gives an op to the tapes: op type, inputs, attributes, outputs, name of the scope it was made in.
     """
 
-    transform: Any
     function: Any
-    compilation: Any
     concrete: Any
+    make: str
+    graph: Any
+    compilation: Any
     loops: Any
     execute: Any
     backprop: Any
@@ -141,25 +143,60 @@ class FunctionTracing(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def function_tracing() -> Optional[FunctionTracing]:
-    """None: this TensorFlow has no place where a traced function can be rewritten (before 2.15)."""
+    """None: this TensorFlow has no place where a traced function can be rewritten (1.15)."""
     if tf.__version__.startswith("1."):
         return None
+    functions = _first("eager.polymorphic_function.polymorphic_function:Function", "eager.def_function:Function")
+    concrete = _first(*(f"eager.{module}:ConcreteFunction" for module in (
+        "polymorphic_function.concrete_function", "polymorphic_function.monomorphic_function", "function")))
     try:
-        names = ("polymorphic_function.transform", "polymorphic_function.polymorphic_function",
-                 "polymorphic_function.tracing_compilation", "polymorphic_function.concrete_function", "execute", "backprop")
-        transform, functions, compilation, concrete, execute, backprop = [
-            importlib.import_module("tensorflow.python.eager." + name) for name in names]
-        loops = importlib.import_module("tensorflow.python.data.ops.dataset_autograph")
+        execute, backprop = [importlib.import_module("tensorflow.python.eager." + name) for name in ("execute", "backprop")]
         from tensorflow.python import pywrap_tfe
+        from tensorflow.python.framework.func_graph import FuncGraph
 
-        found = FunctionTracing(transform, functions.Function, compilation, concrete.ConcreteFunction, loops, execute, backprop,
-                                pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient)
-        hooked = (transform.apply_func_graph_transforms, compilation._create_concrete_function, execute.record_gradient,
-                  backprop._gradient_function, functions.Function.__call__, concrete.ConcreteFunction._call_flat,
-                  loops._general_purpose_scan)
+        hooked = (functions.__call__, concrete.__init__, concrete._call_flat, FuncGraph.capture, execute.record_gradient,
+                  backprop._gradient_function)
+        register, record = pywrap_tfe.TFE_Py_RegisterGradientFunction, pywrap_tfe.TFE_Py_RecordGradient
     except (ImportError, AttributeError):
         return None
+    make = "from_func_graph" if hasattr(concrete, "from_func_graph") else "__init__"  # moved in 2.14
+    compilation = _module("eager.polymorphic_function.tracing_compilation", "_create_concrete_function")
+    loops = _module("data.ops.dataset_autograph", "_general_purpose_scan") if compilation is not None else None
+    found = FunctionTracing(functions, concrete, make, FuncGraph, compilation, loops, execute, backprop, register, record)
     return found if all(hooked) else None
+
+
+def _module(name: str, attribute: str) -> Any:
+    """A module of TensorFlow, if it is there and has the attribute; else None."""
+    try:
+        module = importlib.import_module("tensorflow.python." + name)
+    except ImportError:
+        return None
+    return module if hasattr(module, attribute) else None
+
+
+def _first(*places: str) -> Any:
+    """The first object that this TensorFlow has."""
+    for place in places:
+        with contextlib.suppress(UnsupportedTensorFlowError):
+            return _undocumented(place)[0]
+    return None
+
+
+def traced_graphs(function: Any) -> List[Any]:
+    """Graphs of a tf.function's traces so far."""
+    parts = [function] + [getattr(function, name, None) for name in ("_stateful_fn", "_stateless_fn", "_variable_creation_fn",
+                                                                     "_no_variable_creation_fn")]
+    caches = [getattr(part, "_function_cache", None) for part in parts]
+    return [concrete.graph for cache in caches if cache is not None
+            for concrete in (cache.all_values() if hasattr(cache, "all_values") else cache.values())]
+
+
+def is_unlifted(variable: Any) -> bool:
+    """Whether a variable was made in a tf.function."""
+    kind = _first("eager.polymorphic_function.polymorphic_function:UnliftedInitializerVariable",
+                  "eager.def_function:UnliftedInitializerVariable")
+    return kind is not None and isinstance(variable, kind)
 
 
 def variable_value(handle: tf.Tensor) -> Optional[Tuple[tf.TensorShape, tf.DType]]:

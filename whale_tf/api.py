@@ -13,6 +13,7 @@ from typing import (
     ContextManager,
     Dict,
     Iterator,
+    List,
     Mapping,
     MutableMapping,
     MutableSet,
@@ -42,7 +43,8 @@ from whale_tf.cluster import (
 )
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.config import Config
-from whale_tf.errors import PlanError, WhaleError
+from whale_tf.errors import AnnotationError, PlanError, UnknownShapeError, WhaleError
+from whale_tf.feeds import Waiting, elements, trains
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.traits import traits
@@ -60,6 +62,7 @@ from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
 from whale_tf.program import Program
 from whale_tf.simulator import StepGraph
+from whale_tf.variable_parts import VariableParts
 
 
 class Observer:
@@ -98,12 +101,16 @@ class _Active:
         self.fetches: MutableMapping[tf.Graph, whale_session.Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
+        self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # for the shapes of inputs
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
         self.shares_input = False  # tf.data pipelines with the other processes
         self.shuffles = itertools.count()
         self.said_no_xla = False
+        self.default: Optional[_Strategy] = None  # of functions
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
+        self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # those of them that are traced again before they run
+        self.variable_parts = VariableParts()
 
     def driving(self) -> ContextManager:
         """A run that needs the other processes' devices, where this process drives them."""
@@ -179,6 +186,7 @@ def shutdown() -> None:
         _active.termination.remove()
         if _active.runtime is not None:
             _active.runtime.withdraw()
+        _active.variable_parts.close()
         _active.undo_devices()
     _active = None
 
@@ -213,7 +221,9 @@ class _Strategy:
 
     def __enter__(self) -> _Strategy:
         _require(f"wh.{self.kind}")
-        if tf.executing_eagerly() and layers.has_keras_layers():
+        if tf.executing_eagerly() and function_tracing() is not None:
+            layers.load()
+            hooks.install_keras()
             self._block = layers.LayersBlock(self.kind, self.device_count, self.name)
         else:
             graph = capture_annotations.current_graph(f"wh.{self.kind}")
@@ -248,13 +258,57 @@ def split(device_count: Optional[int] = None, name: Optional[str] = None) -> _St
 
 
 def set_default_strategy(strategy: Optional[_Strategy]) -> None:
-    """The strategy of ops outside every annotation, for the current graph (Whale 3.1); None takes it back."""
-    _require("wh.set_default_strategy")
+    """The strategy of ops outside every annotation, for the current graph (Whale 3.1); in eager execution for all functions that
+    train and are traced from now on, Keras' among them.  None takes it back."""
+    state = _require("wh.set_default_strategy")
+    if tf.executing_eagerly() and function_tracing() is not None:
+        state.default = strategy
+        return
     graph = capture_annotations.current_graph("wh.set_default_strategy")
     if strategy is None:
         capture_annotations.forget_default_strategy(graph)
     else:
         capture_annotations.set_default_strategy(graph, strategy.kind, strategy.device_count, strategy.name)
+
+
+def checkpoint(tensor: tf.Tensor) -> tf.Tensor:
+    """Keep a tensor from the forward to the backward pass, and compute what lies between such tensors again, if ``recompute`` is
+    ``full`` or ``auto``.  Once a script marks a tensor, the planner chooses no others: all that is not marked is dropped.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        AnnotationError: eager execution outside of a function.
+    """
+    capture_annotations.annotations_of(capture_annotations.current_graph("wh.checkpoint")).checkpoints.append(tensor.name)
+    return tensor
+
+
+def batch_axis(tensor: tf.Tensor, dim: Optional[int]) -> tf.Tensor:
+    """State along which dimension a tensor holds the examples of the batch, where whale_tf cannot know: of an input of unknown
+    rank, of a Python function's result.  Call it before the first training step; what it says is not checked.
+
+    Args:
+        tensor: an input, or what the model computes: then each part of the batch computes its own rows of it.
+        dim: None: the tensor is the same whatever the examples are, and is not divided.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        AnnotationError: it is no tensor of a graph, or has no such dimension.
+    """
+    _require("wh.batch_axis")
+    if not isinstance(tensor, tf.Tensor) or tf.executing_eagerly():
+        raise AnnotationError(f"wh.batch_axis({tensor!r}, {dim}) is about a tensor of a graph; call it in a tf.function or in "
+                              "graph mode, with a placeholder or what an op returned")
+    rank = tensor.shape.rank if hasattr(tensor.shape, "rank") else tensor.shape.ndims
+    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim < 0 or rank is not None and dim >= rank):
+        raise AnnotationError(f"wh.batch_axis({tensor.name!r}, {dim!r}): the dimension must be a whole number from 0 "
+                              f"{'on' if rank is None else f'to {rank - 1}'}, or None for a tensor that is not divided")
+    capture_annotations.annotations_of(tensor.graph).axes[tensor.name] = dim
+    return tensor
 
 
 def total_devices() -> int:
@@ -273,7 +327,7 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
     """
     state = _require("wh.parallelize")
     graph = graph or v1.get_default_graph()
-    _ensure(state, graph)
+    _ensure(state, graph, may_wait=False)
     if graph not in state.done:
         raise PlanError(
             "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "
@@ -291,13 +345,20 @@ def op_graph(graph: Optional[tf.Graph] = None) -> OpGraph:
     return capture(graph or v1.get_default_graph()).graph
 
 
-def current_plan(graph: Optional[tf.Graph] = None) -> Optional[Plan]:
-    """The plan ``graph`` (default: the one rewritten last) runs under; None before the rewrite."""
+def current_plan(graph: Union[None, str, tf.Graph] = None) -> Optional[Plan]:
+    """The plan ``graph`` (default: the one rewritten last) runs under; None before the rewrite.
+
+    Args:
+        graph: or the name of a tf.function, of which the trace that was rewritten last is meant; so in the functions below.
+
+    Raises:
+        PlanError: no function of that name was rewritten.
+    """
     done = _parallelized("wh.current_plan", graph)
     return done.plan if done else None
 
 
-def current_program(graph: Optional[tf.Graph] = None) -> Optional[Program]:
+def current_program(graph: Union[None, str, tf.Graph] = None) -> Optional[Program]:
     """The step that ``graph`` (default: the one rewritten last) runs, as bodies and calls; None before the rewrite.
 
     ``print(wh.current_program().to_text())`` shows it call by call.
@@ -310,7 +371,7 @@ def current_program(graph: Optional[tf.Graph] = None) -> Optional[Program]:
     return compile_program(done.captured.step(done.region), done.plan)
 
 
-def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGraph:
+def step_graph(name: str = "model", graph: Union[None, str, tf.Graph] = None) -> StepGraph:
     """The training step of a graph that was rewritten (default: the one rewritten last), op by op as its plan divides it, for
     ``whale_tf.simulator``; op times are added with :meth:`StepGraph.measured`.
 
@@ -327,25 +388,55 @@ def step_graph(name: str = "model", graph: Optional[tf.Graph] = None) -> StepGra
     return captured_step(captured, done.region, name, done.plan.graph, batch)
 
 
-def explain(graph: Optional[tf.Graph] = None) -> str:
+def explain(graph: Union[None, str, tf.Graph] = None) -> str:
     """A table of TaskGraphs, devices, schedule, bridges and collectives, and of every place where the parallel result is not
     exactly the local one."""
-    state, done = _require("wh.explain"), _parallelized("wh.explain", graph)
+    state = _require("wh.explain")
+    graph = _meant(state, "wh.explain", graph)
+    done = _parallelized("wh.explain", graph)
     if done is None:
         raise PlanError(
             "no graph has been rewritten yet: call wh.parallelize(), or wh.explain() after the first training step"
         )
     form = done.emitted.form if done.emitted is not None else None
-    text = explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment, form)
+    text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
+    text += explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment, form)
     if state.runtime is None or state.runtime.is_driver or not state.shares_input:
         return text
     return text + explained(state.processes, _sharing(state), state.config.io.slicing == "file")
 
 
-def _parallelized(caller: str, graph: Optional[tf.Graph]) -> Optional[Parallelized]:
+def _of_function(state: _Active, graph: tf.Graph, done: Parallelized) -> str:
+    """The lines of :func:`explain` that only functions have."""
+    lines = [f"tf.function {graph.name!r}"]
+    others = [name for name in _function_names(state) if name != graph.name]
+    if others:
+        lines.append("others, each with a plan of its own: {}".format(", ".join(f"wh.explain({name!r})" for name in others)))
+    if done.variables is not None:
+        lines.append(f"{len(done.variables.parts)} variables are in parts on their devices; while anybody else reads or writes "
+                     "them they are put together where the script made them")
+    return "\n".join(lines) + "\n"
+
+
+def _function_names(state: _Active) -> List[str]:
+    """Of the functions that were rewritten."""
+    return list(dict.fromkeys(graph.name for graph in state.done if graph.building_function))
+
+
+def _meant(state: _Active, caller: str, graph: Union[None, str, tf.Graph]) -> Optional[tf.Graph]:
+    """The graph that a caller asks for; None: none was rewritten yet."""
+    if isinstance(graph, str):
+        found = [one for one in state.done if one.building_function and one.name == graph]
+        if not found:
+            names = ", ".join(map(repr, _function_names(state))) or "none"
+            raise PlanError(f"{caller}({graph!r}): no tf.function of that name was rewritten; rewritten functions: {names}")
+        return found[-1]
+    return state.latest() if graph is None and state.latest is not None else graph
+
+
+def _parallelized(caller: str, graph: Union[None, str, tf.Graph]) -> Optional[Parallelized]:
     state = _require(caller)
-    if graph is None and state.latest is not None:
-        graph = state.latest()
+    graph = _meant(state, caller, graph)
     return state.done.get(graph) if graph is not None else None
 
 
@@ -355,8 +446,12 @@ def _require(caller: str) -> _Active:
     return _active
 
 
-def _ensure(state: _Active, graph: tf.Graph) -> None:
-    """Rewrite ``graph`` once it has an update."""
+def _ensure(state: _Active, graph: tf.Graph, may_wait: bool = True) -> None:
+    """Rewrite ``graph`` once it has an update; where the rank of an input is not known, after its first training run has begun.
+
+    Raises:
+        WhaleError: see :func:`whale_tf.parallelize.parallelize`.
+    """
     calls = capture_annotations.annotations_of(graph).gradient_calls
     if graph in state.done:
         known = len(state.done[graph].captured.gradient_calls)
@@ -366,8 +461,9 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
                 "training step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
             )
         return
-    if state.looked_at.get(graph) == graph.version:
+    if state.looked_at.get(graph) == graph.version and (may_wait or graph not in state.waiting):
         return
+    state.waiting.pop(graph, None)
     if not calls:
         _check_gradients(state, graph)
         if state.plan is None:
@@ -379,7 +475,13 @@ def _ensure(state: _Active, graph: tf.Graph) -> None:
         return
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
-        done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys)
+        try:
+            has_run = bool(capture_annotations.annotations_of(graph).shapes)  # what runs before the first training step took over
+            done = _parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run)
+        except UnknownShapeError as error:
+            if not may_wait or state.processes.count > 1:
+                raise
+            done, state.waiting[graph] = None, Waiting(graph, error.tensors)
         if done is not None:
             state.done[graph] = done
             state.latest = weakref.ref(graph)
@@ -456,7 +558,7 @@ def _refuse_outside_graph(state: _Active) -> None:
     if asked is None:
         return
     if function_tracing() is None:
-        where = "here TensorFlow trains eagerly or in a tf.function, which whale_tf divides from TensorFlow 2.15 on"
+        where = "here TensorFlow trains eagerly or in a tf.function, which whale_tf divides from TensorFlow 2.4 on"
     else:
         where = ("here TensorFlow trains eagerly, op by op. Put the training step into a function: write @tf.function above it "
                  "(Keras: leave out run_eagerly=True)")
@@ -503,13 +605,18 @@ def _may_use_xla(state: _Active) -> bool:
 def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
     """Rewrite a tf.function that trains, right after it was traced."""
     state.traced.add(graph)
-    known = capture_annotations.annotations_of(graph)
-    if not known.trains or _more_than_local(state) is None and not known.items:
+    known, default = capture_annotations.annotations_of(graph), state.default
+    if known.trains and default is not None and known.default is None:
+        capture_annotations.set_default_strategy(graph, default.kind, default.device_count, default.name)
+    if not known.trains or _more_than_local(state) is None and not known.items and _observer is None:
+        return
+    if functions.makes_variables(graph):
+        state.drafts.add(graph)
         return
     if _observer is not None:
         _observer.graph(graph)
         return
-    functions.check(graph.name, known, attributes, state.config, state.plan)
+    functions.check(graph.name, known, attributes, state.config, state.plan, state.processes)
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes, keys)
@@ -520,12 +627,20 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
         if done.emitted is not None:
             own = done.plan.local_part(state.processes.rank)
             functions.check_devices(graph.name, own, device_names(state.cluster, state.processes))
-            functions.finish(graph, done.emitted, done.replaced)
+            divided = done.variables.parts if done.variables is not None else ()
+            functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts)
             if state.functions is not None:
                 assert isinstance(done.emitted.communicator, ProcessCommunicator)
                 state.functions.rewritten(graph, done.emitted.communicator)
     state.done[graph] = done
     state.latest = weakref.ref(graph)
+
+
+def _function_made(state: _Active, function: Any) -> None:
+    """A concrete function is there."""
+    if function.graph in state.drafts:
+        functions.refuse_to_run(function)
+    state.variable_parts.watch(function)
 
 
 def _more_than_local(state: _Active) -> Optional[str]:
@@ -551,6 +666,13 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
     def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
         _ensure(state, graph)
         return state.fetches.get(graph)
+
+    def planned(graph: tf.Graph, wanted: Any) -> Optional[whale_session.Fetches]:
+        """For what prepares training runs without feeds: a graph that waits for shapes is refused by name."""
+        fetches = fetch_map(graph)
+        if graph in state.waiting and trains(elements(graph, wanted)[1]):
+            _ensure(state, graph, may_wait=False)
+        return fetches
 
     def gradients(grads: Any, xs: Any) -> Any:
         return capture_annotations.densified(grads, xs) if state.config.communication.sparse_as_dense else grads
@@ -616,6 +738,14 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         if _observer is not None:
             return _observer.run(session.graph, original, *arguments)
         with state.termination.between(session, arguments[0]):
+            if session.graph in state.waiting:
+                is_made, result = state.waiting[session.graph].learn(original, *arguments)
+                state.early[session] = True
+                if state.waiting[session.graph].is_over:
+                    state.looked_at.pop(session.graph)
+                if is_made:
+                    return result
+                fetches = fetch_map(session.graph)
             if fetches is None:
                 state.early[session] = True
                 return original(*arguments)
@@ -625,7 +755,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
                 return whale_session.run(fetches, session, original, *arguments)
 
     def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
-        fetches = fetch_map(session.graph)
+        fetches = planned(session.graph, arguments[0])
         found = original(*arguments) if fetches is None else whale_session.make_callable(
             fetches, session, original, hooks.original_run(session), *arguments)
 
@@ -636,7 +766,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         return call
 
     def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
-        fetches = fetch_map(session.graph)
+        fetches = planned(session.graph, arguments[0])
         if fetches is not None:
             whale_session.check_partial_run(fetches, session, *arguments)
         return original(*arguments)
@@ -659,6 +789,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         fit_of_keras_2=fit_of_keras_2,
         writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
+        made=lambda function: _function_made(state, function),
+        before_call=state.variable_parts.before_call,
         before_finalize=lambda graph: _ensure(state, graph),
         session_config=session_config,
         session_target=session_target,

@@ -21,9 +21,14 @@ ALIASES: Mapping[str, str] = {
     "num_task_graph": "pipeline.num_stages",
     "auto_parallel": "auto.auto_parallel",
     "pipeline.strategy": "pipeline.schedule",
+    "gradient_checkpoint.type": "recompute",
 }
 
-SCHEDULE_ALIASES: Mapping[str, str] = {"PreferBackward": "backward_first", "PreferForward": "gpipe"}
+# Values of other names for a key: EPL's.
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "pipeline.schedule": {"PreferBackward": "backward_first", "PreferForward": "gpipe"},
+    "gradient_checkpoint.type": {"": "none", "auto": "full", "collection": "full"},
+}
 
 
 @dataclass(frozen=True)
@@ -169,9 +174,21 @@ class Config(Record):
         description="mirrored: every replica has its own copies of its variables, and updates each; shared: the replicas of a "
         "process read one copy, on the first replica's device. auto: shared if the replicas are CPU devices of one "
         "process, which share one memory.")
+    recompute: Literal["none", "full", "auto"] = field(
+        "none",
+        description="Activations that the backward pass computes again instead of keeping them (gradient checkpointing). full: "
+        "as few as possible are kept; auto: as many as the device's memory has room for, at the least cost of time. With "
+        "wh.checkpoint() in the script, what it marks is kept, and nothing else. Random numbers and variables' updates are never "
+        "made twice. EPL's auto and collection mean full.")
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")
+    random: Literal["own", "local"] = field(
+        "own",
+        description="Random numbers that follow the examples (dropout, noise). own: every clone draws its part with a seed of "
+        "its own; local: the script's own op draws once per step, for the whole mini-batch, and clones take their rows, so that "
+        "a seeded script trains with the numbers of the local one. The draws then run on one device, which sends the others "
+        "their rows.")
     given: FrozenSet[str] = dataclasses.field(init=False, compare=False, repr=False)
 
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:
@@ -297,8 +314,8 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
     spelled: Dict[str, str] = {}
     for key, value in _leaves(values, ""):
         name = _canonical(key)
-        if name == "pipeline.schedule" and isinstance(value, str):
-            value = SCHEDULE_ALIASES.get(value, value)
+        for spelling in {name, key} & VALUES.keys():
+            value = VALUES[spelling].get(value, value) if isinstance(value, str) else value
         if name in leaves and (leaves[name] != value or type(leaves[name]) is not type(value)):
             raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same thing but have different "
                               f"values, {leaves[name]!r} and {value!r}; "

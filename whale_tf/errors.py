@@ -50,6 +50,22 @@ class UnsupportedOpError(WhaleError, NotImplementedError):
     """An op takes part in the parallel region in a way that has no rule."""
 
 
+class UnknownShapeError(UnsupportedOpError):
+    """Inputs whose rank the graph does not say; a Session's first training run shows it.
+
+    Attributes:
+        tensors: their names.
+    """
+
+    def __init__(self, message: str, tensors: Iterable[str]) -> None:
+        super().__init__(message)
+        self.tensors = tuple(tensors)
+
+
+class InputError(WhaleError, ValueError):
+    """What a run is fed does not fit the mini-batch."""
+
+
 class ProcessLostError(WhaleError, RuntimeError):
     """Another training process has ended, or does not answer."""
 

@@ -2,24 +2,29 @@
 
 A function's graph has known results and side effects, and its variables live outside: in the user's tf.Variable objects, which
 checkpoints, ``assign`` and other functions read and write whenever they like.  So there is one copy of each, on the device where
-the user made it; all replicas read it in every step, and its update runs once (the Plan's ``variables: shared``).
+the user made it; all replicas read it in every step, and its update runs once (the Plan's ``variables: shared``).  Those that
+``wh.split`` divides are captured in parts (:mod:`whale_tf.variable_parts`).
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Container, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from whale_tf._tf_compat import eager_context, tf
+from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, tf, traced_graphs
 from whale_tf.capture.annotations import Annotations
 from whale_tf.capture.handles import variable_handles
+from whale_tf.cluster import Processes
 from whale_tf.config import Config
 from whale_tf.emit.emit import Emitted
+from whale_tf.emit.shard import Pieces
+from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import CONTROL_FLOW, traits
 from whale_tf.plan import Plan
-from whale_tf.planner.rhino.automatic import NAME as RHINO
+from whale_tf.variable_parts import VariableParts
 
 SHARED = "shared"
 XLA = "_XlaMustCompile"
@@ -27,7 +32,7 @@ _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and
 
 
 def check(
-    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan]
+    name: str, annotations: Annotations, attributes: Mapping[str, Any], config: Config, plan: Optional[Plan], processes: Processes
 ) -> None:
     """Refuse what is not supported for tf.functions.
 
@@ -42,23 +47,43 @@ def check(
         raise PlanError(
             f"tf.function {name!r} is compiled by XLA (jit_compile=True), which puts all of it on one device; leave jit_compile "
             "out, so that whale_tf can divide the step over devices")
+    tracing = function_tracing()
+    if processes.count > 1 and (tracing is None or tracing.compilation is None):
+        raise PlanError(
+            f"tf.function {name!r} trains in a job of {processes.count} processes, which whale_tf supports for functions from "
+            f"TensorFlow 2.15 on, and this is {tf.__version__}; start one process that sees all devices, or {_SESSION}")
     divided = [item.name for item in annotations.items if item.strategy == "split"]
     if plan is not None:
         divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
-    if divided:
+    if divided and processes.count > 1:
         raise PlanError(
-            f"TaskGraph {divided[0]!r} is wh.split, which would divide variables that live outside of tf.function {name!r}; use "
-            f"wh.replicate, or {_SESSION}")
-    if config.auto.auto_parallel == RHINO:
-        raise ConfigError(
-            f"auto_parallel 'rhino' divides variables, which live outside of tf.function {name!r}; annotate it with "
-            f"wh.replicate, or {_SESSION}")
+            f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions inside one "
+            f"process only, and there are {processes.count}; start one process that sees all devices, or {_SESSION}")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
     if config.variables == "mirrored" or mirrored:
         raise ConfigError(
             f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
             f"'auto' or '{SHARED}'")
+
+
+def makes_variables(graph: tf.Graph) -> bool:
+    """Whether a function was traced to find the variables that it makes.
+
+    TensorFlow initialises them outside, and traces it again for what is to run."""
+    with tf.init_scope():
+        return any(is_unlifted(one) and not one.is_initialized() for one in graph.variables)
+
+
+def refuse_to_run(function: Any) -> None:
+    """Let a concrete function that was traced to find its variables refuse to run.
+
+    TensorFlow would run it only where it cannot initialise these outside of the function."""
+    def _call_flat(*args: Any, **kwargs: Any) -> Any:
+        raise PlanError(
+            f"tf.function {function.name!r} makes variables whose initial values depend on its arguments, and whale_tf divides "
+            "functions whose variables are there before the first step; make the variables outside of the function")
+    function._call_flat = _call_flat
 
 
 def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
@@ -68,11 +93,10 @@ def trained_unseen(function: Any, seen: Container[tf.Graph]) -> bool:
     Args:
         seen: graphs that whale_tf did see.
     """
-    cache = getattr(function, "_function_cache", None)
-    for concrete in cache.values() if cache is not None else ():
-        if concrete.graph in seen:
+    for graph in traced_graphs(function):
+        if graph in seen:
             continue
-        exported = concrete.graph.as_graph_def()
+        exported = graph.as_graph_def()
         bodies = [exported.node] + [body.node_def for body in exported.library.function]
         if any(_is_backward(node.name) for body in bodies for node in body) and any(
                 traits(node.op).is_write for body in bodies for node in body):
@@ -85,9 +109,12 @@ def _is_backward(name: str) -> bool:
 
 
 def settings(config: Config) -> Config:
-    """The configuration that functions run under: one copy of each variable."""
+    """The configuration that functions run under: one copy of each variable; a mini-batch that the function itself takes from an
+    iterator (Keras 2 does) is divided over all model replicas, as one that it is given, unless the user says otherwise."""
     result = copy.copy(config)
     object.__setattr__(result, "variables", SHARED)
+    if "io.nested_batch" not in config.given:
+        object.__setattr__(result, "io", replace(config.io, nested_batch="divide"))
     return result
 
 
@@ -110,10 +137,21 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
     return spec.device_type, spec.device_index
 
 
-def finish(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any]) -> None:
-    """Let a rewritten function return and do what the local one did, on the whole mini-batch."""
+def finish(
+    graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], divided: Sequence[Parts], variable_parts: VariableParts
+) -> None:
+    """Let a rewritten function return and do what the local one did, on the whole mini-batch.
+
+    Args:
+        divided: variables that the function has in parts.
+
+    Raises:
+        PlanError: one of these is nothing that the function captured.
+    """
     graph.outputs = _merged(graph, emitted, replaced, graph.outputs)
-    graph.control_outputs = _all_clones(emitted, graph.control_outputs)
+    graph.control_outputs = _all_clones(emitted, replaced, graph.control_outputs)
+    for variable in divided:
+        _capture_parts(graph, variable, variable_parts)
     _place_at_variables(graph)
     _share_functions(graph)
 
@@ -124,10 +162,8 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
     context = emitted.context
     context.edit = emitted.nodes.edit = StagedEdit(graph)
     names = []
-    for tensor in tensors:
-        name = tensor.name
-        while name in replaced:
-            name = replaced[name]
+
+    def whole(name: str) -> str:
         op = name.partition(":")[0]
         if op in context.graph and context.graph.op(op).id in context.region.batch_level:
             number = context.graph.tensor(name)
@@ -137,23 +173,59 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
                 name = emitted.merge.whole(number)
             else:
                 name = emitted.merge.of_all_processes(number)
-        names.append(name if ":" in name else name + ":0")
+        return name if ":" in name else name + ":0"
+
+    for tensor in tensors:
+        name: Any = tensor.name
+        while name in replaced:
+            name = replaced[name]
+        if isinstance(name, Pieces):
+            names.append(name.joined(emitted.nodes, [whole(piece) for piece in name.names], context.name(
+                "joined", tensor.name.replace(":", "_")), tensor.dtype, context.host) + ":0")
+        else:
+            names.append(whole(name))
     context.edit.commit()
     return [graph.get_tensor_by_name(name) for name in names]
 
 
-def _all_clones(emitted: Emitted, ops: Sequence[tf.Operation]) -> List[tf.Operation]:
-    """Ops that must run: each where it is, or all its clones."""
+def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.Operation]) -> List[tf.Operation]:
+    """Ops that must run: each where it is, or what runs in its place, all its clones or parts."""
     context = emitted.context
-    found = {}
-    for op in ops:
-        names = [op.name]
-        if op.name in context.graph:
-            record = context.graph.op(op.name)
+    pending = [op.name for op in ops]
+    found: Dict[str, None] = {}
+    for name in pending:  # grows while we walk
+        if name in replaced:
+            pending.extend(replaced[name])
+            continue
+        names = [name]
+        if name in context.graph:
+            record = context.graph.op(name)
             if record.id in context.region.batch_level:
                 names = [context.op_in(record, clone) for clone in context.clones(context.home(record))]
         found.update(dict.fromkeys(names))
     return [context.tf_graph.get_operation_by_name(name) for name in found]
+
+
+def _capture_parts(graph: tf.Graph, divided: Parts, variable_parts: VariableParts) -> None:
+    """The function captures the parts of a variable in the place of the variable."""
+    handles = [graph.get_operation_by_name(name) for name in divided.names]
+    inner = divided.op.outputs[0]
+    outer = next((outside for outside, inside in graph.captures if inside is inner), None)
+    variable = next((one for one in graph.variables if one.handle is outer), None)
+    if outer is None or variable is None:
+        raise PlanError(
+            f"wh.split divides a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the "
+            "function use the variable itself")
+    parts = variable_parts.divide(variable, divided.spread, [handle.device for handle in handles])
+    for handle, part in zip(handles, parts):
+        with graph.as_default():
+            captured = graph.capture(part.handle)
+        for op in handle.outputs[0].consumers():
+            for position, tensor in enumerate(op.inputs):
+                if tensor is handle.outputs[0]:
+                    op._update_input(position, captured)
+    graph.function_captures.pop(id(outer))
+    graph.inputs = [tensor for tensor in graph.inputs if tensor is not inner]
 
 
 def _place_at_variables(graph: tf.Graph) -> None:

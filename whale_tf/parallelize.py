@@ -54,6 +54,7 @@ def parallelize(
     plan: Optional[Plan] = None,
     processes: Processes = ONE_PROCESS,
     keys: Optional[Keys] = None,
+    has_run: bool = False,
 ) -> Optional[Parallelized]:
     """Rewrite a graph in place.
 
@@ -61,6 +62,7 @@ def parallelize(
         plan: run this plan; None: the one the annotations ask for.
         processes: all processes, and which of them this is; the plan is for all, and this process runs its part.
         keys: numbers of this process' collectives, where there are several processes.
+        has_run: a Session has taken over the graph's ops already.
 
     Returns:
         None when the graph has no optimizer's update yet, and is no model without one that ``plan`` was made for.
@@ -87,7 +89,7 @@ def parallelize(
         processes = replace(processes, is_driver=True)
     devices = device_names(cluster, processes)
     backend = plan.gradients[0].backend if plan.gradients else "local"
-    emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys)
+    emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys, has_run)
     assert captured.recording is not None
     return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables)
 

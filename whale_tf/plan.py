@@ -32,6 +32,8 @@ class TaskGraphPlan(Record):
             but the batch, so that each device works on its own examples.
         variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
             first replica's device.
+        kept: tensors that are kept from the forward to the backward pass; what else the backward pass reads is computed again.
+            None: everything is kept.
     """
 
     name: str
@@ -42,6 +44,7 @@ class TaskGraphPlan(Record):
     warmup: int = field(1, at_least=1)
     batch_of: Optional[int] = field(None, at_least=0)
     variables: str = "mirrored"
+    kept: Optional[Tuple[str, ...]] = None
 
     @property
     def device_count(self) -> int:
@@ -74,6 +77,10 @@ class TaskGraphPlan(Record):
             raise ValueError(f"TaskGraph {self.name!r} has no devices")
         if any(len(row) != self.device_count for row in self.devices):
             raise ValueError(f"TaskGraph {self.name!r} has rows of different device counts: {self.devices}")
+        listed = [device for row in self.devices for device in row]
+        twice = sorted({device for device in listed if listed.count(device) > 1}) if len(set(listed)) < len(listed) else []
+        if twice:
+            raise ValueError(f"TaskGraph {self.name!r} lists device {twice[0]} twice: {self.devices}; name each device once")
         if self.slices is not None and (len(self.slices) != self.device_count or min(self.slices) < 1):
             raise ValueError(
                 f"TaskGraph {self.name!r} needs {self.device_count} slice sizes of at least 1, got {self.slices}"
@@ -144,6 +151,7 @@ class Plan(Record):
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
         init: how sharded variables get their initial values: ``exact`` or ``sharded``.
+        random: who draws random numbers that follow the examples: each clone its ``own``, or one op all the ``local`` script's.
         emit: ``inline``: the step's ops stand in the graph; ``call``: each call of its Program is one op; ``auto``: by size.
         processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
@@ -163,6 +171,7 @@ class Plan(Record):
     gradients: Tuple[GradientPlan, ...] = ()
     shards: Dict[str, str] = field(factory=dict)
     init: str = "exact"
+    random: str = "own"
     emit: str = "auto"
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
@@ -240,9 +249,10 @@ class Plan(Record):
 
     @property
     def is_local(self) -> bool:
-        """One device, one micro-batch: nothing to rewrite."""
+        """One device, one micro-batch, and nothing computed again: nothing to rewrite."""
         devices = {device for task in self.task_graphs for row in task.devices for device in row}
-        return self.num_micro_batch == 1 and self.num_model_replicas == 1 and devices == {0}
+        again = any(task.kept is not None for task in self.task_graphs)
+        return self.num_micro_batch == 1 and self.num_model_replicas == 1 and devices == {0} and not again
 
     @property
     def spans_processes(self) -> bool:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.capture.captured import Captured
+from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.emit.recompute import recompute
 from whale_tf.emit.shard.automatic import check_automatic
 from whale_tf.emit.shard.division import Division, carry_out, divide, initialised, of_local, whole_division
 from whale_tf.errors import ConfigError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region
+from whale_tf.ir.verify import verify
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
-from whale_tf.planner.auto.settings import wants_search
+from whale_tf.planner.assemble import static_batch
+from whale_tf.planner.auto.settings import batch_to_plan_for, wants_search
+from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.searching import analysed, best_plan, facts
 
@@ -50,7 +56,7 @@ def decide(
     division = carry_out(divide(local, cluster, config, plan, options, parts))
     decided = _annotated(division, cluster, config, plan, options, parts)
     check_plan(decided.plan, cluster, parts)
-    return decided
+    return _recomputing(decided, cluster, config, plan, options)
 
 
 def _annotated(
@@ -75,7 +81,44 @@ def _searched(local: Captured, cluster: Cluster, config: Config, options: Option
         assert found.plan is not None
         decided = Decided(found.captured, batch, found.region, found.plan, Division(local, found.captured))
     check_plan(decided.plan, cluster, ())
-    return decided
+    return _recomputing(decided, cluster, config, None, options)
+
+
+def _recomputing(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan], options: Options) -> Decided:
+    """With what the backward pass computes again: as the plan says, or as the configuration asks for."""
+    captured, _, region, plan, division = decided
+    if given is None and config.recompute != NONE:
+        if not region.batch_level:
+            raise ConfigError(
+                f"recompute is {config.recompute!r}, but this plan divides examples like any other dimension, so that no "
+                "activation is a micro-batch's own; use wh.replicate or wh.split, or set recompute to 'none'")
+        plan = _keeping(captured, region, plan, cluster, config)
+    if all(task.kept is None for task in plan.task_graphs):
+        return decided
+    captured = recompute(captured, region, plan)
+    verify(captured.graph, "after recompute")
+    batch, region = analysed(captured, options)
+    return Decided(captured, batch, region, plan, division)
+
+
+def _keeping(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Plan:
+    """The plan with the tensors that its TaskGraphs keep: those that the script marks, else as the configuration says."""
+    assert captured.recording is not None
+    marked = captured.recording.annotations.checkpoints
+    if marked:
+        kept = marked_tensors(region, len(plan.task_graphs), marked)
+    else:
+        batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, {t.tensor: t.dim for t in plan.inputs}))
+        sizes = captured.phases.variables
+        resident = [0] * len(plan.task_graphs)
+        state = captured.state_bytes()
+        for _, variable in captured.gradients:
+            resident[captured.variable_homes.get(variable, 0)] += 2 * sizes[variable].bytes + state.get(variable, 0)
+        known = sized(captured.definitions, captured.graph, captured.sources, batch)
+        kept = kept_tensors(region._replace(graph=known), plan, cluster, config.recompute, batch, resident)
+    names = {number: tuple(captured.graph.tensor_name(t) for t in tensors) for number, tensors in kept.items()}
+    return replace(plan, task_graphs=tuple(
+        replace(task, kept=names[number]) if number in names else task for number, task in enumerate(plan.task_graphs)))
 
 
 def _check_one_process(count: int) -> None:

@@ -39,6 +39,8 @@ from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.trace import executed_s, op_name
 
 WARM_UP_STEPS = 2  # before the traced one
+_TRAINING = ("a graph with an optimizer's update (tf.compat.v1.train, minimize or apply_gradients), or calling a tf.function "
+             "that trains (Keras: fit)")
 
 
 class _Done(BaseException):
@@ -79,8 +81,8 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
     _run_script(path, arguments, observer)
     if observer.profile is None:
         raise PlanError(
-            "{!r} ended without {} a graph with an optimizer's update (tf.compat.v1.train, minimize or apply_gradients), so "
-            "there is nothing to profile".format(path, "finalizing or running" if measure is None else "training for 3 steps"))
+            "{!r} ended without {} {}, so there is nothing to profile".format(
+                path, "finalizing or running" if measure is None else "training for 3 steps", _TRAINING))
     return Profiled(observer.profile, observer.step)
 
 
@@ -102,8 +104,7 @@ def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) 
     _run_script(path, (), planner)
     if planner.found is None:
         raise PlanError(
-            f"{path!r} ended without finalizing or running a graph with an optimizer's update (tf.compat.v1.train, minimize or "
-            "apply_gradients), so there is nothing to plan")
+            f"{path!r} ended without finalizing or running {_TRAINING}, so there is nothing to plan")
     _check_batch(path, planner.found.global_batch, batch)
     return planner.found
 
@@ -138,8 +139,7 @@ def script_program(path: str, plan: Optional[Plan], cluster: Optional[Cluster]) 
     _run_script(path, (), compiler)
     if compiler.program is None:
         raise PlanError(
-            f"{path!r} ended without finalizing or running a graph with an optimizer's update (tf.compat.v1.train, minimize or "
-            "apply_gradients), so it has no step to show")
+            f"{path!r} ended without finalizing or running {_TRAINING}, so it has no step to show")
     return compiler.program
 
 
@@ -205,6 +205,9 @@ class _Profiler(api.Observer):
         captured = capture(graph)
         if not captured.has_step or self._graph is not None:
             return
+        if self.measure is not None and graph.building_function:
+            raise PlanError(f"tf.function {graph.name!r} trains, and only the steps of Sessions are measured; profile the script "
+                            "without measuring, by the FLOPs of its ops")
         ops = captured.graph
         named = {ops.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
         region = find_region(ops, captured.task_graph, captured.batch_axis(), list(captured.sources))

@@ -18,7 +18,7 @@ from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.plan import Plan
-from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble, static_batch
+from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble
 from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import (
     batch_to_plan_for,
@@ -106,10 +106,9 @@ def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Conf
 def played_candidates(captured: Captured, region: Region, cluster: Cluster, config: Config) -> List[Candidate]:
     """What :func:`best_plan` chooses from, all as played, and reasons why searches gave no plan."""
     found: List[Candidate] = []
-    in_function = captured.definitions.graph.building_function  # whose variables live outside, and cannot be divided
-    if may_divide_ops(config) and len(cluster.devices) > 1 and not in_function:
+    if may_divide_ops(config) and len(cluster.devices) > 1:
         found = contenders(captured, divided_dims(region.batch), cluster, config)
-    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, _inputs(captured)))
+    batch = batch_to_plan_for(config, cluster, captured.examples)
     chain = captured_chain(captured, region, batch)
     try:
         staged = search_plans(chain, Source("model", captured.graph.fingerprint()), cluster, config)

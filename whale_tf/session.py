@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
-from whale_tf._tf_compat import FetchMapper, tf, v1
+from whale_tf._tf_compat import tf, v1
+from whale_tf.capture.annotations import annotations_of
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.processes import Kind, Runs, stage_start
@@ -18,11 +19,10 @@ from whale_tf.emit.reroute import outside_after
 from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import UnsupportedOpError
+from whale_tf.feeds import Fetch, check_fed, elements, fed
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
-
-Fetch = Union[tf.Tensor, tf.Operation]
 
 
 def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool, may_call: bool) -> v1.ConfigProto:
@@ -62,7 +62,12 @@ class Fetches:
         runtime: Optional[Runtime] = None,
     ) -> None:
         self._rewritten = rewritten
-        self._replaced = replaced
+        self._instead = rewritten.instead
+        self._replaced = dict(replaced)
+        for name, new in self._instead.items():
+            self._replaced.setdefault(name, (new,))
+            for tensor in rewritten.context.tf_graph.get_operation_by_name(name).outputs:
+                self._replaced.setdefault(tensor.name, f"{new}:{tensor.value_index}")
         self._variables = variables
         self._joined: Dict[str, Fetch] = {}
         context = rewritten.context
@@ -115,13 +120,17 @@ class Fetches:
             self._rewritten.mirror.catch_up(original_run, original_run)
         self._seen = self._graph.version
 
-    def substitutes(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
+    def substitutes(self, fetches: Sequence[Fetch], feeds: Mapping[tf.Tensor, Any]) -> List[Fetch]:
         """The same list with originals replaced by merged values, if the run reaches any clone.
 
+        Args:
+            feeds: the tensors that are fed, and their values (None: not known yet).
+
         Raises:
+            InputError: inputs that are fed together do not fit each other (see ``feeds.check_fed``).
             UnsupportedOpError: a tensor inside the parallel region is fed, or one that another has taken the place of.
         """
-        loads = self._loads(fetches, feeds)
+        loads = self._loads(fetches, list(feeds))
         if loads:
             return loads
         for feed in feeds:
@@ -135,6 +144,7 @@ class Fetches:
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
             return [self._join(fetch, group) for fetch, group in zip(fetches, parts)]
         context = self._rewritten.context
+        check_fed(context, feeds, annotations_of(self._graph).shapes)
         for feed in feeds:
             if feed.op.name in context.graph and context.region.contains(context.graph.op(feed.op.name)):
                 raise UnsupportedOpError(
@@ -193,10 +203,8 @@ class Fetches:
         found = self._replaced[fetch.name]
         while isinstance(found, str):
             found = self._replaced[found]
-        dtype, host = fetch.dtype.base_dtype, self._rewritten.context.host
-        if found.spread.is_shard:
-            return nodes.concat(names, found.spread.dim, scope, dtype, host)
-        return nodes.add_n(names, scope, dtype, host)
+        assert isinstance(found, Pieces)
+        return found.joined(nodes, names, scope, fetch.dtype.base_dtype, self._rewritten.context.host)
 
     def _substitute(self, fetch: Fetch, writes: Set[str]) -> Fetch:
         """What to run in a fetch's place.
@@ -249,6 +257,11 @@ class Fetches:
             if current.name in visited:
                 continue
             visited.add(current.name)
+            if current.name in self._instead:
+                raise UnsupportedOpError(
+                    f"{op.name!r} was added after the first training run and needs {current.name!r}, in whose place another op "
+                    "runs since then, because the ranks of inputs were not known before; build it before the first training run, "
+                    "or give the inputs their shapes")
             known = self._parallel.get(current.name)
             if known is None and current.name in context.graph:
                 known = current.name in self._after
@@ -281,14 +294,15 @@ def run(
 ) -> Any:
     """``Session.run`` on a rewritten graph."""
     fetch_map.prepare()
-    mapper, elements = _elements(session, fetches)
-    substitutes = fetch_map.substitutes(elements, _feeds(session.graph, feed_dict))
+    mapper, wanted = elements(session.graph, fetches)
+    feeds = fed(session.graph, feed_dict)
+    substitutes = fetch_map.substitutes(wanted, feeds)
     call, kind = original, fetch_map.kind(substitutes)
     if kind.alone:
         feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
     if kind.waits:
         call = functools.partial(fetch_map.together, session, original, original)
-    if substitutes == elements:
+    if substitutes == wanted:
         return call(fetches, feed_dict, options, run_metadata)
     return mapper.build_results(call(substitutes, feed_dict, options, run_metadata))
 
@@ -308,19 +322,19 @@ def make_callable(
         run: TensorFlow's own ``session.run``.
     """
     fetch_map.prepare()
-    mapper, elements = _elements(session, fetches)
+    mapper, wanted = elements(session.graph, fetches)
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
-    substitutes = fetch_map.substitutes(elements, feeds)
+    substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))
     kind = fetch_map.kind(substitutes)
     alone = [session.graph.get_tensor_by_name(name + ":0") for name in kind.alone]
     inner = original(
-        fetches if substitutes == elements else substitutes, list(feed_list or ()) + alone or None, accept_options
+        fetches if substitutes == wanted else substitutes, list(feed_list or ()) + alone or None, accept_options
     )
     if alone:
         inner = _with_values(inner, len(feeds), [False] * len(alone))
     if kind.waits:
         inner = functools.partial(fetch_map.together, session, run, inner)
-    if substitutes == elements:
+    if substitutes == wanted:
         return inner
     return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
 
@@ -336,30 +350,12 @@ def check_partial_run(fetch_map: Fetches, session: Any, fetches: Any, feeds: Any
     Raises:
         UnsupportedOpError
     """
-    _, elements = _elements(session, fetches)
-    if fetch_map.substitutes(elements, ()) != elements:
+    _, wanted = elements(session.graph, fetches)
+    if fetch_map.substitutes(wanted, {}) != wanted:
         raise UnsupportedOpError(
             "Session.partial_run is not supported for a training step that whale_tf runs in parallel; use "
             "Session.run with all feeds"
         )
-
-
-def _elements(session: Any, fetches: Any) -> Tuple[Any, List[Fetch]]:
-    """TensorFlow's own mapper of a fetch structure, and the tensors and ops in it."""
-    with session.graph.as_default():
-        mapper = FetchMapper.for_fetch(fetches)
-    return mapper, list(mapper.unique_fetches())
-
-
-def _feeds(graph: tf.Graph, feed_dict: Optional[Dict]) -> List[tf.Tensor]:
-    feeds = []
-    for key in feed_dict or ():
-        for part in tf.nest.flatten(key, expand_composites=True) if not isinstance(key, (tf.Tensor, str)) else [key]:
-            try:
-                feeds.append(graph.as_graph_element(part, allow_operation=False))
-            except (TypeError, ValueError, KeyError):
-                continue  # TensorFlow's own run reports it
-    return feeds
 
 
 @contextlib.contextmanager

@@ -119,3 +119,29 @@ def test_a_write_that_waits_for_clones_still_reaches_all_copies(resource: bool) 
             where = [graph.get_tensor_by_name(name) for name in ("w:0", "whale/g0_r1/w:0")]
             copies = session.run([read(resource=each, dtype=v1.float32) if resource else read(input=each) for each in where])
     np.testing.assert_array_equal(copies, np.ones([2, 3, 2]))
+
+
+# -- updates that wait for each other ------------------------------------------------------------------------------------
+def adversaries(resource: bool, colocate: bool) -> Dict[str, Any]:
+    """The second loss is computed with what the first update made of the variables."""
+    tokens = v1.placeholder("int32", [None, 3], name="tokens")
+    with v1.variable_scope("", use_resource=resource):
+        variables = [v1.get_variable(name, [3, 3], "float64", v1.random_normal_initializer(seed=1)) for name in "ab"]
+
+    def loss(target: float) -> Any:
+        hidden = v1.tanh(v1.matmul(v1.cast(tokens, "float64"), variables[0].read_value()))
+        return v1.reduce_mean((v1.matmul(hidden, variables[1].read_value()) - target) ** 2)
+
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    with v1.control_dependencies([optimizer.minimize(loss(1.0), var_list=variables[:1])]):
+        second = loss(-1.0)
+    return {"tokens": tokens, "loss": second, "train": optimizer.minimize(second, var_list=variables[1:])}
+
+
+@pytest.mark.parametrize("resource", [True, False])
+def test_an_update_that_waits_for_another(resource: bool) -> None:
+    local, parallel = run(adversaries, resource), run(adversaries, resource, config={"num_micro_batch": 2, "variables": "shared"})
+    for one, other in zip(local[:-1], parallel[:-1]):
+        np.testing.assert_allclose(other, one, rtol=1e-12)
+    with pytest.raises(wh.PlanError, match="reads a variable after its update in the same step, and there are 2 copies"):
+        run(adversaries, resource, config={"variables": "mirrored"})

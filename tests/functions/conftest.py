@@ -19,7 +19,7 @@ if function_tracing() is not None:
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     if function_tracing() is None:
-        reason = f"TensorFlow {tf.__version__} has no place where a traced tf.function can be rewritten (2.15 and later have)"
+        reason = f"TensorFlow {tf.__version__} has no place where a traced tf.function can be rewritten (2.4 and later have)"
         for item in items:
             if str(item.fspath).startswith(os.path.dirname(__file__)):
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -16,11 +16,22 @@ TOLERANCE = 1e-12  # float64
 
 
 class Way(NamedTuple):
-    """How a function is divided: device counts of its stages (none: no annotations), devices, configuration."""
+    """How a function is divided: device counts of its stages (none: no annotations), devices, configuration, and the numbers of
+    the stages that are ``split``."""
 
     counts: Tuple[int, ...]
     devices: int
     config: Dict[str, Any]
+    split: Tuple[int, ...] = ()
+
+    def scopes(self) -> List[Scope]:
+        """The annotations of four stages; those that it has no count for have none."""
+        def scope(number: int) -> Scope:
+            if number >= len(self.counts):
+                return contextlib.nullcontext
+            strategy = wh.split if number in self.split else wh.replicate
+            return lambda: strategy(self.counts[number], name=f"stage {number}")
+        return [scope(number) for number in range(4)]
 
 
 WAYS: Dict[str, Way] = {
@@ -54,18 +65,16 @@ def run(build: Build, data: Sequence[Sequence[Any]], way: Optional[Way] = None) 
         way: None: without whale_tf.
     """
     tf.random.set_seed(0)
-    scopes: List[Scope] = [contextlib.nullcontext] * 4
     if way is None:
-        return _trained(*build(scopes), data)
+        return _trained(*build([contextlib.nullcontext] * 4), data)
     wh.init(way.config, cluster=f"cpu:{way.devices}")
     try:
-        for number, count in enumerate(way.counts):
-            scopes[number] = lambda count=count, number=number: wh.replicate(count, name=f"stage {number}")
-        outcome = _trained(*build(scopes), data)
+        outcome = _trained(*build(way.scopes()), data)
         plan = wh.current_plan()
     finally:
         wh.shutdown()
-    assert plan is not None and plan.num_devices == way.devices and len(plan.task_graphs) == max(1, len(way.counts))
+    assert plan is not None and plan.num_devices == way.devices
+    assert len([task for task in plan.task_graphs if task.batch_of is None]) == max(1, len(way.counts))
     return outcome._replace(plan=plan)
 
 

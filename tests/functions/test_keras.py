@@ -146,9 +146,22 @@ def accumulating(stages: Sequence[Scope]) -> Any:
     return compiled(keras.Model(inputs, outputs), optimizer=keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
 
 
+def shared(stages: Sequence[Scope]) -> Any:
+    """A layer that is called in both stages, operations without a layer, a frozen layer."""
+    inputs, twice = keras.Input((6,)), layers.Dense(6, activation="tanh")
+    with stages[0]():
+        x = 2.0 * twice(inputs) + 1.0
+    with stages[1]():
+        x = twice(keras.ops.abs(x)) - inputs
+        frozen = layers.Dense(8, trainable=False)
+        outputs = layers.Dense(3, activation="softmax")(frozen(x))
+    return compiled(keras.Model(inputs, outputs), optimizer=keras.optimizers.Adam(0.01, clipnorm=0.1))
+
+
 MODELS: Dict[str, Any] = {"functional": (functional, X), "sequential": (sequential, X), "subclassed": (subclassed, X),
                           "own_step": (own_step, X), "text": (text, TOKENS), "recurrent": (recurrent, TOKENS),
-                          "convolutional": (convolutional, IMAGES), "accumulating": (accumulating, X)}
+                          "convolutional": (convolutional, IMAGES), "accumulating": (accumulating, X),
+                          "shared": (shared, X)}
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -172,20 +185,17 @@ def everything(make: Make, x: np.ndarray, way: Optional[Way], **fit: Any) -> Out
 
 @contextlib.contextmanager
 def trained_in(way: Optional[Way]) -> Iterator[List[Scope]]:
-    stages: List[Scope] = [contextlib.nullcontext, contextlib.nullcontext]
     if way is None:
-        yield stages
+        yield [contextlib.nullcontext] * 2
         return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*are not compiled by XLA")
         wh.init(way.config, cluster=f"cpu:{way.devices}")
-        for number, count in enumerate(way.counts):
-            stages[number] = lambda count=count, number=number: wh.replicate(count, name=f"stage {number}")
         try:
-            yield stages
+            yield way.scopes()
             plan = wh.current_plan()
             assert plan is not None and plan.num_devices == way.devices
-            assert len(plan.task_graphs) == max(1, len(way.counts))
+            assert len([task for task in plan.task_graphs if task.batch_of is None]) == max(1, len(way.counts))
         finally:
             wh.shutdown()
 
@@ -225,9 +235,20 @@ def test_arguments_of_fit(fit: Dict[str, Any]) -> None:
     check(sequential, X, PIPELINE, **fit)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model, way", [
+    ("functional", Way((1, 2), 3, {"num_micro_batch": 2}, split=(1,))), ("text", Way((2, 1), 3, {}, split=(0,))),
+    ("subclassed", Way((2, 2), 2, {}, split=(1,))),
+    pytest.param("own_step", Way((2, 1), 3, {}, split=(0,)), marks=pytest.mark.full)], ids=str)
+def test_divided_layers(model: str, way: Way) -> None:
+    make, x = MODELS[model]
+    check(make, x, way)
+
+
 # -- callbacks and files -------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_files_are_the_local_ones(tmp_path: Any) -> None:
+@pytest.mark.parametrize("way", [PIPELINE, Way((2, 1), 3, {}, split=(0,))], ids=["pipeline", "split"])
+def test_files_are_the_local_ones(way: Way, tmp_path: Any) -> None:
     """A checkpoint of each epoch and a saved model are read where whale_tf is not; weights that are loaded or assigned later
     train on as they do there."""
 
@@ -237,7 +258,7 @@ def test_files_are_the_local_ones(tmp_path: Any) -> None:
         model.fit(X, LABELS, batch_size=16, shuffle=False, verbose=0)
         return [weight.numpy() for weight in model.weights]
 
-    with trained_in(PIPELINE) as stages:
+    with trained_in(way) as stages:
         keras.utils.set_random_seed(0)
         model = functional(stages)
         callbacks = [keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True),

@@ -43,3 +43,45 @@ def test_clones_do_not_repeat_numbers(draw: Callable, config: Dict[str, Any]) ->
     assert numbers.shape == (8, 5) and 0.1 < numbers.mean() < 0.9
     parts = {part.tobytes() for part in np.split(numbers, 4)}
     assert len(parts) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [from_seed_attribute, from_seed_operand], ids=lambda draw: draw.__name__)
+def test_the_local_numbers(draw: Callable) -> None:
+    """``random: local``: a function draws what it would draw undivided."""
+    def numbers() -> np.ndarray:
+        tf.random.set_seed(1)
+        w, seed = tf.Variable(np.ones([5, 1], np.float32)), tf.Variable([1, 2])
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 5])])
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                drawn = draw(tf.square(x), seed)
+                loss = tf.reduce_mean(tf.matmul(x * drawn, w))
+            w.assign_sub(tape.gradient(loss, w))
+            return drawn
+
+        return np.concatenate([step(tf.ones([8, 5])).numpy(), step(tf.ones([7, 5])).numpy(), w.numpy().T])
+
+    expected = numbers()
+    wh.init({"random": "local", "num_micro_batch": 2}, cluster="cpu:2")
+    np.testing.assert_allclose(numbers(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_keras_dropout_with_the_local_numbers() -> None:
+    """A seed generator is a variable, which is advanced once per step."""
+    keras = pytest.importorskip("keras", "3")
+
+    def losses() -> np.ndarray:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(8), keras.layers.Dropout(0.4, seed=2),
+                                  keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        x = np.random.RandomState(0).randn(16, 5).astype("float32")
+        history = model.fit(x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+        return np.concatenate([history, *[w.ravel() for w in model.get_weights()]])
+
+    expected = losses()
+    wh.init({"random": "local", "num_micro_batch": 2}, cluster="cpu:2")
+    np.testing.assert_allclose(losses(), expected, rtol=1e-5, atol=1e-7)

@@ -33,20 +33,6 @@ def test_xla() -> None:
         tf.function(lambda: train(weights), jit_compile=True)()
 
 
-def test_split() -> None:
-    wh.init(cluster="cpu:2")
-    weights = perceptron()
-    with pytest.raises(wh.PlanError, match="'head' is wh.split.*outside of tf.function.*use wh.replicate"):
-        tf.function(lambda: train(weights, [contextlib.nullcontext, lambda: wh.split(2, name="head")]))()
-
-
-def test_rhino() -> None:
-    wh.init({"auto_parallel": "rhino"}, cluster="cpu:2")
-    weights = perceptron()
-    with pytest.raises(wh.ConfigError, match="'rhino' divides variables.*annotate it with wh.replicate"):
-        tf.function(lambda: train(weights))()
-
-
 def test_copies_of_variables() -> None:
     wh.init({"variables": "mirrored"}, cluster="cpu:2")
     weights = perceptron()

@@ -218,7 +218,57 @@ def asserting(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, weights
 
 
-STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting]
+def adversaries(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Updates after each other: the judge's twice, then the maker's against the judge as it is by then."""
+    maker, judge = [variable(6, 6)], [variable(6, 8, seed=2), variable(8, 1, seed=3)]
+
+    def made(x: tf.Tensor) -> tf.Tensor:
+        with stages[0]():
+            return tf.tanh(tf.matmul(x, maker[0]))
+
+    def judged(x: tf.Tensor) -> tf.Tensor:
+        with stages[1]():
+            return tf.matmul(tf.tanh(tf.matmul(x, judge[0])), judge[1])
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> List[tf.Tensor]:
+        losses = []
+        for variables in (judge, judge, maker):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((judged(made(x)) - (1.0 if variables is maker else 0.0)) ** 2)
+                if variables is judge:
+                    loss += tf.reduce_mean((judged(x) - 1.0) ** 2)
+            for w, grad in zip(variables, tape.gradient(loss, variables)):
+                w.assign_sub(0.1 * grad)
+            losses.append(loss)
+        return losses
+
+    return step, maker + judge
+
+
+def unrolled(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Several steps of one model in one trace, an embedding's among them."""
+    table, out = variable(20, 4), variable(24, 3, seed=2)
+    adam = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+    adam.build([table, out])
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        loss = tf.zeros([], tf.float64)
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                with stages[0]():
+                    rows = tf.reshape(tf.nn.embedding_lookup(table, tf.cast(tf.abs(3 * x), tf.int32) % 20), [-1, 24])
+                with stages[1]():
+                    loss = cross_entropy(y, tf.matmul(rows, out))
+            adam.apply_gradients(zip(tape.gradient(loss, [table, out]), [table, out]))
+        return loss
+
+    return step, [table, out]
+
+
+STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting, adversaries,
+         unrolled]
 
 
 @pytest.mark.slow

@@ -22,6 +22,12 @@ def test_arithmetic_is_polynomial() -> None:
     assert (4 * batch_size + 2).at(5) == 22 and size.at(5) == 10 * T
 
 
+@pytest.mark.parametrize("size, surplus", [(batch_size + 3, 3), (2 * batch_size * T, 0), (batch_size * T - 1, -1), (T, None),
+                                           (batch_size + T, None), (batch_size * batch_size, None)])
+def test_the_sum_over_parts_is_above_the_whole_by_the_surplus_of_each(size: Size, surplus: int) -> None:
+    assert size.surplus == surplus
+
+
 @pytest.mark.parametrize("a, b", [(batch_size, 2), (batch_size + 1, 3), (T, batch_size), (6 * batch_size, batch_size + 1)])
 def test_inexact_division_is_refused(a: Size, b: Size) -> None:
     with pytest.raises(ValueError):

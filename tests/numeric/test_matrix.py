@@ -18,7 +18,7 @@ AXES: Dict[str, Any] = {
     "case": tuple(CASES), "shape": tuple(SHAPES), "micro_batches": MICRO_BATCHES, "schedule": SCHEDULES,
     "dtype": ("float32", "float64"), "resource": BOTH, "static_batch": BOTH, "dataset": BOTH,
     "runner": ("session", "callable", "monitored"), "variables": ("auto", "mirrored"),
-    "emit": ("inline", "call")}
+    "emit": ("inline", "call"), "recompute": ("none", "full")}
 SYNC_AXES = dict(AXES, case=tuple(SYNCHRONISED), micro_batches=(1,), schedule=SCHEDULES[:1])
 
 
@@ -42,6 +42,7 @@ def name_of(row: Dict[str, Any]) -> str:
     words = [row["case"], row["shape"], "m{}".format(row["micro_batches"]), row["schedule"], row["dtype"],
              "resource" if row["resource"] else "ref", "static" if row["static_batch"] else "unknown",
              "dataset" if row["dataset"] else "fed", row["runner"], row["variables"], row["emit"]]
+    words += ["again"] * (row["recompute"] == "full")
     return "-".join(words)
 
 
@@ -55,7 +56,7 @@ def run(row: Dict[str, Any]) -> None:
     if row["emit"] == "call" and not row["resource"]:  # results only: tests/emit/test_calls.py shows why
         setting = setting._replace(outputs=False)
     parallel = Parallel(SHAPES[row["shape"]], row["micro_batches"], row["schedule"],
-                        extra=(("variables", row["variables"]), ("emit", row["emit"])))
+                        extra=(("variables", row["variables"]), ("emit", row["emit"]), ("recompute", row["recompute"])))
     if is_refused(row):
         with pytest.raises(wh.UnsupportedOpError, match="cannot be divided along the batch"):
             check(row["case"], setting, parallel)

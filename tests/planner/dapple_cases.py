@@ -91,7 +91,7 @@ def score(problem: Case, stages: Sequence[Stage]) -> float:
         link = cluster.bottleneck(group)
         reduce.append(0.0 if n == 1 else 2 * (n - 1) * (weight / n / link.bandwidth_bytes_per_s + link.latency_s))
         kept = sum(layer.activation_bytes for layer in layers) * samples
-        room = min(cluster.devices[d].memory_bytes for d in group) - weight * profile.bytes_per_parameter_byte
+        room = min(cluster.devices[d].usable_bytes for d in group) - weight * profile.bytes_per_parameter_byte
         if problem.recompute:
             room -= kept
             kept = (profile.layers[stage.first - 1] if stage.first else layers[0]).output_bytes * samples

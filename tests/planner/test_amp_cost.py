@@ -91,6 +91,18 @@ def test_memory_counts_the_micro_batches_in_flight() -> None:
     assert not estimate(costs, Degrees(2, 2, 1), 4, (0, 2, 4)).fits
 
 
+def test_cuts_fit_memory_where_some_do() -> None:
+    """The first layer holds most of the memory and none of the work, so the balanced cut does not fit."""
+    rows = [{"name": f"l{i}", "forward_flops": PEAK * 0.75 * 1e-3, "output_bytes": 0, "parameter_bytes": size * MB}
+            for i, size in enumerate((1800, 1500, 1500, 1500, 10, 10))]
+    costs = Costs(ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": rows}), two_nodes(), 8)
+    degree = Degrees(2, 2, 1)
+    placement = megatron(costs.cluster, degree)
+    strategy = costs.assign(degree, 1, placement)
+    assert strategy is not None and strategy.cuts == (0, 2, 6) and costs.estimate(strategy).fits
+    assert not costs.estimate(Strategy(degree, 1, placement, (0, 3, 6))).fits
+
+
 def test_tied_parameters_once() -> None:
     costs = Costs(profile(3, tied="words"), two_nodes(), 8)
     assert costs.device_parameters(0, 3, 1) == 100 * MB and costs.device_parameters(0, 3, 2) == 50 * MB

@@ -11,10 +11,11 @@ from whale_tf.balance import StagePartition, partition_fits, partition_latency_s
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ClusterError, ConfigError, InfeasibleError, PlanError
-from whale_tf.planner.auto.choose import Request, choose, with_slices
+from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.auto.partition import auto_partition, partition_problem, stage_devices
 from whale_tf.planner.auto.settings import batch_to_plan_for, request_of, wants_search
 from whale_tf.planner.search import search
+from whale_tf.planner.simulated import with_slices
 from whale_tf.planner.slices import replica_slices
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.profiler.model_profile import ModelProfile
@@ -90,7 +91,7 @@ def test_unequal_devices_get_work_by_speed_and_replicas_the_same_mix() -> None:
 def test_memory_decides_where_speed_does_not() -> None:
     """Stage 0 of 2 keeps two micro-batches: it needs the larger device."""
     model = profile([1] * 8, kept=int(1.6 * GIB / 8), parameters=[1] * 8)
-    types = {name: {"base": "V100-32GB", "memory_gib": size} for name, size in (("small", 1.0), ("large", 2.0))}
+    types = {name: {"base": "V100-32GB", "memory_gib": size} for name, size in (("small", 1.8), ("large", 2.8))}
     nodes = [{"devices": ["small:1", "large:1"], "links": "default"}]
     cluster = Cluster.parse({"name": "c", "device_types": types, "nodes": nodes})
     found = auto_partition(model, cluster, 2, 2, 2)

@@ -55,7 +55,7 @@ def test_wires_take_their_turn() -> None:
 
 def test_a_slice_is_a_whole_number_of_samples() -> None:
     profile = ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": [
-        {"name": "a", "forward_flops": 1e9}, {"name": "b", "forward_flops": 1e9}]})
+        {"name": "a", "forward_flops": 1e9, "output_bytes": 0}, {"name": "b", "forward_flops": 1e9}]})
     costs = Costs(profile, Servers(Cluster.parse("dapple-b:4")), 8, 1)
     three = costs.times(Stage(0, 1, (0, 0, 0, 0), (1, 1, 1, 0)))[0]
     one = costs.times(Stage(0, 1, (0, 0, 0, 0), (1, 0, 0, 0)))[0]

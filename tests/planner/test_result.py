@@ -69,11 +69,11 @@ def test_wrong_arguments(changes: Any, part: str) -> None:
 @pytest.mark.parametrize("method", ["dapple", "amp", "data-parallel"])
 def test_too_large_names_the_memory_that_would_do(method: str) -> None:
     """Half the model on each of two devices: 3 layers x 4 x 4 GB."""
-    layers = [{"name": f"l{i}", "forward_flops": 1e9, "parameter_bytes": 4 * 10 ** 9} for i in range(6)]
+    layers = [{"name": f"l{i}", "forward_flops": 1e9, "parameter_bytes": 4 * 10 ** 9, "output_bytes": 0} for i in range(6)]
     large = profile(layers=layers, name="large")
     with pytest.raises(InfeasibleError) as caught:
         search(large, "dapple-b:2", 8, method)
-    assert "'large' fits the 2 devices of 'dapple-b:2' (V100-16GB has 16.0 GiB)" in str(caught.value)
+    assert "'large' fits the 2 devices of 'dapple-b:2' (V100-16GB has 16.0 GiB, 14.6 for a step)" in str(caught.value)
     assert f"needs {48e9 / 2 ** 30:.1f} GiB" in str(caught.value)
 
 
@@ -84,7 +84,8 @@ def test_the_memory_named_is_enough() -> None:
     large = profile(layers=layers, name="large")
     with pytest.raises(InfeasibleError) as caught:
         search(large, "dapple-b:2", 8)
-    gib = float(str(caught.value).split("needs ")[1].split(" GiB")[0]) + 0.1
+    gib = float(str(caught.value).split("needs ")[1].split(" GiB")[0])
+    gib = gib / 0.95 + 0.65 + 0.1  # a step has 95% of what the context leaves
     def nodes(memory: float) -> Any:
         return {"name": "c", "device_types": {"big": {"base": "V100-16GB", "memory_gib": memory}}, "nodes": [
             {"devices": "big:1", "nic": {"bandwidth_gbits_per_s": 25}, "count": 2}]}

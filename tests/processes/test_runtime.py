@@ -89,7 +89,7 @@ def test_with_an_open_batch_size_a_loss_alone_waits_for_nobody(monkeypatch: Any)
     """Neither for the loss of the others, nor for how many examples they have."""
     graph = build(monkeypatch, 0, batch=None)
     fetches = wh.api._active.fetches[graph]
-    value, = fetches.substitutes([graph.get_tensor_by_name("loss:0")], [])
+    value, = fetches.substitutes([graph.get_tensor_by_name("loss:0")], {})
     shared, = fetches._shared.values()
     assert value.shape == graph.get_tensor_by_name(shared.value + ":0").shape == []
     alone = fetches.kind([graph.get_tensor_by_name("twice:0")])
@@ -114,17 +114,17 @@ def test_a_training_loop_follows_its_graph_once(monkeypatch: Any) -> None:
     graph = build(monkeypatch, 0)
     fetches = wh.api._active.fetches[graph]
     loss, train = graph.get_tensor_by_name("loss:0"), graph.get_operation_by_name("train")
-    first = fetches.substitutes([loss, train], [])
+    first = fetches.substitutes([loss, train], {})
     fetches.kind(first)
 
     def walk(ops: Any) -> Any:
         raise AssertionError("a second step walks the graph again")
 
     monkeypatch.setattr(processes, "ancestors", walk)
-    assert fetches.substitutes([loss, train], []) == first
+    assert fetches.substitutes([loss, train], {}) == first
     assert fetches.kind(first).waits
     with pytest.raises(AssertionError, match="walks"):
-        fetches.substitutes([graph.get_tensor_by_name("twice:0"), train], [])
+        fetches.substitutes([graph.get_tensor_by_name("twice:0"), train], {})
 
 
 def test_a_port_already_taken() -> None:

@@ -11,7 +11,7 @@ from whale_tf.profiler.model_profile import LayerProfile, ModelProfile, builtin_
 
 
 def small(**changes: Any) -> Dict[str, Any]:
-    return dict({"name": "small", "layers": [{"name": "a", "parameter_bytes": 8}, {"name": "b"}]}, **changes)
+    return dict({"name": "small", "layers": [{"name": "a", "parameter_bytes": 8, "output_bytes": 4}, {"name": "b"}]}, **changes)
 
 
 @pytest.mark.parametrize("name", builtin_names())
@@ -37,7 +37,8 @@ def test_odd_names_survive(name: str) -> None:
 
 def test_tied_parameters_count_once() -> None:
     profile = ModelProfile.parse(small(layers=[
-        {"name": "in", "parameter_bytes": 100, "tied": "words"}, {"name": "mid", "parameter_bytes": 7},
+        {"name": "in", "parameter_bytes": 100, "tied": "words", "output_bytes": 1},
+        {"name": "mid", "parameter_bytes": 7, "output_bytes": 1},
         {"name": "out", "parameter_bytes": 100, "tied": "words"}]))
     assert profile.parameter_bytes == 107
     assert profile.stage_parameter_bytes(1, 3) == 107
@@ -56,6 +57,9 @@ def test_tied_parameters_count_once() -> None:
     (small(layers=[{"name": "a", "parameter_bytes": -1}]), "parameter_bytes"),
     (small(layers=[{"name": "a", "repeat": 3}]), "repeat"),
     (small(layers=[{"name": "a{}", "repeat": 0}]), "repeat"),
+    (small(layers=[{"name": "a"}, {"name": "b"}]), "layer 'a' does not say its output_bytes"),
+    (small(layers=[{"name": "a", "forward_flops": float("inf")}]), "forward_flops is inf, expected a finite number"),
+    ('{"name": "m", "layers": [{"name": "a", "traffic_bytes": NaN}]}', "traffic_bytes is nan, expected a finite number"),
 ])
 def test_refusals_name_the_place(source: Any, part: str) -> None:
     if source == "no-such-model":

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from whale_tf.cli.plan import plan
 from whale_tf.cli.simulate import _memory, compare, simulate
 from whale_tf.plan import Plan, TaskGraphPlan
+from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import built_in_model
 
 app = typer.Typer()
@@ -142,6 +143,35 @@ def test_refusals(arguments: str, message: str) -> None:
     assert result.exit_code == 1
     assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
+
+
+def test_a_tensor_parallel_plan_costs_what_its_degrees_cost(tmp_path: Any) -> None:
+    """A plan of layers says no shards: its ops are divided, and timed, like those of the uniform strategy."""
+    layers = tuple(layer.name for layer in ModelProfile.parse("gpt2-24").layers)
+    task = TaskGraphPlan(name="all", strategy="split", ops=layers, devices=((0, 1), (2, 3)))
+    path = tmp_path / "plan.json"
+    path.write_text(Plan(graph="gpt2-24", num_devices=4, num_model_replicas=2, task_graphs=(task,)).to_json())
+    options = ("--cluster", "dapple-a:4", "--global-batch", "8", "--json")
+    found = json.loads(call("simulate", "--plan", str(path), *options).stdout)
+    uniform = json.loads(call("simulate", "--model", "gpt2-24", "--dp", "2", "--tp", "2", *options).stdout)
+    assert found["step_time_s"] == pytest.approx(uniform["step_time_s"], rel=1e-9)
+
+
+def test_a_task_graph_without_ops_is_refused(tmp_path: Any) -> None:
+    ops = tuple(op.name for op in built_in_model("mlp", 1).ops)
+    tasks = (TaskGraphPlan(name="all", ops=ops, devices=((0,),)), TaskGraphPlan(name="idle", devices=((1,),)))
+    path = tmp_path / "plan.json"
+    path.write_text(Plan(graph="mlp", num_devices=2, task_graphs=tasks).to_json())
+    result = call("simulate", "--plan", str(path), "--cluster", "cpu:2")
+    assert result.exit_code == 1 and "TaskGraph 'idle' has no ops" in result.output
+
+
+def test_a_device_listed_twice_is_refused(tmp_path: Any) -> None:
+    path = tmp_path / "plan.json"
+    text = Plan(graph="mlp", num_devices=2, task_graphs=(TaskGraphPlan(name="all", devices=((0, 1),)),)).to_json()
+    path.write_text(json.dumps(dict(json.loads(text), task_graphs=[{"name": "all", "devices": [[1, 1]]}])))
+    result = call("simulate", "--plan", str(path), "--cluster", "cpu:2")
+    assert result.exit_code == 1 and "lists device 1 twice" in result.output
 
 
 def test_a_cluster_without_links_is_refused(tmp_path: Any) -> None:

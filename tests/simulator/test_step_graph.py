@@ -83,6 +83,16 @@ def test_one_core_does_all_work_one_after_the_other() -> None:
     assert played(plan([0], names=ONE), step(), cores=1).step_time_s == pytest.approx(7.0)
 
 
+def test_a_global_batch_takes_the_times_measured_at_its_size() -> None:
+    """Ops of examples take half the time at half the batch, updates what they took."""
+    chosen, known = plan([0], names=ONE), Calibration.parse(dict(FREE, cores=1))
+    simulator = Simulator(Cluster.parse("cpu:8"), Options(calibration=known))
+    half = simulator.run_step(chosen, under(step(), chosen), BATCH // 2)
+    assert half.step_time_s == pytest.approx(5 * 0.5 + 2.0) and half.samples == BATCH // 2
+    with pytest.raises(PlanError, match="global batch is 0"):
+        simulator.run_step(chosen, under(step(), chosen), 0)
+
+
 def test_two_cores_run_what_does_not_wait_side_by_side() -> None:
     """f_a f_b, then b_b and w_b at once, then w_a and u_b, then u_a."""
     assert played(plan([0], names=ONE), step()).step_time_s == pytest.approx(5.0)

@@ -5,6 +5,7 @@ They train as they do locally or, where this TensorFlow cannot be hooked, are re
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from typing import Any, List, Tuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import tensorflow as tf
 import whale_tf as wh
 
 VERSION = tuple(int(part) for part in tf.__version__.split(".")[:2])
-FUNCTIONS, KERAS = (2, 15), (2, 16)  # the first TensorFlow that each is divided on
+SINCE = (2, 4)  # the first TensorFlow whose functions are divided
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(32, 6), RANDOM.randn(32, 2)
 PIPELINE = {"num_micro_batch": 4}
@@ -39,26 +40,33 @@ def own_loop(annotate: Any) -> Tuple[List[float], List[np.ndarray]]:
     return losses, [first.numpy(), second.numpy()]
 
 
-def fit(annotate: Any) -> Tuple[List[float], List[np.ndarray]]:
-    """Keras' own loop."""
-    import keras
-
-    keras.utils.set_random_seed(1)
+def fit(annotate: Any, keras: Any = None) -> Tuple[List[float], List[np.ndarray]]:
+    """Keras' own loop: of this TensorFlow's Keras, 2 or 3, or another one."""
+    keras = keras or tf.keras
+    random = np.random.RandomState(2)
     inputs = keras.Input((6,))
     with annotate():
         hidden = keras.layers.Dense(5, activation="tanh")(inputs)
     with annotate():
-        outputs = keras.layers.Dense(2)(hidden)
+        outputs = keras.layers.Dense(2)(2.0 * hidden)
     model = keras.Model(inputs, outputs)
+    model.set_weights([0.3 * random.randn(*weight.shape) for weight in model.get_weights()])
     model.compile("adam", "mse")
-    history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    return history.history["loss"], model.get_weights()
+    history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, validation_data=(X, Y), verbose=0)
+    return history.history["loss"] + history.history["val_loss"], model.get_weights()
 
 
-def check(train: Any, tolerance: float, since: Tuple[int, int]) -> None:
+def fit_of_tf_keras(annotate: Any) -> Tuple[List[float], List[np.ndarray]]:
+    """Keras 2 beside a TensorFlow that comes with Keras 3."""
+    import tf_keras
+
+    return fit(annotate, tf_keras)
+
+
+def check(train: Any, tolerance: float) -> None:
     wh.init(PIPELINE, cluster="cpu:2")
     try:
-        if VERSION < since:
+        if VERSION < SINCE:
             try:
                 train(lambda: wh.replicate(1))
             except wh.WhaleError as error:
@@ -78,6 +86,8 @@ def check(train: Any, tolerance: float, since: Tuple[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    check(own_loop, 1e-12, FUNCTIONS)
-    if VERSION >= KERAS:
-        check(fit, 1e-4, KERAS)
+    check(own_loop, 1e-12)
+    if VERSION >= SINCE:
+        check(fit, 1e-4)
+    if importlib.util.find_spec("tf_keras"):
+        check(fit_of_tf_keras, 1e-4)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from typing import Any, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
 
 from whale_tf._tf_compat import ControlFlowGraph, eager_outside_functions, function_tracing, tf, v1
 from whale_tf.errors import AnnotationError
@@ -81,6 +81,9 @@ class Annotations:
         gradient_calls: finished calls; a call that raised is not kept.
         calls_started: how many calls there were, failed ones too.
         trains: gradients of variables were taken in a tf.function.
+        checkpoints: names of tensors that are kept for the backward pass where others are computed again.
+        axes: tensor -> the dimension along the batch that the user states, None: it has none.
+        shapes: input of unknown rank -> its shape in the first mini-batch.
     """
 
     def __init__(self) -> None:
@@ -89,6 +92,9 @@ class Annotations:
         self.gradient_calls: List[GradientCall] = []
         self.calls_started = 0
         self.trains = False
+        self.checkpoints: List[str] = []
+        self.axes: Dict[str, Optional[int]] = {}
+        self.shapes: Dict[str, Tuple[int, ...]] = {}
         self._open: Optional[Annotation] = None
         self._count = 0
 
@@ -153,7 +159,7 @@ def current_graph(caller: str) -> tf.Graph:
             "condition or function call is in one TaskGraph: put the annotation around the whole call.")
     if function_tracing() is None:
         raise AnnotationError(
-            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf divides from TensorFlow 2.15 on, and this is "
+            f"{caller} is used in a tf.function ({graph.name!r}), which whale_tf divides from TensorFlow 2.4 on, and this is "
             f"{tf.__version__}. Build and train the model in graph mode: tf.compat.v1.disable_eager_execution() first, no "
             "tf.function, a tf.compat.v1.train optimizer and tf.compat.v1.Session.")
     return graph

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall
 from whale_tf.capture.phases import Phases
 from whale_tf.capture.recording import Recording, recording_of
+from whale_tf.capture.sizes import sized
 from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_bodies, check_convex, complete
 from whale_tf.capture.unseen import model_phases
 from whale_tf.capture.variables import Variables, optimizer_state
 from whale_tf.errors import PlanError
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.ir.across import of_function
-from whale_tf.ir.batch_axis import BatchAxis, Options, analyse, find_batch_axis
+from whale_tf.ir.batch_axis import BatchAxis, Known, Options, analyse, find_batch_axis, static_batch
 from whale_tf.ir.graph import OpGraph, Phase, same_graph
+from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.plan import Plan
@@ -42,6 +44,7 @@ class Captured(NamedTuple):
     has_step: whether there is something to run on devices: an optimizer's update, or a model that a plan was made for.
     is_annotated: whether the TaskGraphs are the user's annotations.
     axis: how the batch goes through the graph; None: not known yet (see :meth:`batch_axis`).
+    stated: layouts of tensors that the user states, or that follow from how inputs are used.
     recording: what all this was read from; None: it is not needed any more.
     """
 
@@ -58,6 +61,7 @@ class Captured(NamedTuple):
     has_step: bool
     is_annotated: bool = False
     axis: Optional[BatchAxis] = None
+    stated: Mapping[str, Layout] = {}
     recording: Optional[Recording] = None
 
     @property
@@ -66,11 +70,30 @@ class Captured(NamedTuple):
         assert self.recording is not None, "the graph has been rewritten"
         return self.recording.definitions
 
+    @property
+    def examples(self) -> Optional[int]:
+        """Examples of a mini-batch, as the graph's shapes say; else of the first one, if inputs were looked at."""
+        known = static_batch(self.graph, {tensor: dim for tensor, dim in self.sources.items() if self._rows(tensor) == 1})
+        given = self.definitions.given
+        names = {self.graph.tensor_name(tensor): (dim, self._rows(tensor)) for tensor, dim in self.sources.items()}
+        fed = [given[name][dim] // rows for name, (dim, rows) in names.items() if name in given]  # type: ignore[operator]
+        return known if known is not None else next(iter(fed), None)
+
+    def sized(self, batch: int) -> OpGraph:
+        """The op graph with mini-batches of so many examples, where it does not say another size; see :func:`sized`."""
+        rows = {tensor: self._rows(tensor) for tensor in self.sources}
+        return sized(self.definitions, self.graph, self.sources, batch, rows)
+
+    def _rows(self, source: int) -> int:
+        """Rows of a batch input that belong to one example."""
+        layout = self.stated.get(self.graph.tensor_name(source))
+        return 1 if layout is None else sum(layout.blocks or (1,))
+
     def batch_axis(self, options: Options = Options()) -> BatchAxis:
         """How the batch goes through the graph from its sources."""
         if self.axis is not None and options == Options():
             return self.axis
-        return analyse(self.graph, self.sources, self.scope, options)
+        return analyse(self.graph, self.sources, self.scope, options._replace(stated=self.stated))
 
     def step(self, region: Region, processes: int = 1) -> TrainingStep:
         """What passes make a Program of."""
@@ -100,7 +123,7 @@ def captured_from(recording: Recording, is_pipeline: bool = False, plan: Optiona
 
     Raises:
         AnnotationError: annotations that mean nothing, or TaskGraphs that cannot be stages.
-        UnsupportedOpError: a batch input of unknown rank.
+        UnknownShapeError: a batch input of unknown rank.
     """
     ops, phases, annotations = recording.graph, recording.phases, recording.annotations
     has_step = _has_update(recording) or (
@@ -109,10 +132,10 @@ def captured_from(recording: Recording, is_pipeline: bool = False, plan: Optiona
     if not has_step:
         return Captured(ops, phases, scope, [], (), {}, {}, (), {}, (), False)
     task_graphs, specs = _task_graphs(ops, annotations, phases, is_pipeline, plan)
-    axis = find_batch_axis(ops, _candidates(ops, scope), scope)
+    axis = find_batch_axis(ops, _candidates(ops, scope), scope, Known(annotations.axes, annotations.shapes))
     is_annotated = bool(annotations.items) and plan is None
     found = Captured(ops, phases, scope, [], (), {}, {}, _gradients(phases), axis.sources, tuple(annotations.gradient_calls),
-                     True, is_annotated, axis, recording)
+                     True, is_annotated, axis, axis.stated, recording)
     return _with_task_graphs(found, task_graphs, specs)
 
 

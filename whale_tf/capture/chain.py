@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from whale_tf.capture.captured import Captured
-from whale_tf.capture.sizes import sized
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
 from whale_tf.profiler.chain import Chain, chain_of, needed_by_updates
@@ -18,7 +17,7 @@ def captured_chain(captured: Captured, region: Region, batch: int) -> Chain:
     Raises:
         PlanError: the model has no part to cut, or its costs are not known.
     """
-    ops = sized(captured.definitions, captured.graph, captured.sources, batch)
+    ops = captured.sized(batch)
     parameters = {variable: captured.phases.variables[variable].bytes for _, variable in captured.gradients}
     needed = needed_by_updates(ops)
     costs = [cost if op.id in needed or op.phase is not Phase.BACKWARD else FREE

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import Any, Callable, List, Mapping, MutableMapping, MutableSet, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, Mapping, MutableSet, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import (
     BaseSession,
@@ -46,6 +46,8 @@ class Callbacks(NamedTuple):
         call: (concrete function, original), for every call of a tf.function, eagerly or in another's graph.
         shuffle: (seed or None) -> the seed of ``Dataset.shuffle`` in eager execution.
         traced: (graph, attributes), a tf.function has been traced; its graph can still be edited.
+        made: (concrete function), that graph has become one.
+        before_call: (captured tensors), before a concrete function runs, or is called in another.
         before_finalize: (graph), before ``Graph.finalize`` makes it read-only; not for function bodies.
         session_config: (target, graph or None, ConfigProto or None) -> the ConfigProto to use.
         session_target: (target, that ConfigProto) -> the target to use.
@@ -72,6 +74,8 @@ class Callbacks(NamedTuple):
     call: Callable[[Any, Callable[[], Any]], Any] = lambda function, original: original()
     shuffle: Callable[[Optional[int]], Optional[int]] = lambda seed: seed
     traced: Callable[[tf.Graph, Mapping[str, Any]], None] = lambda graph, attributes: None
+    made: Callable[[Any], None] = lambda function: None
+    before_call: Callable[[Any], None] = lambda captured: None
     before_finalize: Callable[[tf.Graph], None] = lambda graph: None
     session_config: Callable[[str, Optional[tf.Graph], Any], Any] = lambda target, graph, config: config
     session_target: Callable[[str, Any], str] = lambda target, config: target
@@ -158,29 +162,36 @@ def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[],
 
 
 # -- functions ------------------------------------------------------------------------------------------------------
-_attributes: MutableMapping[tf.Graph, Mapping[str, Any]] = weakref.WeakKeyDictionary()  # of functions that are being traced
-
-
 def _create_concrete_function(original: Function, callbacks: Callbacks) -> Function:
     def create(function_type: Any, type_context: Any, func_graph: tf.Graph, tracing_options: Any) -> Any:
-        attributes = dict(tracing_options.attributes or {})
         other = function_type if tracing_options.input_signature is not None else callbacks.arguments(function_type)
         if other is not function_type:
-            graph = type(func_graph)(func_graph.name)
-            _attributes[graph] = attributes
             try:
-                return original(other, type_context, graph, tracing_options)
+                return original(other, type_context, type(func_graph)(func_graph.name), tracing_options)
             except (TypeError, ValueError):
                 pass  # the function asks for a static size; if this is another mistake, it comes again
-        _attributes[func_graph] = attributes
         return original(function_type, type_context, func_graph, tracing_options)
     return create
 
 
+def _capture(original: Function, callbacks: Callbacks) -> Function:
+    """Placeholders of what a function captures from eager execution have the same names in every process, so that a plan of it
+    can be run again.  TensorFlow's own name is a count of all that was executed before."""
+
+    def capture(self: Any, tensor: Any, name: Optional[str] = None, shape: Any = None) -> Any:
+        if name is None and not hasattr(tensor, "graph"):
+            name = "captured"
+        return original(self, tensor, name, shape)
+    return capture
+
+
 def _call_flat(original: Function, callbacks: Callbacks) -> Function:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return callbacks.call(self, lambda: original(self, *args, **kwargs))
-    return call
+    """What runs a concrete function, or calls it in another."""
+
+    def _call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        callbacks.before_call(captured_inputs)
+        return callbacks.call(self, lambda: original(self, tensor_inputs, captured_inputs, *args, **kwargs))
+    return _call_flat
 
 
 def _function_call(original: Function, callbacks: Callbacks) -> Function:
@@ -194,15 +205,21 @@ def _function_call(original: Function, callbacks: Callbacks) -> Function:
     return __call__
 
 
-def _apply_transforms(original: Function, callbacks: Callbacks) -> Function:
-    """What gets the graph of each function, branch and loop after it was traced."""
+def _concrete_function(original: Any, callbacks: Callbacks) -> Any:
+    """What makes a concrete function of each graph that was traced: a constructor or, since TensorFlow 2.14, a class method."""
+    is_constructor = inspect.isfunction(original)
+    make = original if is_constructor else original.__func__
 
-    def apply_func_graph_transforms(func_graph: tf.Graph) -> Any:
-        attributes = _attributes.pop(func_graph, None)
-        if attributes is not None:
-            callbacks.traced(func_graph, attributes)
-        return original(func_graph)
-    return apply_func_graph_transforms
+    def from_func_graph(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, graph, *args, **kwargs).arguments
+        if isinstance(graph, tf.Graph) and graph.building_function:
+            callbacks.traced(graph, given.get("attrs") or {})
+        made = make(self, graph, *args, **kwargs)
+        callbacks.made(self if is_constructor else made)
+        return made
+
+    signature = inspect.signature(make)
+    return from_func_graph if is_constructor else classmethod(from_func_graph)
 
 
 # -- graphs, sessions and savers ------------------------------------------------------------------------------------
@@ -334,10 +351,15 @@ _TRACING = function_tracing()
 if _TRACING is not None:
     HOOKS += (
         Hook(_TRACING.function, "__call__", _function_call),
+        Hook(_TRACING.graph, "capture", _capture),
+        Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(_TRACING.execute, "record_gradient", tapes.record_gradient),
         Hook(_TRACING.backprop, "_gradient_function", tapes.gradient_function, _TRACING.register),
+        Hook(_TRACING.concrete, _TRACING.make, _concrete_function),
+    )
+if _TRACING is not None and _TRACING.compilation is not None:  # what several processes need
+    HOOKS += (
         Hook(_TRACING.compilation, "_create_concrete_function", _create_concrete_function),
-        Hook(_TRACING.concrete, "_call_flat", _call_flat),
         Hook(tf.data.Dataset, "__iter__", _dataset_iter),
         Hook(_TRACING.loops, "_general_purpose_scan", _dataset_loop),
         Hook(tf.data.Dataset, "shuffle", _dataset_shuffle),
@@ -345,20 +367,7 @@ if _TRACING is not None:
         Hook(tf.train.Checkpoint, "write", fitting.checkpoint_write),
         Hook(tf.train.CheckpointManager, "save", fitting.manager_save),
         Hook(tf.summary, "create_file_writer", fitting.create_file_writer),
-        Hook(_TRACING.transform, "apply_func_graph_transforms", _apply_transforms),
     )
-
-
-def _keras_hooks() -> Tuple[Hook, ...]:
-    """Hooks into Keras, where it is loaded and TensorFlow's functions can be rewritten."""
-    if _TRACING is None:
-        return ()
-    around = tuple(Hook(*each) for each in fitting.attributes())
-    layer, trainer = layers.layer_class(), layers.trainer_class()
-    if layer is None or trainer is None:
-        return around
-    return (Hook(layer, "__init__", layers.layer_init), Hook(layer, "__call__", layers.layer_call),
-            Hook(trainer, "_resolve_auto_jit_compile", layers.resolve_auto_jit_compile), *around)
 
 
 class _Installed(NamedTuple):
@@ -368,6 +377,7 @@ class _Installed(NamedTuple):
 
 
 _installed: List[_Installed] = []
+_callbacks: Any = None
 
 
 def install(callbacks: Callbacks) -> None:
@@ -376,15 +386,30 @@ def install(callbacks: Callbacks) -> None:
     Raises:
         UnsupportedTensorFlowError: this TensorFlow lacks something that is hooked.
     """
+    global _callbacks
     uninstall()
-    hooks = HOOKS + _keras_hooks()
+    _callbacks = callbacks
+    _put(HOOKS)
+    install_keras()
+
+
+def install_keras() -> None:
+    """Put hooks into every Keras that has been loaded since, where TensorFlow's functions can be rewritten."""
+    if _installed and _TRACING is not None:
+        found = {place[:2]: Hook(*place) for place in (*layers.places(), *fitting.attributes())}
+        _put([found[place] for place in found if place not in {item.hook[:2] for item in _installed}])
+
+
+def _put(hooks: Sequence[Hook]) -> None:
     missing = [f"{hook.owner.__name__}.{hook.attribute}" for hook in hooks if hook.attribute not in vars(hook.owner)]
     if missing:
         raise lacking(missing)
     try:
         for hook in hooks:
             original = vars(hook.owner)[hook.attribute]
-            replacement = functools.wraps(original)(hook.wrapper(original, callbacks))
+            replacement = hook.wrapper(original, _callbacks)
+            if inspect.isfunction(replacement):
+                functools.update_wrapper(replacement, original)
             setattr(hook.owner, hook.attribute, replacement)
             hook.tell(replacement)
             _installed.append(_Installed(hook, original, replacement))

@@ -1,21 +1,25 @@
-"""Annotations around Keras 3 layers: remembered by the layer, entered again wherever the layer is called in a tf.function.
+"""Annotations around Keras layers: remembered by the layer, entered again wherever the layer is called in a tf.function.
 
 Keras builds a model eagerly and calls its layers again when ``fit`` traces the training step, long after the user's ``with`` has
 ended::
 
     with wh.replicate(1):
-        x = Dense(8)(inputs)        the layer remembers the annotation
+        x = Dense(8)(inputs)        the layer remembers the annotation, and so does this call of it
     model.fit(...)                  traces Dense.__call__ inside `with wh.replicate(1)`
+
+A functional model keeps a node for each call.  A layer that several blocks share is called in the block of its node.
 """
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import sys
 import threading
 import weakref
-from typing import Any, Callable, ContextManager, MutableMapping, NamedTuple, Optional
+from typing import Any, Callable, ContextManager, Iterator, MutableMapping, NamedTuple, Optional, Tuple
 
+from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import annotate, is_annotating
 from whale_tf.capture.tapes import is_body, traced_function
 from whale_tf.errors import AnnotationError
@@ -36,15 +40,17 @@ class _Thread(threading.local):
         block: the annotation that is open in eager execution.
         has_layers: some layer remembers it.
         calls: layers' ``__call__`` under way.
+        node: what the node remembers that a functional model is about to call.
     """
 
     block: Optional[_Remembered] = None
     has_layers = False
     calls = 0
+    node: Optional[_Remembered] = None
 
 
 _thread = _Thread()
-_layers: MutableMapping[Any, _Remembered] = weakref.WeakKeyDictionary()
+_known: MutableMapping[Any, _Remembered] = weakref.WeakKeyDictionary()  # of layers, and of what functional models call
 _count = itertools.count()
 
 
@@ -76,22 +82,26 @@ class LayersBlock(ContextManager):
 
 def forget() -> None:
     """Layers that are made from now on remember; those that were made before do no more."""
-    _layers.clear()
+    _known.clear()
 
 
-def has_keras_layers() -> bool:
-    """Whether Keras 3 is there, so that annotations in eager execution may be about its layers."""
-    return layer_class() is not None
+def places() -> Iterator[Tuple[Any, str, Callable[[Function, Any], Function]]]:
+    """(class, attribute, what wraps it) of every Keras that is loaded: Keras 3, tf.keras up to TensorFlow 2.15, tf_keras."""
+    keras_2 = ((f"{root}.engine.{name}", attributes) for root in ("keras.src", "keras", "tf_keras.src", "tensorflow.python.keras")
+               for name, attributes in _KERAS_2)
+    for place, attributes in (*_KERAS_3, *keras_2):
+        module, _, name = place.partition(":")
+        owner = getattr(sys.modules.get(module), name, None)
+        for attribute, wrapper in attributes if owner is not None else ():
+            yield owner, attribute, wrapper
 
 
-def layer_class() -> Any:
-    """Keras 3's ``Layer``, where it is loaded (TensorFlow 2.16 and later load it themselves); else None."""
-    return getattr(sys.modules.get("keras.src.layers.layer"), "Layer", None)
-
-
-def trainer_class() -> Any:
-    """Keras 3's base of all models that train."""
-    return getattr(sys.modules.get("keras.src.trainers.trainer"), "Trainer", None)
+def load() -> None:
+    """Load ``tf.keras``, which most releases of TensorFlow do when it is first used."""
+    try:
+        importlib.import_module(tf.keras.layers.Layer.__module__)
+    except (ImportError, AttributeError):
+        pass  # a TensorFlow without it
 
 
 def layer_init(original: Function, callbacks: Any) -> Function:
@@ -105,11 +115,12 @@ def layer_init(original: Function, callbacks: Any) -> Function:
 
 def layer_call(original: Function, callbacks: Any) -> Function:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        node, _thread.node = _thread.node, None
         if not _thread.calls:
             _remember(self)
         _thread.calls += 1
         try:
-            known, graph = _layers.get(self), traced_function()
+            known, graph = node or _known.get(self), traced_function()
             if known is None or graph is None or is_body(graph) or is_annotating(graph):
                 return original(self, *args, **kwargs)
             with annotate(graph, *known):
@@ -119,9 +130,18 @@ def layer_call(original: Function, callbacks: Any) -> Function:
     return __call__
 
 
-def _remember(layer: Any) -> None:
+def node_arguments(original: Function, callbacks: Any) -> Function:
+    """What a functional model reads right before it calls a node."""
+
+    def arguments(self: Any, tensors: Any) -> Any:
+        _thread.node = _known.get(self)
+        return original(self, tensors)
+    return arguments
+
+
+def _remember(item: Any) -> None:
     if _thread.block is not None:
-        _layers[layer] = _thread.block
+        _known[item] = _thread.block
         _thread.has_layers = True
 
 
@@ -133,3 +153,13 @@ def resolve_auto_jit_compile(original: Function, callbacks: Any) -> Function:
     return _resolve_auto_jit_compile
 
 
+_KERAS_3 = (
+    ("keras.src.layers.layer:Layer", (("__init__", layer_init), ("__call__", layer_call))),
+    ("keras.src.ops.operation:Operation", (("__call__", layer_call),)),
+    ("keras.src.ops.symbolic_arguments:SymbolicArguments", (("__init__", layer_init), ("fill_in", node_arguments))),
+    ("keras.src.trainers.trainer:Trainer", (("_resolve_auto_jit_compile", resolve_auto_jit_compile),)),
+)
+_KERAS_2 = (
+    ("base_layer:Layer", (("__init__", layer_init), ("__call__", layer_call))),
+    ("node:Node", (("__init__", layer_init), ("map_arguments", node_arguments))),
+)

@@ -196,8 +196,9 @@ class _Finder:
         default is computed by the model is part of the model."""
         ops = self.graph.ops
         from_variables = self._descendants(self.variables.items, control=False)
-        sources = {op.id for op in ops if traits(op.type).is_input
-                   and not (op.type == "PlaceholderWithDefault" and op.id in from_variables)}
+        sources = {op.id for op in ops if (traits(op.type).is_input or traits(op.type).role is Role.PYTHON)
+                   and not (op.id in from_variables and (
+                       op.type == "PlaceholderWithDefault" or traits(op.type).role is Role.PYTHON))}
 
         def brings_data(op: int) -> bool:
             return op in sources or not (op in from_variables or _is_backward(ops[op]))

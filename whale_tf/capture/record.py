@@ -23,6 +23,7 @@ from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
 from whale_tf.ir.traits import NEXT_ITERATIONS
 
 MAX_CONST_ELEMENTS = 4096
+NO_SHAPES: Mapping[str, Shape] = {}
 
 _Edge = Tuple[int, int]  # node number, output index
 _Outputs = List[Tuple[Shape, str]]
@@ -41,7 +42,7 @@ class _Node(NamedTuple):
     body: Optional[Dict[str, OpGraph]] = None
 
 
-def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> OpGraph:
+def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None, shapes: Mapping[str, Shape] = NO_SHAPES) -> OpGraph:
     """The ops of ``graph`` in creation order, moved only where a later op feeds an earlier one (TensorFlow adds inputs
     to a loop when it is differentiated), so that the order is topological but for ``NextIteration`` edges.
 
@@ -51,10 +52,11 @@ def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None) -> OpGraph:
 
     Args:
         graph_def: ``graph.as_graph_def()``, if the caller has it.
+        shapes: of tensors, beside what the graph knows of them.
     """
     with garbage_collection_paused():
         graph_def = graph.as_graph_def() if graph_def is None else graph_def
-        return _Recorder(graph, graph_def.library).top_level(graph_def)
+        return _Recorder(graph, graph_def.library, shapes).top_level(graph_def)
 
 
 def record_anew(
@@ -74,8 +76,9 @@ def record_anew(
 
 
 class _Recorder:
-    def __init__(self, graph: tf.Graph, library: Any) -> None:
+    def __init__(self, graph: tf.Graph, library: Any, known: Mapping[str, Shape] = NO_SHAPES) -> None:
         self._graph = graph
+        self._known = known
         self._functions = {function.signature.name: function for function in library.function}
         self._bodies: Dict[str, OpGraph] = {}
         self._signatures: Dict[str, Any] = {}
@@ -147,7 +150,10 @@ class _Recorder:
 
     # -- nodes ----------------------------------------------------------------------------------------------------
     def _described(self, operation: tf.Operation) -> _Outputs:
-        return [(self._shape(output), output.dtype.name) for output in operation.outputs]
+        shapes = [self._shape(output) for output in operation.outputs]
+        if self._known:
+            shapes = [_more_of(shape, self._known.get(output.name)) for output, shape in zip(operation.outputs, shapes)]
+        return [(shape, output.dtype.name) for output, shape in zip(operation.outputs, shapes)]
 
     def _function_nodes(self, function: Any) -> List[_Node]:
         signature, definitions = function.signature, function.node_def
@@ -280,6 +286,13 @@ def _build(nodes: List[_Node], op_graph: OpGraph) -> OpGraph:
         if forward is not None and forward in op_graph:
             op.forward = op_graph.op(forward).id
     return op_graph
+
+
+def _more_of(shape: Shape, known: Shape) -> Shape:
+    """A shape with what is known of it beside."""
+    if shape is None or known is None or len(shape) != len(known):
+        return known if shape is None else shape
+    return tuple(theirs if mine is None else mine for mine, theirs in zip(shape, known))
 
 
 _UNBUILT = Op(-1, "", "")

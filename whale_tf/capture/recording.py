@@ -9,6 +9,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall, annotations_of
 from whale_tf.capture.phases import Phases, find_phases
 from whale_tf.capture.record import record, record_anew
+from whale_tf.capture.sizes import of_unknown_rank
 from whale_tf.graph_editor.definitions import Definitions, definitions_of
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import OpGraph, Shape
@@ -72,9 +73,10 @@ class Recording(NamedTuple):
 
 def recording_of(graph: tf.Graph) -> Recording:
     """Write a graph down."""
-    definitions, annotations = definitions_of(graph), copy.copy(annotations_of(graph))
+    annotations = copy.copy(annotations_of(graph))
+    definitions = definitions_of(graph, dict(annotations.shapes))
     annotations.items, annotations.gradient_calls = list(annotations.items), list(annotations.gradient_calls)
-    ops = record(graph, definitions.export)
+    ops = record(graph, definitions.export, of_unknown_rank(definitions))
     returned = [tensor.name for tensor in graph.outputs] if graph.building_function else None
     return Recording(ops, find_phases(ops, annotations), annotations, definitions, returned=returned)
 

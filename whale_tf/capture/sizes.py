@@ -1,17 +1,21 @@
-"""The shapes a graph has with a given batch size, by TensorFlow's own shape inference."""
+"""The shapes a graph has with a given batch size, or given ranks of inputs, by TensorFlow's own shape inference."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Optional, Sequence
 
-from whale_tf._tf_compat import GraphDef, tf
-from whale_tf.errors import PlanError
+from whale_tf._tf_compat import GraphDef, tf, v1
+from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.ir.graph import OpGraph, Shape
 
+NO_ROWS: Mapping[int, int] = {}
 
-def sized(definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], batch: int) -> OpGraph:
+
+def sized(
+    definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], batch: int, rows: Mapping[int, int] = NO_ROWS
+) -> OpGraph:
     """The op graph with every unknown size that follows from the batch filled in; what is still unknown then counts as the
     batch, too.
 
@@ -21,23 +25,43 @@ def sized(definitions: Definitions, ops: OpGraph, sources: Mapping[int, int], ba
     Args:
         definitions: of the ops.
         sources: batch inputs, by tensor, and their batch dimension.
+        rows: how many rows of one belong to an example, where not one.
 
     Raises:
         PlanError: with that batch size the sizes of the graph contradict each other.
     """
     unknown = {tensor: dim for tensor, dim in sources.items() if _is_unknown(ops.tensors[tensor].shape, dim)}
-    shapes: Dict[int, Shape] = {}
+    shapes: Dict[str, Shape] = {}
     if unknown:
         graph_def = definitions.graph_def()
+        given = {name: list(shape) for name, shape in definitions.given.items()}
         nodes = {node.name: node for node in graph_def.node}
         for tensor, dim in unknown.items():
-            _set(nodes[ops.producer(tensor).name], ops.tensors[tensor].index, dim, batch)
+            if ops.tensor_name(tensor) in given:
+                given[ops.tensor_name(tensor)][dim] = batch * rows.get(tensor, 1)
+            _set(nodes[ops.producer(tensor).name], ops.tensors[tensor].index, dim, batch * rows.get(tensor, 1))
         try:
-            shapes = _inferred(graph_def, ops)
+            shapes = _inferred(definitions, graph_def, given)
         except ValueError as error:
             raise _contradiction(ops, sources, unknown, batch, error) from None
-    known = (shapes.get(tensor, record.shape) for tensor, record in enumerate(ops.tensors))
+    known = (shapes.get(ops.tensor_name(tensor), record.shape) for tensor, record in enumerate(ops.tensors))
     return ops.with_shapes({tensor: _filled(shape, batch) for tensor, shape in enumerate(known)})
+
+
+def of_unknown_rank(definitions: Definitions) -> Dict[str, Shape]:
+    """Shapes of tensors as they follow from the given ones, of which the rank alone is sure.
+
+    Raises:
+        UnsupportedOpError: no graph like this has inputs of these ranks.
+    """
+    if not definitions.given:
+        return {}
+    ranks = {name: [None] * len(shape) for name, shape in definitions.given.items()}
+    try:
+        return _inferred(definitions, definitions.graph_def(), ranks)
+    except ValueError as error:
+        fed = ", ".join(f"{name} {tuple(shape)}" for name, shape in definitions.given.items())
+        raise UnsupportedOpError(f"the first mini-batch does not fit the graph ({fed}): {str(error).splitlines()[0]}") from None
 
 
 def _contradiction(ops: OpGraph, sources: Mapping[int, int], unknown: Mapping[int, int], batch: int,
@@ -67,14 +91,19 @@ def _set(node: Any, index: int, dim: int, batch: int) -> None:
         shape.dim[dim].size = batch
 
 
-def _inferred(graph_def: GraphDef, ops: OpGraph) -> Dict[int, Shape]:
+def _inferred(definitions: Definitions, graph_def: GraphDef, given: Mapping[str, Sequence[Optional[int]]]) -> Dict[str, Shape]:
+    """Shapes of all tensors of a graph, some of which are given."""
     with tf.Graph().as_default() as copy:
-        tf.import_graph_def(graph_def, name="")
-        found: Dict[int, Shape] = {}
-        for op in ops.ops:
-            for tensor, output in zip(op.outputs, copy.get_operation_by_name(op.name).outputs):
+        stand_ins = {
+            name: v1.placeholder(definitions.graph.get_tensor_by_name(name).dtype, shape, f"whale_given/{number}")
+            for number, (name, shape) in enumerate(given.items())}
+        tf.import_graph_def(graph_def, stand_ins, name="")
+        found: Dict[str, Shape] = {}
+        for node in graph_def.node:
+            for output in copy.get_operation_by_name(node.name).outputs:
                 shape = output.shape
-                found[tensor] = None if shape.ndims is None else tuple(shape.as_list())
+                found[output.name] = None if shape.ndims is None else tuple(shape.as_list())
+    found.update((name, tuple(shape)) for name, shape in given.items())
     return found
 
 

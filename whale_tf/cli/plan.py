@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whale_tf.cli.simulate import accuracy
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, WhaleError
@@ -23,6 +24,7 @@ from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
 from whale_tf.program import Program
 from whale_tf.simulator import MODELS, built_in_model, model_names
+from whale_tf.simulator.laws import LAYERS, default_laws
 
 GIB = float(1 << 30)
 COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
@@ -230,6 +232,8 @@ def _show(found: Candidate, cluster: Cluster) -> None:
     for place, text in enumerate((found.description, *found.runners_up), 1):
         runners.add_row(str(place), text)
     console.print(runners)
+    precision = "fp32" if found.profile is None else found.profile.precision
+    console.print(accuracy(default_laws().error(LAYERS, cluster.devices[0].type, precision)))
 
 
 def _stages(found: Candidate, profile: ModelProfile) -> Table:

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from whale_tf.cluster import Cluster
-from whale_tf.errors import PlanError, WhaleError
+from whale_tf.cluster import PRECISIONS, Cluster
+from whale_tf.errors import PlanError, WhaleError, did_you_mean
 from whale_tf.plan import Plan
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import (
@@ -31,10 +31,22 @@ from whale_tf.simulator import (
     micro_batch_size,
     model_names,
     strategy_from_plan,
+    tensor_parallel,
     trace_of,
     under,
     uniform_3d,
     write_chrome,
+)
+from whale_tf.simulator.laws import (
+    KERNELS,
+    LAYERS,
+    MEASURED,
+    Laws,
+    TestedError,
+    as_run,
+    default_laws,
+    layers_with,
+    step_with,
 )
 from whale_tf.simulator.model_graph import ModelGraph
 
@@ -42,20 +54,34 @@ MIB = 2.0**20
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
 
 
+class Execution(NamedTuple):
+    """How TensorFlow runs the ops: in which precision (None: the model's own) and whether XLA fuses them."""
+
+    precision: Optional[str]
+    xla: bool
+    laws: Laws
+    cluster: Cluster
+
+
 class Source(NamedTuple):
     """Where the model's costs come from: a built-in model, or a profile."""
 
     name: str
     profile: Optional[ModelProfile]
+    execution: Execution
 
     def graph(self, batch: int) -> ModelGraph:
-        return built_in_model(self.name, batch) if self.profile is None else layered_model(self.profile, batch)
+        if self.profile is not None:
+            return layered_model(self.profile, batch)
+        model = built_in_model(self.name, batch)
+        if all(device.kind == "CPU" for device in self.execution.cluster.devices):
+            return model
+        return as_run(model, self.execution.precision or model.precision, self.execution.xla)
 
-    def estimator(self, graph: ModelGraph, tp: int = 1) -> Optional[OpEstimator]:
+    def estimator(self, strategy: Strategy) -> Optional[OpEstimator]:
         if self.profile is None:
             return None
-        split = {op.name: tp for op in graph.ops if op.split is not None}
-        return LayerEstimator(graph, self.profile, split)
+        return LayerEstimator(strategy.model, self.profile, tensor_parallel(strategy))
 
 
 class Uniform(NamedTuple):
@@ -92,25 +118,32 @@ def simulate(
     collapse: bool = typer.Option(True, help="simulate one of each class of equal devices"),
     steady_state: bool = typer.Option(False, help="extend from few micro-batches where the pipeline is periodic"),
     calibration: Optional[str] = typer.Option(None, help="what `whale calibrate` measured, in place of table figures"),
+    precision: Optional[str] = typer.Option(None, help="fp32, tf32, or mixed: fp16, bf16; default: the model's own"),
+    xla: bool = typer.Option(False, help="XLA fuses what TensorFlow runs op by op on GPUs"),
+    laws: Optional[str] = typer.Option(None, help="what kernels reach (docs/simulator.md), in place of the package's"),
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
     try:
         measured = Calibration.parse(calibration) if calibration is not None else None
-        options = Options(sharing, overlap, collapse, steady_state, calibration=measured)
-        simulator = Simulator(Cluster.parse(cluster), options)
+        known = default_laws() if laws is None else Laws.parse(laws)
+        machines = Cluster.parse(cluster)
+        execution = _execution(machines, precision, xla, known)
+        options = Options(sharing, overlap, collapse, steady_state, calibration=measured, xla=execution.xla, laws=known)
+        simulator = Simulator(machines, options)
         loaded = Plan.parse(plan) if plan is not None else None
         if ops is not None:
-            result = _run_ops(simulator, loaded, ops, model or profile)
-            _finish(result, as_json, trace, timeline, memory, report)
+            result = _run_ops(simulator, loaded, ops, model or profile, global_batch, execution)
+            _finish(result, _tested(result, MEASURED, known), as_json, trace, timeline, memory, report)
             return
-        source = _source(model, profile, loaded)
+        source = _source(model, profile, loaded, execution)
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
             result = _run_uniform(
                 simulator, source, Uniform(dp, tp, pp, micro_batches), global_batch, schedule, policy, recompute, zero
             )
-        _finish(result, as_json, trace, timeline, memory, report)
+        times = KERNELS if source.profile is None else LAYERS
+        _finish(result, _tested(result, times, known), as_json, trace, timeline, memory, report)
     except WhaleError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1)
@@ -124,21 +157,27 @@ def compare(
     global_batch: int = typer.Option(..., help="examples in a step"),
     schedule: str = typer.Option("backward_first", help="backward_first or gpipe (of the uniform strategies)"),
     calibration: Optional[str] = typer.Option(None, help="what `whale calibrate` measured"),
+    precision: Optional[str] = typer.Option(None, help="as of `whale simulate`"),
+    xla: bool = typer.Option(False, help="as of `whale simulate`"),
+    laws: Optional[str] = typer.Option(None, help="as of `whale simulate`"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object per strategy, best first"),
 ) -> None:
     """Predict several strategies and rank them."""
     try:
         measured = Calibration.parse(calibration) if calibration is not None else None
-        simulator = Simulator(Cluster.parse(cluster), Options(calibration=measured))
+        known, machines = default_laws() if laws is None else Laws.parse(laws), Cluster.parse(cluster)
+        execution = _execution(machines, precision, xla, known)
+        simulator = Simulator(machines, Options(calibration=measured, xla=xla, laws=known))
         found: List[Tuple[str, Simulation]] = []
         for text in strategies:
             shape = _UNIFORM.match(text)
             if shape:
                 uniform = Uniform(*(int(value or 1) for value in shape.groups()))
-                result = _run_uniform(simulator, _source(model, profile, None), uniform, global_batch, schedule, "PA", "", 0)
+                source = _source(model, profile, None, execution)
+                result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "", 0)
             elif os.path.exists(text):
                 loaded = Plan.parse(text)
-                result = _run_plan(simulator, _source(model, profile, loaded), loaded, global_batch)
+                result = _run_plan(simulator, _source(model, profile, loaded, execution), loaded, global_batch)
             else:
                 raise PlanError(f"{text!r} is neither a plan file nor of the form DPxTPxPP:MICRO_BATCHES, e.g. 2x4x2:4")
             found.append((text, result))
@@ -175,13 +214,24 @@ def _row(result: Simulation) -> Tuple[str, ...]:
     )
 
 
-def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan]) -> Source:
+def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws) -> Execution:
+    """Raises PlanError: an unknown precision, or either asked of CPUs."""
+    if precision is not None and precision not in PRECISIONS:
+        raise PlanError("--precision is {!r}, expected one of {}.{}".format(
+            precision, ", ".join(PRECISIONS), did_you_mean(precision, PRECISIONS)))
+    if (precision is not None or xla) and any(device.kind != "GPU" for device in cluster.devices):
+        raise PlanError(
+            f"--precision and --xla are about the kernels of GPUs, and cluster {cluster.name!r} has CPUs; leave them out")
+    return Execution(precision, xla, laws, cluster)
+
+
+def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], execution: Execution) -> Source:
     """What the options name; a plan made for a built-in model or profile names it itself."""
     if model is not None and profile is not None:
         raise PlanError(f"--model {model} and --profile {profile} both say what to simulate; keep one")
     if profile is not None:
         parsed = ModelProfile.parse(profile)
-        return Source(parsed.name, parsed)
+        return Source(parsed.name, _layers(parsed, execution), execution)
     if model is None and plan is not None and plan.graph in model_names():
         model = plan.graph
     if model is None:
@@ -192,8 +242,12 @@ def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan]) 
     if model_names().get(model):
         layers = ModelProfile.parse(model)
         if model not in MODELS or (plan is not None and _names(plan) <= set(layer_names(layers))):  # what searches write
-            return Source(model, layers)
-    return Source(model, None)
+            return Source(model, _layers(layers, execution), execution)
+    return Source(model, None, execution)
+
+
+def _layers(profile: ModelProfile, execution: Execution) -> ModelProfile:
+    return layers_with(profile, execution.laws, execution.cluster, execution.precision or profile.precision, execution.xla)
 
 
 def _names(plan: Plan) -> Set[str]:
@@ -215,7 +269,7 @@ def _run_uniform(
     strategy = uniform_3d(
         graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, schedule, policy, recompute=recompute, zero=zero
     )
-    return simulator.run(strategy, source.estimator(graph, shape.tp))
+    return simulator.run(strategy, source.estimator(strategy))
 
 
 def _check_size(simulator: Simulator, plan: Plan) -> None:
@@ -232,22 +286,51 @@ def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Op
     graph = source.graph(micro_batch_size(batch, plan.num_micro_batch, plan.num_model_replicas))
     aliases = layer_names(source.profile) if source.profile is not None else None
     strategy: Strategy = strategy_from_plan(plan, graph, aliases)
-    return simulator.run(strategy, source.estimator(graph))
+    return simulator.run(strategy, source.estimator(strategy))
 
 
-def _run_ops(simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str]) -> Simulation:
+def _run_ops(
+    simulator: Simulator, plan: Optional[Plan], ops: str, other: Optional[str], global_batch: Optional[int],
+    execution: Execution,
+) -> Simulation:
     if plan is None or other is not None:
         raise PlanError("--ops is a captured step, which goes with --plan and without --model or --profile")
     _check_size(simulator, plan)
-    return simulator.run_step(plan, under(StepGraph.parse(ops), plan))
+    step = under(StepGraph.parse(ops), plan)
+    precision = execution.precision or step.precision
+    step = step_with(step, execution.laws, execution.cluster.devices[0], precision, execution.xla)
+    return simulator.run_step(plan, step, global_batch)
 
 
-def _finish(result: Simulation, as_json: bool, *files: Optional[str]) -> None:
+def _tested(result: Simulation, times: str, laws: Laws) -> Optional[TestedError]:
+    """How accurate such times have been on the strategy's slowest kind of device; None: never tested."""
+    types = [result.cluster.devices[device].type for device in result.representative]
+    found = [laws.error(times, name, result.program.strategy.model.precision) for name in sorted(set(types))]
+    return max((one for one in found if one is not None), key=lambda one: one.largest, default=None)
+
+
+def _finish(result: Simulation, tested: Optional[TestedError], as_json: bool, *files: Optional[str]) -> None:
     _write(result, *files)
     if as_json:
-        typer.echo(json.dumps(result.to_dict()))
+        low, high = _range(result, tested)
+        typer.echo(json.dumps(dict(result.to_dict(), samples_per_s_range=None if tested is None else [low, high])))
     else:
-        _print(result)
+        _print(result, tested)
+
+
+def _range(result: Simulation, tested: Optional[TestedError]) -> Tuple[float, float]:
+    """Samples per second that the model's largest error allows."""
+    wrong = 0.0 if tested is None else tested.largest
+    return result.samples_per_s / (1.0 + wrong), result.samples_per_s * (1.0 + wrong)
+
+
+def accuracy(tested: Optional[TestedError]) -> str:
+    """How accurate the model has been, in one sentence."""
+    if tested is None:
+        return "accuracy: such times were never tested against measurements"
+    return ("accuracy: on {} in {}, steps made of {} were off by {:.0%} on the mean and {:.0%} at most, of {} measurements that "
+            "nothing was fitted to".format(
+                tested.device, tested.precision, tested.times, tested.mean, tested.largest, tested.points))
 
 
 def _write(
@@ -269,7 +352,7 @@ def _write(
         write_report(report, result)
 
 
-def _print(result: Simulation) -> None:
+def _print(result: Simulation, tested: Optional[TestedError]) -> None:
     console = Console()
     summary = Table(
         "step ms",
@@ -297,3 +380,6 @@ def _print(result: Simulation) -> None:
         )
     console.print(devices)
     console.print("bottleneck: " + result.bottleneck())
+    if tested is not None:
+        console.print("{:.4g} samples/s, {:.4g} to {:.4g}".format(result.samples_per_s, *_range(result, tested)))
+    console.print(accuracy(tested))

@@ -24,9 +24,7 @@ def main() -> None:
         sys.path[0] = os.path.dirname(os.path.abspath(script))
         runpy.run_path(script, run_name="__main__")
     if api.current_plan() is None:
-        say(f"{script} has trained nothing in a TensorFlow graph, so nothing was parallelized (tf.function and eager "
-            f"execution are not "
-            "supported)")
+        say(f"{script} has trained nothing in a TensorFlow graph or tf.function, so nothing was parallelized")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,13 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
+# What a training step cannot have of a GPU.  The driver and the CUDA context: of a V100's 16 GiB TensorFlow 1 reports 15.35 to be
+# free ("totalMemory: 15.77GiB freeMemory: 15.36GiB").  Of the rest, the share that TensorFlow leaves to the system
+# (tensorflow/core/common_runtime/gpu/gpu_device.cc, MinSystemMemory: 5% in TensorFlow 1.15, 0.5 to 1.8 GiB in later ones).
+CONTEXT_BYTES = int(0.65 * (1 << 30))
+SYSTEM_SHARE = 0.05
+
+
 class Link(NamedTuple):
     """One direction of a connection.  ``bandwidth_bytes_per_s`` is that of a large message without contention;
     ``latency_s`` is the time of an empty message; ``name`` is the kind: ``nvlink``, ``pcie``, ``qpi``, ``nic``, ``local``
@@ -55,6 +62,13 @@ class Device:
         object.__setattr__(self, "peak_flops_per_s", MappingProxyType(dict(self.peak_flops_per_s)))
         object.__setattr__(self, "number", self.index if self.number is None else self.number)
         object.__setattr__(self, "local_number", self.local_index if self.local_number is None else self.local_number)
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a training step can have of the memory: the one limit of planners and simulator."""
+        if self.kind != "GPU":
+            return float(self.memory_bytes)
+        return max(0.0, (self.memory_bytes - CONTEXT_BYTES) * (1.0 - SYSTEM_SHARE))
 
     def __getstate__(self) -> Dict[str, Any]:
         return dict(self.__dict__, peak_flops_per_s=dict(self.peak_flops_per_s))  # a mapping proxy cannot be pickled

@@ -329,7 +329,7 @@ def control_for(
     """Which op a clone or copy waits for where the original waits for op ``wait``; None: for none."""
     op = context.graph.ops[wait]
     if not context.region.contains(op):
-        return None if wait in after else op.name
+        return None if wait in after and all(wait not in waits for waits in context.region.rereads.values()) else op.name
     if op.id in context.region.batch.shared:
         return op.name
     home = context.home(op)

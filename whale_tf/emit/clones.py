@@ -8,6 +8,7 @@ from whale_tf.emit.attributes import open_shapes, own_numbers
 from whale_tf.emit.bodies import Bodies
 from whale_tf.emit.calls import Calls, control_for
 from whale_tf.emit.context import ORIGINAL, Clone, Context, Place
+from whale_tf.emit.draws import LOCAL, take_rows
 from whale_tf.emit.loops import check_loops, enter_loops
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
@@ -105,7 +106,10 @@ def _clone(
         order.gate(task_graph, place)
         for op in part.random:
             node = context.edit.node(f"{scope}/{op.name}")
-            own_numbers(Nodes(context.edit), node, op, context.graph, context.seed(place), context.host)
+            if context.plan.random == LOCAL:
+                take_rows(context, operands.converter, op, place)
+            else:
+                own_numbers(Nodes(context.edit), node, op, context.graph, context.seed(place), context.host)
         for op in part.shaped:
             open_shapes(context.edit.node(f"{scope}/{op.name}"), op, context.region.batch)
         for op in part.functional:

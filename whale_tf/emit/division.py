@@ -203,6 +203,10 @@ class Division:
         dtype = self._context.dtype(source)
         shape = nodes.add("Shape", scope + "/shape", [source_name], device, T=dtype, out_type=tf.int32)
         sizes = batch = nodes.slice_dim(shape, 0, 1, self._sources[source], 1, scope + "/batch", tf.int32, device)
+        rows = sum(self._context.region.batch.layout(source).blocks or (1,))
+        if rows > 1:
+            each = nodes.const(rows, scope + "/rows", tf.int32, device)
+            sizes = batch = nodes.binary("FloorDiv", batch, each, scope + "/examples", tf.int32, device)
         scalar = nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
         total = nodes.add("Reshape", scope + "/total", [batch, scalar], device, T=tf.int32, Tshape=tf.int32)
         for depth, level in enumerate(totals):

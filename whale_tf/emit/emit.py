@@ -6,7 +6,7 @@ while staging leaves the graph as it was.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -17,6 +17,7 @@ from whale_tf.emit.calls import Calls
 from whale_tf.emit.clones import clone_region
 from whale_tf.emit.context import ORIGINAL, Context, Copy
 from whale_tf.emit.division import Division, check_divisible
+from whale_tf.emit.draws import check_draws, draw_whole
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
@@ -52,6 +53,7 @@ class Emitted(NamedTuple):
     calls: Calls
     form: Form
     shared: Sequence[Shared] = ()
+    instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> what runs in their place
 
 
 def emit(
@@ -63,6 +65,7 @@ def emit(
     devices: Sequence[str],
     processes: Processes = ONE_PROCESS,
     keys: Optional[Keys] = None,
+    has_run: bool = False,
 ) -> Emitted:
     """Write a plan's step into the graph.
 
@@ -72,6 +75,7 @@ def emit(
         devices: TensorFlow device string of each of the cluster's devices.
         processes: all processes, and which of them this is.
         keys: numbers of this process' collectives, where there are several processes.
+        has_run: a Session has taken over the graph's ops already, and would not see that their edges move.
 
     Raises:
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
@@ -85,11 +89,13 @@ def emit(
     form = choose_form(program, region, plan)
     context = Context(
         tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
+    _check_rereads(context)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     sums.is_always_together = tf_graph.building_function
     if processes.graphs > 1:
         check_random(context)
     division = _division(context, nodes, captured.sources, sums)
+    check_draws(context, division.own, processes.graphs)
     after = reroute.outside_after(graph, region)
     context.variables = step.update.variables
     context.pinned = _pinned(captured, plan)
@@ -98,10 +104,12 @@ def emit(
     inputs = Inputs(context, nodes, division, captured.sources)
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
+    if not has_run:  # else a copy would draw in the op's place, whose generator begins anew
+        draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, after)
     merge = Merge(context, nodes, operands.converter, sums, compressed(step, plan))
     merge.stage()
-    is_function = captured.recording is not None and captured.recording.results is not None
+    is_function = captured.recording is not None and captured.recording.returned is not None
     shared = shared_scalars(context, captured, merge, sums) if processes.graphs > 1 and not is_function else []
     moves = _merge_leaving(context, nodes, inputs, merge, step, {scalar.tensor: scalar.value for scalar in shared})
     across = step.across
@@ -124,10 +132,12 @@ def emit(
     for scalar in shared:
         reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
 
+    instead = edit.copy_instead(context.name("instead")) if has_run else {}
     mirror.finish(edit.commit())
     context.tf_ops = _tf_ops(tf_graph, graph, edit)
-    reroute.place_originals(context, context.variables)
-    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared)
+    if not has_run:
+        reroute.place_originals(context, context.variables)
+    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, instead)
 
 
 def _pinned(captured: Captured, plan: Plan) -> Set[str]:
@@ -173,6 +183,17 @@ def _check_writes(captured: Captured) -> None:
         )
 
 
+def _check_rereads(context: Context) -> None:
+    for index in context.region.rereads:
+        op = context.graph.ops[index]
+        copies = context.copies(context.home(op))
+        if len(copies) > 1 or context.processes.graphs > 1:
+            raise PlanError(
+                f"op {op.name!r} reads a variable after its update in the same step, and there are "
+                f"{len(copies) * context.processes.graphs} copies of it, which may not be updated by then: set variables to "
+                "'shared' (CPU devices of one process), or run the updates one after the other")
+
+
 def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Communicator) -> Division:
     plan, graph = context.plan, context.graph
     pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
@@ -183,9 +204,17 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
             f"model replicas take their own mini-batches from the input pipeline, but {fed[0]} is fed: set io.nested_batch "
             f"to 'divide' so that one mini-batch is divided over the {plan.num_model_replicas} model replicas"
         )
-    shapes = [(graph.tensors[tensor].shape, dim) for tensor, dim in sources.items()]
-    sizes = {shape[dim] for shape, dim in shapes if shape is not None}
-    known: Set[int] = {size for size in sizes if size is not None}
+    layouts = {tensor: context.region.batch.layout(tensor) for tensor in sources}
+    blocked = next((tensor for tensor, layout in layouts.items() if layout.blocks != (1,)), None)
+    if own and blocked is not None:
+        raise PlanError(
+            f"model replicas take their own mini-batches, but {graph.tensor_name(blocked)} has the examples of a mini-batch in "
+            f"several places ({layouts[blocked]}): set io.nested_batch to 'divide' so that one mini-batch is divided")
+    known: Set[int] = set()
+    for tensor, dim in sources.items():
+        shape = graph.tensors[tensor].shape
+        if shape is not None and shape[dim] is not None:
+            known.add(shape[dim] // sum(layouts[tensor].blocks or (1,)))  # type: ignore[operator]
     if len(known) > 1:
         raise PlanError(
             "inputs have different batch sizes: {}".format(

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Clone, Context
@@ -53,20 +53,31 @@ class Inputs:
             scope = self._context.name(
                 "input", f"g{key[2]}", f"t{task_graph}_{self._context.flat(source)}"
             )
-            if len(share.sizes) == 1:
-                self._parts[key] = [self.whole(source, clone.g)]
-            else:
-                self._parts[key] = self._nodes.split(
-                    self.whole(source, clone.g),
-                    share.vector or list(share.sizes),
-                    len(share.sizes),
-                    self.sources[source],
-                    scope,
-                    self._context.dtype(source),
-                    self._context.host,
-                    share.check,
-                )
+            whole = self.whole(source, clone.g)
+            self._parts[key] = [whole] if len(share.sizes) == 1 else self._divided(whole, source, share, scope)
         return self._parts[key][self._division.position(task_graph, clone)]
+
+    def _divided(self, whole: str, source: int, share: Shares, scope: str) -> List[str]:
+        """All clones' parts of a batch input.  Each block of its examples (one half of labels for two batches, say) is divided by
+        itself::
+
+            [a0 a1 a2 a3 | b0 b1 b2 b3]  ->  [a0 a1 | b0 b1], [a2 a3 | b2 b3]
+        """
+        nodes, dim, blocks = self._nodes, self.sources[source], self._context.region.batch.layout(source).blocks or (1,)
+        dtype, device, rows = self._context.dtype(source), self._context.host, blocks[0]
+        sizes: Union[str, List[int]]
+        if share.vector is None:
+            sizes = [int(size) * rows for size in share.sizes]
+        else:
+            sizes = share.vector if rows == 1 else nodes.binary(
+                "Mul", share.vector, nodes.const(rows, scope + "/rows", tf.int32, device), scope + "/sizes", tf.int32, device)
+        if len(blocks) == 1:
+            return nodes.split(whole, sizes, len(share.sizes), dim, scope, dtype, device, share.check)
+        parts = [
+            nodes.split(block, sizes, len(share.sizes), dim, f"{scope}/block{number}", dtype, device, share.check)
+            for number, block in enumerate(nodes.split(whole, list(blocks), len(blocks), dim, scope + "/blocks", dtype, device))
+        ]
+        return [nodes.concat(of_one, dim, f"{scope}/{position}", dtype, device) for position, of_one in enumerate(zip(*parts))]
 
     def shares(self, source: int, task_graph: int, g: int) -> Shares:
         return self._division.shares(source, task_graph, g, self.whole(source, g))

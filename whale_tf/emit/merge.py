@@ -152,7 +152,7 @@ class Merge:
             return self._communicator.across(here, layout.kind, scope, dtype)
         if layout.kind == EXTENT.kind:
             total = self._communicator.across(here, "sum", scope + "/sum", dtype)
-            return self._less_surplus(total, tensor, self._communicator.processes - 1, scope, here.device)
+            return self._less_surplus(total, here.value, tensor, self._communicator.processes - 1, scope, here.device)
         return here.value
 
     def _members(self, tensor: int, home: int) -> List[Member]:
@@ -206,21 +206,27 @@ class Merge:
         context = self._context
         names = [context.tensor_in(tensor, clone) for clone in clones]
         total = self._nodes.add_n(names, scope + "/sum", context.dtype(tensor), device)
-        return self._less_surplus(total, tensor, len(clones) - 1, scope, device)
+        return self._less_surplus(total, names[0], tensor, len(clones) - 1, scope, device)
 
-    def _less_surplus(self, total: str, tensor: int, count: int, scope: str, device: str) -> str:
-        """A sum of extents less ``count`` times their constant part."""
+    def _less_surplus(self, total: str, one: str, tensor: int, count: int, scope: str, device: str) -> str:
+        """A sum of extents less ``count`` times their constant part, of which ``one`` of them has what is not known here."""
         context, nodes = self._context, self._nodes
         dtype = context.dtype(tensor)
-        components = context.region.batch.affine(tensor)
-        if components is None:
+        parts = context.region.batch.surplus(tensor)
+        if parts is None:
             raise UnsupportedOpError(
                 f"{context.graph.tensor_name(tensor)!r} depends on the batch size in a way that clones cannot be "
                 f"merged in; compute it outside the "
                 "model"
             )
-        constant = np.array([c0 for c0, _ in components]).reshape(context.static_shape(tensor))
+        shape = context.static_shape(tensor)
+        constant = np.array([0 if part is None else part for part in parts]).reshape(shape)
         surplus = nodes.const(constant * count, scope + "/surplus", dtype, device)
+        if None in parts:
+            equal = np.array([count * (part is None) for part in parts]).reshape(shape)
+            name = nodes.const(equal, scope + "/equal", dtype, device)
+            more = nodes.binary("Mul", name, one, scope + "/of_one", dtype, device)
+            surplus = nodes.binary("Add", surplus, more, scope + "/more", dtype, device)
         return nodes.binary("Sub", total, surplus, scope, dtype, device)
 
     def _concatenated(

@@ -32,7 +32,7 @@ def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int,
     holders: Dict[int, Set[int]] = {}
     for index in region.ops:
         for control in graph.ops[index].control_inputs:
-            if control in after:
+            if control in after and control not in region.rereads.get(index, ()):
                 holders.setdefault(control, set()).add(index)
     waits: Dict[int, List[int]] = {}
     for control, seeds in holders.items():
@@ -53,13 +53,14 @@ def move_edges(context: Context, moves: Mapping[Use, str]) -> None:
 
 def move_controls(context: Context, after: Set[int]) -> None:
     """Ops outside that wait for a batch-level op wait for all its clones; step-level originals wait for nothing outside
-    that follows from the region."""
+    that follows from the region, but for updates of what they read."""
     graph, region = context.graph, context.region
     for op in graph.ops:
         inside = region.contains(op)
         if not op.control_inputs or (inside and op.id in region.batch_level):
             continue
-        moved = [graph.ops[c] for c in op.control_inputs if c in region.batch_level or (inside and c in after)]
+        kept = region.rereads.get(op.id, ())
+        moved = [graph.ops[c] for c in op.control_inputs if c in region.batch_level or (inside and c in after and c not in kept)]
         if moved:
             clones = [] if inside else [
                 context.op_in(waited, clone) for waited in moved for clone in context.clones(context.home(waited))]

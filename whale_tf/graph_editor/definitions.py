@@ -1,7 +1,7 @@
 """A graph as NodeDefs, with what is to be added to it and which edges are to move; nothing is edited by it."""
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
 from whale_tf._tf_compat import GraphDef, NodeDef, tf, v1
 
@@ -13,6 +13,7 @@ class Definitions(NamedTuple):
     export: what they were read from, for its library of functions and its versions.
     added: nodes that are to be new, by name, in order.
     changed: definitions, with other inputs, of ops of the graph whose edges are to move.
+    given: shapes of tensors that the graph does not know.
     """
 
     graph: tf.Graph
@@ -20,6 +21,7 @@ class Definitions(NamedTuple):
     export: GraphDef
     added: Mapping[str, NodeDef] = {}
     changed: Mapping[str, NodeDef] = {}
+    given: Mapping[str, Sequence[Optional[int]]] = {}
 
     def node(self, name: str) -> NodeDef:
         """The definition of an op as it is to be, of the graph or new; KeyError: there is none."""
@@ -38,8 +40,8 @@ class Definitions(NamedTuple):
         return v1.GraphDef(node=[*nodes, *self.added.values()], library=self.export.library, versions=self.export.versions)
 
 
-def definitions_of(graph: tf.Graph) -> Definitions:
-    """The graph as it is."""
+def definitions_of(graph: tf.Graph, given: Optional[Mapping[str, Sequence[Optional[int]]]] = None) -> Definitions:
+    """The graph as it is; ``given``: see :class:`Definitions`."""
     export = graph.as_graph_def()
     originals: Dict[str, NodeDef] = {node.name: node for node in export.node}
-    return Definitions(graph, originals, export)
+    return Definitions(graph, originals, export, given=given or {})

@@ -205,6 +205,32 @@ class StagedEdit:
         del node.input[:]
         node.input.extend(kept + [edge for edge in control_edges(news) if edge not in present])
 
+    def copy_instead(self, prefix: str) -> Dict[str, str]:
+        """Leaves the graph's ops as they are: those whose edges were to move, and all that follow them, are copied, and the
+        copies have the moved edges.  For a graph whose ops a Session has taken over: it ignores moves, but sees new ops.
+
+        Returns:
+          Name of each copy, by the original's.
+
+        Raises:
+          GraphEditError: a v1 while loop follows them in part.
+        """
+        follows, ops = set(self._changed), []
+        for op in self.graph.get_operations():
+            sources = [tensor.op.name for tensor in op.inputs] + [control.name for control in op.control_inputs]
+            if op.name in follows or not follows.isdisjoint(sources):
+                follows.add(op.name)
+                ops.append(op)
+        staged = list(self._staged.values())
+        names = self.clone(ops, prefix)
+        self._changed.clear()
+        for node in staged:
+            for position, edge in enumerate(node.input):
+                name, colon, index = edge.lstrip("^").partition(":")
+                if name in names:
+                    node.input[position] = ("^" if edge[0] == "^" else "") + names[name] + colon + index
+        return names
+
     # ---------------------------------------------------------------------------------------------------- functions
     def add_function(self, function: FunctionDef) -> str:
         """Stages a function for the graph's library, which staged nodes may call; returns its name.

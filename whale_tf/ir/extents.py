@@ -108,6 +108,13 @@ class Size:
             return self.terms.get((), 0), self.terms.get((BATCH,), 0)
         return None
 
+    @property
+    def surplus(self) -> Optional[int]:
+        """What is in this size of every part of a batch beside its share: c0 in ``c0 + c1 b t``, where examples or rows are a
+        factor of every other term, once.  Else None."""
+        counted = [sum(symbol[0] in ("batch", "rows") for symbol in monomial) for monomial in self.terms if monomial]
+        return self.terms.get((), 0) if set(counted) == {1} else None
+
     def at(self, batch: int) -> SizeLike:
         """This size in a clone (or whole) of ``batch`` examples."""
         terms: Dict[Monomial, int] = {}

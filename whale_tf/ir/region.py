@@ -10,11 +10,11 @@ Ops outside the region run once, on merged values.
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.traits import CONTAINERS, ENTERS, EXITS, FLOW, MERGES, NEXT_ITERATIONS, SWITCHES, Role, types_of
+from whale_tf.ir.traits import CONTAINERS, ENTERS, EXITS, FLOW, MERGES, NEXT_ITERATIONS, SWITCHES, Role, traits, types_of
 
 HANDLES = ("resource", "string_ref", "string")
 _HANDLE_MOVES = types_of(*FLOW, Role.CONTAINER_GRADIENT) | {"Identity"}
@@ -29,6 +29,8 @@ class Region(NamedTuple):
     early: batch-level ops that run ahead of the schedule, because a value of the whole batch depends on them.
     batch: the result of the batch-axis analysis.
     mean_divisors: (op, input position) in gradients of ``Mean`` that hold the batch size the graph was built for.
+    rereads: ops that read a variable after its update in the same step -> the ops they wait for by control edge (a GAN whose
+        generator trains against the discriminator of this step).
     """
 
     graph: OpGraph
@@ -39,6 +41,7 @@ class Region(NamedTuple):
     early: Set[int]
     batch: BatchAxis
     mean_divisors: FrozenSet[Tuple[int, int]] = frozenset()
+    rereads: Mapping[int, FrozenSet[int]] = {}
 
     def contains(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -83,8 +86,9 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     batch_level = _closed(graph, region, set(sources), seeds, units)
     members = [op for op in region if op.id in batch_level]
     late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
-    early = _early(graph, batch, batch_level, loops)
-    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch, divisors)
+    rereads = _rereads(graph, region, batch_level)
+    early = _early(graph, batch, batch_level, loops, frozenset().union(*rereads.values()))
+    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch, divisors, rereads)
 
 
 def inseparable(region: Region) -> List[Set[int]]:
@@ -129,14 +133,50 @@ def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int
     return frozenset(found)
 
 
-def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:
-    """Batch-level ancestors of every tensor that is combined over all clones; loops are included as a whole."""
+def _rereads(graph: OpGraph, region: Sequence[Op], batch_level: Set[int]) -> Dict[int, FrozenSet[int]]:
+    """Ops that wait for an update, which the mini-batch decides, of a variable that they read."""
+    members = {op.id for op in region}
+    decided = set(batch_level)  # what follows from the mini-batch
+    for op in graph.ops:
+        if op.id not in members and any(before in decided for before in graph.predecessors(op)):
+            decided.add(op.id)
+    found = {}
+    for op in region:
+        handles = {tensor for tensor in op.inputs if graph.tensors[tensor].dtype.endswith(("resource", "_ref"))}
+        waits = frozenset(control for control in op.control_inputs if control not in members and control in decided and any(
+            traits(graph.ops[before].type).is_write and not handles.isdisjoint(graph.ops[before].inputs)
+            for before in _behind(graph, [control], members, control_only=True)))
+        if handles and waits:
+            found[op.id] = waits
+    return found
+
+
+def _behind(graph: OpGraph, ops: Collection[int], members: Collection[int], control_only: bool = False) -> Set[int]:
+    """The given ops, those outside the region that they follow from, and the region's ops that these follow from."""
+    found: Set[int] = set()
+    stack = list(ops)
+    while stack:
+        index = stack.pop()
+        if index not in found:
+            found.add(index)
+            if index not in members:
+                stack.extend(graph.ops[index].control_inputs if control_only else graph.predecessors(graph.ops[index]))
+    return found
+
+
+def _early(
+    graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]], writes: Collection[int]
+) -> Set[int]:
+    """Batch-level ancestors of every tensor that is combined over all clones, and of ``writes`` that some ops wait for; loops are
+    included as a whole."""
     loop_of = {index: loop for loop in loops for index in loop}
     stack = [
         graph.tensors[graph.ops[op].inputs[position]].op
         for (op, position), conversions in batch.conversions.items()
         if any(isinstance(conversion, Reduce) for conversion in conversions)
     ]
+    members = {op.id for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)} if writes else ()
+    stack.extend(_behind(graph, writes, members))
     found: Set[int] = set()
     while stack:
         index = stack.pop()

@@ -75,9 +75,13 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         for index in body.ops if body.step in CLONED else ():
             if graph.ops[index].type in ENTERS | SWITCHES:
                 return f"op {graph.ops[index].name!r} belongs to a loop or condition of TensorFlow 1"
+    if plan.random == "local" and region.batch.own_seed:
+        return f"op {graph.ops[region.batch.own_seed[0]].name!r} draws once for the whole mini-batch (random: local)"
     seeded = _seeded_by_operand(region.batch)
     if seeded is not None:
         return f"op {seeded.name!r} is seeded by an operand, which would have to differ from call to call"
+    if region.rereads:
+        return f"op {graph.ops[min(region.rereads)].name!r} reads a variable after its update in the same step"
     if not nx.is_directed_acyclic_graph(body_graph(program, CLONED)):
         return "TaskGraphs need each other's results back and forth"
     return ""

@@ -61,17 +61,16 @@ def _cloned(region: Region) -> List[Body]:
 
 
 def _rounds(region: Region) -> Dict[int, int]:
-    """Early op -> how many values of the whole mini-batch it follows from, one after the other."""
+    """Op -> how many values of the whole mini-batch, or updates, it follows from, one after the other."""
     combined = {key for key, conversions in region.batch.conversions.items()
                 if any(isinstance(conversion, Reduce) for conversion in conversions)}
     rounds: Dict[int, int] = {}
-    for index in region.ops:
-        if index in region.early:
-            op = region.graph.ops[index]
-            before = [rounds.get(region.graph.tensors[tensor].op, 0) + ((index, position) in combined)
-                      for position, tensor in enumerate(op.inputs)]
-            rounds[index] = max(before + [rounds.get(control, 0) for control in op.control_inputs], default=0)
-    return rounds
+    for op in region.graph.ops if combined or region.rereads else ():
+        waits = region.rereads.get(op.id, ())
+        before = [rounds.get(region.graph.tensors[tensor].op, 0) + ((op.id, position) in combined)
+                  for position, tensor in enumerate(op.inputs)]
+        rounds[op.id] = max(before + [rounds.get(control, 0) + (control in waits) for control in op.control_inputs], default=0)
+    return {index: number for index, number in rounds.items() if index in region.early}
 
 
 def _updates(step: TrainingStep) -> List[Body]:

@@ -128,6 +128,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         nested_batch=decision.nested_batch,
         sync_batch_norm=config.sync_batch_norm,
         init=config.init,
+        random=config.random,
         emit=config.emit,
         task_graphs=tuple(
             TaskGraphPlan(
@@ -243,7 +244,7 @@ def _warmups(
     for stage, row, count in zip(stages, rows, counts):
         device = cluster.devices[row[0][0]]
         per_micro_batch = stage.activation_bytes // (micro_batches * count)
-        free = device.memory_bytes - stage.resident_bytes
+        free = int(device.usable_bytes) - stage.resident_bytes
         limits.append(max(1, free // per_micro_batch) if per_micro_batch else micro_batches)
     policy: str = config.pipeline.warmup
     if policy == "auto":

@@ -11,7 +11,6 @@ from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.plan import Estimate, GradientPlan, Plan, TaskGraphPlan
 from whale_tf.planner.sharding import Assignment
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.simulator.simulate import RESERVED_BYTES
 
 RUNNERS_UP = 5  # that are told
 TIE = 1.01  # times nearer than that are equal
@@ -165,9 +164,8 @@ def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
 
 
 def fit(peak_bytes: Sequence[int], cluster: Cluster) -> bool:
-    """Whether every device holds its peak beside what the simulator reserves."""
-    return all(peak <= device.memory_bytes - RESERVED_BYTES.get(device.kind, 0)
-               for peak, device in zip(peak_bytes, cluster.devices))
+    """Whether every device holds its peak."""
+    return all(peak <= device.usable_bytes for peak, device in zip(peak_bytes, cluster.devices))
 
 
 def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> str:
@@ -175,7 +173,7 @@ def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> str:
     return (f"no plan fits in memory: the best of {len(scored)} candidates needs "
             f"{max(least.peak_memory_bytes) / 2.0**30:.3g} GiB on its fullest device, the smallest of the "
             f"{len(cluster.devices)} "
-            f"devices of {cluster.name!r} has {min(device.memory_bytes for device in cluster.devices) / 2.0**30:.3g} "
+            f"devices of {cluster.name!r} has room for {min(device.usable_bytes for device in cluster.devices) / 2.0**30:.3g} "
             f"GiB; use larger devices, more of them, or a smaller mini-batch")
 
 

@@ -12,6 +12,7 @@ from whale_tf.ir.region import Region
 from whale_tf.passes.form import Form
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding.assignment import Assignment, Choice
+from whale_tf.profiler.op_cost import tensor_bytes
 
 WIDTH = 120
 SHOWN = 6  # names of a longer list
@@ -44,6 +45,10 @@ def explain_plan(
             console.print(line, highlight=False, markup=False)
     elif plan.shards:
         console.print(patterns_table(plan.shards))
+    for task in plan.task_graphs:
+        if task.kept is not None:
+            console.print(f"{task.name}: the backward pass computes activations again; {len(task.kept)} tensor(s) are kept.",
+                          highlight=False, markup=False)
     if plan.bridges:
         console.print(_bridges(plan))
     if plan.gradients:
@@ -52,6 +57,8 @@ def explain_plan(
         console.print(f"Emitted as {'calls of functions' if form.is_called else 'inlined ops'}: {form.reason}.",
                       highlight=False, markup=False)
     if region is not None:
+        for line in _draws(plan, region):
+            console.print(line, highlight=False, markup=False)
         reseeded = assignment.reseeded if assignment is not None else ()
         for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):
             console.print(line, highlight=False, markup=False)
@@ -167,6 +174,17 @@ def _gradients(plan: Plan) -> Table:
             _bytes(sync.bytes),
         )
     return table
+
+
+def _draws(plan: Plan, region: Region) -> List[str]:
+    """What ``random: local`` costs."""
+    drawn = region.batch.own_seed if plan.random == "local" else []
+    if not drawn:
+        return []
+    size = sum(tensor_bytes(region.graph, region.graph.ops[index].outputs[0]) for index in drawn)
+    names = ", ".join(region.graph.ops[index].name for index in drawn[:5]) + (", ..." if len(drawn) > 5 else "")
+    return [f"Random numbers are the local script's: {len(drawn)} op(s) draw once per step for the whole mini-batch, on one "
+            f"device, and clones take their rows ({_bytes(size)}, where sizes are known): {names}"]
 
 
 def _inexact(region: Region, reseeded: Sequence[str], fp16: bool) -> List[str]:

@@ -2,17 +2,22 @@
 from __future__ import annotations
 
 import time
-from typing import Mapping, Optional, Sequence, Tuple, Union
+from collections import Counter
+from dataclasses import replace
+from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs as AmpCosts
-from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, kind_of
+from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, best, kind_of
 from whale_tf.planner.dapple import search as dapple
+from whale_tf.planner.simulated import simulated
 from whale_tf.profiler.model_profile import ModelProfile
 
 GIB = float(1 << 30)
+HANDED_OVER = 8  # plans of DAPPLE that are played
+OF_EACH = 2  # plans of AMP that are played of each degrees of parallelism
 
 METHODS: Mapping[str, str] = {
     "dapple": "pipeline and data parallelism, exact (DAPPLE)",
@@ -31,7 +36,21 @@ ON_GRAPHS: Mapping[str, str] = {
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
            recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10,
            micro_batches: Optional[int] = None) -> Candidate:
-    """The best plan ``method`` finds.
+    """The plan that the simulator plays fastest of those ``method`` finds (or the first of those that were run); see
+    :func:`searched`."""
+    profile, cluster, start = ModelProfile.parse(profile), Cluster.parse(cluster), time.perf_counter()
+    found = searched(profile, cluster, global_batch, method, recompute, trial, budget, micro_batches)
+    if trial is not None:
+        return found[0]
+    played = best([simulated(replace(one, profile=profile), cluster) for one in found], cluster)
+    return replace(played, search_seconds=time.perf_counter() - start)
+
+
+def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
+             recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10,
+             micro_batches: Optional[int] = None) -> List[Candidate]:
+    """The plans that ``method`` hands over, best first by its own costs: enough of different kinds that the one which the
+    simulator plays fastest is among them.
 
     Args:
         profile: a profile, its file, or a built-in name.
@@ -70,7 +89,7 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
 
 
 def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool], start: float,
-            micro_batches: Optional[int]) -> Candidate:
+            micro_batches: Optional[int]) -> List[Candidate]:
     solver = "exact" if method == "dapple" else method
     counts = None if micro_batches is None else [micro_batches]
     found = dapple.search(profile, cluster, global_batch, solver, bool(recompute), counts)
@@ -79,7 +98,8 @@ def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: 
     if not found:
         least = dapple.least_memory(profile, cluster, global_batch, recompute is not False)
         raise InfeasibleError(_too_large(profile, cluster, method, least, recompute is not False))
-    return dapple_result(method, found, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return [dapple_result(method, found[number:], seconds) for number in range(min(HANDED_OVER, len(found)))]
 
 
 def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds: float) -> Candidate:
@@ -99,7 +119,7 @@ def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds
 
 
 def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Optional[amp.Trial], budget: int, start: float,
-         micro_batches: Optional[int]) -> Candidate:
+         micro_batches: Optional[int]) -> List[Candidate]:
     costs = AmpCosts(profile, cluster, global_batch)
     found = amp.search(costs, trial, budget)
     if micro_batches is not None:
@@ -113,7 +133,14 @@ def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Opti
     if not found[0].estimate.fits:
         least = min(found, key=lambda c: max(c.estimate.peak_bytes))
         raise InfeasibleError(_too_large(profile, cluster, "amp", float(max(least.estimate.peak_bytes)), False))
-    return amp_result("amp", costs, found, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    seen: Counter = Counter()
+    kept = []
+    for number, one in enumerate(found):
+        seen[one.strategy.degrees] += 1
+        if seen[one.strategy.degrees] <= OF_EACH or one.measured_s is not None:
+            kept.append(amp_result("amp", costs, found[number:], seconds))
+    return kept
 
 
 def amp_result(method: str, costs: AmpCosts, found: Sequence[amp.Candidate], search_seconds: float) -> Candidate:
@@ -141,8 +168,9 @@ def _amp_stage(rows: Sequence[Sequence[int]], first: int, last: int, stages: int
 
 
 def _too_large(profile: ModelProfile, cluster: Cluster, method: str, least_bytes: float, recompute: bool) -> str:
-    smallest = min(cluster.devices, key=lambda device: device.memory_bytes)
-    return ("no plan of {!r} fits the {} devices of {!r} ({} has {:.1f} GiB){}: the least that {!r} could do with needs "
-            "{:.1f} GiB on its fullest device; use devices with at least that, more of them, or a smaller batch".format(
+    smallest = min(cluster.devices, key=lambda device: device.usable_bytes)
+    return ("no plan of {!r} fits the {} devices of {!r} ({} has {:.1f} GiB, {:.1f} for a step){}: the least that {!r} could do "
+            "with needs {:.1f} GiB on its fullest device; use devices with that, more of them, or a smaller batch".format(
                 profile.name, len(cluster), cluster.name, smallest.type, smallest.memory_bytes / GIB,
+                smallest.usable_bytes / GIB,
                 ", even with recomputation" if recompute else "", method, least_bytes / GIB))

@@ -45,7 +45,7 @@ def replica_slices(
     if len(places) == 1:
         return None
     speeds = tuple(min(cluster.devices[row[i]].peak_flops_per_s["fp32"] for row in rows) for i in places)
-    memory = tuple(float(min(cluster.devices[row[i]].memory_bytes for row in rows)) for i in places)
+    memory = tuple(min(cluster.devices[row[i]].usable_bytes for row in rows) for i in places)
     units = samples if samples is not None else UNITS_PER_DEVICE * len(places)
     try:
         found = balance(BalanceProblem(speeds, memory, load_bytes, units, fixed_bytes), algorithm).units

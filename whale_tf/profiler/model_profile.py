@@ -29,9 +29,9 @@ class Measurement(Record):
 
     device: str
     tensor_parallel: int = field(1, at_least=1)
-    batch: float = field(above=0)
-    forward_s: float = field(at_least=0)
-    backward_s: float = field(at_least=0)
+    batch: float = field(above=0, finite=True)
+    forward_s: float = field(at_least=0, finite=True)
+    backward_s: float = field(at_least=0, finite=True)
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class LayerProfile(Record):
     """
 
     name: str = field(not_empty=True)
-    forward_flops: float = field(0.0, at_least=0)
-    backward_flops: Optional[float] = field(None, at_least=0)
-    traffic_bytes: float = field(0.0, at_least=0)
-    overhead_s: float = field(0.0, at_least=0)
-    utilization: float = field(0.75, above=0)
+    forward_flops: float = field(0.0, at_least=0, finite=True)
+    backward_flops: Optional[float] = field(None, at_least=0, finite=True)
+    traffic_bytes: float = field(0.0, at_least=0, finite=True)
+    overhead_s: float = field(0.0, at_least=0, finite=True)
+    utilization: float = field(0.75, above=0, finite=True)
     parameter_bytes: int = field(0, at_least=0)
     output_bytes: int = field(0, at_least=0)
     activation_bytes: int = field(0, at_least=0)
@@ -94,7 +94,7 @@ class ModelProfile(Record):
     precision: str = field("fp32", check=PRECISIONS.__contains__, expected="one of " + ", ".join(PRECISIONS))
     batch_granularity: Optional[int] = field(None, at_least=1)
     optimizer: str = "adam"
-    optimizer_bytes_per_parameter_byte: float = field(2.0, at_least=0)
+    optimizer_bytes_per_parameter_byte: float = field(2.0, at_least=0, finite=True)
     graph: str = ""
     layers: Tuple[LayerProfile, ...] = field(not_empty=True)
 
@@ -135,7 +135,9 @@ class ModelProfile(Record):
     def to_json(self) -> str:
         """JSON text; equal consecutive layers are written once, with ``repeat``."""
         head = plain(self, defaults=False)
-        layers = ",\n  ".join(json.dumps(row) for row in _folded(head.pop("layers")))
+        *rows, last = head.pop("layers")
+        rows = [row if "output_bytes" in row else dict(row, output_bytes=0) for row in rows] + [last]
+        layers = ",\n  ".join(map(json.dumps, _folded(rows)))
         text = json.dumps(dict({"version": self.version}, **head), indent=1)
         return f"{text[:-2]},\n \"layers\": [\n  {layers}\n ]\n}}\n"
 
@@ -151,9 +153,17 @@ class ModelProfile(Record):
         if isinstance(source, str):
             source = _load(source)
         try:
-            return read(cls, source)
+            profile = read(cls, source)
         except Invalid as error:
             raise PlanError("not a valid model profile: " + error.text("the profile")) from None
+        assert isinstance(source, Mapping)
+        rows = [row for row in source["layers"] if isinstance(row, dict)]  # from JSON; records have said it
+        for number, row in enumerate(rows, 1):
+            is_last = number == len(rows) and row.get("repeat", 1) == 1
+            if not is_last and "output_bytes" not in row:
+                raise PlanError("not a valid model profile: layer {!r} does not say its output_bytes, which cross a cut behind "
+                                "it; add them (0: nothing crosses; only the last layer needs none)".format(row["name"]))
+        return profile
 
 
 def builtin_names() -> Tuple[str, ...]:

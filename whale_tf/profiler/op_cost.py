@@ -8,7 +8,7 @@ cost a few FLOPs per element; they are limited by the memory they read and write
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional
+from typing import Collection, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
@@ -55,12 +55,13 @@ def elements(graph: OpGraph, tensor: int) -> int:
     return 0 if shape is None else int(np.prod([int(dim or 0) for dim in shape], dtype=np.int64))
 
 
-def op_costs(graph: OpGraph, batch: Optional[int] = None) -> List[OpCost]:
+def op_costs(graph: OpGraph, batch: Optional[int] = None, ops: Optional[Collection[int]] = None) -> List[OpCost]:
     """The cost of one run of the whole graph, op by op.  A loop's ops are multiplied by its trip count if that is known
     (:mod:`whale_tf.profiler.trip_count`), and a functional op costs as much as its body.
 
     Args:
         batch: used for every size that the graph leaves unknown.
+        ops: the cost of these is asked for; the others count as free.
 
     Raises:
         PlanError: a contraction's shapes are not known.
@@ -68,7 +69,7 @@ def op_costs(graph: OpGraph, batch: Optional[int] = None) -> List[OpCost]:
     if batch is not None:
         graph = graph.with_shapes({t: tuple(batch if size is None else size for size in record.shape)
                                    for t, record in enumerate(graph.tensors) if record.shape is not None})
-    return _Costs(graph, batch).all()
+    return _Costs(graph, batch).all(ops)
 
 
 class _Costs:
@@ -78,9 +79,9 @@ class _Costs:
         self._view = View(graph)
         self._bodies: Dict[int, OpCost] = {}
 
-    def all(self) -> List[OpCost]:
+    def all(self, ops: Optional[Collection[int]]) -> List[OpCost]:
         runs = body_runs(self.graph)
-        return [_times(self.cost(op), runs.get(op.id, 1)) for op in self.graph.ops]
+        return [_times(self.cost(op), runs.get(op.id, 1)) if ops is None or op.id in ops else FREE for op in self.graph.ops]
 
     def cost(self, op: Op) -> OpCost:
         if op.body:

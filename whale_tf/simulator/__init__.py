@@ -15,7 +15,7 @@ from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
 from whale_tf.simulator.costs import Efficiency, OpEstimator, Profile
 from whale_tf.simulator.from_plan import strategy_from_plan
-from whale_tf.simulator.layered import LayerEstimator, layer_names, layered_model
+from whale_tf.simulator.layered import LayerEstimator, layer_names, layered_model, tensor_parallel
 from whale_tf.simulator.model_graph import Builder, ModelGraph
 from whale_tf.simulator.result import DeviceUse, LinkUse, Simulation
 from whale_tf.simulator.simulate import Options, Simulator, simulate
@@ -55,6 +55,7 @@ __all__ = [
     "op_config",
     "simulate",
     "strategy_from_plan",
+    "tensor_parallel",
     "to_chrome",
     "trace_of",
     "trace_of_run_metadata",

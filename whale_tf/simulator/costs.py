@@ -13,6 +13,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 from whale_tf.cluster.devices import Device
 from whale_tf.errors import PlanError
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY, Calibration
+from whale_tf.simulator.laws import Kernels
 from whale_tf.simulator.model_graph import KINDS, ModelGraph
 
 
@@ -66,7 +67,9 @@ class OpEstimator:
     Args:
         profiles: per device type; None: roofline for everything.
         allow_roofline: whether an op or device type missing from the profiles may fall back to the calibration or roofline.
-        calibration: stands before the roofline on devices of its type.
+        calibration: stands before the laws and the roofline on devices of its type.
+        kernels: times of TensorFlow's kernels on GPUs, by the laws; None: every op is one kernel that reaches ``efficiency``,
+            as fused kernels written by hand do.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class OpEstimator:
         profiles: Optional[Mapping[str, Profile]] = None,
         allow_roofline: bool = True,
         calibration: Optional[Calibration] = None,
+        kernels: Optional[Kernels] = None,
     ) -> None:
         self.model = model
+        self.kernels = kernels
         self.calibration = calibration
         self.efficiency = efficiency
         self.profiles = profiles
@@ -96,6 +101,9 @@ class OpEstimator:
         measured = self._measured(part.op, device, part.backward)
         if measured is not None:
             return measured * part.fraction * part.share
+        is_calibrated = self.calibration is not None and self.calibration.device == device.type
+        if self.kernels is not None and device.kind == "GPU" and not is_calibrated:
+            return self.kernels.seconds(part.op, part.flops, part.size_bytes, part.fraction, part.backward, device)
         return self.roofline(device, part.flops, part.size_bytes, KINDS[self.model.ops[part.op].kind].compute_bound)
 
     def roofline(self, device: Device, flops: float, size_bytes: float, matrix: bool = False) -> float:

@@ -17,7 +17,8 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
 
     A model replica takes its part of the batch, a ``replicate`` TaskGraph divides that over its replicas (unevenly with
     ``slices``), a ``split`` TaskGraph partitions the dimension that ``plan.shards`` names for each op and computes the
-    others on every device.  Ops the plan does not name follow from the data flow.
+    others on every device; a plan of layers, whose shards are empty, means the dimension that each op is divided along by
+    itself.  Ops the plan does not name follow from the data flow.
 
     Args:
         model: built for one micro-batch of all model replicas together.
@@ -29,6 +30,7 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     numbers = {op.name: number for number, op in enumerate(model.ops)}
     configs: Dict[int, OpConfig] = {}
     warmup: Dict[int, int] = {}
+    _check_ops(plan)
     for task_graph in plan.task_graphs:
         for name in task_graph.ops:
             number = numbers.get((aliases or {}).get(name, name))
@@ -39,7 +41,8 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
                     f"made for.{did_you_mean(name, numbers)}"
                 )
             if number not in configs:
-                configs[number] = _config(task_graph, model.ops[number], plan.shards.get(name))
+                op = model.ops[number]
+                configs[number] = _config(task_graph, op, plan.shards.get(name) if plan.shards else op.split)
                 warmup[number] = task_graph.warmup
     if not configs:
         raise PlanError(
@@ -61,6 +64,12 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
         buckets=_buckets(plan, model, stages),
         micro_batch_slices=plan.micro_batch_slices,
     )
+
+
+def _check_ops(plan: Plan) -> None:
+    empty = [task.name for task in plan.task_graphs if not task.ops]
+    if empty and len(empty) < len(plan.task_graphs):
+        raise PlanError(f"TaskGraph {empty[0]!r} has no ops, so nothing runs on its devices; name its ops, or leave it out")
 
 
 def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpConfig:
@@ -98,18 +107,24 @@ def _buckets(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...]) -> Option
     return tuple(tuple(rows) for rows in chosen) if found else None
 
 
-def strategy_of_step(plan: Plan, step: StepGraph) -> Tuple[Strategy, float]:
+def strategy_of_step(plan: Plan, step: StepGraph, global_batch: Optional[int] = None) -> Tuple[Strategy, float]:
     """The strategy of a captured step under a plan, and the examples of one micro-batch of all model replicas together.
 
     The strategy's model has every op of the step, backward and update ones included.  TaskGraphs that share devices are one
     stage.
 
+    Args:
+        global_batch: examples of a step of all processes and model replicas; None: those that the step was captured with.
+
     Raises:
-        PlanError: the plan is for another graph.
+        PlanError: a TaskGraph has no op of the step, or a global batch below 1.
     """
+    _check_ops(plan)
     apart = len(plan.processes) if plan.processes and not plan.spans_processes else 1  # each feeds a mini-batch of its own
     own = plan.num_model_replicas if plan.nested_batch == "own" and step.pulls else apart
-    examples = step.batch * own / float(plan.num_micro_batch)
+    if global_batch is not None and global_batch < 1:
+        raise PlanError(f"the global batch is {global_batch}, expected at least 1")
+    examples = (step.batch * own if global_batch is None else global_batch) / float(plan.num_micro_batch)
     model = _model_of(step, examples)
     configs: List[OpConfig] = []
     homes: List[OpConfig] = []

@@ -14,6 +14,7 @@ from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 from whale_tf.simulator.costs import Efficiency, OpEstimator, OpPart
 from whale_tf.simulator.model_graph import Builder, ModelGraph, Optimizer
+from whale_tf.simulator.strategy_tree import Strategy
 
 BYTE = 1  # tensors are counted in bytes here: shapes come from a profile, not from a graph
 
@@ -67,6 +68,12 @@ def layer_names(profile: ModelProfile) -> Dict[str, str]:
     names = {layer.name: layer.name + "/layer" for layer in profile.layers}
     names.update({op: layer.name + "/layer" for layer in profile.layers for op in layer.ops})
     return names
+
+
+def tensor_parallel(strategy: Strategy) -> Dict[str, int]:
+    """Devices over which a strategy splits each op that can be."""
+    configs = zip(strategy.model.ops, strategy.op_configs)
+    return {op.name: config.degree(op.split) for op, config in configs if op.split is not None}
 
 
 class LayerEstimator(OpEstimator):

@@ -11,6 +11,7 @@ from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
+from whale_tf.simulator.allocator import reach_of
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.program import GRADIENT, Program
@@ -58,6 +59,17 @@ def memory_curves(program: Program, graph: ExecutionGraph, times: Times, largest
         _curve(program, graph, device, by_slot[bounds[slot] : bounds[slot + 1]], born, dies, largest)
         for slot, device in enumerate(graph.devices)
     ]
+
+
+def arena_bytes(program: Program, graph: ExecutionGraph, times: Times) -> List[int]:
+    """What each simulated device's buffers take of TensorFlow's allocator, with the holes between them."""
+    born, dies = lifetimes(graph, times)
+    found = []
+    for slot, device in enumerate(graph.devices):
+        rows = np.flatnonzero(graph.buffers.slot == slot)
+        found.append(reach_of(graph.buffers.bytes[rows].tolist(), born[rows].tolist(), dies[rows].tolist(),
+                              list(program.static_bytes[device].values())))  # fmt: skip
+    return found
 
 
 def _curve(

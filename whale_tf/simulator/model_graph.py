@@ -168,6 +168,7 @@ OPTIMIZERS: Dict[str, Optimizer] = {
     "adagrad": Optimizer("adagrad", 4, 5),
     "rmsprop": Optimizer("rmsprop", 8, 7),
     "adam": Optimizer("adam", 8, 7),
+    "lamb": Optimizer("lamb", 8, 28),  # written with elementary ops: moments, update, its norm and the parameter's, clipping
     "adafactor": Optimizer("adafactor", 0, 4),  # row and column sums only: about sqrt(size) numbers
 }
 

@@ -169,11 +169,13 @@ class Simulation(NamedTuple):
             "parameters": "use more stages, tensor parallelism or ZeRO 3",
             "gradients": "use ZeRO 2, more stages or tensor parallelism",
         }
-        return "out of memory: device {} of stage {} needs {:.2f} GiB of {:.2f} GiB, {:.2f} GiB of it {}: {}".format(
+        words = "out of memory: device {} of stage {} needs {:.2f} GiB of {:.2f} GiB, {:.2f} GiB too much, {:.2f} GiB of it {}: {}"
+        return words.format(
             use.device,
             use.stage,
             use.peak_memory_bytes / 2**30,
             self.usable_bytes[place] / 2**30,
+            max(0.0, use.peak_memory_bytes - self.usable_bytes[place]) / 2**30,
             curve.at_peak[category] / 2**30,
             category,
             advice.get(category, "use smaller micro-batches"),

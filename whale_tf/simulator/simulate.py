@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Hashable, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.plan import Plan
@@ -16,17 +16,17 @@ from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Pro
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
 from whale_tf.simulator.from_plan import strategy_of_step
-from whale_tf.simulator.memory import memory_curves
+from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
+from whale_tf.simulator.memory import arena_bytes, memory_curves
+from whale_tf.simulator.model_graph import PARAMETER
 from whale_tf.simulator.network import ALGORITHMS, Network
-from whale_tf.simulator.program import Program
+from whale_tf.simulator.program import GRADIENT, Program
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.step_program import StepCompiler
 from whale_tf.simulator.strategy_tree import Strategy
-
-# The CUDA context, and the work space of cuBLAS, cuDNN and NCCL.
-RESERVED_BYTES = {"GPU": 1 << 30, "CPU": 0}
+from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 
 class Options(NamedTuple):
@@ -36,11 +36,14 @@ class Options(NamedTuple):
         sharing, overlap: the run-time behaviours (Proteus section VI-C), switchable for ablation.
         collapse: simulate one of each class of equal devices; the answer is the same.
         steady_state: simulate few micro-batches and extend to all where the step has become periodic.
-        reserved_bytes: memory a step cannot have, per device kind; None: :data:`RESERVED_BYTES`.
+        reserved_bytes: memory a step cannot have, per device kind; None: what ``Device.usable_bytes`` leaves.
         gamma: overlap factor per device type; types not named use :data:`DEFAULT_GAMMA` of their kind.
         efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
         correction, algorithms: see :class:`whale_tf.simulator.network.Network`.
         calibration: measurements of the machine; they replace the cluster's rates and links, and gamma of its type.
+        xla: how TensorFlow runs the ops on GPUs, by the laws: XLA fuses them, or each is its own kernels; None: every op is one
+            kernel written by hand, and running them costs nothing beside (Megatron's, Proteus' models).
+        laws: what kernels and the framework reach; None: those of the package.
     """
 
     sharing: bool = True
@@ -55,6 +58,8 @@ class Options(NamedTuple):
     correction: Optional[Mapping[str, float]] = None
     algorithms: Tuple[str, ...] = ALGORITHMS
     calibration: Optional[Calibration] = None
+    xla: Optional[bool] = None
+    laws: Optional[Laws] = None
 
 
 def simulate(
@@ -77,7 +82,12 @@ class Simulator:
     def __init__(self, cluster: Cluster, options: Options = Options(), keep: int = 32) -> None:  # noqa: B008
         self.cluster = cluster = cluster if options.calibration is None else calibrated(cluster, options.calibration)
         self.options = options
-        self.network = Network(cluster, options.correction, options.algorithms)
+        self.laws = options.laws or default_laws()
+        self._in_tensorflow = options.xla is not None and all(device.kind == "GPU" for device in cluster.devices)
+        correction = options.correction
+        if self._in_tensorflow and correction is None:
+            correction = dict.fromkeys((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER), 1.0 / self.laws.framework.all_reduce)
+        self.network = Network(cluster, correction, options.algorithms)
         self._keep = keep
         self._programs: OrderedDict[Hashable, Tuple[Program, Unfolder]] = OrderedDict()
 
@@ -93,23 +103,52 @@ class Simulator:
         began = time.process_time()
         program, unfolder = self._compiled(strategy, estimator)
         compiled = time.process_time() - began
-        if self.options.steady_state:
-            result = self._steady(strategy, program, unfolder, compiled)
-            if result is not None:
-                return result
-        return self._simulate(strategy, program, unfolder, compiled)
+        result = self._steady(strategy, program, unfolder, compiled) if self.options.steady_state else None
+        result = result or self._simulate(strategy, program, unfolder, compiled)
+        if not self._in_tensorflow:
+            return result
+        return self._with_waiting(self._with_holes(result))
 
-    def run_step(self, plan: Plan, step: StepGraph) -> Simulation:
+    @staticmethod
+    def _with_holes(result: Simulation) -> Simulation:
+        """With the peaks of TensorFlow's allocator."""
+        reaches = arena_bytes(result.program, result.graph, result.times)
+        devices = []
+        for use, reach, usable in zip(result.devices, reaches, result.usable_bytes):
+            peak = max(use.peak_memory_bytes, float(reach))
+            devices.append(use._replace(peak_memory_bytes=peak, oom=peak > usable))
+        return result._replace(devices=tuple(devices))
+
+    def _with_waiting(self, result: Simulation) -> Simulation:
+        """With what the framework adds to a step of several GPUs."""
+        lanes = enumerate(zip(result.graph.lane, result.graph.slots))
+        slots = {task: places[0] for task, (lane, places) in lanes if lane == GRADIENT}
+        if not slots:
+            return result
+        busy: Dict[int, float] = {}
+        for task, slot in slots.items():
+            busy[slot] = busy.get(slot, 0.0) + result.times.end[task] - result.times.start[task]
+        exposed = {slot: use.exposed_s for slot, use in enumerate(result.devices)}
+        hidden_s = max(max(0.0, seconds - exposed[slot]) for slot, seconds in busy.items())
+        size = sum(tensor.bytes for tensor in result.program.strategy.model.tensors if tensor.role == PARAMETER)
+        count = len(result.representative)
+        extra_s = waiting_seconds(self.laws.framework, result.step_time_s, hidden_s, count, size, bool(self.options.xla))
+        return result._replace(step_time_s=result.step_time_s + extra_s)
+
+    def run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int] = None) -> Simulation:
         """Predict one step of a captured graph under a plan, op by op.
 
         On CPU devices, with a calibration, the ops of a process' devices share its cores.
+
+        Args:
+            global_batch: examples of a step; None: those of the captured one.  Ops measured at several batches follow these.
 
         Raises:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
         """
         began = time.process_time()
         options = self.options
-        strategy, examples = strategy_of_step(plan, step)
+        strategy, examples = strategy_of_step(plan, step, global_batch)
         estimator = OpEstimator(strategy.model, options.efficiency, None, True, options.calibration)
         program = StepCompiler(strategy, step, self.cluster, estimator, examples, plan).run()
         unfolder = Unfolder(program, Collapse(program, self.cluster, self.network, False), self.network)
@@ -143,9 +182,11 @@ class Simulator:
         unfolded = time.process_time()
         times = self._played(program, graph)
         memory = tuple(memory_curves(program, graph, times))
-        reserved = self.options.reserved_bytes if self.options.reserved_bytes is not None else RESERVED_BYTES
+        reserved = self.options.reserved_bytes
         devices = [self.cluster.devices[device] for device in graph.devices]
-        usable = tuple(float(device.memory_bytes - reserved.get(device.kind, 0)) for device in devices)
+        usable = tuple(
+            device.usable_bytes if reserved is None else float(device.memory_bytes - reserved.get(device.kind, 0))
+            for device in devices)  # fmt: skip
         done = time.process_time()
         return Simulation(
             program,
@@ -196,8 +237,9 @@ class Simulator:
         found = self._programs.pop(key, None)
         if found is None:
             options = self.options
+            kernels = Kernels(strategy.model, self.laws, bool(options.xla)) if self._in_tensorflow else None
             estimator = estimator or OpEstimator(
-                strategy.model, options.efficiency, options.profiles, options.allow_roofline, options.calibration
+                strategy.model, options.efficiency, options.profiles, options.allow_roofline, options.calibration, kernels
             )
             program = compile_strategy(strategy, self.cluster, estimator)
             collapse = Collapse(program, self.cluster, self.network, options.collapse)

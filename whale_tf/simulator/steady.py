@@ -91,7 +91,8 @@ def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulat
     links = []
     for use in longer.links:
         size = at_end(before[use.name], use.bytes)
-        links.append(LinkUse(use.name, size, use.utilisation * longer.step_time_s * size / use.bytes / step_time_s))
+        grown = size / use.bytes if use.bytes else 0.0  # messages without bytes
+        links.append(LinkUse(use.name, size, use.utilisation * longer.step_time_s * grown / step_time_s))
     return longer._replace(
         step_time_s=step_time_s,
         samples=strategy.global_batch,

@@ -7,14 +7,16 @@ graph, unused, and are no part of the step any more.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
+from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import GradientCall
 from whale_tf.capture.captured import Captured, captured_after
 from whale_tf.capture.new_shapes import with_new_shapes
 from whale_tf.capture.recording import renamed_call
 from whale_tf.emit.shard.lower import Lowering
 from whale_tf.emit.shard.variables import DividedVariables, Parts
+from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, Shape
 from whale_tf.patterns.spread import EACH, Spread
@@ -28,6 +30,12 @@ class Pieces(NamedTuple):
 
     names: Tuple[str, ...]
     spread: Spread
+
+    def joined(self, nodes: Nodes, names: Sequence[str], scope: str, dtype: Any, host: str) -> str:
+        """Stages the whole, of the parts of these names."""
+        if self.spread.is_shard:
+            return nodes.concat(names, self.spread.dim, scope, dtype, host)
+        return nodes.add_n(names, scope, dtype, host)
 
 
 def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int]) -> Tuple[Captured, DividedVariables]:
@@ -48,16 +56,21 @@ def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int]) ->
     shapes = with_new_shapes(step, edit, [node.name for node in edit.nodes()[staged:]], mover.shapes())
     mover.move_waits()
     replaced = dict(step.replaced, **mover.replaced())
-    parts = [Parts(step.definitions.graph.get_operation_by_name(captured.graph.ops[op].name), tuple(names),
-                   assignment.variables[op], assignment.home[op]) for op, names in lowering.variables.items()]
+    parts = [_parts(step.definitions.graph, captured.graph.ops[op], names, assignment)
+             for op, names in lowering.variables.items()]
     for variable in parts:
-        if variable.op.type != "VarHandleOp":
+        if not variable.is_resource:
             replaced[variable.op.outputs[0].name] = Pieces(
                 tuple(_tensor_name(name) for name in variable.names), variable.spread)
     variables = DividedVariables(step.definitions.graph, parts, replaced, set(lowering.done), lowering.root)
     shapes.update(variables.stage(edit))
     successors = {name: lowering.forward_name(captured.graph.op(name)) for name in lowering.done}
     return captured_after(captured, step.after(edit, calls, successors, shapes, replaced)), variables
+
+
+def _parts(graph: tf.Graph, op: Op, names: Sequence[str], assignment: Assignment) -> Parts:
+    return Parts(graph.get_operation_by_name(op.name), tuple(names), assignment.variables[op.id], assignment.home[op.id],
+                 op.type == "VarHandleOp", tf.as_dtype(op.attrs["dtype"]).base_dtype, tuple(op.attrs["shape"]))
 
 
 def _root(captured: Captured) -> str:

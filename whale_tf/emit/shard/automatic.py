@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import List, Mapping, Optional
 
 from whale_tf.capture.captured import Captured, Spec
-from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.shard.problem import sharding_problem
 from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError
-from whale_tf.ir.batch_axis import static_batch
 from whale_tf.ir.traits import CONTROL_FLOW
 from whale_tf.plan import Plan
 from whale_tf.planner.auto.settings import batch_to_plan_for
@@ -66,10 +64,10 @@ def question_of(captured: Captured, examples: Mapping[int, int], cluster: Cluste
     """
     pins = config.patterns.force
     assert not isinstance(pins, str), "check_automatic refuses one pattern for all ops"
-    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, captured.sources))
+    batch = batch_to_plan_for(config, cluster, captured.examples)
     divisible = frozenset(sharding_problem(captured, {}, {0: (1,) * len(cluster)}).variables)
     gradients = frozenset(target.tensors[0] for target in captured.phases.targets if not target.is_sparse)
-    known = sized(captured.definitions, captured.graph, captured.sources, batch)
+    known = captured.sized(batch)
     inputs = {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}
     return Question(captured.graph, known, batch, inputs, examples, divisible, gradients, pins)
 

@@ -26,12 +26,18 @@ Home = Tuple[int, int]  # TaskGraph, number of the device in it
 
 
 class Parts(NamedTuple):
-    """A divided variable: the names of its parts' ops, how they make up the whole, and its TaskGraph."""
+    """A divided variable: the names of its parts' ops, how they make up the whole, its TaskGraph, and what its value is.
+
+    In a tf.function ``op`` is the placeholder of its handle.
+    """
 
     op: tf.Operation
     names: Tuple[str, ...]
     spread: Spread
     task_graph: int
+    is_resource: bool
+    dtype: tf.DType
+    shape: Tuple[int, ...]
 
     def home(self, i: int) -> Home:
         return self.task_graph, i
@@ -192,8 +198,7 @@ def _slice(spec: bytes, variable: Parts, i: int) -> bytes:
         spec: that of the variable, empty or, of one that is itself a slice, of this form.
     """
     dim, start, size = variable.spread.dim, variable.spread.starts[i], variable.spread.sizes[i]
-    shape = [each.size for each in variable.op.get_attr("shape").dim]
-    *full, ranges = spec.decode().split(" ") if spec else [*map(str, shape), ":".join("-" for _ in shape)]
+    *full, ranges = spec.decode().split(" ") if spec else [*map(str, variable.shape), ":".join("-" for _ in variable.shape)]
     pieces = ranges.split(":")
     offset = 0 if pieces[dim] == "-" else int(pieces[dim].partition(",")[0])
     pieces[dim] = f"{offset + start},{size}"

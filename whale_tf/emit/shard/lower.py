@@ -92,12 +92,20 @@ class Lowering:
     def _variable(self, op: Op, spread: Spread) -> None:
         names = []
         for i, size in enumerate(spread.sizes):
-            node = self._clone(op, i, [])
+            node = self._clone(op, i, []) if op.type == self._definitions.node(op.name).op else self._handle(op, i)
             node.attr["shape"].shape.dim[spread.dim].size = size
             node.attr["shared_name"].s = node.name.encode()
             names.append(node.name)
         self.variables[op.id] = names
         self.values.put(op.outputs[0], spread, names, self.assignment.home[op.id])
+
+    def _handle(self, op: Op, i: int) -> NodeDef:
+        """A part's handle in a tf.function, where the variable's own is a placeholder."""
+        attrs = {"dtype": tf.as_dtype(op.attrs["dtype"]), "shape": tf.TensorShape(op.attrs["shape"]), "container": "",
+                 "shared_name": ""}
+        node = self.edit.node(self.edit.add("VarHandleOp", self.part_name(op, i), [], attrs=attrs))
+        self.stages[self.assignment.home[op.id]].tag(node, i)
+        return node
 
     # -- ops ----------------------------------------------------------------------------------------------------------
     def _op(self, op: Op, strategy: Strategy) -> None:

@@ -47,8 +47,13 @@ class DividedVariables:
         self._unplaced: Dict[str, str] = {}  # an op that saves or restores -> the part beside which it runs
         self._initials: Dict[str, Parts] = {}  # a divided write, which makes its value in parts -> what it initialises
         self._loads: Dict[str, List[str]] = {}
-        self._writes: Dict[str, List[str]] = {}  # a write of the whole -> the writes of the parts
+        self._writes: Dict[str, List[str]] = {}  # a write or read of the whole -> those of the parts
         self._reads: List[Tuple[tf.Tensor, str]] = []  # a tensor, and what its readers read instead
+
+    @property
+    def parts(self) -> Sequence[Parts]:
+        """Every divided variable's."""
+        return self._variables
 
     def update(self) -> None:
         """Let all uses that are new since the last call work on the parts."""
@@ -157,13 +162,12 @@ class DividedVariables:
         for variable in self._variables:
             scope = f"{self._root}/catch_up/{variable.op.name}"
             whole = _read(nodes, variable, variable.op.name, scope + "/value", ())
-            is_resource = variable.op.type == "VarHandleOp"
-            query = "VarIsInitializedOp" if is_resource else "IsVariableInitialized"
+            query = "VarIsInitializedOp" if variable.is_resource else "IsVariableInitialized"
             checks.append(edit.add(query, scope + "/is_initialized", [variable.op.name]))
             assigns.append([
-                edit.add("AssignVariableOp" if is_resource else "Assign", f"{scope}/assign{i}",
+                edit.add("AssignVariableOp" if variable.is_resource else "Assign", f"{scope}/assign{i}",
                          [part, _part_of(nodes, variable, whole, i, scope)],
-                         attrs={"dtype" if is_resource else "T": variable.op.get_attr("dtype")})
+                         attrs={"dtype" if variable.is_resource else "T": variable.dtype})
                 for i, part in enumerate(variable.names)])
         new = edit.commit()
         for variable in self._variables:
@@ -176,7 +180,7 @@ class _Uses:
     """What one update stages.
 
     Attributes:
-        writes: a write of the whole -> the writes of the parts, those of earlier updates included.
+        writes: a write or read of the whole -> those of the parts, which others wait for; those of earlier updates included.
         reads: a tensor and the name of what its readers read instead.
         shapes: of new tensors, as far as they are known.
     """
@@ -207,10 +211,11 @@ class _Uses:
         elif traits(op.type).state is State.IS_INITIALIZED:
             name = self._clone(op, scope + "/part", {0: variable.names[0]})
             self.reads.append((op.outputs[0], name))
+            self.writes[op.name] = [name]
         elif op.type in READS:
-            self.read(variable, op, self._controls(op))
-        elif variable.op.type != "VarHandleOp":
-            whole = self._whole(variable, scope, self._controls(op))
+            self.writes[op.name] = self.read(variable, op, self._controls(op))
+        elif not variable.is_resource:
+            whole, _ = self._whole(variable, scope, self._controls(op))
             for position, tensor in enumerate(op.inputs):
                 if tensor.op is variable.op:
                     self._edit.move_input(op.name, position, whole)
@@ -254,20 +259,26 @@ class _Uses:
         waits = [edge[1:] for edge in self._edit.original(op).input if edge[0] == "^"]
         return [name for wait in waits for name in self.writes.get(wait, [wait])]
 
-    def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> None:
-        """A plain read: its readers read the whole."""
-        self.reads.append((op.outputs[0], self._whole(variable, f"{self._root}/{op.name}", controls)))
+    def read(self, variable: Parts, op: tf.Operation, controls: Sequence[str]) -> List[str]:
+        """A plain read: its readers read the whole.
 
-    def _whole(self, variable: Parts, scope: str, controls: Sequence[str]) -> str:
-        """The variable's value after ``controls``."""
+        Returns:
+            The reads of the parts.
+        """
+        whole, parts = self._whole(variable, f"{self._root}/{op.name}", controls)
+        self.reads.append((op.outputs[0], whole))
+        return parts
+
+    def _whole(self, variable: Parts, scope: str, controls: Sequence[str]) -> Tuple[str, List[str]]:
+        """The variable's value after ``controls``, and the reads of its parts."""
         parts = [_read(self._nodes, variable, part, f"{scope}/part{i}", controls)
                  for i, part in enumerate(variable.names)]
-        whole = self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.op.get_attr("dtype"), "")
-        shape, spread = [dim.size for dim in variable.op.get_attr("shape").dim], variable.spread
-        self.shapes[whole + ":0"] = tuple(shape)
+        whole = self._nodes.concat(parts, variable.spread.dim, scope + "/whole", variable.dtype, "")
+        shape, spread = variable.shape, variable.spread
+        self.shapes[whole + ":0"] = shape
         for part, size in zip(parts, spread.sizes):
             self.shapes[part + ":0"] = (*shape[:spread.dim], size, *shape[spread.dim + 1:])
-        return whole
+        return whole, parts
 
     def finish(self) -> None:
         self.checkpoints.finish()
@@ -279,14 +290,12 @@ def _is_reference(op: tf.Operation, position: int) -> bool:
 
 
 def _read(nodes: Nodes, variable: Parts, name: str, scope: str, controls: Sequence[str]) -> str:
-    dtype = variable.op.get_attr("dtype")
-    if variable.op.type == "VarHandleOp":
-        return nodes.add("ReadVariableOp", scope, [name], "", controls, dtype=dtype)
-    return nodes.identity(name, scope, dtype, "", controls)
+    if variable.is_resource:
+        return nodes.add("ReadVariableOp", scope, [name], "", controls, dtype=variable.dtype)
+    return nodes.identity(name, scope, variable.dtype, "", controls)
 
 
 def _part_of(nodes: Nodes, variable: Parts, value: str, i: int, scope: str) -> str:
     spread = variable.spread
-    rank = len(variable.op.get_attr("shape").dim)
-    return nodes.slice_dim(value, spread.dim, rank, spread.starts[i], spread.sizes[i], f"{scope}/slice{i}",
-                           variable.op.get_attr("dtype"), "")
+    return nodes.slice_dim(value, spread.dim, len(variable.shape), spread.starts[i], spread.sizes[i], f"{scope}/slice{i}",
+                           variable.dtype, "")

@@ -46,10 +46,10 @@ from whale_tf.ir.batch_axis.result import (
     Unknown,
     Whole,
 )
-from whale_tf.ir.batch_axis.sources import find_batch_axis
+from whale_tf.ir.batch_axis.sources import Known, find_batch_axis
 from whale_tf.ir.batch_axis.state import Options
 
 __all__ = [
-    "EXTENT", "EXTREMES", "UNKNOWN", "BatchAxis", "Conversion", "Inexact", "Localise", "Offset", "Options", "Reduce",
+    "EXTENT", "EXTREMES", "UNKNOWN", "BatchAxis", "Conversion", "Inexact", "Known", "Localise", "Offset", "Options", "Reduce",
     "Scale", "Slice", "Unknown", "Whole", "analyse", "find_batch_axis", "static_batch",
 ]

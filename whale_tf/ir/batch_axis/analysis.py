@@ -23,8 +23,11 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
         scope: ids of the ops that are cloned; all when None.  Everything else is computed once, so it is replicated.
         options: see :class:`Options`.
     """
-    seeds = {tensor: Given(sharded(dim)) for tensor, dim in sources.items()}
-    state = Propagation(graph, seeds, static_batch(graph, sources), options, scope)
+    stated = {graph.tensor(name): layout for name, layout in options.stated.items() if name.partition(":")[0] in graph}
+    seeds = {tensor: Given(stated.get(tensor, sharded(dim))) for tensor, dim in sources.items()}
+    seeds.update((tensor, Given(layout)) for tensor, layout in stated.items() if tensor not in sources)
+    plain = {tensor: dim for tensor, dim in sources.items() if seeds[tensor].layout.blocks == (1,)}
+    state = Propagation(graph, seeds, static_batch(graph, plain), options, scope, dict(sources))
     state.sweep()
     promote(state)
     return state.finish()

@@ -13,7 +13,15 @@ REPLICATED_0 = replicated()
 
 
 class Refuse(Exception):
-    """The batch axis cannot pass through an op; the text gives the reason."""
+    """The batch axis cannot pass through an op; the text gives the reason.
+
+    Attributes:
+        met: blocks of examples that some operand lies in, or would have to.
+    """
+
+    def __init__(self, reason: str, *met: Blocks) -> None:
+        super().__init__(reason)
+        self.met = {blocks for blocks in met if blocks is not None and -1 not in blocks}
 
 
 def factor_at(dims: AnyDims, dim: int) -> Optional[str]:
@@ -34,7 +42,7 @@ def unify(a: Blocks, b: Blocks, a_is_uniform: bool = False, b_is_uniform: bool =
     for one, other in ((a, b), (b, a)):
         if one == (-1,) and other is not None and len(other) == 1:
             return other
-    raise Refuse(f"its operands' examples lie in different blocks ({a} and {b} per example)")
+    raise Refuse(f"its operands' examples lie in different blocks ({a} and {b} per example)", a, b)
 
 
 def blocks_of(element: Size) -> Blocks:

@@ -11,7 +11,7 @@ from whale_tf.ir.batch_axis.blocks import Refuse
 from whale_tf.ir.batch_axis.operands import Operands
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
-from whale_tf.ir.batch_axis.state import BATCHED, LOOP, VARIABLE, ZERO
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, UNIFORM, VARIABLE, ZERO
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.traits import NEXT_ITERATIONS, traits
@@ -79,6 +79,7 @@ def next_iteration(state: Propagation, op: Op) -> None:
 @handler
 def identity(state: Propagation, op: Op) -> None:
     pass_through(state, op, op.inputs[0], op.outputs)
+    state.flags[op.outputs[0]] |= state.flags[op.inputs[0]] & UNIFORM
 
 
 @handler

@@ -277,7 +277,7 @@ def _part_lengths(state: Propagation, op: Op, extent: int) -> List[int]:
     count = len(op.outputs)
     if op.type == "Split":
         if extent % count:
-            raise Refuse("the batch dimension is cut in pieces")
+            raise Refuse("the batch dimension is cut in pieces", (1,) * count)
         return [extent // count] * count
     sizes: Optional[Value] = state.value(op.inputs[1])
     if sizes is None:

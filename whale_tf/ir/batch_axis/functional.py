@@ -6,7 +6,7 @@ op's operands, conversions of results at the body's ``_Retval`` ops.  A tensor l
 """
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import Refuse, localise_vector
 from whale_tf.ir.batch_axis.control_flow import pass_through
@@ -15,7 +15,7 @@ from whale_tf.ir.batch_axis.promote import promote
 from whale_tf.ir.batch_axis.propagate import Propagation, handler
 from whale_tf.ir.batch_axis.result import EXTENT, EXTREMES, UNKNOWN
 from whale_tf.ir.batch_axis.state import BATCHED, LOOP, VARIABLE, ZERO, Given
-from whale_tf.ir.extents import Size
+from whale_tf.ir.extents import Size, Value, static_ints
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.layout import Layout, replicated, sharded
 
@@ -38,19 +38,30 @@ def given(state: Propagation, tensor: int) -> Given:
                  state.offsets.get(tensor, 0), state.shape(tensor))
 
 
+def constant(state: Propagation, tensor: int) -> Optional[Value]:
+    """An integer tensor's value, if it is the same for mini-batches of every size."""
+    value = None if state.layout(tensor) is EXTENT else state.value(tensor)
+    return None if static_ints(value) is None else value
+
+
 def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given], in_loop: bool,
-                 is_tentative: bool = False) -> Body:
+                 is_tentative: bool = False, values: Sequence[Optional[Value]] = ()) -> Body:
     """Propagate through a function whose ``_Arg`` ops have the given states; ``is_tentative``: an early round of a loop,
-    when later rounds will know more."""
+    when later rounds will know more; ``values``: of parameters that are constants."""
     seeds: Dict[int, Given] = {}
+    known_values: Dict[int, Value] = {}
     returns: List[Tuple[int, Op]] = []
     for op in graph.ops:
         if op.type == "_Arg":
             parameter = parameters[op.attrs["index"]]
             seeds[op.outputs[0]] = parameter._replace(flags=parameter.flags | (LOOP if in_loop else 0))
+            value = values[op.attrs["index"]] if values else None
+            if value is not None:
+                known_values[op.outputs[0]] = value
         elif op.type == "_Retval":
             returns.append((op.attrs["index"], op))
     inner = Propagation(graph, seeds, state.batch, state.options)
+    inner.fix(known_values)
     inner.can_reduce = False
     inner.is_tentative = is_tentative
     inner.sweep()
@@ -204,10 +215,13 @@ def call(state: Propagation, op: Op) -> None:
     if not op.body:
         raise Refuse("its body is not known")
     name = next(iter(op.body))
-    body = analyse_body(state, op.body[name], [given(state, t) for t in op.inputs], False)
+    body = analyse_body(
+        state, op.body[name], [given(state, t) for t in op.inputs], False, values=[constant(state, t) for t in op.inputs])
     known(body)
     keep(state, op, name, body)
     deliver(state, op, body.results)
+    values = {tensor: constant(body.state, ret.inputs[0]) for tensor, ret in zip(op.outputs, body.returns)}
+    state.fix({tensor: value for tensor, value in values.items() if value is not None})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

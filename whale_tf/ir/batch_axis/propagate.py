@@ -129,6 +129,7 @@ class Propagation(State):
         try:
             self.transfer(op)
         except (Refuse, NoRule) as reason:
+            self.result.met |= getattr(reason, "met", set())
             self.lose(op, str(reason))
         if before is not None and self._state(op) != before:
             self._push_consumers(op)
@@ -141,11 +142,19 @@ class Propagation(State):
         elif seed.value is not None:
             self.set_value(tensor, seed.value, tensor)
         else:
-            self.set(tensor, seed.layout, tensor)
+            self.set(tensor, seed.layout, self._source_of_seed(tensor))
         if seed.offset:
             self.offsets[tensor] = seed.offset
         if seed.shape is not None and self.graph.tensors[tensor].shape is None:
             self.sizes[tensor] = tuple(Size.of(("dim", tensor, d)) if s is None else s for d, s in enumerate(seed.shape))
+
+    def _source_of_seed(self, tensor: int) -> Optional[int]:
+        """A seed in the middle of the graph follows the rows of its operands."""
+        sources = self.result.sources
+        if tensor in sources or not sources:
+            return tensor
+        return next((self.result.source_of[t] for t in self.graph.producer(tensor).inputs if t in self.result.source_of),
+                    next(iter(sources)))
 
     def _push_consumers(self, op: Op) -> None:
         for t in op.outputs:

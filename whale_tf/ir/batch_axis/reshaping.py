@@ -108,7 +108,7 @@ def reshape(state: Propagation, op: Op) -> None:
     if not state.layout(data).is_sharded:  # sliced just now
         before = before[:layout.dim] + (batch_size * sum(layout.blocks or ()),) + before[layout.dim + 1:]
     after = _target(state, op, target_value)
-    dim, blocks = _place(state, layout, before, after)
+    dim, blocks = _place(state, op, layout, before, after)
     if target_value is not None:
         state.localise_elements(op, 1, {dim: blocks})
     if data in state.offsets:
@@ -152,7 +152,8 @@ def _target(state: Propagation, op: Op, value: Optional[Value]) -> List[SizeLike
     return [Size.of(("dim", op.outputs[0], d)) if s is None else s for d, s in enumerate(shape)]
 
 
-def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after: List[SizeLike]) -> Tuple[int, Blocks]:
+def _place(state: Propagation, op: Op, layout: Layout, before: Sequence[SizeLike],
+           after: List[SizeLike]) -> Tuple[int, Blocks]:
     """Dimension and blocks of the batch in the target shape; fills in the -1 of ``after``."""
     blocks = layout.blocks
     prefix = product(before[:layout.dim])
@@ -172,11 +173,22 @@ def _place(state: Propagation, layout: Layout, before: Sequence[SizeLike], after
             following = following or _baked(state, prefix * len(blocks), after, hole) or [hole]
             total = per_example * (batch_size if following[0] == hole or isinstance(after[following[0]], Size)
                                    else state.batch or 1)
-            after[hole] = _divide(total, others)
+            leads = following[0] == hole and isinstance(per_example, Size) and product(after[:hole]) == prefix * len(blocks)
+            after[hole] = _rows(op, total, others, leads)
     if not following:
         return _place_baked(state, prefix * len(blocks), per_example, after)
     dim = following[0]
     return dim, _regroup(state, _divide(prefix * len(blocks), product(after[:dim])), after[dim])
+
+
+def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool) -> SizeLike:
+    """The size behind a -1; ``leads``: it is the batch, with nothing moved to its front and examples of unknown size."""
+    try:
+        return total // others
+    except (UnknownExtent, ZeroDivisionError):
+        if not leads:
+            raise Refuse("the batch dimension is cut in pieces")
+        return batch_size * Size.of(("dim", op.outputs[0], -1))  # as many rows of each example, whatever their number
 
 
 def _baked(state: Propagation, prefix: SizeLike, after: Sequence[SizeLike], hole: int) -> List[int]:

@@ -1,7 +1,7 @@
 """The result of the batch axis analysis."""
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.extents import Size, Value
@@ -89,6 +89,8 @@ class BatchAxis:
         unknown: tensor -> why it has no layout.
         source_of: tensor -> a source whose rows it follows (only for tensors in ``layouts``).
         bodies: (op, attribute) -> the analysis of a functional op's body.
+        stated: layouts of tensors, by name, that the analysis started from beside the plain sources.
+        met: blocks of examples that were expected where others, or too few, were found.
     """
 
     def __init__(self, graph: OpGraph, sources: Dict[int, int], batch: Optional[int]) -> None:
@@ -107,6 +109,8 @@ class BatchAxis:
         self.unknown: Dict[int, Unknown] = {}
         self.source_of: Dict[int, int] = {}
         self.bodies: Dict[Tuple[int, str], BatchAxis] = {}
+        self.stated: Mapping[str, Layout] = {}
+        self.met: Set[Tuple[int, ...]] = set()
         self.variable_dependent = bytearray(len(graph.tensors))
 
     def layout(self, tensor: int) -> Layout:
@@ -135,6 +139,20 @@ class BatchAxis:
             components.append(affine)
         return components
 
+    def surplus(self, tensor: int) -> Optional[List[Optional[int]]]:
+        """How much the sum of an extent over n clones is above that of the whole, for each element and clone but one: a number,
+        or None: the element, which is the same in all clones.  None: not known of some element."""
+        value = self.extents.get(tensor)
+        if value is None:
+            return None
+        found: List[Optional[int]] = []
+        for element in value.reshape(-1):
+            is_equal = isinstance(element, Size) and not element.depends_on_batch
+            found.append(element.surplus if isinstance(element, Size) else int(element))
+            if found[-1] is None and not is_equal:
+                return None
+        return found
+
     def unsupported(self, tensor: int) -> UnsupportedOpError:
         """The error to raise when an unknown tensor is used."""
         op_id, reason = self.unknown[tensor]
@@ -142,4 +160,5 @@ class BatchAxis:
         return UnsupportedOpError(
             f"{op.name!r} (a {op.type}) cannot be divided along the batch: {reason}. It is needed by "
             f"{self.graph.tensor_name(tensor)!r}. Move it out of the parallel region "
-            "(compute it in the input pipeline), or write it so that each example is computed by itself")
+            "(compute it in the input pipeline), write it so that each example is computed by itself, or say with "
+            "wh.batch_axis(tensor, dim) which dimension of its result is the batch (None: not divided)")

@@ -1,71 +1,167 @@
-"""Which inputs carry the batch."""
+"""Which inputs carry the batch, and how their examples lie."""
 from __future__ import annotations
 
 import collections
-from typing import Callable, Container, Dict, List, Optional, Sequence, Set
+from typing import Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.errors import UnsupportedOpError
+from whale_tf.errors import UnknownShapeError, UnsupportedOpError
 from whale_tf.ir.batch_axis.analysis import analyse
 from whale_tf.ir.batch_axis.result import BatchAxis, Slice
+from whale_tf.ir.batch_axis.state import Options
 from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.layout import Layout, replicated, sharded
 
-Analyse = Callable[[Dict[int, int]], BatchAxis]
+MAX_BLOCKS = 64  # examples of the batch that one row of the smallest input may go with
+PLAIN = sharded(0)
+Sources = Dict[int, Layout]
 
 
-def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[Container[int]] = None) -> BatchAxis:
-    """The batch axis from the inputs divided along it (its ``sources``), always along their dimension 0.
+class Known(NamedTuple):
+    """What is known of inputs beside the graph, by tensor name.
 
-    An input is a batch input if its first dimension has unknown size or, where all sizes are known, the size most common
-    among the inputs.  An input that would make some op impossible to divide, and of which no divided op needs single rows,
-    is no batch input after all (class weights, a fed table).  Scalars never are.
+    Attributes:
+        axes: tensor -> the dimension along the batch that the user states; None: it is not divided.
+        shapes: input -> its shape in the first mini-batch.
+    """
+
+    axes: Mapping[str, Optional[int]] = {}
+    shapes: Mapping[str, Sequence[int]] = {}
+
+    def layouts(self) -> Dict[str, Layout]:
+        return {name: replicated() if dim is None else sharded(dim) for name, dim in self.axes.items()}
+
+
+NOTHING = Known()
+
+
+def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[Container[int]] = None,
+                    known: Known = NOTHING) -> BatchAxis:
+    """The batch axis from the inputs divided along it (its ``sources``), along their dimension 0 unless the user states another.
+
+    An input is a batch input if its first dimension has unknown size or, where all sizes are known (from the graph or the first
+    mini-batch), the size most common among the inputs.  An input that would make some op impossible to divide, and of which no
+    divided op needs single rows, is no batch input after all (class weights, a fed table).  One that meets divided tensors as
+    several blocks of examples (labels of a real and a generated half) lies in such blocks.  Scalars never are.
 
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
         scope: as for ``analyse``.
 
     Raises:
-        UnsupportedOpError: an input of unknown rank, by name.
+        UnknownShapeError: inputs of unknown rank, by name.
+        UnsupportedOpError: an input of another size, of which divided ops need rows.
     """
-    def run(sources: Dict[int, int]) -> BatchAxis:
-        return analyse(graph, sources, scope)
-
-    axis = run(dict.fromkeys(_with_batch_dimension(graph, candidates), 0))
-    while axis.unknown and len(axis.sources) > 1:
-        better = _with_one_less(graph, axis, run)
-        if better is None:
+    search = _Search(graph, scope, known)
+    guesses = search.guesses(candidates)
+    sources, axis = guesses[0], search.run(guesses[0])
+    for guess in guesses[1:]:
+        if axis.unknown:
+            sources, axis = search.better(guess, sources, axis)
+    while axis.unknown and len(sources) > 1:
+        before = sources
+        for guess in search.changed(sources, axis):
+            if axis.unknown:
+                sources, axis = search.better(guess, sources, axis)
+        if sources is before:
             break
-        axis = better
+    search.check(sources, axis, candidates)
     return axis
 
 
-def _with_batch_dimension(graph: OpGraph, candidates: Sequence[int]) -> List[int]:
-    ranked = []
-    for tensor in candidates:
-        shape = graph.tensors[tensor].shape
-        if shape is None:
-            raise UnsupportedOpError(
-                f"the rank of input {graph.tensor_name(tensor)!r} is not known, so its batch dimension is not known "
-                f"either; give its shape, for "
-                f"example {graph.producer(tensor).name}.set_shape([None, ...])")
-        if shape:
-            ranked.append((tensor, shape[0]))
-    if any(size is None for _, size in ranked):
-        return [tensor for tensor, size in ranked if size is None]
-    if not ranked:
-        return []
-    counts = collections.Counter(size for _, size in ranked)
-    most = max(counts.values())
-    batch = next(size for _, size in ranked if counts[size] == most)
-    return [tensor for tensor, size in ranked if size == batch]
+class _Search:
+    def __init__(self, graph: OpGraph, scope: Optional[Container[int]], known: Known) -> None:
+        self.graph = graph
+        self.scope = scope
+        self.known = known
+        self.layouts = known.layouts()
+
+    def run(self, sources: Sources) -> BatchAxis:
+        plain_first = sorted(sources.items(), key=lambda item: item[1].blocks != (1,))
+        dims = {tensor: layout.dim for tensor, layout in plain_first}
+        return analyse(self.graph, dims, self.scope, Options(stated=self.stated(sources)))
+
+    def stated(self, sources: Sources) -> Dict[str, Layout]:
+        """What the user says, and the sources whose examples lie in blocks."""
+        found = {self.graph.tensor_name(tensor): layout for tensor, layout in sources.items() if layout.blocks != (1,)}
+        return dict(self.layouts, **found)
+
+    def better(self, guess: Sources, sources: Sources, axis: BatchAxis) -> Tuple[Sources, BatchAxis]:
+        """The guess and its axis if fewer tensors have no layout with it."""
+        found = self.run(guess)
+        if len(found.unknown) >= len(axis.unknown) or any(
+                _is_sliced(self.graph, found, tensor) for tensor in sources if tensor not in guess):
+            return sources, axis
+        return guess, found
+
+    def guesses(self, candidates: Sequence[int]) -> List[Sources]:
+        """The sources, where nobody knows how the inputs are used: inputs with an open first size, else those of the most common
+        size; then each other size, with its multiples in blocks."""
+        graph = self.graph
+        stated = {t: self.layouts[graph.tensor_name(t)] for t in candidates if graph.tensor_name(t) in self.layouts}
+        unknown = [graph.tensor_name(t) for t in candidates if t not in stated and graph.tensors[t].shape is None]
+        if unknown:
+            raise _unknown(unknown)
+        sizes = {t: self.size(t, 0) for t in candidates if t not in stated and graph.tensors[t].shape}
+        divided = {t: layout for t, layout in stated.items() if layout.is_sharded}
+        if None in sizes.values():
+            return [{**divided, **{t: PLAIN for t, size in sizes.items() if size is None}}]
+        counts = collections.Counter(sizes.values())
+        given = [size for size in (self.size(t, layout.dim) for t, layout in divided.items()) if size is not None]
+        found = []
+        for batch in given or [size for size, _ in counts.most_common() if size is not None]:
+            found.append({t: PLAIN for t, size in sizes.items() if size == batch})
+            multiples = {t: size // batch for t, size in sizes.items()
+                         if size is not None and batch and size != batch and size % batch == 0 and size // batch <= MAX_BLOCKS}
+            if multiples:
+                plain = found[-1]
+                found.append({**plain, **{t: sharded(0, (1,) * k) for t, k in multiples.items()}})
+                found.append({**plain, **{t: sharded(0, (k,)) for t, k in multiples.items()}})
+        return [{**divided, **guess} for guess in found] or [divided]
+
+    def changed(self, sources: Sources, axis: BatchAxis) -> List[Sources]:
+        """The same sources, but one of them in blocks that something else has, or left out."""
+        found = []
+        mine = [t for t in sources if self.graph.tensor_name(t) not in self.layouts]
+        for tensor in mine:
+            rest = {t: layout for t, layout in sources.items() if t != tensor}
+            if any(layout.blocks == (1,) for layout in rest.values()):
+                found += [{**rest, tensor: sharded(0, blocks)} for blocks in sorted(axis.met)
+                          if blocks != sources[tensor].blocks and self.fits(tensor, blocks, rest)]
+        return found + [{t: layout for t, layout in sources.items() if t != tensor} for tensor in mine]
+
+    def fits(self, tensor: int, blocks: Tuple[int, ...], others: Sources) -> bool:
+        sizes = {self.size(t, layout.dim) for t, layout in others.items() if layout.blocks == (1,)} - {None}
+        size = self.size(tensor, 0)
+        return size is None or not sizes or any(size == other * sum(blocks) for other in sizes)  # type: ignore[operator]
+
+    def size(self, tensor: int, dim: int) -> Optional[int]:
+        """Of an input's dimension, from the first mini-batch or the graph."""
+        shape = self.known.shapes.get(self.graph.tensor_name(tensor)) or self.graph.tensors[tensor].shape
+        return None if shape is None or dim >= len(shape) else shape[dim]
+
+    def check(self, sources: Sources, axis: BatchAxis, candidates: Sequence[int]) -> None:
+        """Raises:
+            UnsupportedOpError: an input is no multiple of the batch, and divided ops need rows of it.
+        """
+        sized = [(t, self.size(t, layout.dim)) for t, layout in sources.items() if layout.blocks == (1,)]
+        first, batch = next(((t, size) for t, size in sized if size is not None), (-1, None))
+        for tensor in candidates if batch else ():
+            size = self.size(tensor, 0) if self.graph.tensors[tensor].shape else None
+            if tensor not in sources and size is not None and size % batch and _is_sliced(  # type: ignore[operator]
+                    self.graph, axis, tensor):
+                raise UnsupportedOpError(
+                    f"input {self.graph.tensor_name(tensor)!r} has {size} rows, but the mini-batch ("
+                    f"{self.graph.tensor_name(first)!r}) has {batch} examples, and ops on single examples read it; feed a "
+                    f"multiple of {batch}, or say with wh.batch_axis(tensor, dim) which dimension is the batch "
+                    "(None: not divided)")
 
 
-def _with_one_less(graph: OpGraph, axis: BatchAxis, run: Analyse) -> Optional[BatchAxis]:
-    """The axis without one source that is better left undivided; None if there is no such source."""
-    for tensor in axis.sources:
-        rest = run({t: d for t, d in axis.sources.items() if t != tensor})
-        if len(rest.unknown) < len(axis.unknown) and not _is_sliced(graph, rest, tensor):
-            return rest
-    return None
+def _unknown(names: Sequence[str]) -> UnknownShapeError:
+    return UnknownShapeError(
+        "the rank of {} is not known, so neither is the batch dimension; give the shape, for example "
+        "{}.set_shape([None, ...]), or say with wh.batch_axis(tensor, dim) which dimension is the batch (None: not "
+        "divided)".format(
+            ", ".join(f"input {name!r}" for name in names), names[0].partition(":")[0]), names)
 
 
 def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:

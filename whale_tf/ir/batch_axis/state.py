@@ -24,10 +24,14 @@ MAX_OPAQUE = 16  # largest unknown integer tensor, in elements, whose elements e
 
 
 class Options(NamedTuple):
-    """``sync(op)``: whether a whole-batch statistic used by ``op`` is combined over the clones (exact, at the cost of a
-    collective) instead of approximated by the clone's own."""
+    """Attributes:
+    sync: whether a whole-batch statistic used by an op is combined over the clones (exact, at the cost of a collective) instead
+        of approximated by the clone's own.
+    stated: layouts of tensors, by name, that need no finding: the user's, and those of inputs whose examples lie in blocks.
+    """
 
     sync: Optional[Callable[[Op], bool]] = None
+    stated: Mapping[str, Layout] = {}
 
 
 class Given(NamedTuple):
@@ -61,12 +65,15 @@ class State(View):
         seeds: tensors with a given state (sources, parameters of a body).
         batch: number of examples in the mini-batch, if the graph fixes it.
         scope: ids of the ops that are divided; all when None.  Tensors from outside are replicated.
+        sources: the batch inputs among the seeds and their batch dimension; None: all seeds that are divided.
     """
 
     def __init__(self, graph: OpGraph, seeds: Mapping[int, Given], batch: Optional[int], options: Options,
-                 scope: Optional[Container[int]] = None) -> None:
+                 scope: Optional[Container[int]] = None, sources: Optional[Dict[int, int]] = None) -> None:
         super().__init__(graph)
-        self.result = BatchAxis(graph, {t: g.layout.dim for t, g in seeds.items() if g.layout.is_sharded}, batch)
+        divided = {t: g.layout.dim for t, g in seeds.items() if g.layout.is_sharded}
+        self.result = BatchAxis(graph, divided if sources is None else sources, batch)
+        self.result.stated = options.stated
         self.batch = batch
         self.options = options
         self.scope = scope
@@ -169,8 +176,15 @@ class State(View):
         shape = super().shape(tensor)
         if tensor in self.sizes:
             return tuple(None if isinstance(s, Size) else s for s in self.sizes[tensor])
+        producer = self.graph.producer(tensor)
+        if (shape is None or None in shape) and tensor not in self.layouts:
+            if producer.type == "Reshape":
+                asked = self.value(producer.inputs[1])
+                if asked is not None:
+                    return tuple(None if isinstance(size, Size) or size < 0 else size for size in asked)
+            elif self.is_integer(tensor) and self.value(tensor) is not None:
+                return self.value(tensor).shape  # type: ignore[union-attr]
         if shape is None:
-            producer = self.graph.producer(tensor)
             if traits(producer.type).gives in (Gives.SAME, Gives.LIKE):
                 return self.shape(producer.inputs[0])
         return shape
@@ -180,6 +194,8 @@ class State(View):
         shape: Optional[Sequence[Optional[SizeLike]]] = self.sizes.get(tensor)
         if shape is None:
             shape = super().shape(tensor)
+            if (shape is None or None in shape) and self.is_integer(tensor) and tensor not in self.layouts:
+                shape = self.shape(tensor)
         if shape is None:
             return None
         sizes = [Size.of(("dim", tensor, d)) if s is None else s for d, s in enumerate(shape)]

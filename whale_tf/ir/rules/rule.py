@@ -110,6 +110,10 @@ class View:
             self._values[tensor] = self._evaluate(tensor)
         return self._values[tensor]
 
+    def fix(self, values: Mapping[int, Value]) -> None:
+        """These tensors have these values, which are known from elsewhere."""
+        self._values.update(values)
+
     def _evaluate(self, tensor: int) -> Optional[Value]:
         op = self.graph.producer(tensor)
         if op.type == "Const":

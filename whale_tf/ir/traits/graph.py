@@ -24,6 +24,7 @@ _DATA = table(
     ("IteratorGetNext", _SOURCE._replace(role=Role.PULL)),
     ("IteratorGetNextSync IteratorGetNextAsOptional QueueDequeueV2 QueueDequeueManyV2 QueueDequeueUpToV2 QueueDequeue "
      "QueueDequeueMany QueueDequeueUpTo", OpTraits(role=Role.PULL)),
+    ("PyFunc PyFuncStateless EagerPyFunc", OpTraits(role=Role.PYTHON)),
     ("IteratorV2 OneShotIterator", _SOURCE._replace(role=Role.INPUT)),
     ("MakeIterator", OpTraits(role=Role.INITIALIZE)),
     ("OptionalFromValue", OpTraits(batch="optional")),

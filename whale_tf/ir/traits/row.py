@@ -14,6 +14,7 @@ class Role(Enum):
     PLACEHOLDER = "placeholder"
     INPUT = "input"  # produces, moves or describes external data, or a shared table; never cloned
     PULL = "pull"  # takes the next elements from an iterator or queue
+    PYTHON = "python"  # a Python function of its process; it brings in data where it depends on no variable
     INITIALIZE = "initialize"  # initialises an iterator or look-up table
     SAVE = "save"
     RESTORE = "restore"

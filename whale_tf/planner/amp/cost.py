@@ -72,6 +72,7 @@ class Costs:
         self._summed = numpy.array([layer.tensor_parallel_bytes or 0 for layer in layers], dtype=float)
         self._columns: Dict[Tuple[str, int, int], Tuple[numpy.ndarray, numpy.ndarray]] = {}
         self._links: Dict[FrozenSet[int], Link] = {}
+        self._parameters: Dict[Tuple[int, int, int], float] = {}
         self._wired: Dict[Tuple[bytes, Degrees], Tuple[numpy.ndarray, numpy.ndarray, float]] = {}
 
     def accumulation(self, degrees: Degrees, micro_batch: int) -> int:
@@ -106,7 +107,8 @@ class Costs:
     # ---- Eq. 4 -----------------------------------------------------------------------------------------------------
 
     def assign(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> Optional[Strategy]:
-        """The strategy with the best layer assignment; None when there are more stages than layers.
+        """The strategy with the best layer assignment that fits memory, or the best one if none does; None when there are more
+        stages than layers.
 
         The pipelines of a heterogeneous cluster differ; all hold the same layers, so the assignment is made for the slowest
         device and link of each stage over all pipelines (exact where the pipelines are alike).
@@ -114,8 +116,11 @@ class Costs:
         times = self.layer_times(degrees, micro_batch, placement).max(axis=0)
         alike = bool(numpy.all(times == times[:, :1]))
         edges = self.edge_times(degrees, micro_batch, placement).max(axis=0)
-        found = layer_assignment.assign(times[:, 0] if alike else times, edges, self.accumulation(degrees, micro_batch),
-                                        degrees.pp, self.blocking)
+        gas = self.accumulation(degrees, micro_batch)
+        problem = (times[:, 0] if alike else times, edges, gas, degrees.pp, self.blocking)
+        found = layer_assignment.assign(*problem)
+        if found is not None and not self._memory(Strategy(degrees, micro_batch, placement, found.cuts), gas)[1]:
+            found = layer_assignment.assign(*problem, self._lowest(degrees, micro_batch, placement, gas)) or found
         return None if found is None else Strategy(degrees, micro_batch, placement, found.cuts)
 
     def estimate(self, strategy: Strategy) -> Estimate:
@@ -147,12 +152,15 @@ class Costs:
 
     def device_parameters(self, first: int, end: int, tmp: int) -> float:
         """Parameter bytes of layers first to end - 1 on one device, a tied parameter once."""
-        total, seen = 0.0, set()
-        for index, layer in enumerate(self.profile.layers[first:end], first):
-            if layer.tied is None or layer.tied not in seen:
-                total += layer.parameter_bytes / (tmp if self._split[index] else 1)
-            seen.add(layer.tied)
-        return total
+        key = (first, end, tmp)
+        if key not in self._parameters:
+            total, seen = 0.0, set()
+            for index, layer in enumerate(self.profile.layers[first:end], first):
+                if layer.tied is None or layer.tied not in seen:
+                    total += layer.parameter_bytes / (tmp if self._split[index] else 1)
+                seen.add(layer.tied)
+            self._parameters[key] = total
+        return self._parameters[key]
 
     def link(self, group: numpy.ndarray) -> Link:
         """The slowest link of a group (Eq. 3's B')."""
@@ -210,19 +218,35 @@ class Costs:
         adapters = [node.nic.count if node.nic is not None else 1 for node in self.cluster.description.nodes]
         return max([-(-count // adapters[node]) for node, count in rings.items()] or [1])
 
+    def _stage_bytes(self, degrees: Degrees, micro_batch: int, gas: int, stage: int, first: int, end: int) -> float:
+        """Of each device of a stage: parameters with their gradients and states, and the activations of the micro-batches in
+        flight."""
+        kept = self._kept[first:end] / numpy.where(self._split[first:end], degrees.tmp, 1)
+        fixed = self.device_parameters(first, end, degrees.tmp) * self.profile.bytes_per_parameter_byte
+        return float(fixed + min(gas, degrees.pp - stage) * micro_batch * float(kept.sum()))
+
+    def _lowest(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray, gas: int) -> List[List[int]]:
+        """``[pp][L + 1]``: the first layer with which a stage that ends there fits the smallest of its devices."""
+        rows = []
+        for p in range(degrees.pp):
+            limit = min(self.cluster.devices[device].usable_bytes for device in placement[p].ravel().tolist())
+            row, first = [0], 0
+            for end in range(1, len(self.profile.layers) + 1):
+                while first < end and self._stage_bytes(degrees, micro_batch, gas, p, first, end) > limit:
+                    first += 1
+                row.append(first)
+            rows.append(row)
+        return rows
+
     def _memory(self, strategy: Strategy, gas: int) -> Tuple[Tuple[int, ...], bool]:
         degrees, micro_batch, placement, cuts = strategy
         peak = [0] * len(self.cluster.devices)
-        kept = numpy.where(self._split, self._kept / degrees.tmp, self._kept)
         for p in range(degrees.pp):
-            first, end = cuts[p], cuts[p + 1]
-            fixed = self.device_parameters(first, end, degrees.tmp) * self.profile.bytes_per_parameter_byte
-            in_flight = min(gas, degrees.pp - p)
-            size = int(fixed + in_flight * micro_batch * float(kept[first:end].sum()))
+            size = int(self._stage_bytes(degrees, micro_batch, gas, p, cuts[p], cuts[p + 1]))
             for device in placement[p].ravel().tolist():
                 peak[device] = size
         devices = self.cluster.devices
-        return tuple(peak), all(size <= devices[index].memory_bytes for index, size in enumerate(peak))
+        return tuple(peak), all(size <= devices[index].usable_bytes for index, size in enumerate(peak))
 
 
 def tensor_degrees(profile: ModelProfile, cluster: Cluster) -> List[int]:

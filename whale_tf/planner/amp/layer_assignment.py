@@ -17,7 +17,7 @@ the best assignment.  Measured: a handful of probes.
 from __future__ import annotations
 
 import heapq
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy
 
@@ -47,14 +47,24 @@ def evaluate(times: numpy.ndarray, edges: numpy.ndarray, gas: int, cuts: Sequenc
     return (gas - 1) * cycle + sum(edge) + sum(stage)
 
 
-def assign(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int, blocking: bool = False) -> Optional[Assignment]:
-    """The assignment of least cost to ``count`` non-empty stages, or None when there are fewer layers than stages."""
+def assign(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int, blocking: bool = False,
+           lowest: Optional[Sequence[Sequence[int]]] = None) -> Optional[Assignment]:
+    """The assignment of least cost to ``count`` non-empty stages, or None when there is none.
+
+    Args:
+        lowest: ``[k][L + 1]``: for every stage and end the first layer with which the stage fits into memory (the end itself:
+            none), rising with the end; None: all fit.
+    """
     layers = len(times)
     if count > layers or count < 1:
         return None
     if count == 1:
+        if lowest is not None and lowest[0][layers] > 0:
+            return None
         return Assignment(evaluate(times, edges, gas, (0, layers), blocking), (0, layers))
-    problem = (_BlockingProblem if blocking else Problem)(times, edges, count)
+    problem = (_BlockingProblem if blocking else Problem)(times, edges, count, lowest)
+    if lowest is not None and problem.probe(INFINITY)[0] == INFINITY:
+        return None
     cuts = problem.trace(problem.probe(INFINITY)[1]) if gas == 1 else _branch_and_bound(problem, gas)
     return Assignment(evaluate(times, edges, gas, cuts, blocking), cuts)
 
@@ -94,8 +104,9 @@ _Back = List[List[int]]
 class Problem:
     """Probes of one problem: the least sum of times and edges with no stage above a cap."""
 
-    def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int) -> None:
-        self.layers, self.count = len(times), count
+    def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int,
+                 lowest: Optional[Sequence[Sequence[int]]] = None) -> None:
+        self.layers, self.count, self.lowest = len(times), count, lowest
         self.edges: List[List[float]] = edges.T.tolist()
         if times.ndim == 1:
             self.distinct = [[0.0] + numpy.cumsum(times).tolist()]
@@ -127,7 +138,7 @@ class Problem:
     def _fits(self, cap: float) -> bool:
         """Stages alike: each in turn takes as many layers as fit, leaving one for each stage behind it.  Otherwise a stage
         may have to leave a layer to a faster one, and only a probe tells."""
-        if len(self.distinct) > 1:
+        if len(self.distinct) > 1 or self.lowest is not None:
             return self.probe(cap)[0] < INFINITY
         at, sums = 0, self.distinct[0]
         for j in range(self.count):
@@ -149,11 +160,11 @@ class Problem:
         for sums in self.sums:
             if id(sums) not in lows:
                 lows[id(sums)] = _window(sums, cap)
-        first, low = self.sums[0], lows[id(self.sums[0])]
+        first, low = self.sums[0], self._low(0, lows)
         cost = [INFINITY] + [first[i] if low[i] == 0 else INFINITY for i in range(1, layers + 1)]
         back: _Back = [[0] * (layers + 1)]
         for j in range(1, count):
-            sums, low, edge = self.sums[j], lows[id(self.sums[j])], self.edges[j - 1]
+            sums, low, edge = self.sums[j], self._low(j, lows), self.edges[j - 1]
             following, starts = [INFINITY] * (layers + 1), [0] * (layers + 1)
             queue: List[int] = []  # starts of the stage, their values rising
             values: List[float] = []
@@ -175,6 +186,11 @@ class Problem:
             back.append(starts)
         return cost[layers], back
 
+    def _low(self, stage: int, lows: Mapping[int, List[int]]) -> List[int]:
+        """For every end the first start of a stage that stays under the cap and fits into memory."""
+        low = lows[id(self.sums[stage])]
+        return low if self.lowest is None else [max(pair) for pair in zip(low, self.lowest[stage])]
+
     def trace(self, back: _Back) -> Tuple[int, ...]:
         cuts = [self.layers]
         for starts in reversed(back[1:]):
@@ -195,8 +211,9 @@ def _window(sums: List[float], cap: float) -> List[int]:
 class _BlockingProblem(Problem):
     """Stage times include the messages at both ends, so what fits under a cap is no window: O(k L^2) a probe."""
 
-    def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int) -> None:
-        super().__init__(times, edges, count)
+    def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int,
+                 lowest: Optional[Sequence[Sequence[int]]] = None) -> None:
+        super().__init__(times, edges, count, lowest)
         size = self.layers + 1
         self.stage_times = numpy.full((count, size, size), INFINITY)
         for j, sums in enumerate(map(numpy.asarray, self.sums)):
@@ -204,8 +221,11 @@ class _BlockingProblem(Problem):
             before = numpy.concatenate([[0.0], edges[:, j - 1], [0.0]]) if j else numpy.zeros(size)
             behind = numpy.concatenate([[0.0], edges[:, j], [0.0]]) if j < count - 1 else numpy.zeros(size)
             cycle = span + before[:, None] + behind[None, :]
-            self.stage_times[j] = numpy.where(numpy.triu(numpy.ones((size, size), bool), 1), cycle, INFINITY)
-        self.most = float(numpy.max(self.stage_times[self.stage_times < INFINITY]))
+            legal = numpy.triu(numpy.ones((size, size), bool), 1)
+            if lowest is not None:
+                legal &= numpy.arange(size)[:, None] >= numpy.asarray(lowest[j])[None, :]
+            self.stage_times[j] = numpy.where(legal, cycle, INFINITY)
+        self.most = float(numpy.max(self.stage_times[self.stage_times < INFINITY], initial=0.0))
         self.work = [numpy.asarray(sums)[None, :] - numpy.asarray(sums)[:, None] for sums in self.sums]
 
     def caps(self) -> List[float]:

@@ -11,22 +11,12 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import InfeasibleError, PlanError
-from whale_tf.plan import Plan
+from whale_tf.errors import InfeasibleError
 from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
 from whale_tf.planner.candidate import Candidate, Stage, best, kind_of, no_candidate, ranked
-from whale_tf.planner.search import search
-from whale_tf.planner.slices import replica_slices
+from whale_tf.planner.search import searched
+from whale_tf.planner.simulated import simulated
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.simulator import (
-    LayerEstimator,
-    Options,
-    Simulator,
-    layer_names,
-    layered_model,
-    micro_batch_size,
-    strategy_from_plan,
-)
 
 MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
 SEARCHES: Mapping[str, Tuple[str, ...]] = {  # of a profile, by method
@@ -110,7 +100,7 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
         found.append(undivided(layers, cluster, request))
         for name in SEARCHES.get(request.method, ("data-parallel", request.method)):
             try:
-                found.append(_searched(layers, cluster, request, name))
+                found += _searched(layers, cluster, request, name)
             except InfeasibleError as error:
                 found.append(no_candidate(name, error))
     return found
@@ -125,15 +115,27 @@ def _distinct(found: Sequence[Candidate]) -> List[Candidate]:
     return list(kept.values())
 
 
-def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str) -> Candidate:
-    result = search(layers, cluster, request.global_batch, name, recompute=False, micro_batches=request.micro_batches)
-    if any(stage.strategy == "split" for stage in result.stages):
-        raise InfeasibleError(f"{name!r} finds only plans with tensor parallelism, which automatic plans do not run")
-    samples = request.global_batch // (result.micro_batches * result.model_replicas)
-    if samples < max(len(stage.devices[0]) for stage in result.stages):
+def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str) -> List[Candidate]:
+    """What a search hands over, without plans of more replicas than a micro-batch has examples.  TaskGraphs of a graph are
+    replicated, so nothing of one is split there."""
+    whole = tuple(replace(layer, tensor_parallel_bytes=None) for layer in layers.layers)
+    found = searched(replace(layers, layers=whole) if layers.graph else layers, cluster, request.global_batch, name,
+                     recompute=False, micro_batches=request.micro_batches)
+    fine = [one for one in found if _samples(one, request) >= max(map(_replicas, one.stages))]
+    if not fine:
         raise InfeasibleError(
-            f"the plan of {name!r} has micro-batches of {samples} examples for more replicas; use a larger mini-batch")
-    return replace(result, profile=layers)
+            f"the plan of {name!r} has micro-batches of {_samples(found[0], request)} examples for more replicas; use a larger "
+            "mini-batch")
+    return [replace(one, profile=layers) for one in fine]
+
+
+def _samples(found: Candidate, request: Request) -> int:
+    """Of one micro-batch of a model replica."""
+    return request.global_batch // (found.micro_batches * found.model_replicas)
+
+
+def _replicas(stage: Stage) -> int:
+    return 1 if stage.strategy == "split" else len(stage.devices[0])
 
 
 def _stage_counts(pieces: ModelProfile, cluster: Cluster, request: Request) -> List[int]:
@@ -148,7 +150,7 @@ def _stage_counts(pieces: ModelProfile, cluster: Cluster, request: Request) -> L
 def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, count: int) -> List[Candidate]:
     """The best numbers of micro-batches for ``count`` stages, the cuts between blocks unless finer ones are worth it."""
     if count == 1:
-        return [_searched(layers, cluster, request, "data-parallel")]
+        return _searched(layers, cluster, request, "data-parallel")
     profile = layers if count <= len(layers.layers) else pieces
     found: List[Candidate] = []
     error: Optional[InfeasibleError] = None
@@ -186,42 +188,3 @@ def _micro_batch_counts(cluster: Cluster, request: Request, count: int) -> List[
             f"a mini-batch of {request.global_batch} examples does not divide over {replicas} model replicas of "
             f"{count} TaskGraphs; use a multiple of {replicas}")
     return [m for m in range(1, min(each, MOST_PER_STAGE * count) + 1) if each % m == 0]
-
-
-def simulated(found: Candidate, cluster: Cluster, balance: str = "exact") -> Candidate:
-    """The candidate with the simulator's time and memory in place of its own search's."""
-    profile = found.profile
-    if profile is None:
-        return found
-    size = micro_batch_size(found.global_batch, found.micro_batches, 1)
-    model = layered_model(profile, size)
-    try:
-        strategy = strategy_from_plan(with_slices(found, profile, cluster, balance), model, layer_names(profile))
-        played = Simulator(cluster, Options(steady_state=True)).run(strategy, LayerEstimator(model, profile))
-    except PlanError as error:
-        return no_candidate(found.search, error)
-    peaks = [0] * len(cluster)
-    for device, peak in zip(sorted({d for stage in found.stages for d in stage.all_devices}), played.peak_memory_bytes):
-        peaks[device] = int(peak)
-    return replace(found, latency_s=played.step_time_s, peak_memory_bytes=tuple(peaks), fits=not played.oom,
-                   description=f"{found.search}: {found.description}, simulated {played.step_time_s:.4g} s")
-
-
-def with_slices(result: Candidate, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
-    """The plan with uneven parts of a micro-batch where a stage's devices are unequal, or its replicas do not divide it.
-
-    A stage for which no division fits in memory keeps equal parts: the simulator says then that it does not fit.
-    """
-    plan = result.to_plan(profile)
-    samples = result.global_batch // (result.micro_batches * result.model_replicas)
-    tasks = []
-    for stage, task in zip(result.stages, plan.task_graphs):
-        kept = sum(layer.activation_bytes for layer in profile.layers[stage.first_layer:stage.last_layer + 1])
-        fixed = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1) * profile.bytes_per_parameter_byte
-        load = float(stage.warmup * kept * samples)
-        try:
-            slices = replica_slices(task.name, task.devices, cluster, samples, load, fixed, balance)
-        except InfeasibleError:
-            slices = None
-        tasks.append(replace(task, slices=slices))
-    return replace(plan, task_graphs=tuple(tasks))

@@ -94,7 +94,7 @@ def partition_problem(
         activation_bytes=tuple(layer.activation_bytes * samples for layer in profile.layers),
         handover_s=tuple(2 * (latency_s + layer.output_bytes * samples / slowest) for layer in profile.layers[:-1]),
         speeds=tuple(speed(place) for place in places),
-        memory_bytes=tuple(float(min(cluster.devices[row[place]].memory_bytes for row in rows)) for place in places),
+        memory_bytes=tuple(min(cluster.devices[row[place]].usable_bytes for row in rows) for place in places),
         micro_batches=micro_batches)
 
 

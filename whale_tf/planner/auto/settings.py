@@ -8,10 +8,11 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError, MissingPackageError
 from whale_tf.planner.assemble import Decision, TaskGraphSpec
-from whale_tf.planner.auto.choose import Request, candidates, with_slices
+from whale_tf.planner.auto.choose import Request, candidates
 from whale_tf.planner.candidate import Candidate, no_candidate
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.rhino.stages import pipelines
+from whale_tf.planner.simulated import with_slices
 from whale_tf.profiler.blocks import fine_starts
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source, graph_profile, profile_of

@@ -234,7 +234,7 @@ class Costs:
             per_byte = 2.0 * (replicas - 1) / replicas / link.bandwidth_bytes_per_s
             latency_s = 2.0 * (replicas - 1) * link.latency_s
         return _SetCost(replicas, slice_samples, [f for f, _ in prefixes], [b for _, b in prefixes], per_byte, latency_s,
-                        float(min(cluster.devices[device].memory_bytes for device in devices)))
+                        min(cluster.devices[device].usable_bytes for device in devices))
 
     def prefix(self, name: str, device: int, samples: int) -> Tuple[List[float], List[float]]:
         key = (name, samples)

@@ -39,8 +39,9 @@ TOLERANCE = 1e-12
 # Growing limits of the search, the first relative to the lower bound.
 FIRST_LIMIT, GROWTH = 1.1, 1.2
 
-# Larger clusters, and those with more used-count states, are searched over fewer device sets (Servers.round_sets).
-MAX_DEVICES_OF_ALL_SETS, MAX_STATES_OF_ALL_SETS = 16, 200
+# Larger clusters, and those with more used-count states (two unequal nodes of 8 have 81), are searched over fewer device sets
+# (Servers.round_sets).
+MAX_DEVICES_OF_ALL_SETS, MAX_STATES_OF_ALL_SETS = 16, 72
 
 
 class _Label(NamedTuple):
@@ -80,7 +81,8 @@ def below(costs: Costs, limit: float) -> Optional[Stages]:
 
 def lower_bound(costs: Costs) -> float:
     """The work spread evenly over all devices, without any communication."""
-    return costs.micro_batches * _Floors(costs).work[-1] / costs.servers.num_devices
+    floors = _Floors(costs)
+    return costs.micro_batches * floors.work[-1] / floors.capacity(costs.servers.sizes)
 
 
 def upper_bound(costs: Costs) -> float:
@@ -128,7 +130,8 @@ class _Search:
         count = sum(used)
         floor_f, floor_w = self._floors.of(layer, count)
         rest_w = self._floors.work[-1] - floor_w
-        busiest_s = max(floor_w / max(1, count), rest_w / max(1, self.servers.num_devices - count))
+        capacity, rest = self._floors.capacity(used), self._floors.capacity(self.servers.free(used))
+        busiest_s = max(floor_w / (capacity or 1.0), rest_w / (rest or 1.0))
         if self.steady * busiest_s * (1 - TOLERANCE) + floor_f >= self.bound:
             return groups
         for taken in self._sets_from(used):
@@ -139,11 +142,11 @@ class _Search:
 
     def _with_first_set(self, layer: int, used: Counts, taken: Counts, floor_f: float) -> List[_Label]:
         costs, steady, bound = self.costs, self.steady, self.bound
-        floor_c = self._floors.of(layer, sum(used))[1] / max(1, sum(used))
+        floor_c = self._floors.of(layer, sum(used))[1] / (self._floors.capacity(used) or 1.0)
         labels: List[_Label] = []
         last = self.servers.free(used) == taken
         behind, sent = (used, taken) if last else self._behind(used, taken)
-        ends: Iterable[int] = (costs.num_layers,) if last else self._ends(layer, sum(behind))
+        ends: Iterable[int] = (costs.num_layers,) if last else self._ends(layer, behind)
         table = costs.set_cost(used, taken)
         forward, backward = table.forward, table.backward
         for end in ends:
@@ -175,16 +178,16 @@ class _Search:
                         _insert(labels, label, self.memory_binds)
         return labels
 
-    def _ends(self, layer: int, devices: int) -> Iterable[int]:
-        """Where a stage from ``layer`` can end, ``devices`` being used then: neither the layers before nor those behind may keep
-        their devices busy beyond the bound."""
+    def _ends(self, layer: int, behind: Counts) -> Iterable[int]:
+        """Where a stage from ``layer`` can end, the devices ``behind`` being used then: neither the layers before nor those
+        behind may keep their devices busy beyond the bound."""
         work, size = self._floors.work, self.costs.num_layers
         if not self.steady:
             return range(layer + 1, size)
         busy = self.bound / self.steady / (1 - TOLERANCE)
-        rest = self.servers.num_devices - devices
+        used, rest = self._floors.capacity(behind), self._floors.capacity(self.servers.free(behind))
         return range(max(layer + 1, bisect.bisect_left(work, work[-1] - busy * rest)),
-                     min(size, bisect.bisect_right(work, busy * devices)))
+                     min(size, bisect.bisect_right(work, busy * used)))
 
     def _matched(self, behind: Counts, receivers: Counts, sent: Counts) -> Counts:
         key = (behind, receivers, sent)
@@ -282,7 +285,7 @@ def _insert(labels: List[_Label], new: _Label, with_round_trip: bool) -> None:
 
 def _memory_binds(costs: Costs) -> bool:
     """Whether some stage might hold fewer micro-batches than there are, so that round trips matter."""
-    memory = min(device.memory_bytes for device in costs.servers.cluster.devices)
+    memory = min(device.usable_bytes for device in costs.servers.cluster.devices)
     whole = costs.memory(Stage(0, costs.num_layers, costs.servers.none(), _single(costs)))
     return whole.fixed + costs.micro_batches * whole.each > memory
 
@@ -299,11 +302,36 @@ class _Floors:
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self._forward: Dict[int, List[float]] = {}
+        self._rates = self._find_rates()
+        self._capacities: Dict[Counts, float] = {}
         work = [INFINITY] * costs.num_layers
         for replicas in range(1, costs.servers.num_devices + 1):
             forward, backward = self._fastest(replicas)
             work = [min(w, replicas * (f + b)) for w, f, b in zip(work, forward, backward)]
         self.work = _sums(work)
+
+    def capacity(self, counts: Counts) -> float:
+        """Devices of the fastest type that could do no less than these: a stage takes at least its layers' work over that."""
+        if counts not in self._capacities:
+            self._capacities[counts] = sum(count * rate for count, rate in zip(counts, self._rates)) * (1 + TOLERANCE)
+        return self._capacities[counts]
+
+    def _find_rates(self) -> List[float]:
+        """Of every server, the most that its fastest device does of what the fastest of all does, over layers and slices."""
+        costs, cluster = self.costs, self.costs.servers.cluster
+        types = {device.type: device.index for device in cluster.devices}
+        if len(types) == 1:
+            return [1.0] * len(costs.servers.sizes)
+        rates = dict.fromkeys(types, 0.0)
+        for samples in sorted({-(-costs.micro_batch // count) for count in range(1, costs.servers.num_devices + 1)}):
+            tables = {name: costs.prefix(name, device, samples) for name, device in types.items()}
+            for part in (0, 1):
+                for layer in range(costs.num_layers):
+                    seconds = {name: table[part][layer + 1] - table[part][layer] for name, table in tables.items()}
+                    least = min(seconds.values())
+                    for name, value in seconds.items():
+                        rates[name] = max(rates[name], least / value if value else 1.0)
+        return [max(rates[cluster.devices[device].type] for device in node) for node in cluster.nodes]
 
     def _fastest(self, replicas: int) -> Tuple[List[float], List[float]]:
         """Seconds of every layer on the fastest device type."""

@@ -20,7 +20,6 @@ from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.replicas import add_replica_sums, replica_graph, replica_shapes
 from whale_tf.planner.rhino.scope import Scope, find_scope
-from whale_tf.simulator.simulate import RESERVED_BYTES
 
 GIB = float(1 << 30)
 LEVELS = ("O2", "O3")
@@ -74,7 +73,7 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
         graph: a captured graph; its shapes should be static, for what is not known is not divided.
         level: ``O3`` solves the whole graph exactly, ``O2`` fixes the critical nodes first.
         pins: op name -> pattern that it must take on every mesh dimension.
-        memory_bytes: what one device has; None: what the cluster's smallest device has beside what the simulator reserves.
+        memory_bytes: what one device has; None: what a step can have of the cluster's smallest device.
         shapes: the meshes to try; None: all of one or two dimensions.
         divisible: variable ops that may be stored in shards; None: all.
         gradients: tensors whose terms are added up before anyone reads them.
@@ -96,7 +95,7 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
                             f"must be the number of devices")
     scope, limit = find_scope(graph, divisible, gradients), memory_bytes
     if limit is None:
-        limit = float(min(device.memory_bytes - RESERVED_BYTES.get(device.kind, 0) for device in cluster.devices))
+        limit = float(min(device.usable_bytes for device in cluster.devices))
     solver = _o2 if level == "O2" else _o3
     searches = [_Search(graph, scope, cluster, mesh, solver, _pinned(graph, pins or {}), batch, known or graph) for mesh in tried]
     found = [answer for answer in (one.within(limit) for one in searches) if answer is not None]

@@ -10,7 +10,8 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
-from whale_tf.ir.traits import LOSSES, VARIABLES
+from whale_tf.ir.traits import LOSSES, VARIABLES, traits
+from whale_tf.ir.traits import State as Effect
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.force import forced_patterns
@@ -190,7 +191,7 @@ def _home_of_op(problem: Problem, op: Op, states: Mapping[int, State]) -> Option
     """The split TaskGraph an op belongs to; an optimizer's op joins that of the divided tensors it reads, if it is one."""
     if problem.task_graph[op.id] >= 0:
         return problem.task_graph[op.id] if problem.task_graph[op.id] in states else None
-    if op.phase is not Phase.APPLY:
+    if op.phase is not Phase.APPLY or traits(op.type).state is Effect.IS_INITIALIZED:  # which asks one part
         return None
     homes = [number for number, state in states.items() if any(state.spread(t) != once for t in op.inputs)]
     return homes[0] if len(homes) == 1 else None

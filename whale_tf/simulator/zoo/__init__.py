@@ -62,6 +62,9 @@ MODELS: Dict[str, Model] = {
     "inception-v3": Model(inception_v3, "Szegedy et al. 2015, 299 x 299, without the auxiliary head", 32),
     "gpt2": Model(_transformer("gpt2", 12, 768, 12, 1024, 50257), "Radford et al. 2019: the smallest, S 1,024"),
     "gpt-1.5b": Model(_transformer("gpt-1.5b", 48, 1600, 25, 1024, 50257), "Radford et al. 2019: the largest, S 1,024"),
+    "bert-base": Model(
+        _transformer("bert-base", 12, 768, 12, 128, 30522, pre_norm=False, predicted=20, optimizer="lamb"),
+        "Devlin et al. 2018: base, first phase of its pre-training: S 128, 20 positions predicted; LAMB", 32),
     "bert-large": Model(_bert(24, "bert-large"), BERT),
     "bert-48": Model(_bert(48), BERT),
     "dlrm": Model(dlrm, "FlexFlow's configuration: 8 tables of a million rows", is_sparse=True),

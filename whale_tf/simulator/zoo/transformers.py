@@ -129,10 +129,12 @@ def transformer(
     optimizer: str = "adam",
     experts: int = 0,
     decoder_layers: int = 0,
+    predicted: int = 0,
 ) -> ModelGraph:
     """A stack of equal blocks over tokens, with a loss over the vocabulary at every position.
 
-    ``decoder_layers`` > 0: that many blocks with cross-attention follow the encoder's.
+    ``decoder_layers`` > 0: that many blocks with cross-attention follow the encoder's.  ``predicted`` > 0: the loss is of that
+    many positions, as in BERT's pre-training.
     """
     b = Builder(name, batch, precision, optimizer)
     inner = inner or 4 * hidden
@@ -150,5 +152,8 @@ def transformer(
         with b.scope("final_norm"):
             x = b.layer_norm("norm", x)
     with b.scope("head"):
+        if predicted:
+            x = b.op("gather", "concat", "b s h -> b t h", (x,), float(b.batch * predicted * hidden), whole=("s", "t"),
+                     sizes={"t": predicted})
         _token_loss(b, x, vocabulary, table if tied else None)
     return b.graph()

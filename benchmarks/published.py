@@ -1,0 +1,382 @@
+"""The simulator beside published measurements: fitted and not fitted, leaving one source out at a time.
+
+    python -m benchmarks.published [--data DIRECTORY] [--fit] [--write] [--picture FILE]
+
+``--data``: a directory with measurements that others published: ``simulator/dlperf_dev.json`` (DLPerf's runs of
+NVIDIA's DeepLearningExamples on TensorFlow 1.15 with Horovod), ``planner/dapple_profiles.json`` (layer times of DAPPLE's
+authors on a V100), ``planner/amp_results_*.json`` (run times of AMP's authors).  Sources that are not there are named and
+skipped; what papers print is here.  ``--fit``: also fit the laws' parameters to all sources, and to all but one;
+``--write``: write the laws that come with the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+from rich.console import Console
+from scipy.optimize import least_squares
+from scipy.stats import spearmanr
+
+from benchmarks.amp import measured_profile
+from benchmarks.measure import table
+from benchmarks.simulator import TABLE_VI
+from whale_tf.cluster import Cluster
+from whale_tf.cluster.devices import CONTEXT_BYTES
+from whale_tf.documents import plain
+from whale_tf.planner.amp.cost import Costs, Degrees, Strategy
+from whale_tf.planner.amp.placement import megatron
+from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.profiler.model_profile import load_builtin
+from whale_tf.simulator import Options, Simulation, built_in_model, simulate, uniform_3d
+from whale_tf.simulator.laws import (
+    DEFAULT,
+    KERNELS,
+    LAYERS,
+    MEASURED,
+    FrameworkLaw,
+    Laws,
+    TestedError,
+    as_run,
+    default_laws,
+    fitted,
+    waiting_seconds,
+)
+from whale_tf.simulator.model_graph import PARAMETER
+from whale_tf.simulator.zoo.transformers import transformer
+
+KIND = "V100"  # the kind of device whose parameters the sources tell
+FREE = ("matmul_fp32", "matmul_half", "convolution_fp32", "winograd")
+PRIOR = {"matmul_fp32": 0.85, "matmul_half": 0.5, "convolution_fp32": 0.85, "winograd": 2.0}  # where no source tells
+WAITING = {"jitter": 0.02, "hop_s": 3e-5, "overlap": 0.1}
+MOST = 0.95  # of a peak, whatever fits better
+TRUST = 0.1  # weight of a prior beside one measurement's relative error
+PROFILES = {"vgg-19-pbs-32": "vgg-19@dapple", "bert-24-pbs-6": "bert-large@dapple", "bert-48-pbs-2": "bert-48@dapple",
+            "gnmt-16-pbs-64": "gnmt-16", "amoeba-36-pbs-1": "amoebanet-36"}
+# What `python -m benchmarks.accuracy` printed (benchmarks/README.md): steps made of a script's own ops, timed by themselves
+OWN_OPS = TestedError(times=MEASURED, device="CPU", precision="fp32", points=33, mean=0.047, largest=0.132)
+DLPERF = "4xV100-16GB:8"
+AMP = {"homogeneous": "amp-homogeneous", "het_cluster": "amp-het"}
+
+
+class Point(NamedTuple):
+    """One measurement: ``measured`` in samples/s, of ``gpus`` devices, predicted with some laws by ``predict``."""
+
+    source: str
+    what: str
+    precision: str
+    gpus: int
+    measured: float
+    predict: Callable[[Laws], Simulation]
+    fits: bool = True
+
+    @property
+    def series(self) -> str:
+        return f"{self.source}, {self.what}"
+
+
+# ---- sources -------------------------------------------------------------------------------------------------------------
+
+
+def read(data: Optional[str], *path: str) -> Optional[Any]:
+    """The JSON file, or None where it is not."""
+    name = os.path.join(data or "", *path)
+    if data is None or not os.path.exists(name):
+        return None
+    with open(name, encoding="utf8") as handle:
+        return json.load(handle)
+
+
+def dlperf_cluster() -> Cluster:
+    """Nodes of 8 V100-SXM2-16GB and one adapter of 100 Gbit/s."""
+    nic = {"bandwidth_gbits_per_s": 100, "latency_us": 5}
+    return Cluster.parse({"name": DLPERF, "nodes": [{"devices": "V100-16GB:8", "links": "default", "nic": nic, "count": 4}]})
+
+
+def dlperf(data: Optional[str]) -> List[Point]:
+    """DLPerf: data parallelism with Horovod, synthetic data."""
+    found = read(data, "simulator", "dlperf_dev.json")
+    points: List[Point] = []
+    for row in found["series"] if found else ():
+        precision = "fp16" if "16" in row["precision"] else "fp32"
+        name = {"resnet50": "resnet-50", "bert_base": "bert-base"}[row["model"]]
+        what = f"{name}, {precision}{', XLA' if row['xla'] else ''}"
+        for gpus, rate in zip(found["gpus"], row["throughput"]):
+            def predict(laws: Laws, name: str = name, precision: str = precision, xla: bool = row["xla"], gpus: int = gpus,
+                        batch: int = row["batch_per_gpu"]) -> Simulation:
+                model = as_run(built_in_model(name, batch * gpus), precision, xla)
+                return simulate(uniform_3d(model, gpus), dlperf_cluster(), Options(xla=xla, laws=laws))
+
+            points.append(Point("DLPerf", what, precision, gpus, rate, predict))
+    return points
+
+
+def dapple_profiles(data: Optional[str]) -> List[Point]:
+    """Forward and backward seconds of whole models on one V100 by the profiles of DAPPLE's authors (TensorFlow 1, float32)."""
+    found = read(data, "planner", "dapple_profiles.json")
+    models: Dict[str, Callable[[int], Any]] = {
+        "vgg-19-pbs-32": lambda batch: built_in_model("vgg-19", batch),
+        "bert-24-pbs-6": lambda batch: transformer(
+            "bert-24", batch, 24, 1024, 16, 384, 30522, pre_norm=False, predicted=2, optimizer="sgd"),
+        "bert-48-pbs-2": lambda batch: transformer(
+            "bert-48", batch, 48, 1024, 16, 384, 30522, pre_norm=False, predicted=2, optimizer="sgd")}
+    points: List[Point] = []
+    for name, build in models.items() if found else ():
+        rows, batch = found["models"][name]["nodes"], found["models"][name]["profile_batch_size"]
+        seconds = sum(row["fwd_ms"] + row["bwd_ms"] for row in rows) * 1e-3
+
+        def predict(laws: Laws, build: Callable[[int], Any] = build, batch: int = batch) -> Simulation:
+            strategy = uniform_3d(as_run(build(batch), "fp32", False))
+            return simulate(strategy, Cluster.parse("V100-32GB:1"), Options(xla=False, laws=laws))
+
+        points.append(Point("DAPPLE's profiles", name.split("-pbs")[0], "fp32", 1, batch / seconds, predict))
+    return points
+
+
+def dapple_table() -> List[Point]:
+    """DAPPLE Table VI: BERT-48 in two stages on configuration B, micro-batches of 2; BERT reads 384 tokens."""
+    points: List[Point] = []
+    for (schedule, recompute, count), (rate, _) in TABLE_VI.items():
+        def predict(laws: Laws, schedule: str = schedule, recompute: str = recompute, count: int = count) -> Simulation:
+            model = as_run(transformer("bert-48", 2, 48, 1024, 16, 384, 30522, pre_norm=False, predicted=2), "fp32", False)
+            strategy = uniform_3d(model, 1, 1, 2, count, schedule, recompute=recompute)
+            return simulate(strategy, Cluster.parse("dapple-b"), Options(xla=False, laws=laws))
+
+        what = f"BERT-48, {schedule}{' + recomputation' if recompute else ''}"
+        points.append(Point("DAPPLE Table VI", what, "fp32", 2, rate or 0.0, predict, rate is not None))
+    return points
+
+
+class AmpRow(NamedTuple):
+    """A strategy of AMP's authors: measured and estimated seconds, whether it ran, and whether it should."""
+
+    setting: str
+    measured_s: Optional[float]
+    estimate_s: float
+    ran: bool
+    fits: bool
+
+
+def amp(data: Optional[str]) -> List[AmpRow]:
+    """AMP's authors ran GPT-2 with DeepSpeed, which leaves nothing of the memory to the system as TensorFlow does."""
+    rows: List[AmpRow] = []
+    for setting, name in AMP.items():
+        found = read(data, "planner", f"amp_results_{setting}.json")
+        cluster = Cluster.parse(name)
+        profile = measured_profile(os.path.join(data, "planner")) if found else load_builtin("gpt2-24")  # type: ignore[arg-type]
+        costs = Costs(profile, cluster, 32, blocking=True)
+        limit = min(device.memory_bytes for device in cluster.devices) - CONTEXT_BYTES
+        for row in found["strategies"] if found else ():
+            if row["status"] != "not_run":
+                degrees = Degrees(row["pp"], row["dp"], row["tmp"])
+                found_s = costs.estimate(Strategy(degrees, row["mbs"], megatron(cluster, degrees), tuple(row["partition"])))
+                rows.append(AmpRow(setting, row["measured_s"], found_s.seconds, row["status"] == "ok",
+                                   max(found_s.peak_bytes) <= limit))
+    return rows
+
+
+def layers(data: Optional[str]) -> List[Tuple[str, float]]:
+    """(model, relative error) of the layers that the planners read, against DAPPLE's authors' times of whole models on a V100."""
+    found = read(data, "planner", "dapple_profiles.json")
+    device, errors = Cluster.parse("V100-16GB:1").devices[0], []
+    for name, ours in PROFILES.items() if found else ():
+        rows, batch = found["models"][name]["nodes"], found["models"][name]["profile_batch_size"]
+        profile = load_builtin(ours)
+        times = [layer_seconds(profile, layer, device, batch) for layer in profile.layers]
+        measured_s = sum((row["fwd_ms"] or 0.0) + (row["bwd_ms"] or 0.0) for row in rows) * 1e-3
+        errors.append((ours, sum(time.forward_s + time.backward_s for time in times) / measured_s - 1.0))
+    return errors
+
+
+# ---- fitting -------------------------------------------------------------------------------------------------------------
+
+
+def fit(points: Sequence[Point]) -> Laws:
+    """Laws whose relative errors are least over the points: kernels by the runs on one device, then what several devices add."""
+    start = default_laws()
+    alone = [point for point in points if point.fits and point.gpus == 1]
+
+    def laws_of(values: np.ndarray) -> Laws:
+        changes = dict(zip(FREE, np.exp(values).tolist()))
+        changes["convolution_half"] = changes["convolution_fp32"] * changes["matmul_half"] / changes["matmul_fp32"]
+        return fitted(start, **changes)  # of one kind of device; of others nothing is known but their units
+
+    prior = np.log([PRIOR[name] for name in FREE])
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        laws = laws_of(values)
+        errors = [np.log(point.predict(laws).samples_per_s / point.measured) for point in alone]
+        return np.concatenate([errors, TRUST * (values - prior)])
+
+    bounds = (np.log(0.1), np.log([MOST if name != "winograd" else 4.0 for name in FREE]))
+    laws = laws_of(least_squares(residuals, prior, bounds=bounds, diff_step=0.05, max_nfev=6).x if alone else prior)
+    return _with_waiting(laws, [point for point in points if point.fits and point.gpus > 2])
+
+
+def _with_waiting(laws: Laws, points: Sequence[Point]) -> Laws:
+    """One simulation of each point tells its timeline and what that hides; the rest is :func:`waiting_seconds`."""
+    names, prior = list(WAITING), np.log(list(WAITING.values()))
+    bare = replace(laws, framework=replace(laws.framework, jitter=0.0, hop_s=0.0, overlap=0.0))
+    plain_runs = [point.predict(bare) for point in points]
+    sizes = [sum(one.bytes for one in run.program.strategy.model.tensors if one.role == PARAMETER) for run in plain_runs]
+
+    def law_of(values: np.ndarray) -> FrameworkLaw:
+        changes = dict(zip(names, np.exp(values).tolist()))
+        return replace(laws.framework, **dict(changes, overlap=min(1.0, changes["overlap"])))
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        law, errors = law_of(values), []
+        for point, run, size in zip(points, plain_runs, sizes):
+            step_s = run.times.makespan
+            seconds = step_s + waiting_seconds(law, step_s, run.step_time_s - step_s, point.gpus, size, "XLA" in point.what)
+            errors.append(np.log(run.samples / seconds / point.measured))
+        return np.concatenate([errors, TRUST * (values - prior)])
+
+    return replace(laws, framework=law_of(least_squares(residuals, prior).x if points else prior))
+
+
+# ---- report --------------------------------------------------------------------------------------------------------------
+
+
+def error(point: Point, laws: Laws) -> float:
+    return point.predict(laws).samples_per_s / point.measured - 1.0
+
+
+def by_series(points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> List[List[str]]:
+    """One row a series: mean and largest error, and the difference of the scaling efficiency at the most devices."""
+    rows: List[List[str]] = []
+    for series in dict.fromkeys(point.series for point in points):
+        mine = [point for point in points if point.series == series and point.fits]
+        if not mine:
+            continue
+        rates = [point.predict(laws_of(point)).samples_per_s for point in mine]
+        errors = [abs(rate / point.measured - 1.0) for rate, point in zip(rates, mine)]
+        efficiency = "-"
+        if mine[0].gpus == 1 and mine[-1].gpus > 1:
+            ours, theirs = (rates[-1] / rates[0] / mine[-1].gpus, mine[-1].measured / mine[0].measured / mine[-1].gpus)
+            efficiency = f"{ours:.2f} ({theirs:.2f})"
+        order = f"{spearmanr(rates, [point.measured for point in mine]).correlation:.3f}" if len(mine) > 2 else "-"
+        shown = (f"{np.mean(errors):.1%}", f"{max(errors):.1%}", efficiency, order)
+        rows.append([series, mine[0].precision, str(len(mine)), *shown])
+    return rows
+
+
+COLUMNS = ["series", "precision", "points", "mean error", "largest", "efficiency, predicted (measured)", "Spearman"]
+
+
+def every_point(data: Optional[str], console: Console) -> List[Point]:
+    sources = {"DLPerf": dlperf(data), "DAPPLE's profiles": dapple_profiles(data), "DAPPLE Table VI": dapple_table()}
+    for name, points in sources.items():
+        if not points:
+            console.print(f"{name}: no data; --data DIRECTORY has none of it")
+    return [point for points in sources.values() for point in points]
+
+
+def leave_one_out(points: Sequence[Point]) -> Dict[str, Laws]:
+    """Laws fitted to everything but one series (of DLPerf, each is one; of other sources, all of it)."""
+    groups = dict.fromkeys(group_of(point) for point in points)
+    return {group: fit([point for point in points if group_of(point) != group]) for group in groups}
+
+
+def group_of(point: Point) -> str:
+    return point.series if point.source == "DLPerf" else point.source
+
+
+def verdicts(points: Sequence[Point], laws: Laws) -> Tuple[int, int]:
+    """(right, all): whether a run fits memory."""
+    right = [point.predict(laws).oom != point.fits for point in points]
+    return sum(right), len(right)
+
+
+def errors_of(points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> Tuple[TestedError, ...]:
+    rows = []
+    for precision in ("fp32", "fp16"):
+        mine = [point for point in points if point.precision == precision and point.fits]
+        errors = [abs(error(point, laws_of(point))) for point in mine]
+        if errors:
+            mean, largest = round(float(np.mean(errors)), 3), round(max(errors), 3)
+            rows.append(TestedError(times=KERNELS, device=KIND, precision=precision, points=len(errors), mean=mean, largest=largest))
+    return tuple(rows)
+
+
+def write(laws: Laws) -> None:
+    """As the package's file; rows of devices say what differs from ``GPU``."""
+    value = json.loads(json.dumps(plain(laws)), parse_float=lambda text: float(f"{float(text):.4g}"))
+    base = value["devices"]["GPU"]
+    value["devices"] = {name: row if name == "GPU" else {key: held for key, held in row.items() if held != base[key]}
+                        for name, row in value["devices"].items()}
+    text = json.dumps(value, indent=1, default=float)
+    with open(DEFAULT, "w", encoding="utf8") as handle:
+        handle.write(text + "\n")
+
+
+def picture(path: str, points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> None:
+    """Predicted over measured throughput, each source in its colour."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for source in dict.fromkeys(point.source for point in points):
+        mine = [point for point in points if point.source == source and point.fits]
+        ratios = [1.0 + error(point, laws_of(point)) for point in mine]
+        axes.scatter([point.measured for point in mine], ratios, s=18, label=source)
+    axes.axhspan(0.85, 1.15, alpha=0.15, color="gray")
+    axes.axhline(1.0, color="gray", linewidth=0.8)
+    axes.set(xscale="log", xlabel="measured, samples/s", ylabel="predicted / measured", ylim=(0.4, 1.8),
+             title="Predictions of runs that no parameter was fitted to; gray: 15%")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", help="directory with published measurements")
+    parser.add_argument("--fit", action="store_true", help="fit the laws, to all sources and to all but one")
+    parser.add_argument("--write", action="store_true", help="write the laws that come with the package (with --fit)")
+    parser.add_argument("--picture", help="draw predicted over measured into this file")
+    given = parser.parse_args(arguments)
+    console = Console(width=150)
+    points = every_point(given.data, console)
+    laws = fit(points) if given.fit else default_laws()
+    console.print(table("Fitted" if given.fit else "With the package's laws", COLUMNS, by_series(points, lambda point: laws)))
+    tested_layers: Tuple[TestedError, ...] = ()
+    if layers(given.data):
+        errors = [abs(wrong) for _, wrong in layers(given.data)]
+        tested_layers = (TestedError(times=LAYERS, device=KIND, precision="fp32", points=len(errors),
+                                     mean=round(float(np.mean(errors)), 3), largest=round(max(errors), 3)),)
+        console.print("layers of the planners' profiles against DAPPLE's authors' times: {}".format(
+            ", ".join(f"{name} {wrong:+.0%}" for name, wrong in layers(given.data))))
+    left: Callable[[Point], Laws] = lambda point: laws  # noqa: E731
+    if given.fit:
+        without = leave_one_out(points)
+        left = lambda point: without[group_of(point)]  # noqa: E731
+        console.print(table("Not fitted: laws of all other sources", COLUMNS, by_series(points, left)))
+        for one in errors_of(points, left):
+            console.print(f"not fitted, {one.device}, {one.precision}: {one.points} points, mean {one.mean:.1%}, largest "
+                          f"{one.largest:.1%}")
+        laws = replace(laws, errors=errors_of(points, left) + tested_layers + (OWN_OPS,))
+    right, count = verdicts(points, laws)
+    runs = amp(given.data)
+    if not runs:
+        console.print("AMP: no data; --data DIRECTORY has none of it")
+    for setting in dict.fromkeys(run.setting for run in runs):
+        ran = [run for run in runs if run.setting == setting and run.ran]
+        order = spearmanr([run.estimate_s for run in ran], [run.measured_s for run in ran]).correlation
+        console.print(f"AMP, {setting}: {len(ran)} strategies ran, Spearman {order:.3f}")
+    right, count = right + sum(run.ran == run.fits for run in runs), count + len(runs)
+    console.print(f"fits memory or not, as it was: {right} of {count} ({right / count:.0%})")
+    if given.write:
+        write(laws)
+    if given.picture:
+        picture(given.picture, points, left)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Searches, saved plans and default strategies, for functions and Keras models that know nothing of them."""
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from typer.testing import CliRunner
+
+import whale_tf as wh
+from tests.functions.equality import TOLERANCE, Scope, batches, run
+from tests.functions.test_training_steps import cross_entropy, momentum, sparse, variable
+from tests.numeric.test_rhino import slow_devices
+from whale_tf.cli import app
+from whale_tf.plan import Plan
+
+
+def wide(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Weights that are large beside the mini-batch, so that dividing them is worth it."""
+    weights = [variable(6, 256), variable(256, 256, seed=2), variable(256, 3, seed=3)]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, tf.tanh(tf.tanh(x @ weights[0]) @ weights[1]) @ weights[2])
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+        return loss
+
+    return step, weights
+
+
+BUILDS: Dict[str, Any] = {"momentum": momentum, "sparse": sparse, "wide": wide}
+
+
+@pytest.fixture
+def only_rhino(monkeypatch: Any) -> Iterator[None]:
+    """Plans of TaskGraphs, which would win on such small models, are none."""
+    import whale_tf.searching as searching
+
+    monkeypatch.setattr(searching, "to_play", lambda found: [])
+    yield
+
+
+def equal_to_local(build: Any, config: Dict[str, Any], plan: Any = None, default: Any = None, sizes: Any = (16, 16),
+                   cluster: Any = "cpu:2") -> Plan:
+    """Asserts that the function trains as it does locally; returns the plan of its last trace."""
+    local = run(build, batches(sizes))
+    wh.init(config, cluster=cluster, plan=plan)
+    if default is not None:
+        wh.set_default_strategy(default())
+    step, variables = build([contextlib.nullcontext] * 4)
+    returned = [step(tf.constant(x), tf.constant(y)) for x, y in batches(sizes)]
+    for one, other in zip(tf.nest.flatten((local.returned, local.variables)), tf.nest.flatten((returned, variables))):
+        np.testing.assert_allclose(np.array(other), one, rtol=10 * TOLERANCE, atol=TOLERANCE)
+    found = wh.current_plan()
+    assert found is not None and found.num_devices == 2
+    wh.shutdown()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build, config", [
+    ("momentum", {"auto_parallel": True}), ("momentum", {"num_task_graph": 2, "num_micro_batch": 2}),
+    ("sparse", {"auto_parallel": True, "num_micro_batch": 2})], ids=str)
+def test_searches_and_their_plans_again(build: str, config: Dict[str, Any]) -> None:
+    plan = equal_to_local(BUILDS[build], config, sizes=(16, 16, 12))
+    assert equal_to_local(BUILDS[build], {}, plan.to_json()).task_graphs == plan.task_graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", BUILDS)
+def test_rhino_divides_variables(build: str, only_rhino: None) -> None:
+    plan = equal_to_local(BUILDS[build], {"auto_parallel": "rhino"}, cluster=slow_devices(2))
+    assert plan.estimate.search == "rhino" and set(plan.shards.values()) - {"once"}
+    assert equal_to_local(BUILDS[build], {}, plan.to_json(), cluster=slow_devices(2)).shards == plan.shards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["replicate", "split"])
+def test_a_default_strategy(strategy: str) -> None:
+    plan = equal_to_local(momentum, {}, default=lambda: getattr(wh, strategy)(2))
+    assert [(task.name, task.strategy) for task in plan.task_graphs] == [("default", strategy)]
+    wh.init(cluster="cpu:2")
+    wh.set_default_strategy(wh.split(2))
+    wh.set_default_strategy(None)
+    step, _ = momentum([contextlib.nullcontext] * 4)
+    step(*[tf.constant(part) for part in batches()[0]])
+    plan = wh.current_plan()
+    assert plan is not None and plan.task_graphs[0].strategy == "replicate"
+
+
+@pytest.mark.slow
+def test_functions_are_named() -> None:
+    wh.init(cluster="cpu:2")
+    assert wh.current_plan() is None
+    for name, scope in (("first", lambda: wh.split(2)), ("second", contextlib.nullcontext)):
+        step, _ = momentum([scope, scope])
+        x, y = [tf.constant(part) for part in batches()[0]]
+        named = tf.function(step.python_function)
+        named._name = name
+        named(x, y)
+    plans = [wh.current_plan(name) for name in ("first", "second")]
+    assert plans[0].task_graphs[0].strategy == "split" and plans[1].task_graphs[0].strategy == "replicate"
+    assert wh.current_plan() == plans[1] and wh.current_program("first") != wh.current_program()
+    assert wh.explain().startswith("tf.function 'second'\nothers, each with a plan of its own: wh.explain('first')\n")
+    assert "variables are in parts on their devices" in wh.explain("first")
+    with pytest.raises(wh.PlanError, match="'third'.: no tf.function of that name was rewritten; .*'first', 'second'"):
+        wh.current_plan("third")
+
+
+# -- commands ------------------------------------------------------------------------------------------------------------
+SCRIPT = """
+import numpy as np
+import tensorflow as tf
+w = [tf.Variable(np.ones([6, 64], np.float32)), tf.Variable(np.ones([64, 3], np.float32))]
+
+@tf.function
+def step(x, y):
+    with tf.GradientTape() as tape:
+        logits = tf.tanh(x @ w[0]) @ w[1]
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+    for variable, grad in zip(w, tape.gradient(loss, w)):
+        variable.assign_sub(0.1 * grad)
+    return loss
+
+for _ in range(2):
+    print(step(tf.ones([16, 6]), tf.zeros([16], tf.int64)).numpy())
+"""
+
+
+@pytest.mark.slow
+def test_commands_know_functions(tmp_path: Any) -> None:
+    path = str(tmp_path / "script.py")
+    with open(path, "w") as file:
+        file.write(SCRIPT)
+
+    def call(*arguments: str) -> Any:
+        return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+    result = call("profile", path)
+    assert result.exit_code == 0 and "mini-batches of 16" in result.output, result.output
+    result = call("plan", "--model", path, "--cluster", "cpu:2", "--global-batch", "16", "-o", path + ".plan")
+    assert result.exit_code == 0 and "data parallel on 2" in result.output, result.output
+    result = call("explain", "--program", path)
+    assert result.exit_code == 0 and "t0_forward" in result.output, result.output
+    result = call("profile", path, "--measure", "CPU")
+    assert result.exit_code == 1 and "only the steps of Sessions are measured" in result.output, result.output
+    assert os.path.exists(path + ".plan")

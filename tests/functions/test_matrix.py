@@ -1,0 +1,196 @@
+"""Every model under every plan, in ``fit`` and in a custom loop: losses, metrics and all variables are the local ones.
+
+Five steps and a validation pass. CI has every model once, and every plan in both loops; ``--full`` has the product.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_tf as wh
+from tests.functions.equality import Scope, Way
+
+keras = pytest.importorskip("keras", minversion="3.0")
+
+from tests.functions.models import BATCH, CASES, EXAMPLES, VALIDATION, Case  # noqa: E402
+
+PLANS: Dict[str, Way] = {
+    "data parallel 2": Way((), 2, {}),
+    "data parallel 4": Way((), 4, {}),
+    "pipeline 2": Way((1, 1), 2, {}),
+    "pipeline 2, 4 micro-batches": Way((1, 1), 2, {"num_micro_batch": 4}),
+    "pipeline 2 nested 2": Way((1, 1), 4, {"num_micro_batch": 2}),
+}
+LOOPS = ("fit", "custom")
+
+
+class Outcome(NamedTuple):
+    """Of each step or epoch and of the validation pass, by name; and all variables."""
+
+    values: Dict[str, Any]
+    variables: List[np.ndarray]
+
+
+@contextlib.contextmanager
+def scopes(case: Case, way: Optional[Way]) -> Iterator[List[Scope]]:
+    """The stages' scopes, for a model that is made and trained inside; what is open outside is left as it was."""
+    before = keras.config.dtype_policy(), keras.config.floatx()
+    keras.config.set_floatx("float64" if case.policy == "float64" else "float32")
+    keras.config.set_dtype_policy(case.policy)
+    stages: List[Scope] = [contextlib.nullcontext] * 2
+    try:
+        if way is not None:
+            wh.init({**case.config, **way.config}, cluster=f"cpu:{way.devices}")
+            for number, count in enumerate(way.counts):
+                stages[number] = functools.partial(wh.replicate, count, name=f"stage {number}")
+        yield stages
+        plan = wh.current_plan() if way is not None else None
+        if way is not None:
+            assert plan is not None and plan.num_devices == way.devices and len(plan.task_graphs) == max(1, len(way.counts))
+            assert "Not exactly the local result" not in wh.explain()
+    finally:
+        wh.shutdown()
+        keras.config.set_floatx(before[1])
+        keras.config.set_dtype_policy(before[0])
+        keras.utils.clear_session()
+
+
+def trained(case: Case, loop: str, way: Optional[Way]) -> Outcome:
+    with scopes(case, way) as stages:
+        keras.utils.set_random_seed(0)
+        model = case.make(stages)
+        values = (by_fit if loop == "fit" else by_hand)(model, case)
+        optimizers = [item for item in vars(model).values() if isinstance(item, keras.optimizers.Optimizer)] or [model.optimizer]
+        variables = model.variables + [variable for item in optimizers for variable in item.variables]
+        return Outcome(values, [np.array(tf.cast(v.value, tf.float64)) for v in variables])
+
+
+def by_fit(model: Any, case: Case) -> Dict[str, Any]:
+    given = (case.x,) if case.y is None else (case.x, case.y)
+    validation = tf.data.Dataset.from_tensors(tf.nest.map_structure(lambda part: part[:VALIDATION], given))
+    return model.fit(case.x, case.y, batch_size=BATCH, shuffle=False, verbose=0, validation_data=validation).history
+
+
+def by_hand(model: Any, case: Case) -> Dict[str, Any]:
+    """A loop of the user's: steps in a tf.function, with tapes, and Keras' loss and optimizer or the model's own step."""
+    supervised = case.y is not None
+
+    @tf.function
+    def step(x: Any, y: Any) -> Dict[str, Any]:
+        if not supervised:
+            return model.train_step((x,))
+        with tf.GradientTape() as tape:
+            prediction = model(x, training=True)
+            loss = model.compute_loss(x, y, prediction)
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return {"loss": loss, "predictions": prediction}
+
+    @tf.function
+    def validate(x: Any, y: Any) -> Dict[str, Any]:
+        return {"loss": model.compute_loss(x, y, model(x, training=False))} if supervised else model.test_step((x,))
+
+    values: Dict[str, Any] = {}
+    y = case.y if supervised else ()
+    for start in range(0, EXAMPLES, BATCH):
+        batch = [tf.nest.map_structure(lambda part: tf.constant(part[start:start + BATCH]), parts) for parts in (case.x, y)]
+        values.update({f"{name} at {start}": np.array(value) for name, value in step(*batch).items()})
+    batch = [tf.nest.map_structure(lambda part: tf.constant(part[:VALIDATION]), parts) for parts in (case.x, y)]
+    return dict(values, **{f"val {name}": np.array(value) for name, value in validate(*batch).items()})
+
+
+@pytest.fixture(autouse=True)
+def graph_optimizer(request: Any) -> Iterator[None]:
+    """It takes longer than five small steps; with --full it stays."""
+    off = not request.config.getoption("--full")
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+local = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name], loop, None))
+
+
+def check(name: str, loop: str, way: Way) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*are not compiled by XLA")
+        found = trained(CASES[name], loop, way)
+    compare(CASES[name], local(name, loop), found)
+
+
+def compare(case: Case, expected: Outcome, found: Outcome) -> None:
+    assert expected.values.keys() == found.values.keys() and len(expected.variables) == len(found.variables)
+    assert len(expected.variables) > 3 and all(np.all(np.isfinite(variable)) for variable in expected.variables)
+    rough = max(case.tolerance, 1e-6)  # Keras' metrics are float32
+    for key, value in expected.values.items():
+        np.testing.assert_allclose(found.values[key], value, rtol=rough, atol=rough, err_msg=key)
+    for one, other in zip(expected.variables, found.variables):
+        assert np.linalg.norm(other - one) <= case.tolerance * max(np.linalg.norm(one), 0.01 * one.size ** 0.5)
+
+
+def rows() -> Iterator[Any]:
+    """Every model, loop and plan; without the mark ``full`` every model once, and every plan in every loop."""
+    pairs = [(loop, plan) for plan in PLANS for loop in LOOPS]
+    for i, name in enumerate(CASES):
+        for k, (loop, plan) in enumerate(pairs):
+            marks = [] if k == i % len(pairs) else [pytest.mark.full]
+            yield pytest.param(name, loop, plan, marks=marks, id=f"{name}-{loop}-{plan}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, loop, plan", rows())
+def test_equals_local(name: str, loop: str, plan: str) -> None:
+    check(name, loop, PLANS[plan])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["data parallel 2", pytest.param("pipeline 2, 4 micro-batches", marks=pytest.mark.full)])
+def test_series_of_unknown_length(plan: str) -> None:
+    """Neither the number of examples nor that of times is known before a step runs: a generator says nothing of them."""
+
+    def fit(way: Optional[Way]) -> Outcome:
+        with scopes(case, way) as stages:
+            keras.utils.set_random_seed(0)
+            inputs = keras.Input((None, 3))
+            with stages[0]():
+                x = keras.layers.LSTM(4)(inputs)
+            with stages[1]():
+                outputs = keras.layers.Dense(4, activation="softmax")(x)
+            model = keras.Model(inputs, outputs)
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            signature = tf.TensorSpec([None, None, 3], tf.float64), tf.TensorSpec([None], tf.int64)
+            batches = [(case.x[i:i + 16, :length], case.y[i:i + 16]) for i, length in ((0, 4), (16, 2), (32, 3))]
+            history = model.fit(tf.data.Dataset.from_generator(lambda: batches, output_signature=signature), verbose=0).history
+            return Outcome(history, [np.array(v.value) for v in model.variables])
+
+    case = CASES["lstm and gru"]
+    compare(case, fit(None), fit(PLANS[plan]))
+
+
+@pytest.mark.slow
+def test_clones_draw_numbers_of_their_own() -> None:
+    """Dropout, and Keras' random numbers, in every part of a mini-batch."""
+    case = CASES["mlp"]
+    with scopes(case, None):
+        wh.init({"num_micro_batch": 2}, cluster="cpu:2")
+        dropout, seed = keras.layers.Dropout(0.5), keras.random.SeedGenerator(1)
+        dense = keras.layers.Dense(1)
+        dense.build((None, 64))
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 64], tf.float64)])  # of a static size they would be drawn once
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                dropped, drawn = dropout(x, training=True), keras.random.normal(tf.shape(x), seed=seed)
+                loss = tf.reduce_mean(dense(dropped + drawn))
+            for variable, gradient in zip(dense.trainable_variables, tape.gradient(loss, dense.trainable_variables)):
+                variable.assign_sub(0.1 * gradient)
+            return dropped, drawn
+
+        found = [step(tf.ones([8, 64], tf.float64)) for _ in range(2)]
+    for numbers in zip(*found):
+        assert len({part.tobytes() for step_ in numbers for part in np.split(step_.numpy(), 4)}) == 8

@@ -1,0 +1,163 @@
+"""``wh.split`` in tf.functions: steps equal the local ones, and the user's variables stay whole for everybody else."""
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_tf as wh
+from tests.functions.equality import Scope, Way, batches, check
+from tests.functions.test_training_steps import cross_entropy, keras_adam, logits_of, momentum, perceptron, sparse, variable
+
+HEAD = Way((1, 2), 3, {}, split=(1,))
+WHOLE = Way((2,), 2, {}, split=(0,))
+HYBRID = Way((2, 2), 2, {}, split=(1,))  # Whale's example 2: features replicated, the head split, on the same devices
+
+
+def update(weights: Sequence[tf.Variable], slots: Sequence[tf.Variable], grads: Sequence[tf.Tensor]) -> None:
+    for w, v, grad in zip(weights, slots, grads):
+        v.assign(0.9 * v + grad)
+        w.assign_sub(0.1 * v)
+
+
+def attention(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Multi-head attention written with einsum."""
+    weights = [variable(6, 2, 4, seed=seed) for seed in range(3)] + [variable(2, 4, 6, seed=4), variable(6, 3, seed=5)]
+    slots = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        x = tf.stack([x, tf.sin(x), tf.cos(x)], 1)
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                query, key, value = [tf.einsum("bsd,dhk->bhsk", x, w) for w in weights[:3]]
+                weighted = tf.einsum("bhst,bhtk->bhsk", tf.nn.softmax(tf.einsum("bhsk,bhtk->bhst", query, key)), value)
+                out = tf.einsum("bhsk,hkd->bsd", weighted, weights[3])
+            with stages[1]():
+                loss = cross_entropy(y, tf.matmul(tf.reduce_mean(x + out, 1), weights[4]))
+        update(weights, slots, tape.gradient(loss, weights))
+        return loss
+
+    return step, weights + slots
+
+
+def experts(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A mixture of four experts, each of which sees all examples."""
+    gate, inner, outer, out = variable(6, 4), variable(4, 6, 8, seed=2), variable(4, 8, 6, seed=3), variable(6, 3, seed=4)
+    weights = [gate, inner, outer, out]
+    slots = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                gates = tf.nn.softmax(tf.matmul(x, gate))
+            with stages[1]():
+                hidden = tf.nn.relu(tf.einsum("bd,edf->ebf", x, inner))
+                mixed = tf.einsum("be,ebf,efd->bd", gates, hidden, outer)
+                loss = cross_entropy(y, tf.matmul(mixed, out))
+        update(weights, slots, tape.gradient(loss, weights))
+        return loss
+
+    return step, weights + slots
+
+
+BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "sparse": sparse, "attention": attention,
+                          "experts": experts}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build, way", [
+    ("momentum", HEAD), ("momentum", HYBRID), ("keras_adam", WHOLE), ("sparse", Way((2, 1), 3, {}, split=(0,))),
+    ("attention", Way((2, 1), 3, {"num_micro_batch": 2}, split=(0,))), ("experts", HYBRID),
+    ("momentum", Way((2,), 4, {"num_micro_batch": 2}, split=(0,)))])
+def test_steps(build: str, way: Way) -> None:
+    outcome = check(BUILDS[build], way, batches((16, 16, 12)), 1e-11)
+    assert outcome.plan is not None and outcome.plan.shards
+
+
+def held(variables: Sequence[tf.Variable]) -> List[int]:
+    """Elements that the resources of variables hold, read past everybody."""
+    handles = [variable.__dict__["_handle"] for variable in variables]
+    return [int(tf.size(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64))) for handle in handles]
+
+
+def train_with(weights: List[tf.Variable], scope: Scope) -> Callable[[], tf.Tensor]:
+    x, y = [tf.constant(part) for part in batches()[0]]
+
+    @tf.function
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, logits_of(weights, [scope, scope], x))
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+        return loss
+
+    return step
+
+
+@pytest.mark.slow
+def test_the_users_variables_stay_whole_for_everybody_else(tmp_path: Any) -> None:
+    def script(scope: Scope) -> List[np.ndarray]:
+        weights = perceptron()
+        step = train_with(weights, scope)
+        forward = tf.function(lambda: tf.reduce_sum(weights[0]) * tf.reduce_sum(weights[2]))
+        steps = tf.function(lambda: [step() for _ in range(2)])
+        seen = [forward()]
+        seen.append(step())
+        if scope is not contextlib.nullcontext:
+            assert held(weights[:1]) == [0]  # no device has a whole one
+        seen.append(forward())
+        seen += [step(), weights[0].numpy(), tf.convert_to_tensor(weights[2]), weights[0][:2] + 1.0]
+        weights[0].assign(0.5 * weights[0])
+        seen += [step(), step(), *steps()]
+        weights[2].assign_add(tf.ones_like(weights[2]))
+        saved = tf.train.Checkpoint(weights=weights)
+        path = saved.write(str(tmp_path / "checkpoint"))
+        seen.append(step())
+        saved.restore(path)
+        with tf.GradientTape() as tape:  # looks at handles before the function runs
+            tape.watch(weights[0])
+            seen += [step(), step()]
+        wh.shutdown()
+        seen += [forward(), step(), weights[0].numpy(), step(), *steps()]
+        return [np.array(one) for one in seen + weights]
+
+    local = script(contextlib.nullcontext)
+    wh.init(cluster="cpu:2")
+    parallel = script(lambda: wh.split(2))
+    for one, other in zip(local, parallel):
+        np.testing.assert_allclose(other, one, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_functions_that_cannot_agree_on_a_variable() -> None:
+    wh.init(cluster="cpu:4")
+    weights = perceptron()
+    two, four = train_with(weights, lambda: wh.split(2, name="two")), train_with(weights, lambda: wh.split(4, name="four"))
+    two(), four(), two()  # one after the other
+    with pytest.raises(wh.PlanError, match="calls functions that divide variable .* differently"):
+        tf.function(lambda: two() + four())()
+    with pytest.raises(wh.PlanError, match="reads or writes variable .* and calls a function that divides it"):
+        tf.function(lambda: two() + tf.reduce_sum(weights[0]))()
+    wh.shutdown()
+    with pytest.raises(wh.PlanError, match="traced after wh.shutdown"):
+        tf.function(lambda: two())()
+
+
+def test_a_variable_that_is_an_argument() -> None:
+    wh.init(cluster="cpu:2")
+    weights = perceptron()
+
+    @tf.function
+    def step(w: tf.Variable) -> None:
+        x, y = batches()[0]
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, logits_of([w, *weights[1:]], [lambda: wh.split(2), contextlib.nullcontext], tf.constant(x)))
+        w.assign_sub(tape.gradient(loss, w))
+
+    with pytest.raises(wh.PlanError, match="gets as its argument .'w:0'.; let the function use the variable itself"):
+        step(weights[0])

@@ -1,0 +1,79 @@
+"""What a row of parts keeps, against all choices there are."""
+from __future__ import annotations
+
+import itertools
+from typing import Iterator, Tuple
+
+import numpy as np
+import pytest
+
+from whale_tf.planner.recompute import Choice, Parts
+
+
+def parts(seed: int, size: int, in_flight: int) -> Parts:
+    """A chain: each part's last tensor, of ``crossing`` bytes, is read by the next one."""
+    random = np.random.RandomState(seed)
+    held, edge = random.randint(1, 100, size).astype(float), random.randint(1, 20, size).astype(float)
+    edge[-1] = 0.0
+    crossing = np.array([[edge[q] if p <= q else 0.0 for q in range(size)] for p in range(size)])
+    return Parts(held, random.randint(1, 50, size).astype(float), crossing, np.zeros((size, size)), in_flight)
+
+
+def every_choice(row: Parts) -> Iterator[Choice]:
+    """All ways to cut the row, and to drop segments of it or, of one part, to keep them."""
+    for cuts in itertools.product((False, True), repeat=row.size - 1):
+        ends = [q for q, is_end in enumerate(cuts) if is_end] + [row.size - 1]
+        spans = list(zip([0] + [end + 1 for end in ends], ends))
+        for drops in itertools.product((False, True), repeat=len(spans)):
+            if all(drop or p == q for drop, (p, q) in zip(drops, spans)):
+                yield priced(row, [(p, q, drop) for drop, (p, q) in zip(drops, spans)])
+
+
+def priced(row: Parts, spans: "list[Tuple[int, int, bool]]") -> Choice:
+    kept = seconds = largest = 0.0
+    for p, q, is_dropped in spans:
+        is_last = q == row.size - 1 and row.in_flight == 1
+        if is_dropped:
+            kept += row.crossing[p, q]
+            seconds += 0.0 if is_last else row.seconds[p:q + 1].sum()
+            largest = max(largest, row.held[p:q + 1].sum())
+        else:
+            kept += row.held[q]
+    return Choice(row.in_flight * kept + largest, seconds, tuple((q, is_dropped) for _, q, is_dropped in spans))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_smallest_is_the_least_of_all(seed: int, in_flight: int) -> None:
+    row = parts(seed, 6, in_flight)
+    assert row.smallest().memory == min(choice.memory for choice in every_choice(row))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_fastest_fits_and_is_within_two_percent_of_memory(seed: int, in_flight: int, share: float) -> None:
+    """Memory is counted in steps of the budget, rounded up for each segment: the answer is as fast as the best in a budget that
+    is smaller by one step for each part."""
+    row = parts(seed, 6, in_flight)
+    choices = list(every_choice(row))
+    least = min(choice.memory for choice in choices)
+    budget = least + share * (row.memory_without - least)
+    found = row.fastest(budget)
+    assert found is not None and found.memory <= budget
+    assert found.seconds >= min(choice.seconds for choice in choices if choice.memory <= budget)
+    assert found.seconds <= min(choice.seconds for choice in choices if choice.memory <= budget * (1 - row.size / 512))
+
+
+def test_nothing_fits() -> None:
+    row = parts(0, 6, 2)
+    assert row.fastest(0.9 * row.smallest().memory) is None
+
+
+def test_the_choice_says_which_parts_are_dropped() -> None:
+    """Four equal parts and little that crosses: as little as possible is kept if two are dropped at a time."""
+    size = 4
+    crossing = np.array([[1.0 if p <= q < size - 1 else 0.0 for q in range(size)] for p in range(size)])
+    row = Parts(np.full(size, 100.0), np.ones(size), crossing, np.zeros((size, size)), 2)
+    assert row.smallest().segments == ((0, True), (1, True), (2, True), (3, True))
+    assert row.smallest().memory == 2 * 3 + 100

@@ -1,0 +1,179 @@
+"""The laws of TensorFlow's kernels on GPUs, by hand, and where they reach."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from tests.simulator.test_cli import call
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator import Options, built_in_model, simulate, uniform_3d
+from whale_tf.simulator.laws import (
+    FUSED_SHARE,
+    KERNELS,
+    FrameworkLaw,
+    Kernels,
+    Laws,
+    Product,
+    as_run,
+    default_laws,
+    is_eligible,
+    layers_with,
+    occupancy,
+    product_of,
+    step_with,
+    waiting_seconds,
+)
+from whale_tf.simulator.model_graph import ACTIVATION, PARAMETER
+from whale_tf.simulator.step_graph import StepGraph
+
+pytestmark = pytest.mark.once
+V100 = Cluster.parse("V100-16GB:1").devices[0]
+ROW = {"units": 80, "matmul_fp32": 0.5, "matmul_half": 0.25, "memory": 1.0, "depth": 0.0}
+PLAIN = Laws.parse({"devices": {"GPU": ROW}, "framework": {"launch_s": 0.0}})
+
+
+def op_number(model: Any, name: str) -> int:
+    return next(number for number, op in enumerate(model.ops) if op.name == name)
+
+
+def test_tiles_fill_waves() -> None:
+    assert occupancy(Product(1, 1280, 1024, 64), 80, 0.0, True) == 1.0, "80 tiles of 128 x 128"
+    smaller = max(90 / 160, 0.85 * 360 / 400, 0.6 * 1440 / 1440)
+    assert occupancy(Product(1, 1280, 1152, 64), 80, 0.0, True) == pytest.approx(smaller)
+    assert occupancy(Product(1, 1280, 1024, 64), 80, 64.0, True) == 0.5, "a product as long as the depth"
+
+
+@pytest.mark.parametrize("name,product", [
+    ("block0/feed_forward/expand", Product(1, 4 * 128, 3072, 768)),
+    ("block0/attention/scores", Product(4 * 12, 128, 128, 64)),
+    ("block0/attention/context", Product(4 * 12, 128, 64, 128))])
+def test_products_of_a_transformer(name: str, product: Product) -> None:
+    model = built_in_model("bert-base", 4)
+    assert product_of(model.ops[op_number(model, name)]) == product
+
+
+def test_a_convolution_is_the_product_it_is_lowered_to() -> None:
+    model = built_in_model("resnet-50", 2)
+    stem = product_of(model.ops[op_number(model, "stem/conv")])
+    assert stem == Product(1, 2 * 112 * 112, 64, 7 * 7 * 3) and not is_eligible(stem)
+    assert is_eligible(product_of(model.ops[op_number(model, "stage0_block0/conv2")]))
+
+
+def test_a_product_takes_its_flops_at_the_share_of_full_tiles() -> None:
+    model = built_in_model("bert-base", 40)
+    number = op_number(model, "block0/feed_forward/expand")
+    flops = model.ops[number].flops
+    expected = flops / (15.7e12 * 0.5 * occupancy(product_of(model.ops[number]), 80, 0.0, False))
+    assert Kernels(model, PLAIN, False).seconds(number, flops, 0.0, 1.0, False, V100) == pytest.approx(expected)
+    half = as_run(model, "fp16", False)
+    assert Kernels(half, PLAIN, False).seconds(number, flops, 0.0, 1.0, False, V100) == pytest.approx(
+        flops / (125e12 * 0.25 * occupancy(product_of(model.ops[number]), 80, 0.0, True)))
+
+
+def test_gelu_op_by_op_moves_nine_times_its_tensors_and_fused_less_than_once() -> None:
+    model = built_in_model("bert-base", 4)
+    number = op_number(model, "block0/feed_forward/gelu")
+    seconds = [Kernels(model, PLAIN, xla).seconds(number, 1.0, 9e8, 1.0, False, V100) for xla in (False, True)]
+    assert seconds == pytest.approx([9e-3, 0.75e-3])
+    half = as_run(model, "fp16", False)
+    assert Kernels(half, PLAIN, False).seconds(number, 1.0, 9e8, 1.0, False, V100) == pytest.approx(21e-3), "float32, and casts"
+
+
+def test_mixed_precision_keeps_variables_in_float32() -> None:
+    model = as_run(built_in_model("bert-base", 4), "fp16", True)
+    assert {tensor.itemsize for tensor in model.tensors if tensor.role == ACTIVATION} == {2}
+    assert {tensor.itemsize for tensor in model.tensors if tensor.role == PARAMETER} == {4}
+
+
+def test_what_several_devices_wait_for() -> None:
+    law = FrameworkLaw(jitter=0.01, hop_s=1e-4, overlap=0.25, cycle_s=0.01, fusion_bytes=1e6)
+    assert waiting_seconds(law, 0.3, 0.1, 1, 1e6, False) == 0.0
+    late = 0.3 * 0.01 * math.sqrt(2 * math.log(8))
+    assert waiting_seconds(law, 0.3, 0.0, 8, 1e6, False) == pytest.approx(late + 0.75 * 20 * 8 * 1e-4), "20 cycles"
+    assert waiting_seconds(law, 0.3, 0.1, 8, 1e6, True) == pytest.approx(late + 0.1), "XLA: one full buffer, nothing hidden"
+
+
+def test_every_device_type_has_a_row_and_files_are_checked() -> None:
+    laws = default_laws()
+    assert laws.of("V100-16GB").units == 80 and laws.of("A100-40GB").units == 108 and laws.of("mine") == laws.devices["GPU"]
+    with pytest.raises(PlanError, match="devices has no row 'GPU'"):
+        Laws.parse({"devices": {"V100": ROW}})
+    with pytest.raises(PlanError, match="matmul_fp23"):
+        Laws.parse({"devices": {"GPU": dict(ROW, matmul_fp23=1.0)}})
+
+
+def test_errors_of_the_kind_of_device_or_the_largest_there_is() -> None:
+    rows = [{"times": KERNELS, "device": name, "precision": "fp32", "points": 3, "mean": mean, "largest": 2 * mean}
+            for name, mean in (("V100", 0.1), ("T4", 0.2))]
+    laws = Laws.parse({"devices": {"GPU": ROW}, "errors": rows})
+    assert [laws.error(KERNELS, name, "fp32").mean for name in ("V100-32GB", "T4", "H100")] == [0.1, 0.2, 0.2]  # type: ignore[union-attr]
+    assert laws.error("layers", "V100", "fp32") is None
+
+
+# ---- where they reach --------------------------------------------------------------------------------------------------
+
+
+def rate(*more: str) -> Any:
+    found = call("simulate", "--cluster", "V100-16GB:1", "--json", *more)
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout)["samples_per_s"]
+
+
+def test_precision_xla_and_batch_reach_built_in_models() -> None:
+    plain, half, fused = (rate("--model", "bert-base", "--global-batch", "32", *more)
+                          for more in ((), ("--precision", "fp16"), ("--precision", "fp16", "--xla")))
+    assert plain < half < fused and rate("--model", "bert-base", "--global-batch", "64") > plain
+
+
+def test_precision_xla_and_batch_reach_profiles() -> None:
+    plain, half, fused = (rate("--profile", "bert-large@dapple", "--global-batch", "4", *more)
+                          for more in ((), ("--precision", "fp16"), ("--precision", "fp16", "--xla")))
+    assert plain < half < fused
+    cluster, row = Cluster.parse("V100-16GB:1"), {"device": "V100-16GB", "batch": 1, "forward_s": 1.0, "backward_s": 2.0}
+    layer = {"name": "a", "forward_flops": 1e12, "utilization": 0.5, "measured": [row]}
+    found = layers_with(ModelProfile.parse({"name": "m", "layers": [layer]}), PLAIN, cluster, "fp16", False).layers[0]
+    assert found.measured[0].forward_s == pytest.approx(15.7 / 125 * 0.5 / 0.25)
+    with pytest.raises(PlanError, match="known by its measured times alone"):
+        layers_with(ModelProfile.parse({"name": "m", "layers": [dict(layer, forward_flops=0)]}), PLAIN, cluster, "fp16", False)
+
+
+def test_precision_and_xla_reach_captured_steps() -> None:
+    from tests.simulator.test_step_graph import step
+
+    graph = step()
+    gelu = graph.ops[0]._replace(contraction=False)
+    graph = graph._replace(ops=(gelu, *graph.ops[1:]))
+    found: StepGraph = step_with(graph, PLAIN, V100, "fp16", True)
+    assert found.seconds["forward_b"][-1][1] == pytest.approx(15.7 * 0.5 / (125 * 0.25))
+    assert found.seconds["forward_a"][-1][1] == pytest.approx(0.5 * FUSED_SHARE) and found.precision == "fp16"
+    assert step_with(graph, PLAIN, V100, "fp32", False).seconds == graph.seconds
+
+
+def test_answers_have_their_uncertainty(tmp_path: Any) -> None:
+    rows = [{"times": KERNELS, "device": "V100", "precision": "fp32", "points": 3, "mean": 0.1, "largest": 0.25}]
+    path = tmp_path / "laws.json"
+    path.write_text(json.dumps({"devices": {"GPU": ROW}, "errors": rows}))
+    options = ("simulate", "--cluster", "V100-16GB:1", "--model", "bert-base", "--global-batch", "8", "--laws", str(path))
+    found = json.loads(call(*options, "--json").stdout)
+    low, high = found["samples_per_s_range"]
+    assert low == pytest.approx(found["samples_per_s"] / 1.25) and high == pytest.approx(found["samples_per_s"] * 1.25)
+    shown = " ".join(call(*options).output.split())
+    assert f"{low:.4g} to {high:.4g}" in shown and "off by 10% on the mean and 25% at most" in shown
+
+
+def test_cpus_have_no_such_kernels() -> None:
+    found = call("simulate", "--cluster", "cpu:2", "--model", "mlp", "--xla")
+    assert found.exit_code == 1 and "has CPUs; leave them out" in " ".join(found.output.split())
+
+
+def test_a_batch_that_does_not_fit_says_by_how_much() -> None:
+    model = as_run(built_in_model("bert-base", 128), "fp32", False)
+    found = simulate(uniform_3d(model), Cluster.parse("V100-16GB:1"), Options(xla=False))
+    missing = (max(found.peak_memory_bytes) - found.usable_bytes[0]) / 2**30
+    assert found.oom and f"{missing:.2f} GiB too much" in found.bottleneck()

@@ -1,0 +1,115 @@
+"""The pass ``recompute``: forward ops that a TaskGraph does again in its backward pass.
+
+::
+
+    before   x ──> layer ──> y ──> ...                after   x ──> layer ──> y ──> ...
+             │       │ (what it computes)                     │
+             └───────┴──> layer' <── dy                       └──> x/again ──> layer/again ──> layer' <── dy
+                                                                      ^ waits for dy
+
+The copies are ops of the backward pass.  Those that read what was kept wait for the gradient that their first reader combines
+them with, so nothing is computed before it is needed.  An Identity of what was kept waits in their place: TensorFlow's graph
+optimizer fuses no op that has a control edge.  It also keeps the optimizer from merging the copies with the originals.
+"""
+from __future__ import annotations
+
+from typing import Collection, Dict, Mapping, Tuple
+
+from whale_tf._tf_compat import NodeDef
+from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, SHARD_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.captured import Captured, captured_after
+from whale_tf.errors import PlanError
+from whale_tf.graph_editor.names import names_taken
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import OpGraph, Shape
+from whale_tf.ir.region import Region
+from whale_tf.passes.outline import UNSENT
+from whale_tf.plan import Plan
+from whale_tf.planner.recompute import Readers, redone
+
+
+def recompute(captured: Captured, region: Region, plan: Plan) -> Captured:
+    """The step with what its TaskGraphs do again, as the plan says.
+
+    Raises:
+        PlanError: it keeps a tensor that the graph does not have.
+    """
+    assert captured.recording is not None, "the graph has been rewritten"
+    readers, graph = Readers(region), region.graph
+    edit = StagedEdit.after(captured.definitions)
+    again = _Again(captured, edit, region.batch_level)
+    for number, task in enumerate(plan.task_graphs):
+        if task.kept is None:
+            continue
+        missing = [name for name in task.kept if name.partition(":")[0] not in graph]
+        if missing:
+            raise PlanError(f"TaskGraph {task.name!r} of the plan keeps tensor {missing[0]!r}, which the graph does not have")
+        redo = redone(readers, number, {graph.tensor(name) for name in task.kept})
+        again.copy(redo.waits)
+        for tensor in redo.wanted:
+            for reader, position in graph.consumers(tensor):
+                if reader in readers.backward:
+                    edit.move_input(graph.ops[reader].name, position, again.names[tensor])
+    recording = captured.recording.after(
+        edit, list(captured.gradient_calls), {}, again.shapes, captured.recording.replaced)
+    return captured_after(captured, recording)
+
+
+class _Again:
+    """Stages copies of forward ops.
+
+    Attributes:
+        names: tensor -> that of the copy of its op.
+        shapes: of new tensors, by name.
+    """
+
+    def __init__(self, captured: Captured, edit: StagedEdit, batch_level: Collection[int]) -> None:
+        self._captured, self._edit, self._batch_level = captured, edit, batch_level
+        self._graph: OpGraph = captured.graph
+        self.names: Dict[int, str] = {}
+        self.shapes: Dict[str, Shape] = {}
+        self._gates: Dict[Tuple[int, int, int], str] = {}
+        taken, self._suffix = names_taken(edit.graph), "again"
+        while any(f"{op.name}/{self._suffix}" in taken for op in self._graph.ops):
+            self._suffix += "_"
+
+    def copy(self, ops: Mapping[int, int]) -> None:
+        """Stage a copy of each op, behind the backward op that it waits for."""
+        graph, definitions = self._graph, self._captured.definitions
+        for index in sorted(ops):
+            for tensor in graph.ops[index].outputs:
+                self.names[tensor] = f"{graph.ops[index].name}/{self._suffix}:{graph.tensors[tensor].index}"
+                self.shapes[self.names[tensor]] = graph.tensors[tensor].shape
+        for index in sorted(ops):
+            op, wait = graph.ops[index], ops[index]
+            inputs = [self.names[t] if graph.tensors[t].op in ops else self._behind(t, index, wait) for t in op.inputs]
+            node = self._edit.copy(definitions.node(op.name), f"{op.name}/{self._suffix}", inputs, device=op.device)
+            self._tag(node, index, wait)
+
+    def _behind(self, tensor: int, reader: int, wait: int) -> str:
+        """A tensor that was kept, for a copy of ``reader``: of the step level as it is, else behind what the copy waits for."""
+        graph, op = self._graph, self._graph.ops[reader]
+        name = graph.tensor_name(tensor)
+        if graph.tensors[tensor].op not in self._batch_level or graph.tensors[tensor].dtype in UNSENT:
+            return name
+        key = tensor, wait, int(op.attrs.get(SHARD_ATTR, 0))
+        if key not in self._gates:
+            where = f"{op.name}/{self._suffix}_{len(self._gates)}"
+            gate = self._edit.add("Identity", where, [name], device=op.device, control_inputs=[graph.ops[wait].name])
+            self._tag(self._edit.node(gate), reader, wait)
+            self._gates[key] = f"{gate}:0"
+            self.shapes[f"{gate}:0"] = graph.tensors[tensor].shape
+        return self._gates[key]
+
+    def _tag(self, node: NodeDef, forward: int, wait: int) -> None:
+        """A node is of the backward pass of a forward op, and of the gradient call of what it waits for."""
+        definitions, op = self._captured.definitions, self._graph.ops[forward]
+        for name, value in definitions.node(op.name).attr.items():
+            if name in (TASK_GRAPH_ATTR, SHARD_ATTR):
+                node.attr[name].CopyFrom(value)
+        calls = definitions.node(self._graph.ops[wait].name).attr
+        for name in (PHASE_ATTR, CALL_ATTR):
+            if name in calls:
+                node.attr[name].CopyFrom(calls[name])
+        node.attr[PHASE_ATTR].s = b"backward"
+        node.attr[FORWARD_ATTR].s = op.name.encode()

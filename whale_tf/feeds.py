@@ -1,0 +1,135 @@
+"""What a run is fed: shapes that the graph does not know, and whether inputs fit each other."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+import numpy as np
+
+from whale_tf._tf_compat import FetchMapper, tf
+from whale_tf.capture.annotations import annotations_of
+from whale_tf.emit.context import Context
+from whale_tf.emit.division import divide, levels
+from whale_tf.errors import InputError
+from whale_tf.ir.traits import traits
+
+Fetch = Union[tf.Tensor, tf.Operation]
+
+
+def elements(graph: tf.Graph, fetches: Any) -> Tuple[Any, List[Fetch]]:
+    """TensorFlow's own mapper of a fetch structure, and the tensors and ops in it."""
+    with graph.as_default():
+        mapper = FetchMapper.for_fetch(fetches)
+    return mapper, list(mapper.unique_fetches())
+
+
+def fed(graph: tf.Graph, feed_dict: Optional[Dict]) -> Dict[tf.Tensor, Any]:
+    """The tensors that are fed, and their values (None: part of a structure, whose values are not looked at)."""
+    found = {}
+    for key, value in (feed_dict or {}).items():
+        is_tensor = isinstance(key, (tf.Tensor, str))
+        for part in [key] if is_tensor else tf.nest.flatten(key, expand_composites=True):
+            try:
+                found[graph.as_graph_element(part, allow_operation=False)] = value if is_tensor else None
+            except (TypeError, ValueError, KeyError):
+                continue  # TensorFlow's own run reports it
+    return found
+
+
+def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
+    """The shape of what is fed for a tensor; None: nobody can tell."""
+    shape = getattr(value, "shape", None)
+    if shape is None and value is not None:
+        shape = np.shape(value)
+    return None if shape is None else tuple(int(size) for size in shape)
+
+
+def trains(fetches: Iterable[Fetch]) -> bool:
+    """Whether a run of a graph that was not rewritten reaches an optimizer's update."""
+    stack = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
+    seen: Set[str] = set()
+    while stack:
+        op = stack.pop()
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        if traits(op.type).is_update:
+            return True
+        stack.extend(tensor.op for tensor in op.inputs)
+        stack.extend(op.control_inputs)
+    return False
+
+
+class Waiting(NamedTuple):
+    """A graph that cannot be planned before its first training run shows the shapes of ``tensors``."""
+
+    graph: tf.Graph
+    tensors: Tuple[str, ...]
+
+    def learn(self, original: Callable, fetches: Any, feed_dict: Optional[Dict], *arguments: Any) -> Tuple[bool, Any]:
+        """Learn the shapes of a run.  Those that are fed are known before it.  Others (an iterator's, a Python function's)
+        come with the run itself, which is then a local one: the graph is as the script built it.
+
+        Returns:
+            Whether the run was made, and what it returned.
+        """
+        mapper, wanted = elements(self.graph, fetches)
+        if not trains(wanted):
+            return True, original(fetches, feed_dict, *arguments)
+        shapes = {tensor.name: shape_of(value) for tensor, value in fed(self.graph, feed_dict).items()}
+        rest = [name for name in self.tensors if shapes.get(name) is None]
+        result = None
+        if rest:
+            values = original([*wanted, *(self.graph.get_tensor_by_name(name) for name in rest)], feed_dict, *arguments)
+            result = mapper.build_results(values[:len(wanted)])
+            shapes.update((name, shape_of(value)) for name, value in zip(rest, values[len(wanted):]))
+        known = annotations_of(self.graph).shapes
+        known.update((name, shape) for name, shape in shapes.items() if name in self.tensors and shape is not None)
+        return bool(rest), result
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all shapes are known."""
+        return not set(self.tensors).difference(annotations_of(self.graph).shapes)
+
+
+def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[str, Sequence[int]]) -> None:
+    """Inputs that are fed together have the examples of one mini-batch.
+
+    Args:
+        ranks: inputs of unknown rank -> the shape that the plan was made for.
+
+    Raises:
+        InputError: they have different numbers of examples, or another rank than the plan was made for.
+    """
+    graph, batch, sources = context.graph, context.region.batch, context.region.batch.sources
+    sizes: Dict[int, int] = {}
+    for tensor, value in feeds.items():
+        shape = shape_of(value)
+        if shape is None or tensor.op.name not in graph:
+            continue
+        if tensor.name in ranks and len(shape) != len(ranks[tensor.name]):
+            raise InputError(
+                f"{tensor.name!r} is fed shape {shape} in a training run, but the graph was planned for the rank of its first "
+                f"mini-batch, {tuple(ranks[tensor.name])}; feed values of rank {len(ranks[tensor.name])}")
+        number = graph.tensor(tensor.name)
+        if number in sources and sources[number] < len(shape):
+            rows, each = shape[sources[number]], sum(batch.layout(number).blocks or (1,))
+            if rows % each:
+                raise InputError(f"{tensor.name!r} is fed {rows} rows, but its examples lie in blocks of which a mini-batch has "
+                                 f"{each}; feed a multiple of {each}")
+            sizes[number] = rows // each
+    first = next(iter(sizes), -1)
+    for number, size in sizes.items():
+        if size != sizes[first] and not _weigh_alike(context, size, sizes[first]):
+            raise InputError(
+                "{!r} is fed {} examples, but {!r} is fed {} in the same mini-batch; feed as many of each, or say with "
+                "wh.batch_axis(tensor, None) that one of them has no examples".format(
+                    graph.tensor_name(number), size, graph.tensor_name(first), sizes[first]))
+
+
+def _weigh_alike(context: Context, one: int, other: int) -> bool:
+    """Whether all clones get the same shares of two inputs of different sizes."""
+    plan = context.plan
+    totals = [levels(plan, index, False) for index in range(len(plan.task_graphs))]
+    return all([a * other for a in divide(one, level)] == [b * one for b in divide(other, level)] for level in totals)

@@ -1,0 +1,376 @@
+"""Which tensors a TaskGraph keeps from its forward to its backward pass; the others are computed again.
+
+A TaskGraph's forward ops are a row of segments, which ends between any two can cut (``whale_tf.profiler.chain``).  At a cut, the
+tensors that later forward ops read are kept.  What backward ops read inside a segment is kept, too, or dropped and computed again
+from the cut before, when the backward pass gets there::
+
+    forward     [ segment 0 ] x1 [ segment 1 ] x2 [ segment 2 ]            kept: x1, x2, and what is in segment 2
+    backward                     [ 1 again, 1' ]   [ 2' ]
+                [ 0 again, 0' ]
+
+With ``K`` micro-batches in flight, ``w`` the bytes kept at a cut and ``a`` those of a segment's tensors::
+
+    memory  =  K (sum of w over cuts  +  sum of a over segments that are not dropped)  +  largest a of a dropped segment
+
+*full* minimises memory.  *auto* minimises the time of what is done twice, under the device's memory.  Both go through bounds on
+the largest dropped segment.  For each, dynamic programming over the cuts finds the best for a chain whose ops run twice at most
+(Chen et al. 2016, section 4); memory is counted in 512 steps of the budget, rounded up.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import ConfigError, InfeasibleError
+from whale_tf.ir.batch_axis import Reduce
+from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.region import Region, inseparable
+from whale_tf.ir.traits import SHAPE_ONLY, Role, State, traits
+from whale_tf.passes.outline import UNSENT
+from whale_tf.passes.redo import Redo, waits
+from whale_tf.plan import Plan, TaskGraphPlan
+from whale_tf.profiler.chain import buffer_of, linear_order, needed_by_updates
+from whale_tf.profiler.op_cost import OpCost, op_costs, tensor_bytes
+
+NONE, FULL, AUTO = "none", "full", "auto"
+STEPS = 512  # memory is counted in so many parts of the budget
+MOST_CUTS = 64  # places of one TaskGraph that are looked at: those where the fewest bytes cross
+BOUNDS = 24  # bounds on the largest dropped segment that are tried
+
+
+class Readers:
+    """Who reads what between the passes.
+
+    Attributes:
+        backward: backward ops that some update needs, and that read more than shapes.
+        may: forward ops that give the same when they are done again: no random numbers, state, loops or conditions.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.region, graph = region, region.graph
+        needed = needed_by_updates(graph)
+        self.backward = {index for index in region.late if index in needed and graph.ops[index].type not in SHAPE_ONLY}
+        whole = {op for (op, _), steps in region.batch.conversions.items()
+                 if any(isinstance(step, Reduce) for step in steps)}
+        refused = whole.union(region.early, region.late, region.batch.own_seed, *inseparable(region))
+        self.may = {index for index in region.ops
+                    if index in region.batch_level and index not in refused and _gives_the_same(region, graph.ops[index])}
+
+    def wanted(self, task_graph: int) -> Set[int]:
+        """Tensors of a TaskGraph's forward ops, one for each micro-batch, whose values backward ops read."""
+        region, graph = self.region, self.region.graph
+        found = set()
+        for index in self.backward:
+            for tensor in graph.ops[index].inputs:
+                producer = graph.tensors[tensor].op
+                if producer in region.batch_level and producer not in region.late \
+                        and region.task_graph[producer] == task_graph and graph.ops[producer].phase is Phase.FORWARD:
+                    found.add(tensor)
+        return found
+
+
+def _gives_the_same(region: Region, op: Op) -> bool:
+    row = traits(op.type)
+    if op.phase is not Phase.FORWARD or row.role is not Role.COMPUTE or row.state is not State.NONE:
+        return False
+    dtypes = [region.graph.tensors[tensor].dtype for tensor in (*op.inputs, *op.outputs)]
+    return not op.control_inputs and not op.body and not any(d in UNSENT or d.endswith("_ref") for d in dtypes)
+
+
+class Redone(NamedTuple):
+    """``waits``: forward op that is done again -> the backward op that it waits for; ``wanted``: tensors of these ops that
+    backward ops read anew."""
+
+    waits: Dict[int, int]
+    wanted: Tuple[int, ...]
+
+
+def redone(readers: Readers, task_graph: int, kept: Set[int]) -> Redone:
+    """What a TaskGraph does again if it keeps these tensors.
+
+    Tensors that no op gives again (of random ops, loops) are kept as well, or what follows from them where that is smaller.  So
+    are those of ops that would have no gradient to wait for.
+    """
+    graph, region = readers.region.graph, readers.region
+    wanted, kept = sorted(readers.wanted(task_graph)), set(kept)
+    while True:
+        redo = Redo(region, lambda op: op.id in readers.may and region.task_graph[op.id] == task_graph, lambda op: 0, kept)
+        ops = redo.ops(wanted)
+        found = waits(graph, ops, readers.backward)
+        if found.keys() == ops:
+            return Redone(found, tuple(t for t in wanted if graph.tensors[t].op in ops and t not in kept))
+        kept.update(t for op in ops - found.keys() for t in graph.ops[op].outputs)
+
+
+def kept_tensors(
+    region: Region, plan: Plan, cluster: Cluster, mode: str, batch: int, resident_bytes: Sequence[int]
+) -> Dict[int, Tuple[int, ...]]:
+    """The tensors that each TaskGraph keeps; TaskGraphs that need not do anything again are left out.
+
+    Args:
+        region: its graph has the static shapes of a whole mini-batch of all model replicas, its TaskGraphs are the plan's.
+        mode: :data:`FULL` or :data:`AUTO`.
+        batch: examples in that mini-batch.
+        resident_bytes: what a device of each TaskGraph holds in any case.
+
+    Raises:
+        InfeasibleError: a TaskGraph does not fit its devices even if it keeps as little as possible.
+    """
+    readers = Readers(region)
+    costs = op_costs(region.graph, batch, readers.may)
+    found: Dict[int, Tuple[int, ...]] = {}
+    for number, task in enumerate(plan.task_graphs):
+        row = _Row(readers, number, plan, task, cluster, costs)
+        if not row.parts.held.any():
+            continue
+        if mode == FULL:
+            choice: Optional[Choice] = row.parts.smallest()
+        else:
+            memory = min(cluster.devices[d].memory_bytes for devices in task.devices for d in devices)
+            if row.parts.memory_without <= memory - resident_bytes[number]:
+                continue
+            choice = row.parts.fastest(memory - resident_bytes[number])
+            if choice is None:
+                raise InfeasibleError(
+                    f"TaskGraph {task.name!r} needs {row.parts.smallest().memory + resident_bytes[number]:.0f} bytes on a device "
+                    f"even if it keeps as little as possible, and its smallest device has {memory}; use more micro-batches, more "
+                    "stages or replicas, or devices with more memory")
+        assert choice is not None
+        found[number] = row.tensors(choice)
+    return found
+
+
+def marked_tensors(region: Region, count: int, names: Sequence[str]) -> Dict[int, Tuple[int, ...]]:
+    """The tensors that the script marks (``wh.checkpoint``), by TaskGraph; every one of ``count`` TaskGraphs keeps just these.
+
+    Raises:
+        ConfigError: one is not there, or no micro-batch's own.
+    """
+    found: Dict[int, List[int]] = {number: [] for number in range(count)}
+    for name in names:
+        tensor = region.graph.tensor(name) if name.partition(":")[0] in region.graph else None
+        op = None if tensor is None else region.graph.producer(tensor)
+        if tensor is None or op is None or op.id not in region.batch_level or op.phase is not Phase.FORWARD:
+            raise ConfigError(
+                f"wh.checkpoint marks {name!r}, which is no activation of the model that is trained (or one that wh.split "
+                "divides): mark a result of a layer that follows from the inputs")
+        found[region.task_graph[op.id]].append(tensor)
+    return {number: tuple(tensors) for number, tensors in found.items()}
+
+
+class Choice(NamedTuple):
+    """``segments``: (end, whether it is dropped), in order; a segment ends behind that part of the row."""
+
+    memory: float
+    seconds: float
+    segments: Tuple[Tuple[int, bool], ...]
+
+
+class Parts(NamedTuple):
+    """A row of parts, in numbers; all bytes are of one micro-batch on one device.
+
+    Attributes:
+        held: ``[part]`` bytes that backward ops read.
+        seconds: ``[part]`` what doing a part again takes.
+        crossing: ``[p, q]`` bytes of parts ``p`` to ``q`` that later parts read, or that nothing gives again.
+        unread: the same, without what backward ops read.
+        in_flight: micro-batches between their forward and their backward pass.
+    """
+
+    held: np.ndarray
+    seconds: np.ndarray
+    crossing: np.ndarray
+    unread: np.ndarray
+    in_flight: int
+
+    @property
+    def size(self) -> int:
+        return len(self.held)
+
+    @property
+    def memory_without(self) -> float:
+        """Bytes with everything kept."""
+        return self.in_flight * float(self.held.sum())
+
+    def smallest(self) -> Choice:
+        """As little memory as possible; of equal ones the fastest."""
+        everything = Choice(self.memory_without, 0.0, tuple((part, False) for part in range(self.size)))
+        found = [everything] + [choice for bound in self._bounds() for choice in self._least(bound)]
+        return min(found, key=lambda choice: (choice.memory, choice.seconds))
+
+    def fastest(self, budget: float) -> Optional[Choice]:
+        """As little time as possible within ``budget`` bytes; None: nothing fits."""
+        found = [choice for bound in self._bounds() if bound < budget for choice in self._within(budget, bound)]
+        least = self.smallest()
+        found += [least] if least.memory <= budget else []
+        return min(found, key=lambda choice: (choice.seconds, choice.memory), default=None)
+
+    def _bounds(self) -> np.ndarray:
+        """Bounds on the largest dropped segment: sizes that segments have."""
+        total = np.concatenate([[0.0], np.cumsum(self.held)])
+        sizes = np.unique([total[q + 1] - total[p] for p in range(self.size) for q in range(p, self.size)])
+        sizes = sizes[sizes > 0]
+        if len(sizes) <= BOUNDS:
+            return sizes
+        return np.asarray(sizes[np.linspace(0, len(sizes) - 1, BOUNDS).astype(int)])
+
+    def _segments(self, bound: float) -> List[Tuple[int, int, float, float, bool]]:
+        """(first, last, bytes kept for a micro-batch, seconds, whether dropped) of every segment, by its end.
+
+        With one micro-batch in flight, the backward pass begins where the forward pass ended: the last segment is still there.
+        """
+        held, seconds = (np.concatenate([[0.0], np.cumsum(values)]) for values in (self.held, self.seconds))
+        found = []
+        for q in range(self.size):
+            for p in range(q + 1):
+                size = held[q + 1] - held[p]
+                if size <= bound:
+                    is_last = q == self.size - 1 and self.in_flight == 1
+                    found.append((p, q, self.crossing[p, q], 0.0 if is_last else seconds[q + 1] - seconds[p], not is_last))
+            found.append((q, q, self.held[q] + self.unread[q, q], 0.0, False))
+        return found
+
+    def _least(self, bound: float) -> List[Choice]:
+        """The least that is kept, if no dropped segment is larger than ``bound``."""
+        best: List[Tuple[float, float, Tuple[Tuple[int, bool], ...]]] = [(0.0, 0.0, ())]
+        best += [(np.inf, np.inf, ())] * self.size
+        for p, q, kept, seconds, dropped in self._segments(bound):
+            cost = best[p][0] + kept, best[p][1] + seconds
+            if cost < best[q + 1][:2]:
+                best[q + 1] = (*cost, best[p][2] + ((q, dropped),))
+        kept, seconds, segments = best[-1]
+        return [] if kept == np.inf else [Choice(self.in_flight * kept + bound, seconds, segments)]
+
+    def _within(self, budget: float, bound: float) -> List[Choice]:
+        """The least time within a budget, if no dropped segment is larger than ``bound``."""
+        room, step = budget - bound, (budget - bound) / STEPS
+        time = np.full((self.size + 1, STEPS + 1), np.inf)  # [parts done, memory used]
+        time[0, 0] = 0.0
+        came: Dict[Tuple[int, int], Tuple[int, int, bool]] = {}
+        for p, q, kept, seconds, dropped in self._segments(bound):
+            used = int(np.ceil(self.in_flight * kept / step - 1e-9))
+            if used > STEPS:
+                continue
+            new = time[p, :STEPS + 1 - used] + seconds
+            better = np.flatnonzero(new < time[q + 1, used:])
+            time[q + 1, used + better] = new[better]
+            came.update(((q + 1, used + int(level)), (p, int(level), dropped)) for level in better)
+        best = int(np.argmin(time[-1]))
+        if not np.isfinite(time[-1, best]):
+            return []
+        part, level, segments = self.size, best, []  # type: int, int, List[Tuple[int, bool]]
+        while part:
+            before = came[part, level]
+            segments.append((part - 1, before[2]))
+            part, level = before[:2]
+        return [Choice(bound + room * best / STEPS, float(time[-1, best]), tuple(reversed(segments)))]
+
+
+class _Row:
+    """A TaskGraph's forward ops in parts, between which it can be cut.
+
+    Attributes:
+        parts: it in numbers.
+    """
+
+    def __init__(
+        self, readers: Readers, number: int, plan: Plan, task: TaskGraphPlan, cluster: Cluster, costs: Sequence[OpCost]
+    ) -> None:
+        self._readers, self._graph, self._region = readers, readers.region.graph, readers.region
+        self._parts = plan.num_micro_batch * plan.num_model_replicas * task.device_count
+        self._number = number
+        order, starts = linear_order(self._region)
+        mine = [op for op in order if self._region.task_graph[op] == number]
+        place = {op: position for position, op in enumerate(mine)}
+        cuts = sorted({place[order[start]] for start in starts if order[start] in place} - {0})
+        ends = self._quietest(mine, place, cuts) + [len(mine)]
+        self._part = {op: int(np.searchsorted(ends, position, side="right")) for op, position in place.items()}
+        size = len(ends) if mine else 0
+        self._wanted = readers.wanted(number)
+        device = cluster.devices[task.devices[0][0]]
+        rate, bandwidth = device.peak_flops_per_s["fp32"], device.memory_bandwidth_bytes_per_s
+        seconds, held = np.zeros(size), np.zeros(size)
+        for op, part in self._part.items():
+            if op in readers.may:
+                arithmetic = costs[op].flops / rate if costs[op].is_contraction else 0.0
+                seconds[part] += max(arithmetic, costs[op].bytes / bandwidth)
+        for tensor in {buffer_of(self._graph, t) for t in self._wanted}:
+            producer = self._graph.tensors[tensor].op
+            if producer in self._part:
+                held[self._part[producer]] += self._bytes(tensor)
+        in_flight = min(task.warmup, plan.num_micro_batch) if plan.schedule == "backward_first" else plan.num_micro_batch
+        self.parts = Parts(held, seconds, *self._crossings(size), in_flight)
+
+    def _quietest(self, mine: Sequence[int], place: Dict[int, int], cuts: Sequence[int]) -> List[int]:
+        """The cuts where the fewest bytes cross, at most :data:`MOST_CUTS`."""
+        crossing = np.zeros(len(mine) + 1)
+        for op in mine:
+            for tensor in self._graph.ops[op].outputs if op in self._region.batch_level else ():
+                last = max([place[user] for user, _ in self._graph.consumers(tensor) if user in place], default=place[op])
+                crossing[place[op] + 1:last + 1] += self._bytes(tensor)
+        return sorted(sorted(cuts, key=lambda cut: (crossing[cut], cut))[:MOST_CUTS])
+
+    def _bytes(self, tensor: int) -> float:
+        size = float(tensor_bytes(self._graph, tensor))
+        return size / self._parts if self._region.batch.layout(tensor).is_sharded else size
+
+    def _crossings(self, size: int) -> Tuple[np.ndarray, np.ndarray]:
+        """``[p, q]``: bytes of parts ``p`` to ``q`` that later parts read, or that nothing gives again; and without what backward
+        ops read."""
+        graph = self._graph
+        last: Dict[int, int] = {}  # buffer -> the last part that reads it; ``size``: it is kept to the end
+        for op, part in self._part.items():
+            for tensor in graph.ops[op].outputs if op in self._region.batch_level else ():
+                buffer = buffer_of(graph, tensor)
+                if graph.tensors[buffer].op in self._part and graph.tensors[tensor].dtype not in UNSENT:
+                    reader = max([self._part.get(user, part) for user, _ in graph.consumers(tensor)], default=part)
+                    again = op in self._readers.may or not self._is_needed_again(tensor)
+                    last[buffer] = max(last.get(buffer, part), reader if again else size)
+        all_made, unread = np.zeros((size, size + 1)), np.zeros((size, size + 1))  # [part, last part that reads it]
+        wanted = {buffer_of(graph, tensor) for tensor in self._wanted}
+        for buffer, reader in last.items():
+            part = self._part[graph.tensors[buffer].op]
+            bytes_kept = self._least_behind(buffer) if reader == size else self._bytes(buffer)
+            all_made[part, reader] += bytes_kept
+            if buffer not in wanted:
+                unread[part, reader] += bytes_kept
+        return _read_behind(all_made), _read_behind(unread)
+
+    def _is_needed_again(self, tensor: int) -> bool:
+        """Whether ops that may be done again read a tensor, or backward ops do."""
+        return tensor in self._wanted or any(user in self._readers.may for user, _ in self._graph.consumers(tensor))
+
+    def _least_behind(self, tensor: int) -> float:
+        """Bytes of a tensor that nothing gives again, or of the smallest that follows from it alone: a dropout's mask."""
+        least = self._bytes(tensor)
+        while True:
+            readers = {user for user, _ in self._graph.consumers(tensor)} & self._readers.may
+            if len(readers) != 1:
+                return least
+            tensor = self._graph.ops[readers.pop()].outputs[0]
+            least = min(least, self._bytes(tensor))
+
+    def tensors(self, choice: Choice) -> Tuple[int, ...]:
+        """The tensors that a choice keeps, in the order in which they are computed."""
+        graph, found = self._graph, set()
+        segment_of = np.searchsorted([end for end, _ in choice.segments], range(self.parts.size))
+        for op, part in self._part.items():
+            end, dropped = choice.segments[segment_of[part]]
+            for tensor in graph.ops[op].outputs if op in self._region.batch_level else ():
+                is_read_behind = any(self._part.get(user, part) > end for user, _ in graph.consumers(tensor))
+                if graph.tensors[tensor].dtype not in UNSENT and (is_read_behind or (tensor in self._wanted and not dropped)):
+                    found.add(tensor)
+        return tuple(sorted(found))
+
+
+def _read_behind(made: np.ndarray) -> np.ndarray:
+    """``[part, last reader]`` -> ``[p, q]``: the sum over parts ``p`` to ``q`` of what is read behind ``q``."""
+    size = len(made)
+    behind = np.cumsum(made[:, ::-1], axis=1)[:, ::-1]  # [part, q]: read in q or later
+    found = np.zeros((size, size))
+    for q in range(size):
+        found[:q + 1, q] = np.cumsum(behind[:q + 1, q + 1][::-1])[::-1]
+    return found

@@ -1,0 +1,67 @@
+"""Candidates as the simulator plays them: the time by which plans of layers are compared, whatever search they come from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.plan import Plan
+from whale_tf.planner.candidate import Candidate, no_candidate
+from whale_tf.planner.slices import replica_slices
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator import (
+    LayerEstimator,
+    Options,
+    Simulator,
+    layer_names,
+    layered_model,
+    micro_batch_size,
+    strategy_from_plan,
+    tensor_parallel,
+)
+
+
+def simulated(found: Candidate, cluster: Cluster, balance: str = "exact") -> Candidate:
+    """The candidate with the simulator's time and memory in place of its own search's."""
+    profile = found.profile
+    if profile is None:
+        return found
+    size = micro_batch_size(found.global_batch, found.micro_batches, 1)
+    model = layered_model(profile, size)
+    try:
+        strategy = strategy_from_plan(with_slices(found, profile, cluster, balance), model, layer_names(profile))
+        if found.recompute:
+            strategy = strategy._replace(recompute=("stage",) * len(model.ops))
+        costs = LayerEstimator(model, profile, tensor_parallel(strategy))
+        played = Simulator(cluster, Options(steady_state=True)).run(strategy, costs)
+    except PlanError as error:
+        return no_candidate(found.search, error)
+    peaks = [0] * len(cluster)
+    for device, peak in zip(sorted({d for stage in found.stages for d in stage.all_devices}), played.peak_memory_bytes):
+        peaks[device] = int(peak)
+    return replace(found, latency_s=played.step_time_s, peak_memory_bytes=tuple(peaks), fits=not played.oom,
+                   description=f"{found.search}: {found.description}, simulated {played.step_time_s:.4g} s")
+
+
+def with_slices(result: Candidate, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
+    """The plan with uneven parts of a micro-batch where a stage's devices are unequal, or its replicas do not divide it.
+
+    A stage for which no division fits in memory keeps equal parts: the simulator says then that it does not fit.
+    """
+    plan = result.to_plan(profile)
+    samples = result.global_batch // (result.micro_batches * result.model_replicas)
+    tasks = []
+    for stage, task in zip(result.stages, plan.task_graphs):
+        if stage.strategy == "split":
+            tasks.append(task)
+            continue
+        kept = sum(layer.activation_bytes for layer in profile.layers[stage.first_layer:stage.last_layer + 1])
+        fixed = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1) * profile.bytes_per_parameter_byte
+        load = float(stage.warmup * kept * samples)
+        try:
+            slices = replica_slices(task.name, task.devices, cluster, samples, load, fixed, balance)
+        except InfeasibleError:
+            slices = None
+        tasks.append(replace(task, slices=slices))
+    return replace(plan, task_graphs=tuple(tasks))

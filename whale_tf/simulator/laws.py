@@ -1,0 +1,401 @@
+"""What TensorFlow's kernels reach on a GPU: the law of an op's time, and its parameters for each kind of device.
+
+An op is kernels that move its tensors ``passes`` times, and for contractions one that computes::
+
+    seconds = max(flops / (peak x efficiency x occupancy), bytes / bandwidth) + extra bytes / bandwidth + kernels x launch
+
+* **occupancy**: a product of ``m x n x k`` is cut into tiles, which the ``units`` (streaming multiprocessors) compute in waves;
+  the last wave and tiles at the edge are not full, and short ``k`` does not fill the pipelines: ``k / (k + depth)``.  Libraries have
+  tiles of several sizes, and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
+* **tensor cores** compute in 16 bits if ``n`` and ``k`` are multiples of 8; what is not eligible runs at twice float32's rate.
+* **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them.
+* **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h), so
+  softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast on both sides; XLA casts on the way.
+
+The parameters are in ``laws.json``; ``whale simulate --laws FILE`` takes others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Set, Tuple, Union
+
+import numpy as np
+
+from whale_tf.cluster import Cluster
+from whale_tf.cluster.devices import Device
+from whale_tf.documents import Invalid, Record, field, json_object, read
+from whale_tf.errors import PlanError
+from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
+from whale_tf.simulator.model_graph import ACTIVATION, KINDS, ModelGraph, ModelOp
+from whale_tf.simulator.step_graph import StepGraph
+
+VERSION = 1
+HALF = ("fp16", "bf16")
+ANY = "GPU"  # the row of devices without one of their own
+# Tiles by their edge, with their speed relative to the largest: small ones read operands more often, which float32 can afford.
+TILES = {False: ((128, 1.0), (64, 0.97), (32, 0.85)), True: ((128, 1.0), (64, 0.85), (32, 0.6))}
+CAST = 3.0  # traffic of casting a tensor of 16 bits to 32 and back, in that of reading and writing it
+
+
+KERNELS, LAYERS, MEASURED = "kernels", "layers", "measured ops"
+TIMES = (KERNELS, LAYERS, MEASURED)  # that steps are made of: by the laws, of a profile's layers, of a script's own ops
+
+
+class Passes(NamedTuple):
+    """Of an op kind, forward and backward: kernels, and traffic in that of reading operands and writing results once."""
+
+    kernels: Tuple[float, float]
+    traffic: Tuple[float, float]
+
+
+ONCE = Passes((1, 1), (1.0, 1.0))
+# The ops of TensorFlow's layers, and of BERT's released code (GELU by tanh, layer normalisation by moments and
+# batch_normalization, dropout by random_uniform, floor and div), counted: tensors read and written by each.
+OP_BY_OP: Mapping[str, Passes] = {
+    "norm": Passes((1, 1), (1.5, 1.67)),  # cuDNN's batch normalisation reads its input twice
+    "layer_norm": Passes((9, 14), (4.0, 4.0)),
+    "softmax": Passes((1, 4), (1.5, 3.0)),
+    "activation": Passes((8, 12), (9.0, 7.0)),
+    "dropout": Passes((5, 2), (3.5, 2.2)),
+    "scale": Passes((2, 1), (2.0, 1.0)),
+    "loss": Passes((6, 3), (3.0, 2.0)),
+}
+FUSED: Mapping[str, Passes] = {
+    "norm": OP_BY_OP["norm"],  # cuDNN's stays a call
+    "layer_norm": Passes((3, 4), (1.5, 1.5)),
+    "softmax": Passes((3, 3), (1.5, 1.5)),
+    "activation": Passes((1, 1), (0.75, 0.75)),
+    "dropout": Passes((1, 1), (0.75, 0.75)),
+    "scale": Passes((0, 0), (0.0, 0.0)),
+    "relu": Passes((1, 1), (0.6, 0.6)),
+    "add": Passes((1, 1), (0.6, 0.6)),
+    "bias": Passes((0, 1), (0.0, 1.0)),
+    "loss": Passes((3, 2), (1.5, 1.0)),
+}
+# What XLA leaves of the traffic of a layer's element-wise ops, over the kinds above alike.
+FUSED_SHARE = sum(FUSED[name].traffic[0] for name in OP_BY_OP) / sum(passes.traffic[0] for passes in OP_BY_OP.values())
+IN_FLOAT32 = ("softmax", "layer_norm", "activation", "loss")  # under mixed precision
+
+
+@dataclass(frozen=True)
+class DeviceLaw(Record):
+    """Attributes:
+    units: streaming multiprocessors.
+    matmul_fp32, matmul_half, convolution_fp32, convolution_half: share of the precision's peak that full tiles reach.
+    winograd: how many times fewer multiplications a 3 x 3 convolution of stride 1 takes in float32.
+    memory: share of the bandwidth that streaming kernels reach.
+    depth: length of a product at which its pipelines are half full.
+    """
+
+    units: int = field(80, at_least=1)
+    matmul_fp32: float = field(0.8, above=0, finite=True)
+    matmul_half: float = field(0.6, above=0, finite=True)
+    convolution_fp32: float = field(0.8, above=0, finite=True)
+    convolution_half: float = field(0.5, above=0, finite=True)
+    winograd: float = field(1.0, above=0, finite=True)
+    memory: float = field(0.8, above=0, finite=True)
+    depth: float = field(64.0, at_least=0, finite=True)
+
+
+@dataclass(frozen=True)
+class FrameworkLaw(Record):
+    """What running TensorFlow itself adds.
+
+    Attributes:
+        launch_s: of each kernel: executor and launch.
+        jitter: standard deviation of a device's step, relative; a step of many devices ends with the slowest.
+        cycle_s, fusion_bytes: Horovod looks for ready gradients once a cycle, and sums up to so many bytes of them by one
+            collective.
+        hop_s: of a collective, for each device: agreeing on the tensors, and a step of the ring.
+        overlap: share of gradient communication beside the backward pass that is hidden there; under XLA, whose one call gives
+            all gradients at its end, none is.
+        all_reduce: share of a link's bandwidth that a collective reaches.
+    """
+
+    launch_s: float = field(5e-6, at_least=0, finite=True)
+    jitter: float = field(0.0, at_least=0, finite=True)
+    cycle_s: float = field(5e-3, above=0, finite=True)
+    fusion_bytes: float = field(64.0 * 2**20, above=0, finite=True)
+    hop_s: float = field(0.0, at_least=0, finite=True)
+    overlap: float = field(1.0, at_least=0, finite=True)
+    all_reduce: float = field(1.0, above=0, finite=True)
+
+
+@dataclass(frozen=True)
+class TestedError(Record):
+    """Errors against measurements that no parameter was fitted to (leave one source out).  ``times``: of what, a key of
+    :data:`TIMES`."""
+
+    times: str = field(check=TIMES.__contains__, expected="one of " + ", ".join(TIMES))
+    device: str = field(not_empty=True)
+    precision: str = field(not_empty=True)
+    points: int = field(at_least=1)
+    mean: float = field(at_least=0, finite=True)
+    largest: float = field(at_least=0, finite=True)
+
+
+@dataclass(frozen=True)
+class Laws(Record):
+    """Attributes:
+    devices: by the beginning of a device type's name; ``GPU`` is for all others.
+    errors: how accurate the laws have been.
+    """
+
+    version: int = VERSION
+    source: str = ""
+    devices: Dict[str, DeviceLaw] = field()
+    framework: FrameworkLaw = FrameworkLaw()
+    errors: Tuple[TestedError, ...] = ()
+
+    @classmethod
+    def canonical(cls, values: Dict[str, Any]) -> Dict[str, Any]:
+        rows = values.get("devices")
+        if isinstance(rows, dict) and isinstance(rows.get(ANY), dict):  # others say only what differs
+            filled = {name: dict(rows[ANY], **row) if isinstance(row, dict) else row for name, row in rows.items()}
+            values = dict(values, devices=filled)
+        return values
+
+    def check(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(f"version is {self.version}, this whale_tf reads version {VERSION}")
+        if ANY not in self.devices:
+            raise ValueError(f"devices has no row {ANY!r}, for devices without one of their own")
+
+    def of(self, device_type: str) -> DeviceLaw:
+        """The row whose name is the longest beginning of the type's."""
+        names = [name for name in self.devices if device_type.startswith(name)]
+        return self.devices[max(names, key=len) if names else ANY]
+
+    def error(self, times: str, device_type: str, precision: str) -> Optional[TestedError]:
+        """The errors on that kind of device in that precision; where there are none, the largest of such times; None: never
+        tested."""
+        known = [one for one in self.errors if one.times == times]
+        near = [one for one in known if device_type.startswith(one.device) and one.precision == precision]
+        return max(near or known, key=lambda one: one.mean, default=None)
+
+    @classmethod
+    def parse(cls, source: Union[Laws, Mapping[str, Any], str]) -> Laws:
+        """Laws from a Laws, a dict, JSON text or the path of a JSON file.
+
+        Raises:
+            PlanError: unreadable, unknown or missing key, or a wrong value; the message names the place.
+        """
+        if isinstance(source, cls):
+            return source
+        if isinstance(source, str):
+            source = json_object(source, "laws file", PlanError, f"start from {DEFAULT}")
+        try:
+            return read(cls, source)
+        except Invalid as error:
+            raise PlanError("not valid laws: " + error.text("the laws")) from None
+
+
+DEFAULT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "laws.json")
+
+
+@lru_cache(maxsize=None)
+def default_laws() -> Laws:
+    """Those that come with the package."""
+    with open(DEFAULT, encoding="utf8") as handle:
+        return read(Laws, json.load(handle))
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+
+
+class Product(NamedTuple):
+    """``products`` products of ``m x k`` by ``k x n``."""
+
+    products: float
+    m: float
+    n: float
+    k: float
+
+
+def product_of(op: ModelOp) -> Product:
+    """What a matrix product or convolution computes (a convolution as the product that it is lowered to)."""
+    first, second, out = set(op.inputs[0].dims), set(op.inputs[1].dims), set(op.outputs[0].dims)
+
+    def size(dims: Set[str]) -> float:
+        return float(np.prod([op.dims[dim] for dim in dims] or [1.0]))
+
+    shared = first & second & out
+    return Product(size(shared), size(out - second), size((second & out) - shared), size(second - out))
+
+
+def occupancy(product: Product, units: int, depth: float, half: bool) -> float:
+    """Share of the units' rate that the best tiles reach; ``half``: in 16 bits."""
+    best = 0.0
+    for edge, speed in TILES[half]:
+        rows, columns = math.ceil(product.m / edge), math.ceil(product.n / edge)
+        tiles = max(1.0, product.products) * rows * columns
+        full = product.m * product.n / (rows * columns * edge * edge)
+        best = max(best, speed * full * tiles / (math.ceil(tiles / units) * units))
+    return best * product.k / (product.k + depth)
+
+
+def is_eligible(product: Product) -> bool:
+    """Whether tensor cores compute it in 16 bits."""
+    return product.n % 8 == 0 and product.k % 8 == 0
+
+
+class Kernels:
+    """Times of a model's ops under the laws, as TensorFlow runs them.
+
+    Args:
+        xla: whether XLA fuses them.
+    """
+
+    def __init__(self, model: ModelGraph, laws: Laws, xla: bool) -> None:
+        self.model, self.laws, self.xla = model, laws, xla
+        self.half = model.precision in HALF
+        self._products: Dict[int, Product] = {}
+
+    def seconds(self, number: int, flops: float, size_bytes: float, fraction: float, backward: bool, device: Device) -> float:
+        """Of the ``fraction`` of an op that a device does."""
+        op, law = self.model.ops[number], self.laws.of(device.type)
+        per_byte = 1.0 / (device.memory_bandwidth_bytes_per_s * law.memory)
+        if KINDS[op.kind].compute_bound and len(op.inputs) > 1:
+            return self._product(number, op, flops, size_bytes, fraction, device, law, per_byte)
+        name = "layer_norm" if op.kind == "norm" and op.whole else op.kind
+        passes = (FUSED if self.xla else OP_BY_OP).get(name, ONCE)
+        traffic = passes.traffic[backward]
+        if self.half and name in IN_FLOAT32 and not self.xla:
+            traffic = 2 * traffic + CAST
+        return size_bytes * traffic * per_byte + passes.kernels[backward] * self.laws.framework.launch_s
+
+    def _product(self, number: int, op: ModelOp, flops: float, size_bytes: float, fraction: float, device: Device,
+                 law: DeviceLaw, per_byte: float) -> float:
+        product = self._products.setdefault(number, product_of(op))
+        part = product._replace(m=max(1.0, product.m * fraction)) if product.products <= 1 else \
+            product._replace(products=max(1.0, product.products * fraction))
+        rate = self._rate(op, product, device, law)
+        arithmetic_s = flops / (rate * occupancy(part, law.units, law.depth, self.half)) if flops else 0.0
+        seconds = max(arithmetic_s, size_bytes * per_byte) + self.laws.framework.launch_s
+        if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
+            # TensorFlow multiplies batches of matrices whose heads come first: operands and result are transposed
+            seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
+        return seconds
+
+
+    def _rate(self, op: ModelOp, product: Product, device: Device, law: DeviceLaw) -> float:
+        """FLOP/s of full tiles."""
+        peak, is_convolution = device.peak_flops_per_s[self.model.precision], op.kind == "convolution"
+        if self.half and is_eligible(product):
+            return peak * (law.convolution_half if is_convolution else law.matmul_half)
+        if self.half:
+            peak = min(peak, 2 * device.peak_flops_per_s["fp32"])
+        share = law.convolution_fp32 if is_convolution else law.matmul_fp32
+        dims = op.dims
+        is_winograd = is_convolution and dims.get("i") == dims.get("j") == 3 and dims.get("p") == dims.get("y") and not self.half
+        return peak * share * (law.winograd if is_winograd else 1.0)
+
+
+# ---- a step ----------------------------------------------------------------------------------------------------------
+
+
+BACKWARD_SHARE = 2 / 3  # of a step
+
+
+def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: int, size_bytes: float, xla: bool) -> float:
+    """What a step of several devices takes longer than its tasks.
+
+    The slowest of ``n`` devices is late by about ``jitter x sqrt(2 ln n)`` of a step (the expected largest of ``n`` normal
+    numbers).  There are as many collectives as cycles in the backward pass, or as buffers are filled; together they take a hop
+    for each device, or the time of their bytes, whichever is longer.  What the timeline hides of that beside the backward pass
+    is not all hidden.
+
+    Args:
+        hidden_s: gradient communication beside computation.
+        devices: that sum gradients.
+        size_bytes: of all gradients.
+    """
+    if devices < 2:
+        return 0.0
+    late_s = step_s * law.jitter * math.sqrt(2.0 * math.log(devices))
+    collectives = max(1.0, size_bytes / law.fusion_bytes, 0.0 if xla else BACKWARD_SHARE * step_s / law.cycle_s)
+    exposed = 1.0 if xla else 1.0 - min(1.0, law.overlap)
+    return late_s + exposed * max(collectives * devices * law.hop_s, hidden_s)
+
+
+def as_run(model: ModelGraph, precision: str, xla: bool) -> ModelGraph:
+    """The model as TensorFlow runs it.
+
+    In 16 bits that is its mixed precision: activations and their gradients are kept in 16 bits, variables and their gradients in
+    float32.  Op by op the backward pass reads more than a fused kernel's: GELU keeps tanh's result and the cumulative
+    distribution beside its input, dropout its mask in the tensor's own type; under mixed precision, what is computed in float32 is kept so.
+    """
+    half = precision in HALF and model.precision not in HALF
+    tensors = tuple(tensor._replace(itemsize=2) if half and tensor.role == ACTIVATION else tensor for tensor in model.tensors)
+    ops = []
+    for op in model.ops:
+        elements = model.tensors[op.outputs[0].tensor].size
+        name = "layer_norm" if op.kind == "norm" and op.whole else op.kind
+        more = 0.0
+        if not xla and name == "activation":
+            more = elements * (10 if half else 2 * model.tensors[op.outputs[0].tensor].itemsize)
+        elif not xla and name == "dropout":
+            more = elements * (1 if half else model.tensors[op.outputs[0].tensor].itemsize - 1)
+        elif not xla and half and name in IN_FLOAT32:
+            more = elements * 4.0
+        ops.append(op._replace(scratch_bytes=op.scratch_bytes + more))
+    return model._replace(precision=precision, tensors=tensors, ops=tuple(ops))
+
+
+def layers_with(profile: ModelProfile, laws: Laws, cluster: Cluster, precision: str, xla: bool) -> ModelProfile:
+    """A profile's layers in another precision or under XLA: products at the share that the laws give, traffic and activations at
+    their bytes, measured times in proportion to what follows from the FLOPs and bytes.
+
+    Raises:
+        PlanError: a layer is known by its times alone.
+    """
+    if precision == profile.precision and not xla:
+        return profile
+    law = laws.of(cluster.devices[0].type)
+    half = precision in HALF and profile.precision not in HALF
+    speed = law.matmul_half / law.matmul_fp32 if half else 1.0
+    size = 0.5 if half else 1.0
+    traffic = size * FUSED_SHARE if xla else 1.0  # op by op, what stays in float32 and casts outweigh the rest
+    changed = replace(profile, precision=precision, layers=tuple(
+        replace(layer, utilization=layer.utilization * speed, traffic_bytes=layer.traffic_bytes * traffic, measured=(),
+                output_bytes=int(layer.output_bytes * size), activation_bytes=int(layer.activation_bytes * size),
+                tensor_parallel_bytes=None if layer.tensor_parallel_bytes is None else int(layer.tensor_parallel_bytes * size))
+        for layer in profile.layers))
+    return replace(changed, layers=tuple(
+        replace(new, measured=tuple(_scaled(one, profile, old, changed, new, cluster) for one in old.measured))
+        for old, new in zip(profile.layers, changed.layers)))
+
+
+def _scaled(one: Measurement, profile: ModelProfile, layer: LayerProfile, other: ModelProfile, changed: LayerProfile,
+            cluster: Cluster) -> Measurement:
+    if not (layer.forward_flops or layer.traffic_bytes):
+        raise PlanError(f"layer {layer.name!r} of {profile.name!r} is known by its measured times alone, which say nothing of "
+                        "another precision or of XLA; give its forward_flops and traffic_bytes, or measure it so")
+    device = next((device for device in cluster.devices if device.type == one.device), cluster.devices[0])
+    before, after = (layer_seconds(model, replace(row, measured=()), device, one.batch, one.tensor_parallel)
+                     for model, row in ((profile, layer), (other, changed)))
+    return replace(one, forward_s=one.forward_s * after.forward_s / before.forward_s,
+                   backward_s=one.backward_s * after.backward_s / before.backward_s)
+
+
+def step_with(step: StepGraph, laws: Laws, device: Device, precision: str, xla: bool) -> StepGraph:
+    """A captured step's measured times in another precision or under XLA, by the laws of the device."""
+    law, half = laws.of(device.type), precision in HALF and step.precision not in HALF
+    peaks = device.peak_flops_per_s
+    faster = peaks[precision] * law.matmul_half / (peaks[step.precision] * law.matmul_fp32) if half else 1.0
+    others = (0.5 if half and xla else 1.0) * (FUSED_SHARE if xla else 1.0)
+    products = {op.origin for op in step.ops if op.contraction}
+    seconds = {name: tuple((batch, value / faster if name in products else value * others) for batch, value in points)
+               for name, points in step.seconds.items()}
+    return step._replace(precision=precision, seconds=seconds)
+
+
+def fitted(laws: Laws, **changes: Any) -> Laws:
+    """The laws with other parameters of all kinds of devices."""
+    return replace(laws, devices={name: replace(row, **changes) for name, row in laws.devices.items()})

@@ -1,0 +1,210 @@
+"""Variables of tf.functions that ``wh.split`` divides: each part is a variable of its own, on its device.
+
+The user's variable stays what everybody else reads, assigns, saves and restores.  Its value is in one place at a time: in its
+own resource, or in the parts of one division::
+
+    step(batch)           whole ── slices ──> parts, which the step reads and updates; the whole takes no memory
+    v.numpy(), v.assign   parts ── concat ──> whole, from where the next step takes its slices
+
+Everything that reads or writes a variable takes its handle: eager ops from the variable, functions from their captures.  The
+handle of a divided variable is a property that puts the parts together, and calls of functions that captured it do so, too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.errors import PlanError
+from whale_tf.patterns.spread import Spread
+
+_RECORD = "_whale_parts"  # attribute of a divided variable
+
+
+class _Division(NamedTuple):
+    """``devices``: TensorFlow's names, one for each part."""
+
+    spread: Spread
+    devices: Tuple[str, ...]
+
+
+class _Divided:
+    """A divided variable.
+
+    Attributes:
+        variable: the user's, while it lives.
+        handle: of the whole.
+        parts: of each division that a function asked for.
+        held: the division that has the value; None: the whole has it.
+    """
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = weakref.ref(variable)
+        self.handle, self.device, self.name, self.dtype = variable.handle, variable.device, variable.name, variable.dtype
+        self.shape = tuple(variable.shape.as_list())
+        self.parts: Dict[_Division, List[Any]] = {}
+        self.held: Optional[_Division] = None
+
+    def divided(self, division: _Division) -> Sequence[Any]:
+        """The division's parts, made where there are none yet; they hold nothing before :meth:`divide`."""
+        if division not in self.parts:
+            self.parts[division] = []
+            for i, device in enumerate(division.devices):
+                shape, dim = list(self.shape), division.spread.dim
+                shape[dim] = division.spread.sizes[i]
+                with tf.init_scope(), tf.device(device):
+                    self.parts[division].append(tf.Variable(
+                        tf.zeros(shape, self.dtype), trainable=False, name=f"{self.name.partition(':')[0]}/part{i}"))
+        return self.parts[division]
+
+    def divide(self, division: _Division) -> None:
+        """The parts take the value."""
+        if self.held == division:
+            return
+        self.put_together()
+        spread = division.spread
+        with tf.init_scope():
+            with tf.device(self.device):
+                whole = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+                starts = [[start if d == spread.dim else 0 for d in range(len(self.shape))] for start in spread.starts]
+                slices = [tf.slice(whole, start, part.shape) for start, part in zip(starts, self.parts[division])]
+                _empty(self.handle, self.dtype)
+            for part, piece in zip(self.parts[division], slices):
+                with tf.device(part.device):
+                    tf.raw_ops.AssignVariableOp(resource=part.handle, value=piece)
+        self.held = division
+
+    def put_together(self) -> None:
+        """The whole takes the value."""
+        if self.held is None:
+            return
+        division, self.held = self.held, None
+        with tf.init_scope(), tf.device(self.device):
+            whole = tf.concat([tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=self.dtype)
+                               for part in self.parts[division]], division.spread.dim)
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=whole)
+
+    def release(self) -> None:
+        """The whole takes the value, and parts no memory."""
+        self.put_together()
+        with tf.init_scope():
+            for parts in self.parts.values():
+                for part in parts:
+                    _empty(part.handle, self.dtype)
+
+
+def _empty(handle: tf.Tensor, dtype: tf.DType) -> None:
+    """Let a variable hold nothing, so that who reads it past us fails."""
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], dtype))
+
+
+class _Handle:
+    """A divided variable's ``_handle``, which TensorFlow's C++ half reads by this name, too."""
+
+    def __get__(self, variable: Any, owner: Any) -> Any:
+        if tf.executing_eagerly():
+            variable.__dict__[_RECORD].put_together()
+        return variable.__dict__["_handle"]
+
+    def __set__(self, variable: Any, handle: Any) -> None:
+        variable.__dict__["_handle"] = handle
+
+
+_classes: Dict[type, type] = {}
+
+
+def _divided_class(of: type) -> type:
+    """A class of variables that is like ``of``, but for their handle."""
+    if of not in _classes:
+        _classes[of] = type(of)(of.__name__, (of,), {"_handle": _Handle(), "__module__": of.__module__})
+    return _classes[of]
+
+
+class VariableParts:
+    """All divided variables since ``wh.init``."""
+
+    def __init__(self) -> None:
+        self._wholes: Dict[int, _Divided] = {}  # by ``id`` of the handle
+        self._parts: Dict[int, Tuple[_Divided, _Division]] = {}
+        self._closed = False
+
+    def divide(self, variable: Any, spread: Spread, devices: Sequence[str]) -> Sequence[Any]:
+        """Variables for the parts, in which the value is whenever a function that captured them runs."""
+        record = variable.__dict__.get(_RECORD)
+        if record is None:
+            record = _Divided(variable)
+            variable.__dict__[_RECORD] = record
+            variable.__class__ = _divided_class(type(variable))
+            self._wholes[id(record.handle)] = record
+            weakref.finalize(variable, self._forget, record).atexit = False
+        division = _Division(spread, tuple(devices))
+        parts = record.divided(division)
+        self._parts.update({id(part.handle): (record, division) for part in parts})
+        return parts
+
+    def _forget(self, record: _Divided) -> None:
+        self._wholes.pop(id(record.handle), None)
+        for parts in record.parts.values():
+            for part in parts:
+                self._parts.pop(id(part.handle), None)
+
+    def before_call(self, captured: Sequence[Any]) -> None:
+        """A function is about to run on what it captured."""
+        if self._wholes and tf.executing_eagerly():
+            for handle in captured:
+                record = self._wholes.get(id(handle))
+                if record is not None:
+                    record.put_together()
+
+    def watch(self, function: Any) -> None:
+        """Let each call of a concrete function that captured parts find the value in them.
+
+        Raises:
+            PlanError: it reads a variable whole, too, or in other parts.
+        """
+        captured = [self._parts[id(handle)] for handle in function.captured_inputs if id(handle) in self._parts]
+        if not captured:
+            return
+        needed: Dict[int, Tuple[_Divided, _Division]] = {}
+        for record, division in captured:
+            if needed.setdefault(id(record), (record, division))[1] != division:
+                raise PlanError(
+                    f"tf.function {function.name!r} calls functions that divide variable {record.name!r} differently; call them "
+                    "one after the other, outside of a function")
+        for handle in function.captured_inputs:
+            whole = self._wholes.get(id(handle))
+            if whole is not None and id(whole) in needed:
+                raise PlanError(
+                    f"tf.function {function.name!r} reads or writes variable {whole.name!r} and calls a function that divides "
+                    "it (wh.split); do one of them outside of the function, or both in the one that trains")
+        function._call_flat = self._caller(function._call_flat, list(needed.values()))
+
+    def _caller(self, original: Callable[..., Any], needed: Sequence[Tuple[_Divided, _Division]]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not tf.executing_eagerly():
+                if self._closed:
+                    raise PlanError(
+                        "a function whose variables wh.split divides is called in another one that is traced after "
+                        "wh.shutdown(); call wh.init() and make both functions anew")
+                return original(*args, **kwargs)
+            for record, division in needed:
+                record.divide(division)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                for record, division in needed:
+                    record.held = division  # a tape that is open takes handles before the function runs
+                    if self._closed:
+                        record.release()
+        return call
+
+    def close(self) -> None:
+        """Variables are as they were; functions that divide them do so during each call only."""
+        self._closed = True
+        for record in self._wholes.values():
+            record.release()
+            variable = record.variable()
+            del variable.__dict__[_RECORD]
+            variable.__class__ = type(variable).__mro__[1]
+        self._wholes.clear()
