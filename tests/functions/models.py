@@ -32,7 +32,6 @@ class Case(NamedTuple):
         config: what whale_tf is to be configured with for exact results.
         policy: Keras' dtype policy.
         tolerance: of each variable, relative to its norm (of bfloat16: it has 8 bits, and sums of parts round in other places).
-        has_loops: loops of TensorFlow, which wh.split does not divide.
     """
 
     make: Callable[[Sequence[Scope]], Any]
@@ -41,7 +40,6 @@ class Case(NamedTuple):
     config: Dict[str, Any] = {}
     policy: str = "float64"
     tolerance: float = 1e-11
-    has_loops: bool = False
 
 
 def head(x: Any) -> Any:
@@ -284,7 +282,7 @@ CASES: Dict[str, Case] = {
     "convnet": Case(convnet, IMAGES, LABELS),
     "convnet, synchronised batch norm": Case(normalized_convnet, IMAGES, LABELS, {"sync_batch_norm": True}),
     "encoder": Case(encoder, TOKENS, LABELS),
-    "lstm and gru": Case(recurrent, SERIES, LABELS, has_loops=True),
+    "lstm and gru": Case(recurrent, SERIES, LABELS),
     "embeddings": Case(embeddings, TOKENS, LABELS),
     "tied weights": Case(tied, TOKENS, np.roll(TOKENS, -1, axis=1)),
     "bfloat16": Case(bfloat16, FEATURES, LABELS, policy="mixed_bfloat16", tolerance=2e-2),

@@ -131,10 +131,10 @@ def layer_call(original: Function, callbacks: Any) -> Function:
 
 
 def node_arguments(original: Function, callbacks: Any) -> Function:
-    """What a functional model reads right before it calls a node."""
+    """What a functional model reads right before it calls a node, or before it infers a node's shapes: then nothing is called."""
 
     def arguments(self: Any, tensors: Any) -> Any:
-        _thread.node = _known.get(self)
+        _thread.node = _known.get(self) if traced_function() is not None else None
         return original(self, tensors)
     return arguments
 
