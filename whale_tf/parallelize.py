@@ -114,5 +114,5 @@ def _decided(
     if not local.has_step:
         return None
     verify(local.graph)
-    options = Options(sync=lambda op: True) if settings.sync_batch_norm else Options()
+    options = Options(sync=(lambda op: True) if settings.sync_batch_norm else None, sections=True)
     return decide(local, cluster, config, plan, options, parts)

@@ -4,6 +4,7 @@ The region consists of the FORWARD and BACKWARD ops: all from which a gradient o
 
     batch level   depends on an example of the mini-batch: one clone per model replica, micro-batch and replica
     step level    does not (variables' values, constants, weight decay): once per step on each replica's devices
+    sections      need all examples, or follow from what does and from no single example: once per mini-batch, at batch level too
 
 Ops outside the region run once, on merged values.
 """
@@ -27,6 +28,7 @@ class Region(NamedTuple):
     task_graph: TaskGraph of every op of the graph (-1 outside the region).
     late: batch-level ops that are computed from a gradient: the backward step of the schedule.
     early: batch-level ops that run ahead of the schedule, because a value of the whole batch depends on them.
+    sections: batch-level ops that run once, on values of the whole batch.
     batch: the result of the batch-axis analysis.
     mean_divisors: (op, input position) in gradients of ``Mean`` that hold the batch size the graph was built for.
     """
@@ -39,6 +41,7 @@ class Region(NamedTuple):
     early: Set[int]
     batch: BatchAxis
     mean_divisors: FrozenSet[Tuple[int, int]] = frozenset()
+    sections: FrozenSet[int] = frozenset()
 
     def contains(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -75,16 +78,20 @@ class Region(NamedTuple):
 def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sources: Sequence[int]) -> Region:
     """Split the region's ops into batch level and step level (see the module's docstring)."""
     region = [op for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
-    seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
+    seeds = ({op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)).difference(batch.whole)
     divisors = _mean_divisors(graph, batch)
     seeds |= {op for op, _ in divisors}
     loops = _loops(region, frames(graph))
     units = loops + _containers(graph, region)  # each unit has one level and one TaskGraph
-    batch_level = _closed(graph, region, set(sources), seeds, units)
+    divided = [op for op in region if op.id not in batch.whole]
+    cloned = _closed(graph, divided, set(sources), seeds, units)
+    sections = _closed(graph, [op for op in region if op.id not in cloned], set(), set(batch.whole), units)
+    batch_level = cloned | sections
     members = [op for op in region if op.id in batch_level]
     late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
-    early = _early(graph, batch, batch_level, loops)
-    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch, divisors)
+    early = _early(graph, batch, batch_level, sections, loops)
+    ops = tuple(op.id for op in region)
+    return Region(graph, ops, batch_level, task_graph, late, early, batch, divisors, frozenset(sections))
 
 
 def inseparable(region: Region) -> List[Set[int]]:
@@ -129,14 +136,17 @@ def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int
     return frozenset(found)
 
 
-def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]]) -> Set[int]:
-    """Batch-level ancestors of every tensor that is combined over all clones; loops are included as a whole."""
+def _early(
+    graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Set[int], loops: Sequence[Set[int]]
+) -> Set[int]:
+    """Cloned ancestors of sections, and of every tensor that is combined over all clones; loops are included as a whole."""
     loop_of = {index: loop for loop in loops for index in loop}
     stack = [
         graph.tensors[graph.ops[op].inputs[position]].op
         for (op, position), conversions in batch.conversions.items()
         if any(isinstance(conversion, Reduce) for conversion in conversions)
     ]
+    stack += sections
     found: Set[int] = set()
     while stack:
         index = stack.pop()
@@ -144,7 +154,7 @@ def _early(graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Seque
             found.add(index)
             stack.extend(graph.predecessors(graph.ops[index]))
             stack.extend(loop_of.get(index, ()))
-    return found
+    return found - sections
 
 
 def _closed(

@@ -39,9 +39,13 @@ def given(state: Propagation, tensor: int) -> Given:
 
 
 def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given], in_loop: bool,
-                 is_tentative: bool = False) -> Body:
-    """Propagate through a function whose ``_Arg`` ops have the given states; ``is_tentative``: an early round of a loop,
-    when later rounds will know more."""
+                 is_tentative: bool = False, sections: bool = True) -> Body:
+    """Propagate through a function whose ``_Arg`` ops have the given states.
+
+    Args:
+        is_tentative: an early round of a loop, when later rounds will know more.
+        sections: whether what needs all examples, and cannot have them in here, refuses the function.
+    """
     seeds: Dict[int, Given] = {}
     returns: List[Tuple[int, Op]] = []
     for op in graph.ops:
@@ -50,7 +54,8 @@ def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given]
             seeds[op.outputs[0]] = parameter._replace(flags=parameter.flags | (LOOP if in_loop else 0))
         elif op.type == "_Retval":
             returns.append((op.attrs["index"], op))
-    inner = Propagation(graph, seeds, state.batch, state.options)
+    options = state.options if sections else state.options._replace(sections=False)
+    inner = Propagation(graph, seeds, state.batch, options)
     inner.can_reduce = False
     inner.is_tentative = is_tentative
     inner.sweep()
@@ -137,13 +142,15 @@ def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -
         state.conversions[op.id, position] = before + after
 
 
-def decide(state: Propagation, op: Op, tensor: int) -> None:
-    """A predicate that differs between clones is inexact: each clone follows its own."""
-    layout = state.layout(tensor)
+def decide(state: Propagation, op: Op) -> None:
+    """A predicate, operand 0, that would differ between clones is combined over them."""
+    layout = state.layout(op.inputs[0])
     if layout.is_sharded or layout is EXTENT or layout is UNKNOWN:
         raise Refuse("each part of the batch decides by itself")
     if layout.is_partial or layout.kind in EXTREMES:
-        state.inexact[op.id] = f"{state.graph.tensor_name(tensor)!r} is a value over the batch of which each part has its own"
+        plan = Operands(state, op, "n" * len(op.inputs), [layout, *(replicated() for _ in op.inputs[1:])])
+        plan.resolve(0, True)
+        plan.record()
 
 
 @handler
@@ -166,7 +173,7 @@ def while_loop(state: Propagation, op: Op) -> None:
     body = analyse_body(state, op.body["body"], current, True)
     known(body)
     condition = analyse_body(state, op.body["cond"], current, True)
-    decide(condition.state, condition.returns[0], condition.returns[0].inputs[0])
+    decide(condition.state, condition.returns[0])
     for i, (have, want) in enumerate(zip(entering, current)):
         bring(state, op, i, have, want)
     for ret, have, want in zip(body.returns, body.results, current):
@@ -184,7 +191,7 @@ def _key(state: Given) -> Tuple[object, ...]:
 def branches(state: Propagation, op: Op) -> None:
     if op.body is None:
         raise Refuse("its branches are not known")
-    decide(state, op, op.inputs[0])
+    decide(state, op)
     parameters = [given(state, t) for t in op.inputs[1:]]
     bodies = [(name, analyse_body(state, op.body[name], parameters, False)) for name in sorted(op.body)]
     for _, body in bodies:
@@ -204,7 +211,7 @@ def call(state: Propagation, op: Op) -> None:
     if not op.body:
         raise Refuse("its body is not known")
     name = next(iter(op.body))
-    body = analyse_body(state, op.body[name], [given(state, t) for t in op.inputs], False)
+    body = analyse_body(state, op.body[name], [given(state, t) for t in op.inputs], False, sections=False)
     known(body)
     keep(state, op, name, body)
     deliver(state, op, body.results)
