@@ -104,6 +104,8 @@ class Propagation(State):
             for t in op.outputs:
                 flags[t] = carried
             visited[op.id] = 1
+            if carried & OF_SECTION:
+                self.learn_sizes(op)
         else:
             self._visit_slowly(op, flag, first)
         if first and op.id in self.waiting:
@@ -202,10 +204,11 @@ class Propagation(State):
         """Whether an op has an operand from a section, and that section (or another) has all of its others whole as well; or
         whether what it has from there cannot be divided."""
         of_section = [t for t in op.inputs if self.flags[t] & OF_SECTION and t not in self.layouts]
-        if not of_section or op.type in GENERATORS:
+        if not of_section or op.type in GENERATORS and op.type != "Range":
             return False
+        are_sizes = all(self.is_integer(t) for t in op.outputs)
         return any(self.graph.tensors[t].dtype == "variant" for t in of_section) or all(
-            t in self.gathered for t in op.inputs if t in self.layouts)
+            t in self.gathered or (are_sizes and self.layouts[t] is EXTENT) for t in op.inputs if t in self.layouts)
 
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""

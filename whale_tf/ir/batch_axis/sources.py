@@ -8,7 +8,9 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis.analysis import analyse
 from whale_tf.ir.batch_axis.result import BatchAxis, Slice
 from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.layout import replicated
 
+NONE = replicated()
 Analyse = Callable[[Dict[int, int]], BatchAxis]
 
 
@@ -17,7 +19,8 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
 
     An input is a batch input if its first dimension has unknown size or, where all sizes are known, the size most common
     among the inputs.  An input that would make some op impossible to divide, and of which no divided op needs single rows,
-    is no batch input after all (class weights, a fed table).  Scalars never are.
+    is no batch input after all (class weights, a fed table), unless variables are applied to each of its rows.  Scalars never
+    are.
 
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
@@ -61,11 +64,27 @@ def _with_batch_dimension(graph: OpGraph, candidates: Sequence[int]) -> List[int
 
 def _with_one_less(graph: OpGraph, axis: BatchAxis, run: Analyse) -> Optional[BatchAxis]:
     """The axis without one source that is better left undivided; None if there is no such source."""
+    causes = _causes(axis)
     for tensor in axis.sources:
         rest = run({t: d for t, d in axis.sources.items() if t != tensor})
-        if len(rest.unknown) < len(axis.unknown) and not _is_sliced(graph, rest, tensor):
+        if _causes(rest) < causes and not _is_sliced(graph, rest, tensor) and not _feeds_model(graph, axis, rest):
             return rest
     return None
+
+
+def _causes(axis: BatchAxis) -> Set[int]:
+    """Ops that cannot be divided."""
+    return {unknown.op for unknown in axis.unknown.values()}
+
+
+def _feeds_model(graph: OpGraph, axis: BatchAxis, rest: BatchAxis) -> bool:
+    """Whether an op applies a variable to each example in ``axis``, and to none in ``rest``."""
+    for op in graph.ops:
+        if any(axis.layouts.get(t, NONE).is_sharded and not rest.layouts.get(t, NONE).is_sharded for t in op.outputs) and any(
+                axis.depends_on_variables(t) and t not in axis.layouts and not axis.conversions.get((op.id, position))
+                for position, t in enumerate(op.inputs)):
+            return True
+    return False
 
 
 def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:
