@@ -172,6 +172,11 @@ class Config(Record):
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")
+    on_inexact: Literal["warn", "error", "allow"] = field(
+        "warn",
+        description="What to do about an op that computes something else than the local script (batch normalisation of each "
+        "replica's part). warn: one wh.InexactWarning for each when the graph is rewritten; error: refuse before anything runs; "
+        "allow: only wh.explain() tells.")
     given: FrozenSet[str] = dataclasses.field(init=False, compare=False, repr=False)
 
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:

@@ -50,6 +50,14 @@ class UnsupportedOpError(WhaleError, NotImplementedError):
     """An op takes part in the parallel region in a way that has no rule."""
 
 
+class InexactWarning(UserWarning):
+    """An op of the parallel step computes something else than the local script; the key ``on_inexact`` decides about it."""
+
+
+class InexactError(WhaleError, ValueError):
+    """The same, under ``on_inexact: "error"``."""
+
+
 class ProcessLostError(WhaleError, RuntimeError):
     """Another training process has ended, or does not answer."""
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence, Set
 
 from rich.console import Console
 from rich.table import Table
 
+from whale_tf.ir.batch_axis import Reduce
+from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.passes.form import Form
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding.assignment import Assignment, Choice
+from whale_tf.profiler.op_cost import tensor_bytes
 
 WIDTH = 120
 SHOWN = 6  # names of a longer list
@@ -52,6 +55,8 @@ def explain_plan(
         console.print(f"Emitted as {'calls of functions' if form.is_called else 'inlined ops'}: {form.reason}.",
                       highlight=False, markup=False)
     if region is not None:
+        for line in _sections(region):
+            console.print(line, highlight=False, markup=False)
         reseeded = assignment.reseeded if assignment is not None else ()
         for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):
             console.print(line, highlight=False, markup=False)
@@ -167,6 +172,26 @@ def _gradients(plan: Plan) -> Table:
             _bytes(sync.bytes),
         )
     return table
+
+
+def _sections(region: Region) -> List[str]:
+    """What runs once on all examples, and what it takes from the clones, in bytes."""
+    graph, whole = region.graph, region.batch.whole
+    if not region.sections:
+        return []
+    taken = {graph.ops[op].inputs[position] for (op, position), steps in region.batch.conversions.items()
+             if op in region.sections and any(isinstance(step, Reduce) for step in steps)}
+    held = {t for index in region.early for t in graph.ops[index].outputs
+            if any(user in region.late for user, _ in graph.consumers(t))}
+    lines = [f"All examples together ({len(region.sections)} ops, once per mini-batch): they take {_sizes(graph, taken)} from the "
+             f"clones. What clones compute before runs ahead of the schedule, and holds {_sizes(graph, held)} of all micro-batches."]
+    return lines + [f"  {graph.ops[op].name} ({graph.ops[op].type}): {reason}" for op, reason in sorted(whole.items())]
+
+
+def _sizes(graph: OpGraph, tensors: Set[int]) -> str:
+    is_open = any(None in (graph.tensors[tensor].shape or (None,)) for tensor in tensors if graph.tensors[tensor].shape != ())
+    known = _bytes(sum(tensor_bytes(graph, tensor) for tensor in tensors))
+    return f"{known} and tensors of open sizes" if is_open else known
 
 
 def _inexact(region: Region, reseeded: Sequence[str], fp16: bool) -> List[str]:
