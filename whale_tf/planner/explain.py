@@ -183,8 +183,9 @@ def _sections(region: Region) -> List[str]:
              if op in region.sections and any(isinstance(step, Reduce) for step in steps)}
     held = {t for index in region.early for t in graph.ops[index].outputs
             if any(user in region.late for user, _ in graph.consumers(t))}
-    lines = [f"All examples together ({len(region.sections)} ops, once per mini-batch): they take {_sizes(graph, taken)} from the "
-             f"clones. What clones compute before runs ahead of the schedule, and holds {_sizes(graph, held)} of all micro-batches."]
+    lines = [f"All examples together ({len(region.sections)} ops, once per mini-batch): they take {_sizes(graph, taken)} from "
+             "the clones. What clones compute before runs ahead of the schedule, and holds "
+             f"{_sizes(graph, held)} of all micro-batches."]
     return lines + [f"  {graph.ops[op].name} ({graph.ops[op].type}): {reason}" for op, reason in sorted(whole.items())]
 
 

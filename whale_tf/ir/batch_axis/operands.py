@@ -49,7 +49,7 @@ class Operands:
         if self.layouts[i].kind != REPLICATED:
             self.resolve(i, True)
         # what is open in a value of the whole mini-batch and meets examples has as many
-        is_open = size is None and not (self.steps[i] or state.flags[tensor] & OF_SECTION)
+        is_open = size is None and (shape is None or not (self.steps[i] or state.flags[tensor] & OF_SECTION))
         if is_open or blocks is None or -1 in blocks:
             raise Refuse(f"whether {state.graph.tensor_name(tensor)!r} has a batch dimension is not known")
         if state.batch is not None and size is not None and size != state.batch * sum(blocks):
