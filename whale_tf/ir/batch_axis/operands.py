@@ -49,8 +49,9 @@ class Operands:
         if self.layouts[i].kind != REPLICATED:
             self.resolve(i, True)
         # what is open in a value of the whole mini-batch and meets examples has as many
-        is_open = size is None and (shape is None or not (self.steps[i] or state.flags[tensor] & OF_SECTION))
-        if is_open or blocks is None or -1 in blocks:
+        has_rank = state.graph.tensors[tensor].shape is not None
+        is_open = size is None and not (has_rank and (self.steps[i] or state.flags[tensor] & OF_SECTION))
+        if is_open or blocks is None or -1 in blocks or (state.flags[tensor] & OF_SECTION and not has_rank):
             raise Refuse(f"whether {state.graph.tensor_name(tensor)!r} has a batch dimension is not known")
         if state.batch is not None and size is not None and size != state.batch * sum(blocks):
             raise Refuse(f"{state.graph.tensor_name(tensor)!r} has {size} rows where {sum(blocks)} x {state.batch} "
@@ -206,7 +207,13 @@ def combination(state: State, tensor: int) -> Optional[Conversion]:
     if layout is EXTENT:
         value = state.value(tensor)
         sizes = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
-        return None if None in sizes else Whole(tuple(size for size in sizes if size is not None))
+        if None in sizes:  # no multiple of the batch: it has to be measured on all examples
+            producer = state.graph.tensors[tensor].op
+            if producer not in state.forced:
+                state.forced.add(producer)
+                state.push(producer)
+            return None
+        return Whole(tuple(size for size in sizes if size is not None))
     if layout.is_sharded:
         return Reduce(CONCAT, layout.power, state.offsets.get(tensor, 0))
     if layout.is_partial:

@@ -188,6 +188,8 @@ class Propagation(State):
         if unknown and op.type != "IdentityN" and any(t in unknown for t in op.inputs):
             raise Refuse("an operand has no layout")
         is_batched = any(self.flags[t] & BATCHED for t in op.inputs) or any(t in self.promoted for t in op.outputs)
+        if is_batched and op.id in self.forced:
+            raise Refuse("its size is needed for all examples")
         if is_batched and self._is_of_section(op):
             raise Refuse("its operands are there for all examples")
         if op.type in RANDOM and not is_batched:

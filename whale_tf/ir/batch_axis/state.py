@@ -84,6 +84,7 @@ class State(View):
         self.promoted_beside: Dict[int, Optional[int]] = {}
         self.inexact: Dict[int, str] = {}
         self.whole = self.result.whole
+        self.forced: Set[int] = set()  # ops that have to run whole, because a section needs their sizes
         self.gathered: Set[int] = set()  # divided tensors that a section has whole
         self.per_replica: Set[int] = set()  # ops of normalisation layers, from their statistics to where these are used
         self.seeded: Set[int] = set()
