@@ -227,12 +227,12 @@ def of_normalisation(state: State, op: Op, tensor: int) -> bool:
     """Whether a partial value is a statistic of a normalisation layer, or a gradient on its way back through one: each replica
     normalises by its own, unless ``sync_batch_norm``.  Such a layer keeps moving averages of its statistics."""
     stack, chain = [tensor], {op.id}
-    found = op.forward >= 0 and op.forward in state.per_replica
+    found = op.forward in state.per_replica or op.forward in state.inexact
     while stack:
         current = stack.pop()
         producer = state.graph.producer(current)
         chain.add(producer.id)
-        found = found or _is_averaged(state, current)
+        found = found or producer.id in state.inexact or _is_averaged(state, current)
         stack.extend(t for t in producer.inputs if state.layout(t).is_partial and state.graph.tensors[t].op not in chain)
     if found:
         state.per_replica |= chain
