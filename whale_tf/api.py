@@ -675,10 +675,6 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
             if state.functions is not None:
                 assert isinstance(done.emitted.communicator, ProcessCommunicator)
                 state.functions.rewritten(graph, done.emitted.communicator)
-            for item in done.batch.inexact[:1]:
-                op = done.captured.graph.ops[item.op]
-                _say(state, f"op {op.name!r} ({op.type}) does not compute exactly what it does locally: {item.reason} "
-                            "(wh.explain() lists all such ops; sync_batch_norm makes batch normalization exact)")
     state.done[graph] = done
     state.latest = weakref.ref(graph)
 

@@ -189,6 +189,11 @@ class Config(Record):
         "its own; local: the script's own op draws once per step, for the whole mini-batch, and clones take their rows, so that "
         "a seeded script trains with the numbers of the local one. The draws then run on one device, which sends the others "
         "their rows.")
+    on_inexact: Literal["warn", "error", "allow"] = field(
+        "warn",
+        description="What to do about an op that computes something else than the local script (batch normalisation of each "
+        "replica's part). warn: one wh.InexactWarning for each when the graph is rewritten; error: refuse before anything runs; "
+        "allow: only wh.explain() tells.")
     given: FrozenSet[str] = dataclasses.field(init=False, compare=False, repr=False)
 
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:

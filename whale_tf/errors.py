@@ -66,6 +66,14 @@ class InputError(WhaleError, ValueError):
     """What a run is fed does not fit the mini-batch."""
 
 
+class InexactWarning(UserWarning):
+    """An op of the parallel step computes something else than the local script; the key ``on_inexact`` decides about it."""
+
+
+class InexactError(WhaleError, ValueError):
+    """The same, under ``on_inexact: "error"``."""
+
+
 class ProcessLostError(WhaleError, RuntimeError):
     """Another training process has ended, or does not answer."""
 

@@ -10,6 +10,7 @@ Nothing before the last step edits the graph, so that an error leaves it as it w
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -22,11 +23,12 @@ from whale_tf.config import Config
 from whale_tf.emit.batch_norm import sync_batch_norm
 from whale_tf.emit.emit import Emitted, emit
 from whale_tf.emit.shard.variables import DividedVariables
-from whale_tf.errors import PlanError
+from whale_tf.errors import InexactError, InexactWarning, PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
 from whale_tf.passes import compile_program
+from whale_tf.passes.replicate import clones
 from whale_tf.plan import Plan
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planning import Decided, decide
@@ -87,11 +89,33 @@ def parallelize(
         if not processes.is_chief:
             return done._replace(serves=True)
         processes = replace(processes, is_driver=True)
+    if processes.is_chief:
+        _tell_inexact(region, plan, config.on_inexact)
     devices = device_names(cluster, processes)
     backend = plan.gradients[0].backend if plan.gradients else "local"
     emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys, has_run)
     assert captured.recording is not None
     return done._replace(emitted=emitted, replaced=captured.recording.replaced, variables=division.variables)
+
+
+def _tell_inexact(region: Region, plan: Plan, wish: str) -> None:
+    """One warning for each op that computes something else than the local script; not for its gradients.
+
+    Raises:
+        InexactError: it is to be refused.
+    """
+    graph, inexact = region.graph, {item.op for item in region.batch.inexact}
+    texts = []
+    for index, reason in region.batch.inexact if wish != "allow" else ():
+        op = graph.ops[index]
+        if op.forward not in inexact and len(clones(plan, region.task_graph[index])) > 1:
+            fix = "" if plan.sync_batch_norm else "sync_batch_norm to True for the statistics of the whole mini-batch, or "
+            texts.append(f"op {op.name!r} ({op.type}) does not compute what the local script does: {reason}. Set {fix}on_inexact "
+                         "to 'allow' if this is meant")
+    if texts and wish == "error":
+        raise InexactError("\n".join(texts))
+    for text in texts:
+        warnings.warn(text, InexactWarning)
 
 
 def find_program(
@@ -122,5 +146,5 @@ def _decided(
     if not local.has_step:
         return None
     verify(local.graph)
-    options = Options(sync=lambda op: True) if settings.sync_batch_norm else Options()
+    options = Options(sync=(lambda op: True) if settings.sync_batch_norm else None, sections=True)
     return decide(local, cluster, config, plan, options, parts)

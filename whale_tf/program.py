@@ -16,6 +16,7 @@ The bodies of ops, of each TaskGraph:
 
     once        what does not depend on an example: variables' reads, weight decay; on every copy of the TaskGraph
     early       what runs ahead of the schedule, because a value of the whole mini-batch follows from it
+    section     what needs all examples together: once, on values of the whole mini-batch
     forward     the other forward ops of one micro-batch
     backward    the ops of one micro-batch that follow from a gradient
     update      the optimizer's ops; those that belong to no single TaskGraph are in bodies of their own
@@ -38,10 +39,11 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequenc
 
 from whale_tf.ir.graph import OpGraph
 
-ONCE, EARLY, FORWARD, BACKWARD, UPDATE = "once", "early", "forward", "backward", "update"
+ONCE, EARLY, SECTION, FORWARD, BACKWARD, UPDATE = "once", "early", "section", "forward", "backward", "update"
 DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE = "divide", "bridge", "whole", "accumulate", "synchronise", "merge"
 CLONED = (EARLY, FORWARD, BACKWARD)  # called for every micro-batch and replica
 RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE)
+BATCH_LEVEL = (EARLY, SECTION, FORWARD, BACKWARD)
 ALL = -1  # in place of a coordinate
 
 
@@ -67,6 +69,7 @@ class Copy(NamedTuple):
 
 
 ORIGINAL = Copy(0, 0)
+EVERY = Clone(ALL, ALL, ALL)  # the place of a section
 
 
 class Body(NamedTuple):

@@ -60,7 +60,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
     if config.auto.auto_parallel == RHINO:
         check_automatic(captured, config)
     began = time.perf_counter()
-    found = best_plan(captured, analysed(captured, Options())[1], cluster, config).best
+    found = best_plan(captured, analysed(captured, Options(sections=True))[1], cluster, config).best
     plan = found.plan if found.assignment is None else plan_of(captured.graph, found, _inputs(captured), config.init)
     return replace(found, model=name, search_seconds=time.perf_counter() - began, plan=plan)
 
@@ -68,7 +68,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
 def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
     """What ``auto_parallel`` chooses from for an un-annotated training graph, all as played; the graph stays as it is."""
     captured = capture(graph)
-    return played_candidates(captured, analysed(captured, Options())[1], cluster, config)
+    return played_candidates(captured, analysed(captured, Options(sections=True))[1], cluster, config)
 
 
 class Searched(NamedTuple):

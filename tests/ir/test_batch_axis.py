@@ -26,6 +26,7 @@ from whale_tf.ir.batch_axis import (
 from whale_tf.ir.layout import Layout, partial, replicated, sharded
 
 B = 8
+SECTIONS = Options(sections=True)
 
 
 @pytest.fixture
@@ -150,8 +151,59 @@ def test_batch_statistics_of_fused_batch_norm(g: Draft) -> None:
     axis = analyse(g.graph, {x: 0})
     assert axis.layout(norm) == sharded(0) and axis.layout(norm + 1) == partial(1) and axis.layout(norm + 2) == partial(1)
     assert [g.graph.ops[op].name for op, _ in axis.inexact] == ["norm"]
-    g.graph.op("norm").attrs["is_training"] = False
+    g.op("FusedBatchNormGradV3", [x, x, scale, norm + 3, norm + 4, norm + 5], (B, 5, 5, 4), (4,), (4,), (0,), (0,), name="back",
+         attrs={"is_training": True, "data_format": "NHWC"})
+    assert not analyse(g.graph, {x: 0}, options=SECTIONS).conversions, "a layer's gradient takes its own statistics"
+    for name in ("norm", "back"):
+        g.graph.op(name).attrs["is_training"] = False
     assert analyse(g.graph, {x: 0}).inexact == []
+
+
+def test_a_root_of_a_mean_is_in_a_section(g: Draft) -> None:
+    """The mean is one of the clones'; what follows from the root is whole; the examples' gradients are scaled by it."""
+    x, w = g.source(B, 4), g.variable(4, 3)
+    h = g.op("MatMul", [x, w], (B, 3))
+    average = mean(g, h, (), axes=(0, 1))
+    root = g.op("Sqrt", [average], ())
+    double = g.op("Mul", [root, g.const(np.float32(2))], ())
+    scaled = g.op("Mul", [h, double], (B, 3))
+    assert analyse(g.graph, {x: 0}).inexact and not analyse(g.graph, {x: 0}).whole
+    axis = analyse(g.graph, {x: 0}, options=SECTIONS)
+    op = g.graph.tensors[root].op
+    assert list(axis.whole) == [op] and axis.conversions == {(op, 0): (Reduce("sum", 1),)} and not axis.inexact
+    assert axis.layout(root) == axis.layout(double) == replicated() and axis.layout(scaled) == sharded(0)
+
+
+def test_similarities_of_all_examples_are_in_a_section(g: Draft) -> None:
+    """The matrix of all pairs takes all examples; what it gives is cut into rows; what has both already joins it."""
+    x, w = g.source(None, 4), g.variable(4, 3)
+    z = g.op("MatMul", [x, w], (None, 3))
+    pairs = g.op("MatMul", [z, z], (None, None), attrs={"transpose_b": True})
+    back = g.op("MatMul", [pairs, z], (None, 3))
+    gradient = g.op("MatMul", [x, back], (4, 3), attrs={"transpose_a": True})
+    axis = analyse(g.graph, {x: 0}, options=SECTIONS)
+    producer = [g.graph.tensors[t].op for t in (pairs, back, gradient)]
+    assert axis.conversions[producer[0], 0] == axis.conversions[producer[0], 1] == (Reduce("concat"),)
+    assert axis.conversions[producer[1], 1] == (Reduce("concat"),) and list(axis.whole) == producer[:2]
+    assert axis.conversions[producer[2], 1] == (Slice(0),) and axis.layout(gradient) == partial()
+
+
+def test_an_op_without_a_rule_is_in_a_section_unless_it_is_in_a_loop(g: Draft) -> None:
+    x = g.source(B, 4)
+    odd = g.op("PyFunc", [x], (B, 4))
+    axis = analyse(g.graph, {x: 0}, options=SECTIONS)
+    assert "no rule" in axis.whole[g.graph.tensors[odd].op]
+    with pytest.raises(UnsupportedOpError):
+        analyse(g.graph, {x: 0}).layout(odd)
+
+
+def test_an_input_that_variables_are_applied_to_is_divided(g: Draft) -> None:
+    """However undivisible its loss; the labels alone would make a batch, too."""
+    x, labels = g.source(B, 4), g.source(B, dtype="int32")
+    z = g.op("MatMul", [x, g.variable(4, 3)], (B, 3))
+    g.op("MatMul", [z, z], (B, B), attrs={"transpose_b": True})
+    g.op("OneHot", [labels, g.const(np.int32(3)), g.const(np.float32(1)), g.const(np.float32(0))], (B, 3))
+    assert set(find_batch_axis(g.graph, [x, labels]).sources) == {x, labels}
 
 
 @pytest.mark.parametrize("before, dim, target, expected, blocks, localised", [

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.numeric.cases import Case, mean_of_weighted
+from tests.numeric.generated_losses import is_together, loss_of
 from tests.numeric.plans import SCHEDULES, Parallel, Shape
 from tests.numeric.script import Arrays, Script, Setting, Stages, dense, rng, weight
 
@@ -135,7 +136,7 @@ def case_of(model: Model) -> Case:
         blocks = [lambda x: [tf.tanh(dense(x, WIDTH, "first"))]]
         blocks += [block(i, layer) for i, layer in enumerate(model.layers)]
         history = stages.run(blocks, inputs["x"])
-        loss = LOSSES[model.loss](history[-1], inputs)
+        loss = (LOSSES.get(model.loss) or loss_of(model.loss))(history[-1], inputs)
         optimizer = OPTIMIZERS[model.optimizer]()
         gradients = optimizer.compute_gradients(loss)
         # As in cases.sum_with_l2; but not around the gradients, where the counter of a v1 loop would wait for what comes
@@ -148,8 +149,9 @@ def case_of(model: Model) -> Case:
 
 
 @st.composite
-def models(draw: Any) -> Model:
+def models(draw: Any, losses: Any = st.sampled_from(sorted(LOSSES))) -> Model:  # noqa: B008 (a strategy is a value)
     """Models with 2 to 7 blocks in 1 to 4 stages on at most 6 devices, all float64."""
+    loss = draw(losses)
     any_layer = st.builds(Layer, st.sampled_from(sorted(LAYERS)), st.integers(0, 3))
     layers = tuple(draw(st.lists(any_layer, min_size=1, max_size=6)))
     num_cuts = min(draw(st.sampled_from([1, 0, 2, 3])), len(layers))
@@ -164,6 +166,8 @@ def models(draw: Any) -> Model:
     micro_batches = draw(st.sampled_from([1, 2, 3, 4]))
     setting = Setting(resource=draw(st.booleans()), static_batch=draw(st.booleans()), dataset=draw(st.booleans()),
                       runner=draw(st.sampled_from(["session", "callable", "monitored"])))
+    if is_together(loss) and setting.dataset:
+        nested = 1  # model replicas' own mini-batches are not put together
     unit = micro_batches * int(np.lcm.reduce(counts)) * (1 if setting.dataset else nested)
     least = 2 if setting.static_batch else 1  # shapes do not tell a batch of one from a broadcast: see rewrite.passes
     size = unit * draw(st.integers(-(-least // unit), max(1, 24 // unit)))
@@ -172,5 +176,5 @@ def models(draw: Any) -> Model:
         last = draw(st.integers(unit, size if setting.dataset else size + 7))
     parallel = Parallel(Shape(tuple(counts), sum(counts) * nested), micro_batches, draw(st.sampled_from(SCHEDULES)),
                         cuts, (("variables", draw(st.sampled_from(["auto", "mirrored"]))),))
-    return Model(layers, draw(st.sampled_from(sorted(LOSSES))), draw(st.sampled_from(sorted(OPTIMIZERS))),
+    return Model(layers, loss, draw(st.sampled_from(sorted(OPTIMIZERS))),
                  (size,) * (STEPS - 1) + (last,), setting, parallel)

@@ -14,13 +14,13 @@ EXAMPLES = 40  # on each TensorFlow, where the profile does not ask for random o
 PARAMETERS = [pytest.param(part, marks=[] if part else [pytest.mark.graph_optimizer]) for part in range(PARTS)]
 
 
-def check_part(part: int, models: Any, check: Callable[[Any], None]) -> None:
-    """Check one of ``PARTS`` parts of the examples: the profile's 5,000 in `make fuzz`, else always the same ``EXAMPLES``, others
-    on Python 3.7 than beside TensorFlow 2."""
+def check_part(part: int, models: Any, check: Callable[[Any], None], few: int = EXAMPLES) -> None:
+    """Check one of ``PARTS`` parts of the examples: the profile's 5,000 in `make fuzz`, else always the same ``few``, others on
+    Python 3.7 than beside TensorFlow 2."""
     default = hypothesis.settings.default
     seed, examples = random.SystemRandom().getrandbits(32), default.max_examples
     if default.derandomize:
-        seed, examples = part + PARTS * (sys.version_info < (3, 8)), min(examples, EXAMPLES)
+        seed, examples = part + PARTS * (sys.version_info < (3, 8)), min(examples, few)
     count = -(-examples // PARTS)
 
     @hypothesis.seed(seed)

@@ -5,9 +5,12 @@ import pytest
 
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
 from tests.numeric.generated import Layer, Model, case_of, models
+from tests.numeric.generated_losses import losses
 from tests.numeric.generation import PARAMETERS, check_part
 from tests.numeric.plans import Parallel, Shape
 from tests.numeric.script import Setting
+
+FEW = 12  # models with generated losses, outside of `make fuzz`
 
 # Found by `make fuzz`.
 KNOWN = {
@@ -21,6 +24,13 @@ KNOWN = {
 @pytest.mark.parametrize("part", PARAMETERS)
 def test_generated_models(part: int) -> None:
     check_part(part, models(), compare)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARAMETERS)
+def test_generated_losses(part: int) -> None:
+    """Losses that need all examples together."""
+    check_part(part, models(losses()), compare, FEW)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from whale_tf.ir.batch_axis import BatchAxis, Reduce, Scale
+from whale_tf.ir.batch_axis import CONCAT, BatchAxis, Reduce, Scale, Slice
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.layout import partial, sharded
 from whale_tf.ir.region import find_region
@@ -14,7 +14,7 @@ from whale_tf.plan import Plan, TaskGraphPlan
 
 def chain(
     stages: int, reduces: Sequence[str] = (), clip: bool = False, pulled: bool = False, decay: bool = False, labels: bool = False,
-    plain: bool = False, task_graphs: int = 0,
+    plain: bool = False, task_graphs: int = 0, together: bool = False,
 ) -> TrainingStep:
     """``x -> layer0 -> ... -> loss``, and backwards ``loss_grad -> grad... -> grad0``: one layer in each TaskGraph.
 
@@ -28,6 +28,7 @@ def chain(
         labels: the last TaskGraph reads an input of its own.
         task_graphs: how many there are, where it is fewer than stages; the last has all further stages.
         plain: the last TaskGraph's gradients read ``loss`` of the clone as well.
+        together: ``loss`` needs all examples.
     """
     graph, home = OpGraph(), []  # type: Tuple[OpGraph, List[int]]
 
@@ -77,7 +78,13 @@ def chain(
         batch.layouts[graph.tensor(f"layer{stage}")] = sharded(0)
         batch.layouts[graph.tensor(f"back{stage}")] = sharded(0, power=1)
         batch.layouts[graph.tensor(f"grad{stage}")] = partial(1)
-    batch.layouts[graph.tensor("loss")] = partial(1)
+    if together:
+        batch.whole[graph.op("loss").id] = "it needs all examples at once"
+        batch.conversions[graph.op("loss").id, 0] = (Reduce(CONCAT),)
+        batch.conversions[graph.op(f"back{stages - 1}").id, 0] = (Slice(0),)
+        batch.conversions[graph.op(f"grad{stages - 1}").id, 1] = (Slice(0),)
+    else:
+        batch.layouts[graph.tensor("loss")] = partial(1)
     region = find_region(graph, home, batch, list(sources))
     gradients = {graph.tensor(f"grad{stage}"): min(stage, (task_graphs or stages) - 1) for stage in range(stages)}
     variables = [graph.op(f"w{stage}").id for stage in range(stages)]

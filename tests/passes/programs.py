@@ -52,4 +52,6 @@ PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
     "whole_mini_batch_and_own": (chain(1, ["loss_grad"], plain=True), plan([2])),
     "whole_mini_batch_of_micro_batches": (chain(1, ["loss_grad"]), plan([1], 2)),
     "whole_mini_batch_twice": (chain(1, ["loss", "loss_grad"]), plan([2])),
+    "section": (chain(1, together=True), plan([2])),
+    "section_of_a_pipeline": (chain(2, together=True), plan([1, 1], 2)),
 }

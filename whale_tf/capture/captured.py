@@ -91,8 +91,9 @@ class Captured(NamedTuple):
 
     def batch_axis(self, options: Options = Options()) -> BatchAxis:
         """How the batch goes through the graph from its sources."""
-        if self.axis is not None and options == Options():
-            return self.axis
+        axis = self.axis
+        if axis is not None and options.sync is None and not (options.sections and (axis.unknown or axis.inexact)):
+            return axis
         return analyse(self.graph, self.sources, self.scope, options._replace(stated=self.stated))
 
     def step(self, region: Region, processes: int = 1) -> TrainingStep:

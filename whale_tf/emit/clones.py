@@ -14,6 +14,7 @@ from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.ir.graph import Op
+from whale_tf.program import EVERY
 
 
 class _Part(NamedTuple):
@@ -45,16 +46,19 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
             batch = _part(context, task_graph, batch_level=True)
             for clone in context.clones(task_graph):
                 _clone(context, operands, bodies, order, after, task_graph, batch, clone)
+            section = _part(context, task_graph, batch_level=True, sections=True)
+            _clone(context, operands, bodies, order, after, task_graph, section, EVERY)
     if context.is_called:
         calls.stage(order)
     enter_loops(context)
     return calls
 
 
-def _part(context: Context, task_graph: int, batch_level: bool) -> _Part:
+def _part(context: Context, task_graph: int, batch_level: bool, sections: bool = False) -> _Part:
     region, graph = context.region, context.graph
     once = set(context.variables) | set(region.batch.shared)
-    ops = [op for op in region.of_task_graph(task_graph, batch_level) if op.id not in once]
+    ops = [op for op in region.of_task_graph(task_graph, batch_level)
+           if op.id not in once and (op.id in region.sections) == sections]
     members = {op.id for op in ops}
     changed = set(region.batch.conversions) | set(region.batch.localise) | context.rescaled
     boundary = [
@@ -89,7 +93,10 @@ def _clone(
     if not part.ops:
         return
     controls: Dict[str, Optional[str]] = {
-        context.graph.ops[wait].name: control_for(context, wait, task_graph, place, after) for wait in part.waits
+        context.graph.ops[wait].name: _all_clones(context, operands, wait)
+        if place == EVERY and wait in context.region.batch_level
+        else control_for(context, wait, task_graph, place, after)
+        for wait in part.waits
     }
     scope = context.scope(place)
     context.edit.clone(
@@ -114,3 +121,13 @@ def _clone(
             open_shapes(context.edit.node(f"{scope}/{op.name}"), op, context.region.batch)
         for op in part.functional:
             bodies.localise(op, place)
+
+
+def _all_clones(context: Context, operands: Operands, wait: int) -> str:
+    """What a section waits for where the original waits for a cloned op, or for one of another section."""
+    op = context.graph.ops[wait]
+    if wait in context.region.sections:
+        return context.op_in(op, EVERY)
+    home = context.home(op)
+    names = [context.op_in(op, clone) for clone in context.clones(home)]
+    return operands.converter.nodes.no_op(context.name("section_waits", op.name), context.device(home, EVERY), names)

@@ -12,7 +12,7 @@ from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.passes.replicate import clones, copies, copy_for
 from whale_tf.plan import Plan
-from whale_tf.program import CLONED, ORIGINAL, Clone, Copy, Program
+from whale_tf.program import CLONED, EVERY, ORIGINAL, Clone, Copy, Program
 
 ROOT = "whale"  # name scope of everything the rewrite adds
 
@@ -93,6 +93,8 @@ class Context:
         """The device of a clone or a copy (first field: model replica, last field: replica); under ``split`` the replica has
         several devices, and an op's ``shard`` says which."""
         task = self.plan.task_graphs[task_graph]
+        if place == EVERY:
+            place = ORIGINAL
         return self.devices[task.devices[place[0]][shard if task.strategy == "split" else place[-1]]]
 
     def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
@@ -118,6 +120,8 @@ class Context:
     # -------------------------------------------------------------------------------------------------------- names
     def scope(self, place: Tuple[int, ...]) -> str:
         """Name prefix of a clone (``whale/g0_m1_r0``) or a copy (``whale/g0_r0``)."""
+        if place not in self._scopes and place == EVERY:
+            self._scopes[place] = f"{self._scope}/section"
         if place not in self._scopes:
             letters = "gmr" if isinstance(place, Clone) else "gr"
             self._scopes[place] = "{}/{}".format(
@@ -138,6 +142,8 @@ class Context:
         """Name of a tensor of the region in a clone (batch level) or copy (step level)."""
         record = self.graph.tensors[tensor]
         name = self.graph.ops[record.op].name
+        if record.op in self.region.sections:
+            place = EVERY
         if not isinstance(place, Clone) and place == ORIGINAL:
             return f"{name}:{record.index}"
         if self.is_called and record.op in self._body_of:
@@ -146,6 +152,8 @@ class Context:
 
     def op_in(self, op: Op, place: Tuple[int, ...]) -> str:
         """Name of the op that runs an op of the region in a clone (batch level) or copy (step level)."""
+        if op.id in self.region.sections:
+            place = EVERY
         if not isinstance(place, Clone) and place == ORIGINAL:
             return op.name
         if self.is_called and op.id in self._body_of:

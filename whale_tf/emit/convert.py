@@ -13,7 +13,7 @@ from whale_tf.emit.division import Division, Number, Shares
 from whale_tf.emit.inputs import Inputs
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.batch_axis import Conversion, Offset, Reduce, Scale, Slice, Whole
+from whale_tf.ir.batch_axis import CONCAT, SAME, Conversion, Offset, Reduce, Scale, Slice, Whole
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout
 
@@ -158,28 +158,43 @@ class Converter:
         return self.nodes.binary("Add", grown, constant_name, scope, dtype, device)
 
     def reduced(self, tensor: int, conversion: Reduce) -> str:
-        """The whole batch's value of a partial tensor: the weighted sum (or max, ...) over all clones of its TaskGraph."""
-        home = self.context.home(self.context.graph.producer(tensor))
-        scope = self.context.name("reduce_" + conversion.kind, self.context.flat(tensor))
+        """The whole batch's value of a tensor: the weighted sum (or max, ...) over all clones of its TaskGraph, or all their
+        examples."""
+        context = self.context
+        producer = context.graph.producer(tensor)
+        home, layout = context.home(producer), context.region.batch.layout(tensor)
+        scope = context.name("reduce_" + conversion.kind, context.flat(tensor))
         key = (tensor, conversion)
         if key not in self._converted:
-            dtype, device = self.context.dtype(tensor), self.context.device(home, Copy(0, 0))
-            terms = [
-                self.scale(
-                    self.context.tensor_in(tensor, clone),
-                    tensor,
-                    conversion.power,
-                    home,
-                    clone,
-                    f"{scope}/{i}",
-                )
-                for i, clone in enumerate(self.context.clones(home))
+            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), context.shard(producer))
+            clones = context.clones(home)[: 1 if conversion.kind == SAME else None]
+            offset = Offset(conversion.offset)
+            values = [
+                self._offset(name, tensor, offset, home, clone, f"{scope}/offset{i}", producer) if conversion.offset else name
+                for i, (clone, name) in enumerate((clone, context.tensor_in(tensor, clone)) for clone in clones)
             ]
-            here = self.combine(conversion.kind, terms, scope, dtype, device)
-            self._converted[key] = self.communicator.across(
-                Member(here, device), conversion.kind, scope + "/processes", dtype
-            )
+            terms = [self.scale(name, tensor, conversion.power, home, clone, f"{scope}/{i}")
+                     for i, (clone, name) in enumerate(zip(clones, values))]
+            if conversion.kind == CONCAT:
+                here = self.concatenated(tensor, layout, home, list(zip(clones, terms)), scope, device)
+            else:
+                here = terms[0] if conversion.kind == SAME else self.combine(conversion.kind, terms, scope, dtype, device)
+            self._converted[key] = self._over_processes(here, tensor, conversion.kind, scope, device)
         return self._converted[key]
+
+    def _over_processes(self, here: str, tensor: int, kind: str, scope: str, device: str) -> str:
+        if kind in (SAME, CONCAT):  # of several processes the latter is refused
+            return here
+        return self.communicator.across(Member(here, device), kind, scope + "/processes", self.context.dtype(tensor))
+
+    def concatenated(
+        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
+    ) -> str:
+        """Clones' values of a sharded tensor, in the order of the examples."""
+        if layout.blocks is None or len(layout.blocks) == 1 or len(pieces) == 1:
+            names = [name for _, name in pieces]
+            return self.nodes.concat(names, layout.dim, scope, self.context.dtype(tensor), device)
+        return self.join_blocks(tensor, layout, home, pieces, scope, device)
 
     def combine(self, kind: str, terms: Sequence[str], scope: str, dtype: tf.DType, device: str) -> str:
         """``sum``, ``max``, ``min``, ``prod``, ``any`` or ``all`` of tensors of one shape."""

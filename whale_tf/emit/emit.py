@@ -30,6 +30,7 @@ from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.across import Across, is_of_rows
+from whale_tf.ir.batch_axis import CONCAT, Reduce, Slice
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
@@ -231,9 +232,29 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
             "size one is the batch in one place and broadcasts in another. Use a larger batch size, or an unknown "
             "one (drop_remainder=False)"
         )
+    if division.mini_batches > 1:
+        _check_sections(context)
     if division.mini_batches > 1 and batch is not None:
         context.rescaled = context.region.mean_divisors
     return division
+
+
+def _check_sections(context: Context) -> None:
+    """Sections go over all mini-batches of a step as far as these meet in sums: their examples are never put together.
+
+    Raises:
+        PlanError: an op needs that.
+    """
+    graph, region = context.graph, context.region
+    for (op, position), steps in region.batch.conversions.items():
+        tensor = graph.ops[op].inputs[position]
+        of_section = graph.tensors[tensor].op in region.sections
+        if any((isinstance(step, Reduce) and step.kind == CONCAT) or (isinstance(step, Slice) and of_section) for step in steps):
+            raise PlanError(
+                f"op {graph.ops[op].name!r} needs all examples of {graph.tensor_name(tensor)!r}, and model replicas or processes "
+                "take mini-batches of their own: set io.nested_batch to 'divide', let one process drive all devices, or write "
+                "the loss with sums and means over the batch"
+            )
 
 
 def _merge_leaving(

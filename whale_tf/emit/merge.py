@@ -232,14 +232,11 @@ class Merge:
     def _concatenated(
         self, tensor: int, layout: Layout, home: int, clones: List[Clone], scope: str, device: str
     ) -> str:
-        context, nodes = self._context, self._nodes
-        dtype = context.dtype(tensor)
+        context = self._context
         values = [
             self._converter.scale(
                 context.tensor_in(tensor, clone), tensor, layout.power, home, clone, f"{scope}/{i}"
             )
             for i, clone in enumerate(clones)
         ]
-        if layout.blocks is None or len(layout.blocks) == 1 or len(values) == 1:
-            return nodes.concat(values, layout.dim, scope, dtype, device)
-        return self._converter.join_blocks(tensor, layout, home, list(zip(clones, values)), scope, device)
+        return self._converter.concatenated(tensor, layout, home, list(zip(clones, values)), scope, device)

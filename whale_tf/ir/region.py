@@ -4,6 +4,7 @@ The region consists of the FORWARD and BACKWARD ops: all from which a gradient o
 
     batch level   depends on an example of the mini-batch: one clone per model replica, micro-batch and replica
     step level    does not (variables' values, constants, weight decay): once per step on each replica's devices
+    sections      need all examples, or follow from what does and from no single example: once per mini-batch, at batch level too
 
 Ops outside the region run once, on merged values.
 """
@@ -27,6 +28,7 @@ class Region(NamedTuple):
     task_graph: TaskGraph of every op of the graph (-1 outside the region).
     late: batch-level ops that are computed from a gradient: the backward step of the schedule.
     early: batch-level ops that run ahead of the schedule, because a value of the whole batch depends on them.
+    sections: batch-level ops that run once, on values of the whole batch.
     batch: the result of the batch-axis analysis.
     mean_divisors: (op, input position) in gradients of ``Mean`` that hold the batch size the graph was built for.
     rereads: ops that read a variable after its update in the same step -> the ops they wait for by control edge (a GAN whose
@@ -42,6 +44,7 @@ class Region(NamedTuple):
     batch: BatchAxis
     mean_divisors: FrozenSet[Tuple[int, int]] = frozenset()
     rereads: Mapping[int, FrozenSet[int]] = {}
+    sections: FrozenSet[int] = frozenset()
 
     def contains(self, op: Op) -> bool:
         return op.phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -78,17 +81,21 @@ class Region(NamedTuple):
 def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sources: Sequence[int]) -> Region:
     """Split the region's ops into batch level and step level (see the module's docstring)."""
     region = [op for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
-    seeds = {op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)
+    seeds = ({op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)).difference(batch.whole)
     divisors = _mean_divisors(graph, batch)
     seeds |= {op for op, _ in divisors}
     loops = _loops(region, frames(graph))
     units = loops + _containers(graph, region)  # each unit has one level and one TaskGraph
-    batch_level = _closed(graph, region, set(sources), seeds, units)
+    divided = [op for op in region if op.id not in batch.whole]
+    cloned = _closed(graph, divided, set(sources), seeds, units)
+    sections = _closed(graph, [op for op in region if op.id not in cloned], set(), set(batch.whole), units)
+    batch_level = cloned | sections
     members = [op for op in region if op.id in batch_level]
     late = _closed(graph, members, set(), {op.id for op in members if op.phase is Phase.BACKWARD}, loops)
     rereads = _rereads(graph, region, batch_level)
-    early = _early(graph, batch, batch_level, loops, frozenset().union(*rereads.values()))
-    return Region(graph, tuple(op.id for op in region), batch_level, task_graph, late, early, batch, divisors, rereads)
+    early = _early(graph, batch, batch_level, sections, loops, frozenset().union(*rereads.values()))
+    ops = tuple(op.id for op in region)
+    return Region(graph, ops, batch_level, task_graph, late, early, batch, divisors, rereads, frozenset(sections))
 
 
 def inseparable(region: Region) -> List[Set[int]]:
@@ -165,10 +172,11 @@ def _behind(graph: OpGraph, ops: Collection[int], members: Collection[int], cont
 
 
 def _early(
-    graph: OpGraph, batch: BatchAxis, batch_level: Set[int], loops: Sequence[Set[int]], writes: Collection[int]
+    graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Set[int], loops: Sequence[Set[int]],
+    writes: Collection[int]
 ) -> Set[int]:
-    """Batch-level ancestors of every tensor that is combined over all clones, and of ``writes`` that some ops wait for; loops are
-    included as a whole."""
+    """Cloned ancestors of sections, of every tensor that is combined over all clones, and of ``writes`` that some ops wait for;
+    loops are included as a whole."""
     loop_of = {index: loop for loop in loops for index in loop}
     stack = [
         graph.tensors[graph.ops[op].inputs[position]].op
@@ -177,6 +185,7 @@ def _early(
     ]
     members = {op.id for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)} if writes else ()
     stack.extend(_behind(graph, writes, members))
+    stack += sections
     found: Set[int] = set()
     while stack:
         index = stack.pop()
@@ -184,7 +193,7 @@ def _early(
             found.add(index)
             stack.extend(graph.predecessors(graph.ops[index]))
             stack.extend(loop_of.get(index, ()))
-    return found
+    return found - sections
 
 
 def _closed(

@@ -15,7 +15,9 @@ from whale_tf.program import (
     ALL,
     BACKWARD,
     CLONED,
+    EVERY,
     MERGE,
+    SECTION,
     SYNCHRONISE,
     UPDATE,
     Body,
@@ -158,6 +160,8 @@ def _sources(program: Program, plan: Plan, step: TrainingStep) -> Dict[int, Tupl
     for index, body in enumerate(program.bodies):
         if body.step in CLONED:
             found.update(dict.fromkeys(body.outputs, tuple(number[index, clone] for clone in clones(plan, body.task_graph))))
+        elif body.step == SECTION:
+            found.update(dict.fromkeys(body.outputs, (number[index, EVERY],)))
     for index, body in enumerate(program.bodies):
         if body.step == ACCUMULATE:
             m = backward_order(plan, body.task_graph)[-1]

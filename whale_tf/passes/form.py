@@ -18,7 +18,7 @@ from whale_tf.ir.traits import ENTERS, SWITCHES
 from whale_tf.passes.replicate import clones
 from whale_tf.passes.schedule import body_graph
 from whale_tf.plan import Plan
-from whale_tf.program import CLONED, Program
+from whale_tf.program import CLONED, SECTION, Program
 
 INLINE, CALL = "inline", "call"
 MOST_INLINED_OPS = 20_000  # under emit: auto a larger step is called; see the table "Emission" in benchmarks/README.md
@@ -72,6 +72,8 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         if task.strategy == "split":
             return f"TaskGraph {task.name!r} divides its ops over devices"
     for body in program.bodies:
+        if body.step == SECTION:
+            return f"op {graph.ops[body.ops[0]].name!r} needs all examples of the mini-batch"
         for index in body.ops if body.step in CLONED else ():
             if graph.ops[index].type in ENTERS | SWITCHES:
                 return f"op {graph.ops[index].name!r} belongs to a loop or condition of TensorFlow 1"

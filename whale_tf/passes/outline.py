@@ -20,7 +20,7 @@ from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
-from whale_tf.program import ALL, BACKWARD, CLONED, EARLY, FORWARD, ONCE, UPDATE, Body, Program
+from whale_tf.program import ALL, BACKWARD, BATCH_LEVEL, EARLY, FORWARD, ONCE, SECTION, UPDATE, Body, Program
 
 UNSENT = ("resource", "variant")  # nobody fetches tensors of these types
 
@@ -45,12 +45,12 @@ def _cloned(region: Region) -> List[Body]:
     members: Dict[Tuple[int, int, int], List[int]] = {}
     for index in region.ops:
         if index in region.batch_level and index not in shared:
-            key = region.task_graph[index], CLONED.index(step_of(region, index)), rounds.get(index, 0)
+            key = region.task_graph[index], BATCH_LEVEL.index(step_of(region, index)), rounds.get(index, 0)
             members.setdefault(key, []).append(index)
     leaving = read_elsewhere(region)
     bodies = []
     for task_graph, place, number in sorted(members):
-        ops, kind = members[task_graph, place, number], CLONED[place]
+        ops, kind = members[task_graph, place, number], BATCH_LEVEL[place]
         own = set(ops)
         outputs = [t for i in ops for t in graph.ops[i].outputs
                    if t in leaving or _is_result(region, graph.ops[i], t)
@@ -61,16 +61,16 @@ def _cloned(region: Region) -> List[Body]:
 
 
 def _rounds(region: Region) -> Dict[int, int]:
-    """Op -> how many values of the whole mini-batch, or updates, it follows from, one after the other."""
+    """Early op, or op of a section -> how many values of the whole mini-batch, or updates, it follows from, one after another."""
     combined = {key for key, conversions in region.batch.conversions.items()
                 if any(isinstance(conversion, Reduce) for conversion in conversions)}
     rounds: Dict[int, int] = {}
-    for op in region.graph.ops if combined or region.rereads else ():
-        waits = region.rereads.get(op.id, ())
-        before = [rounds.get(region.graph.tensors[tensor].op, 0) + ((op.id, position) in combined)
-                  for position, tensor in enumerate(op.inputs)]
+    for op in region.graph.ops if combined or region.rereads or region.sections else ():
+        waits, is_whole = region.rereads.get(op.id, ()), op.id in region.sections
+        before = [rounds.get(source, 0) + ((op.id, position) in combined or (is_whole and source in region.early))
+                  for position, source in enumerate(region.graph.tensors[tensor].op for tensor in op.inputs)]
         rounds[op.id] = max(before + [rounds.get(control, 0) + (control in waits) for control in op.control_inputs], default=0)
-    return {index: number for index, number in rounds.items() if index in region.early}
+    return {index: number for index, number in rounds.items() if index in region.early or index in region.sections}
 
 
 def _updates(step: TrainingStep) -> List[Body]:
@@ -101,6 +101,8 @@ def _body(graph: OpGraph, name: str, task_graph: int, kind: str, ops: Sequence[i
 
 def step_of(region: Region, index: int) -> str:
     """The step that a batch-level op belongs to."""
+    if index in region.sections:
+        return SECTION
     if index in region.early:
         return EARLY
     return BACKWARD if index in region.late else FORWARD

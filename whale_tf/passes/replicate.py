@@ -12,7 +12,7 @@ from whale_tf.bridges import Cuts, crossing, cuts
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.plan import Plan, TaskGraphPlan
-from whale_tf.program import ALL, CLONED, ORIGINAL, Body, Call, Clone, Copy, Program, Value
+from whale_tf.program import ALL, CLONED, EVERY, ORIGINAL, SECTION, Body, Call, Clone, Copy, Program, Value
 
 
 def replicate(program: Program, step: TrainingStep, plan: Plan) -> Program:
@@ -39,8 +39,8 @@ def replicate(program: Program, step: TrainingStep, plan: Plan) -> Program:
 def _places(plan: Plan, body: Body) -> List[Clone]:
     if body.step in CLONED:
         return clones(plan, body.task_graph)
-    if body.task_graph == ALL:
-        return [Clone(ALL, ALL, ALL)]
+    if body.task_graph == ALL or body.step == SECTION:
+        return [EVERY]
     return [copy.clone for copy in copies(plan, body.task_graph)]
 
 
@@ -48,11 +48,13 @@ def _pieces(step: TrainingStep, plan: Plan, source: Body, reader: Body, tensor: 
     """Coordinates of the calls that a call takes a tensor from."""
     producer = source.task_graph
     if source.step not in CLONED:
-        if producer == ALL:
-            return [Clone(ALL, ALL, ALL)]
+        if producer == ALL or source.step == SECTION:
+            return [EVERY]
         if clone.g == ALL:
             return [ORIGINAL.clone]
         return [copy_for(plan, producer, clone).clone]
+    if reader.step == SECTION:  # the same in all clones, or else combined
+        return clones(plan, producer)[:1]
     if reader.step not in CLONED:
         return clones(plan, producer)
     return pieces_of(step, plan, tensor, reader.task_graph, clone)
@@ -75,7 +77,9 @@ def copies(plan: Plan, task_graph: int) -> List[Copy]:
 def copy_for(plan: Plan, task_graph: int, place: Union[Clone, Copy]) -> Copy:
     """The copy of a TaskGraph that a place, of this TaskGraph or of another one, reads."""
     task = plan.task_graphs[task_graph]
-    return ORIGINAL if task.variables == "shared" else Copy(place.g, place.r % task.replica_count)
+    if task.variables == "shared" or place.g == ALL:
+        return ORIGINAL
+    return Copy(place.g, place.r % task.replica_count)
 
 
 def devices_of(plan: Plan, task_graph: int, clone: Clone) -> Tuple[int, ...]:
@@ -83,6 +87,8 @@ def devices_of(plan: Plan, task_graph: int, clone: Clone) -> Tuple[int, ...]:
     if task_graph == ALL:
         return ()
     task = plan.task_graphs[task_graph]
+    if clone == EVERY:
+        clone = clones(plan, task_graph)[0]
     row = task.devices[clone.g]
     return row if task.strategy == "split" else (row[clone.r],)
 

@@ -26,6 +26,7 @@ from whale_tf.program import (
     FORWARD,
     MERGE,
     ONCE,
+    SECTION,
     SYNCHRONISE,
     UPDATE,
     WHOLE,
@@ -33,7 +34,8 @@ from whale_tf.program import (
 )
 from whale_tf.schedule import Step, schedule
 
-BEFORE, SCHEDULED, AFTER = (DIVIDE, ONCE, EARLY, WHOLE), (BRIDGE, FORWARD, BACKWARD, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE)
+BEFORE = (DIVIDE, ONCE, EARLY, WHOLE, SECTION)
+SCHEDULED, AFTER = (BRIDGE, FORWARD, BACKWARD, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE)
 
 
 def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:

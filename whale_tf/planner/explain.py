@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence, Set
 
 from rich.console import Console
 from rich.table import Table
 
+from whale_tf.ir.batch_axis import Reduce
+from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.passes.form import Form
 from whale_tf.plan import Estimate, Plan
@@ -57,7 +59,7 @@ def explain_plan(
         console.print(f"Emitted as {'calls of functions' if form.is_called else 'inlined ops'}: {form.reason}.",
                       highlight=False, markup=False)
     if region is not None:
-        for line in _draws(plan, region):
+        for line in _draws(plan, region) + _sections(region):
             console.print(line, highlight=False, markup=False)
         reseeded = assignment.reseeded if assignment is not None else ()
         for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):
@@ -185,6 +187,27 @@ def _draws(plan: Plan, region: Region) -> List[str]:
     names = ", ".join(region.graph.ops[index].name for index in drawn[:5]) + (", ..." if len(drawn) > 5 else "")
     return [f"Random numbers are the local script's: {len(drawn)} op(s) draw once per step for the whole mini-batch, on one "
             f"device, and clones take their rows ({_bytes(size)}, where sizes are known): {names}"]
+
+
+def _sections(region: Region) -> List[str]:
+    """What runs once on all examples, and what it takes from the clones, in bytes."""
+    graph, whole = region.graph, region.batch.whole
+    if not region.sections:
+        return []
+    taken = {graph.ops[op].inputs[position] for (op, position), steps in region.batch.conversions.items()
+             if op in region.sections and any(isinstance(step, Reduce) for step in steps)}
+    held = {t for index in region.early for t in graph.ops[index].outputs
+            if any(user in region.late for user, _ in graph.consumers(t))}
+    lines = [f"All examples together ({len(region.sections)} ops, once per mini-batch): they take {_sizes(graph, taken)} from "
+             "the clones. What clones compute before runs ahead of the schedule, and holds "
+             f"{_sizes(graph, held)} of all micro-batches."]
+    return lines + [f"  {graph.ops[op].name} ({graph.ops[op].type}): {reason}" for op, reason in sorted(whole.items())]
+
+
+def _sizes(graph: OpGraph, tensors: Set[int]) -> str:
+    is_open = any(None in (graph.tensors[tensor].shape or (None,)) for tensor in tensors if graph.tensors[tensor].shape != ())
+    known = _bytes(sum(tensor_bytes(graph, tensor) for tensor in tensors))
+    return f"{known} and tensors of open sizes" if is_open else known
 
 
 def _inexact(region: Region, reseeded: Sequence[str], fp16: bool) -> List[str]:

@@ -16,6 +16,7 @@ operands and constants inside a clone must change to make this exact::
     axis.extents[tensor]         # object array of int | Size; Size.affine = (c0, c1), Size.at(b)
     axis.offsets[tensor]         # positions: whole value = clone's + offset * o_i (o_i: number of examples before clone i)
     axis.inexact                 # [(op, reason)]
+    axis.whole                   # {op: reason}: needs all examples; its operands are combined over the clones by Reduce or Whole
     axis.own_seed, axis.shared   # random ops drawn per clone / once for all clones
     axis.source_of[tensor]       # a source the tensor depends on, from which w_i and b_i are computed
     axis.bodies[op, attribute]   # BatchAxis of a functional op's body
@@ -32,8 +33,10 @@ from __future__ import annotations
 
 from whale_tf.ir.batch_axis.analysis import analyse, static_batch
 from whale_tf.ir.batch_axis.result import (
+    CONCAT,
     EXTENT,
     EXTREMES,
+    SAME,
     UNKNOWN,
     BatchAxis,
     Conversion,
@@ -50,6 +53,6 @@ from whale_tf.ir.batch_axis.sources import Known, find_batch_axis
 from whale_tf.ir.batch_axis.state import Options
 
 __all__ = [
-    "EXTENT", "EXTREMES", "UNKNOWN", "BatchAxis", "Conversion", "Inexact", "Known", "Localise", "Offset", "Options", "Reduce",
-    "Scale", "Slice", "Unknown", "Whole", "analyse", "find_batch_axis", "static_batch",
+    "CONCAT", "EXTENT", "EXTREMES", "UNKNOWN", "BatchAxis", "Conversion", "Inexact", "Known", "Localise", "Offset", "Options",
+    "Reduce", "SAME", "Scale", "Slice", "Unknown", "Whole", "analyse", "find_batch_axis", "static_batch",
 ]

@@ -51,7 +51,7 @@ def enter(state: Propagation, op: Op) -> None:
     promoted = state.promoted.get(result)
     if layout.is_partial and not state.flags[tensor] & VARIABLE and op.attrs.get("is_constant"):
         plan = Operands(state, op, "n", [layout])
-        plan.resolve(0)
+        plan.resolve(0, True)
         plan.record()
     elif promoted is not None and layout.is_replicated and layout is not UNKNOWN:
         plan = Operands(state, op, "m", [layout])
@@ -113,7 +113,7 @@ def _decide(state: Propagation, op: Op, position: int, roles: List[str]) -> None
     if layout.is_partial or layout.kind in EXTREMES:
         layouts = [state.layout(t) for t in op.inputs]
         plan = Operands(state, op, "".join(roles), layouts)
-        plan.resolve(position)
+        plan.resolve(position, True)
         plan.record()
 
 

@@ -45,9 +45,14 @@ def constant(state: Propagation, tensor: int) -> Optional[Value]:
 
 
 def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given], in_loop: bool,
-                 is_tentative: bool = False, values: Sequence[Optional[Value]] = ()) -> Body:
-    """Propagate through a function whose ``_Arg`` ops have the given states; ``is_tentative``: an early round of a loop,
-    when later rounds will know more; ``values``: of parameters that are constants."""
+                 is_tentative: bool = False, values: Sequence[Optional[Value]] = (), sections: bool = True) -> Body:
+    """Propagate through a function whose ``_Arg`` ops have the given states.
+
+    Args:
+        is_tentative: an early round of a loop, when later rounds will know more.
+        values: of parameters that are constants.
+        sections: whether what needs all examples, and cannot have them in here, refuses the function.
+    """
     seeds: Dict[int, Given] = {}
     known_values: Dict[int, Value] = {}
     returns: List[Tuple[int, Op]] = []
@@ -60,7 +65,8 @@ def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given]
                 known_values[op.outputs[0]] = value
         elif op.type == "_Retval":
             returns.append((op.attrs["index"], op))
-    inner = Propagation(graph, seeds, state.batch, state.options)
+    options = state.options if sections else state.options._replace(sections=False)
+    inner = Propagation(graph, seeds, state.batch, options)
     inner.fix(known_values)
     inner.can_reduce = False
     inner.is_tentative = is_tentative
@@ -148,13 +154,15 @@ def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -
         state.conversions[op.id, position] = before + after
 
 
-def decide(state: Propagation, op: Op, tensor: int) -> None:
-    """A predicate that differs between clones is inexact: each clone follows its own."""
-    layout = state.layout(tensor)
+def decide(state: Propagation, op: Op) -> None:
+    """A predicate, operand 0, that would differ between clones is combined over them."""
+    layout = state.layout(op.inputs[0])
     if layout.is_sharded or layout is EXTENT or layout is UNKNOWN:
         raise Refuse("each part of the batch decides by itself")
     if layout.is_partial or layout.kind in EXTREMES:
-        state.inexact[op.id] = f"{state.graph.tensor_name(tensor)!r} is a value over the batch of which each part has its own"
+        plan = Operands(state, op, "n" * len(op.inputs), [layout, *(replicated() for _ in op.inputs[1:])])
+        plan.resolve(0, True)
+        plan.record()
 
 
 @handler
@@ -177,7 +185,7 @@ def while_loop(state: Propagation, op: Op) -> None:
     body = analyse_body(state, op.body["body"], current, True)
     known(body)
     condition = analyse_body(state, op.body["cond"], current, True)
-    decide(condition.state, condition.returns[0], condition.returns[0].inputs[0])
+    decide(condition.state, condition.returns[0])
     for i, (have, want) in enumerate(zip(entering, current)):
         bring(state, op, i, have, want)
     for ret, have, want in zip(body.returns, body.results, current):
@@ -195,7 +203,7 @@ def _key(state: Given) -> Tuple[object, ...]:
 def branches(state: Propagation, op: Op) -> None:
     if op.body is None:
         raise Refuse("its branches are not known")
-    decide(state, op, op.inputs[0])
+    decide(state, op)
     parameters = [given(state, t) for t in op.inputs[1:]]
     bodies = [(name, analyse_body(state, op.body[name], parameters, False)) for name in sorted(op.body)]
     for _, body in bodies:
@@ -215,8 +223,8 @@ def call(state: Propagation, op: Op) -> None:
     if not op.body:
         raise Refuse("its body is not known")
     name = next(iter(op.body))
-    body = analyse_body(
-        state, op.body[name], [given(state, t) for t in op.inputs], False, values=[constant(state, t) for t in op.inputs])
+    body = analyse_body(state, op.body[name], [given(state, t) for t in op.inputs], False,
+                        values=[constant(state, t) for t in op.inputs], sections=False)
     known(body)
     keep(state, op, name, body)
     deliver(state, op, body.results)

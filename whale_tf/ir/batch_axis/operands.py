@@ -11,12 +11,15 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse
-from whale_tf.ir.batch_axis.result import EXTREMES, Conversion, Offset, Reduce, Scale, Slice, Whole
-from whale_tf.ir.batch_axis.state import LOOP, MOVES, VARIABLE, ZERO, State
+from whale_tf.ir.batch_axis.result import CONCAT, EXTENT, EXTREMES, SAME, Conversion, Offset, Reduce, Scale, Slice, Whole
+from whale_tf.ir.batch_axis.state import LOOP, MOVES, OF_SECTION, VARIABLE, ZERO, State
 from whale_tf.ir.extents import Size, is_static, static_ints
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
-from whale_tf.ir.traits import Gives, traits
+from whale_tf.ir.traits import Gives, Role, traits
+from whale_tf.ir.traits import State as VariableState
+
+WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST)  # ops that can run on all examples
 
 
 class Operands:
@@ -44,10 +47,13 @@ class Operands:
         shape = state.shape(tensor)
         size = shape[dim] if shape is not None else None
         if self.layouts[i].kind != REPLICATED:
-            self.resolve(i)
-        if size is None or blocks is None or -1 in blocks:
+            self.resolve(i, True)
+        # what is open in a value of the whole mini-batch and meets examples has as many
+        has_rank = state.graph.tensors[tensor].shape is not None
+        is_open = size is None and not (has_rank and (self.steps[i] or state.flags[tensor] & OF_SECTION))
+        if is_open or blocks is None or -1 in blocks or (state.flags[tensor] & OF_SECTION and not has_rank):
             raise Refuse(f"whether {state.graph.tensor_name(tensor)!r} has a batch dimension is not known")
-        if state.batch is not None and size != state.batch * sum(blocks):
+        if state.batch is not None and size is not None and size != state.batch * sum(blocks):
             raise Refuse(f"{state.graph.tensor_name(tensor)!r} has {size} rows where {sum(blocks)} x {state.batch} "
                          f"examples are expected")
         self.steps[i].append(Slice(dim, blocks))
@@ -74,13 +80,21 @@ class Operands:
                 raise Refuse(f"the integer {self.state.graph.tensor_name(self.op.inputs[i])!r} cannot be weighted")
             self.steps[i].append(Scale(power))
 
-    def resolve(self, i: int) -> None:
-        """Operand ``i`` is partial but must be whole: combine it over the clones, or use the clone's own value (inexact)."""
+    def resolve(self, i: int, has_batch: bool) -> None:
+        """Operand ``i`` is partial but must be whole: combine it over the clones, or use the clone's own value (inexact).
+
+        Raises:
+            Refuse: the op has no examples of its own, so it runs once, on whole operands.
+        """
         state, layout, tensor = self.state, self.layouts[i], self.op.inputs[i]
-        exact = state.can_reduce and not state.flags[tensor] & LOOP and (
-            not state.flags[tensor] & VARIABLE or (state.options.sync is not None and state.options.sync(self.op)))
+        is_known = not state.flags[tensor] & VARIABLE
+        exact = is_known or (state.options.sync is not None and state.options.sync(self.op))
+        in_section = not exact and state.options.sections and not (state.flags[tensor] & LOOP and state.can_reduce) and (
+            not of_normalisation(state, self.op, tensor))
         kind = "sum" if layout.is_partial else layout.kind
-        if exact:
+        if in_section and not (has_batch and state.can_reduce):
+            raise Refuse(f"it needs {state.graph.tensor_name(tensor)!r} over all examples")
+        if (exact or in_section) and state.can_reduce and not state.flags[tensor] & LOOP:
             self.steps[i].append(Reduce(kind, layout.power))
             self.layouts[i] = REPLICATED_0
         else:
@@ -98,7 +112,7 @@ class Operands:
                 return 0, False
             for i, layout in enumerate(layouts):
                 if layout.kind in EXTREMES:
-                    self.resolve(i)
+                    self.resolve(i, has_batch)
         partials = [i for i, layout in enumerate(layouts) if layout.kind == PARTIAL]
         if partials:
             partials = self._choose_partials(partials, has_batch)
@@ -123,7 +137,7 @@ class Operands:
         kept = []
         for i in partials:
             if has_batch or self.roles[i] in "nd":
-                self.resolve(i)
+                self.resolve(i, has_batch)
             else:
                 kept.append(i)
         factors = [i for i in kept if self.roles[i] == "m"]
@@ -132,7 +146,7 @@ class Operands:
             keep = next((i for i in factors if state.flags[self.op.inputs[i]] & VARIABLE), factors[0])
             for i in factors:
                 if i != keep:
-                    self.resolve(i)
+                    self.resolve(i, has_batch)
             kept = [i for i in kept if i == keep or self.roles[i] == "a"]
         return kept
 
@@ -155,6 +169,90 @@ class Operands:
         for i, steps in enumerate(self.steps):
             if steps:
                 self.state.conversions[self.op.id, i] = tuple(simplify(steps))
+
+
+def run_whole(state: State, op: Op, reason: str) -> None:
+    """Let an op run once, on operands combined over all clones; its results are the local script's.
+
+    Raises:
+        Refuse: an operand cannot be combined.
+    """
+    row = traits(op.type)
+    types = {state.graph.tensors[t].dtype for t in op.outputs}
+    if not (state.options.sections and state.can_reduce) or row.role not in WHOLE_ROLES or row.is_write or (
+            row.state is not VariableState.NONE) or any(state.flags[t] & LOOP for t in op.inputs) or any(
+            dtype.endswith("_ref") or dtype == "resource" for dtype in types):
+        raise Refuse(reason)
+    # a batch input is there whole
+    found = {i: combination(state, t) for i, t in enumerate(op.inputs)
+             if state.layout(t) != REPLICATED_0 and t not in state.result.sources}
+    if None in found.values():
+        raise Refuse(reason)
+    for position in range(len(op.inputs)):
+        state.conversions.pop((op.id, position), None)
+        state.result.localise.pop((op.id, position), None)
+    state.conversions.update({(op.id, i): (step,) for i, step in found.items() if step is not None})
+    state.gathered.update(op.inputs)
+    state.whole[op.id] = reason
+    for t in op.outputs:
+        state.flags[t] |= OF_SECTION
+
+
+def combination(state: State, tensor: int) -> Optional[Conversion]:
+    """How the clones' values of a tensor become the whole mini-batch's; None: in no way."""
+    layout = state.layout(tensor)
+    if state.graph.tensors[tensor].dtype in ("resource", "variant", "string_ref") or (
+            layout.power and layout is not EXTENT and state.is_integer(tensor)):
+        return None
+    if layout is EXTENT:
+        value = state.value(tensor)
+        sizes = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
+        if None in sizes:  # no multiple of the batch: it has to be measured on all examples
+            producer = state.graph.tensors[tensor].op
+            if producer not in state.forced:
+                state.forced.add(producer)
+                state.push(producer)
+            return None
+        return Whole(tuple(size for size in sizes if size is not None))
+    if layout.is_sharded:
+        return Reduce(CONCAT, layout.power, state.offsets.get(tensor, 0))
+    if layout.is_partial:
+        return Reduce("sum", layout.power)
+    if layout.is_replicated:
+        return Reduce(SAME, layout.power)
+    return Reduce(layout.kind) if layout.kind in EXTREMES else None
+
+
+def of_normalisation(state: State, op: Op, tensor: int) -> bool:
+    """Whether a partial value is a statistic of a normalisation layer, or a gradient on its way back through one: each replica
+    normalises by its own, unless ``sync_batch_norm``.  Such a layer keeps moving averages of its statistics."""
+    stack, chain = [tensor], {op.id}
+    found = op.forward in state.per_replica or op.forward in state.inexact
+    while stack:
+        current = stack.pop()
+        producer = state.graph.producer(current)
+        chain.add(producer.id)
+        found = found or producer.id in state.inexact or _is_averaged(state, current)
+        stack.extend(t for t in producer.inputs if state.layout(t).is_partial and state.graph.tensors[t].op not in chain)
+    if found:
+        state.per_replica |= chain
+    return found
+
+
+def _is_averaged(state: State, tensor: int) -> bool:
+    """Whether something outside of the clones writes a variable that follows from a vector of statistics."""
+    if state.scope is None or state.graph.tensors[tensor].shape == ():
+        return False
+    stack = [user for user, _ in state.graph.consumers(tensor) if user not in state.scope]
+    seen = set(stack)
+    while stack:
+        op = state.graph.ops[stack.pop()]
+        if traits(op.type).is_write:
+            return True
+        more = {user for t in op.outputs for user, _ in state.graph.consumers(t)} - seen
+        seen |= more
+        stack.extend(more)
+    return False
 
 
 def row_step(state: State, tensor: int, dim: int, blocks: Tuple[int, ...]) -> int:

@@ -10,12 +10,13 @@ import heapq
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, blocks_of, factor_at, result_layout, unify
-from whale_tf.ir.batch_axis.operands import Operands, carry_offsets
+from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, run_whole
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Inexact, Unknown
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
     LOOP,
     MOVES,
+    OF_SECTION,
     SHAPE_ONLY,
     UNIFORM,
     VARIABLE,
@@ -29,7 +30,7 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import SHARDED, Layout
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import HALO, LOOKUP, MEAN, STATISTIC, STATISTIC_GRADIENT, WHOLE, AnyDims
-from whale_tf.ir.traits import MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
+from whale_tf.ir.traits import GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
 
 Handler = Callable[["Propagation", Op], None]
 HANDLERS: Dict[str, Handler] = {}  # by name
@@ -95,7 +96,7 @@ class Propagation(State):
                 return
         first = not visited[op.id]
         if not flag & BATCHED and first and op.type not in _ALWAYS and op.id not in self.special:
-            carried = flag & (VARIABLE | LOOP) if op.type not in SHAPE_ONLY else flag & LOOP
+            carried = flag & (VARIABLE | LOOP | OF_SECTION) if op.type not in SHAPE_ONLY else flag & (LOOP | OF_SECTION)
             if op.type == "ZerosLike":
                 carried |= ZERO
             elif op.type in MOVES and op.inputs:
@@ -103,6 +104,8 @@ class Propagation(State):
             for t in op.outputs:
                 flags[t] = carried
             visited[op.id] = 1
+            if carried & OF_SECTION:
+                self.learn_sizes(op)
         else:
             self._visit_slowly(op, flag, first)
         if first and op.id in self.waiting:
@@ -118,6 +121,8 @@ class Propagation(State):
             self._forget(op)
         self.visited[op.id] = 1
         carried = flag & (VARIABLE | LOOP) if op.type not in SHAPE_ONLY else flag & LOOP
+        if not flag & BATCHED:
+            carried |= flag & OF_SECTION
         if op.type in VARIABLES:
             carried |= VARIABLE
         for t in op.outputs:
@@ -130,7 +135,11 @@ class Propagation(State):
             self.transfer(op)
         except (Refuse, NoRule) as reason:
             self.result.met |= getattr(reason, "met", set())
-            self.lose(op, str(reason))
+            try:
+                self._forget(op)
+                run_whole(self, op, str(reason))
+            except Refuse as why:
+                self.lose(op, str(why))
         if before is not None and self._state(op) != before:
             self._push_consumers(op)
 
@@ -177,6 +186,7 @@ class Propagation(State):
             self.conversions.pop((op.id, position), None)
             self.result.localise.pop((op.id, position), None)
         self.inexact.pop(op.id, None)
+        self.whole.pop(op.id, None)
         self.seeded.discard(op.id)
         self.shared.discard(op.id)
 
@@ -187,6 +197,10 @@ class Propagation(State):
         if unknown and op.type != "IdentityN" and any(t in unknown for t in op.inputs):
             raise Refuse("an operand has no layout")
         is_batched = any(self.flags[t] & BATCHED for t in op.inputs) or any(t in self.promoted for t in op.outputs)
+        if is_batched and op.id in self.forced:
+            raise Refuse("its size is needed for all examples")
+        if is_batched and self._is_of_section(op):
+            raise Refuse("its operands are there for all examples")
         if op.type in RANDOM and not is_batched:
             self.shared.add(op.id)
         if (not is_batched and op.type not in _ALWAYS) or self._as_extent(op):
@@ -196,6 +210,16 @@ class Propagation(State):
             HANDLERS[own](self, op)
         elif is_batched:
             self.apply(op, rule_for(op, self.graph, self))
+
+    def _is_of_section(self, op: Op) -> bool:
+        """Whether an op has an operand from a section, and that section (or another) has all of its others whole as well; or
+        whether what it has from there cannot be divided."""
+        of_section = [t for t in op.inputs if self.flags[t] & OF_SECTION and t not in self.layouts]
+        if not of_section or op.type in GENERATORS and op.type != "Range":
+            return False
+        are_sizes = all(self.is_integer(t) for t in op.outputs)
+        return any(self.graph.tensors[t].dtype == "variant" for t in of_section) or all(
+            t in self.gathered or (are_sizes and self.layouts[t] is EXTENT) for t in op.inputs if t in self.layouts)
 
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""
@@ -241,6 +265,8 @@ class Propagation(State):
         if kind == MEAN and self.is_integer(op.outputs[0]):
             raise Refuse("a mean of integers is rounded")
         if kind == MEAN and blocks is None:
+            if self.options.sections:
+                raise Refuse("it is a mean over rows chosen by data")
             self.inexact[op.id] = "a mean over rows chosen by data is averaged by the number of examples"
         source, zero = self.source(op), plan.is_zero
         for t, dims in zip(op.outputs, rule.outputs):

@@ -10,6 +10,7 @@ from whale_tf.ir.layout import Layout, replicated
 
 EXTENT = Layout("extent")  # an integer tensor with elements c0 + c1 b: see BatchAxis.extents
 UNKNOWN = Layout("unknown")  # see BatchAxis.unknown
+CONCAT, SAME = "concat", "same"  # kinds of Reduce
 EXTREMES = ("max", "min", "prod", "any", "all")  # layout kinds: the whole value is the max (...) of the clones'
 
 
@@ -27,10 +28,12 @@ class Scale(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """Combine ``w_i ** power * v_i`` over the clones by ``kind`` (``sum`` or one of EXTREMES); all clones get the result."""
+    """Combine ``w_i ** power * v_i`` over the clones by ``kind`` (``sum``, CONCAT, one of EXTREMES, or SAME: any one);
+    all clones get the result.  ``offset``: as of :class:`Offset`, added before."""
 
     kind: str
     power: int = 0
+    offset: Union[int, Tuple[int, ...]] = 0
 
 
 class Offset(NamedTuple):
@@ -84,6 +87,7 @@ class BatchAxis:
         attributes: (op, attribute) -> the shape (for ``output_shapes``, the tuple of shapes) to set in a clone, with batch
             dimensions open.
         inexact: ops whose results are not exact.
+        whole: ops that need all examples, with the reason: they run once, in a section, on operands combined over all clones.
         own_seed: random ops for which each clone draws its own part.
         shared: random ops that must be drawn once for all clones.
         unknown: tensor -> why it has no layout.
@@ -104,6 +108,7 @@ class BatchAxis:
         self.localise: Dict[Tuple[int, int], Localise] = {}
         self.attributes: Dict[Tuple[int, str], Union[Shape, Tuple[Shape, ...]]] = {}
         self.inexact: List[Inexact] = []
+        self.whole: Dict[int, str] = {}
         self.own_seed: List[int] = []
         self.shared: List[int] = []
         self.unknown: Dict[int, Unknown] = {}

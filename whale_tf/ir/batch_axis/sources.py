@@ -12,7 +12,7 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout, replicated, sharded
 
 MAX_BLOCKS = 64  # examples of the batch that one row of the smallest input may go with
-PLAIN = sharded(0)
+PLAIN, NONE = sharded(0), replicated()
 Sources = Dict[int, Layout]
 
 
@@ -40,8 +40,9 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
 
     An input is a batch input if its first dimension has unknown size or, where all sizes are known (from the graph or the first
     mini-batch), the size most common among the inputs.  An input that would make some op impossible to divide, and of which no
-    divided op needs single rows, is no batch input after all (class weights, a fed table).  One that meets divided tensors as
-    several blocks of examples (labels of a real and a generated half) lies in such blocks.  Scalars never are.
+    divided op needs single rows, is no batch input after all (class weights, a fed table), unless variables are applied to each
+    of its rows.  One that meets divided tensors as several blocks of examples (labels of a real and a generated half) lies in such
+    blocks.  Scalars never are.
 
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
@@ -86,10 +87,13 @@ class _Search:
         return dict(self.layouts, **found)
 
     def better(self, guess: Sources, sources: Sources, axis: BatchAxis) -> Tuple[Sources, BatchAxis]:
-        """The guess and its axis if fewer tensors have no layout with it."""
-        found = self.run(guess)
-        if len(found.unknown) >= len(axis.unknown) or any(
-                _is_sliced(self.graph, found, tensor) for tensor in sources if tensor not in guess):
+        """The guess and its axis if fewer tensors have no layout with it, and no input is left out that the model needs."""
+        found, left_out = self.run(guess), [tensor for tensor in sources if tensor not in guess]
+        if len(found.unknown) >= len(axis.unknown) or any(_is_sliced(self.graph, found, tensor) for tensor in left_out):
+            return sources, axis
+        if left_out and _feeds_model(self.graph, axis, found):
+            return sources, axis
+        if guess.keys() < sources.keys() and not _causes(found) < _causes(axis):
             return sources, axis
         return guess, found
 
@@ -160,7 +164,7 @@ class _Search:
         """Whether divided ops take rows of an input, or would have to, of which nobody knew the sizes before it was fed."""
         if _is_sliced(self.graph, axis, tensor):
             return True
-        reached, causes = _reached(self.graph, tensor), {unknown.op for unknown in axis.unknown.values()}
+        reached, causes = _reached(self.graph, tensor), _causes(axis)
         return self.graph.tensor_name(tensor) in self.known.shapes and any(
             not reached.isdisjoint(self.graph.ops[cause].inputs) for cause in causes)
 
@@ -171,6 +175,21 @@ def _unknown(names: Sequence[str]) -> UnknownShapeError:
         "{}.set_shape([None, ...]), or say with wh.batch_axis(tensor, dim) which dimension is the batch (None: not "
         "divided)".format(
             ", ".join(f"input {name!r}" for name in names), names[0].partition(":")[0]), names)
+
+
+def _causes(axis: BatchAxis) -> Set[int]:
+    """Ops that cannot be divided."""
+    return {unknown.op for unknown in axis.unknown.values()}
+
+
+def _feeds_model(graph: OpGraph, axis: BatchAxis, rest: BatchAxis) -> bool:
+    """Whether an op applies a variable to each example in ``axis``, and to none in ``rest``."""
+    for op in graph.ops:
+        if any(axis.layouts.get(t, NONE).is_sharded and not rest.layouts.get(t, NONE).is_sharded for t in op.outputs) and any(
+                axis.depends_on_variables(t) and t not in axis.layouts and not axis.conversions.get((op.id, position))
+                for position, t in enumerate(op.inputs)):
+            return True
+    return False
 
 
 def _reached(graph: OpGraph, tensor: int) -> Set[int]:

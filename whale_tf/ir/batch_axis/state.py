@@ -14,8 +14,9 @@ from whale_tf.ir.traits import FLOW, Gives, traits, types_where
 from whale_tf.ir.traits import State as VariableState
 
 # Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs a visit; it is inside a loop;
-# it is the same for all examples (or drawn anew), so any blocks with the same total describe it.
-VARIABLE, ZERO, BATCHED, LOOP, UNIFORM = 1, 2, 4, 8, 16
+# it is the same for all examples (or drawn anew), so any blocks with the same total describe it; it was computed once, from all
+# examples.
+VARIABLE, ZERO, BATCHED, LOOP, UNIFORM, OF_SECTION = 1, 2, 4, 8, 16, 32
 VARIABLES = types_where(lambda row: row.state in (VariableState.VARIABLE, VariableState.TEMPORARY))
 SHAPE_ONLY = types_where(lambda row: row.gives in (Gives.SIZES, Gives.LIKE))  # results are independent of the operand's elements
 MOVES = types_where(lambda row: row.only_moves or row.role in FLOW)
@@ -28,10 +29,12 @@ class Options(NamedTuple):
     sync: whether a whole-batch statistic used by an op is combined over the clones (exact, at the cost of a collective) instead
         of approximated by the clone's own.
     stated: layouts of tensors, by name, that need no finding: the user's, and those of inputs whose examples lie in blocks.
+    sections: what needs all examples runs on all of them, and only the statistics of normalisation layers are approximated.
     """
 
     sync: Optional[Callable[[Op], bool]] = None
     stated: Mapping[str, Layout] = {}
+    sections: bool = False
 
 
 class Given(NamedTuple):
@@ -87,6 +90,10 @@ class State(View):
         self.promoted: Dict[int, Tuple[int, Blocks]] = {}
         self.promoted_beside: Dict[int, Optional[int]] = {}
         self.inexact: Dict[int, str] = {}
+        self.whole = self.result.whole
+        self.forced: Set[int] = set()  # ops that have to run whole, because a section needs their sizes
+        self.gathered: Set[int] = set()  # divided tensors that a section has whole
+        self.per_replica: Set[int] = set()  # ops of normalisation layers, from their statistics to where these are used
         self.seeded: Set[int] = set()
         self.shared: Set[int] = set()
         self.special = {graph.tensors[t].op for t in seeds}  # ops that need a visit even if no operand is batched

@@ -1,0 +1,118 @@
+"""Models that need all examples together equal the local script: each under one plan, and with ``--full`` under all."""
+from __future__ import annotations
+
+import warnings
+from typing import Any, List, Tuple
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
+from tests.numeric.plans import SHAPES, Parallel
+from tests.numeric.script import Arrays, Setting
+from tests.numeric.section_cases import LOSSES, SECTIONS, case_of
+from tests.numeric.section_table import PLANS
+
+V1_LOOPS = ("scan",)  # on TensorFlow 1 over tensor arrays, one element for each example: refused
+
+ALL = [(name, plan, static) for name in SECTIONS for plan in PLANS for static in (True, False)]
+SOME = [(name, list(PLANS)[i % len(PLANS)], bool(i // len(PLANS) % 2)) for i, name in enumerate(SECTIONS)]
+
+
+def _is_refused(name: str) -> bool:
+    return name in V1_LOOPS and tf.__version__.startswith("1.")
+
+
+def _check(name: str, plan: str, static: bool) -> None:
+    setting = Setting(static_batch=static)
+    if _is_refused(name):
+        with pytest.raises(wh.UnsupportedOpError, match="cannot be divided along the batch"):
+            run_parallel(SECTIONS[name], setting, PLANS[plan])
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", wh.InexactWarning)
+        found = run_parallel(SECTIONS[name], setting, PLANS[plan])
+    assert_equal(found, run_local(SECTIONS[name], setting), TOLERANCE["float64"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, plan, static", SOME, ids=lambda value: str(value))
+def test_sections(name: str, plan: str, static: bool) -> None:
+    _check(name, plan, static)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("name, plan, static", [row for row in ALL if row not in SOME], ids=lambda value: str(value))
+def test_all_sections(name: str, plan: str, static: bool) -> None:
+    _check(name, plan, static)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["contrastive", "masked_mean"])
+def test_ragged_last_batch(name: str) -> None:
+    case, setting = case_of(LOSSES[name], 7), Setting(static_batch=False)
+    assert_equal(run_parallel(case, setting, PLANS["data parallel 2"]), run_local(case, setting), TOLERANCE["float64"])
+
+
+@pytest.mark.slow
+def test_a_part_without_an_example_counts_nothing() -> None:
+    def by_label(count: int, dtype: str) -> Arrays:
+        arrays = SECTIONS["masked_mean"].examples(count, dtype)
+        arrays["label"] = np.arange(count, dtype="int32") % 12 // 4  # two of four parts have none of class 0
+        return arrays
+
+    for name in ("masked_mean", "segment_means"):
+        case = SECTIONS[name]._replace(examples=by_label)
+        found = run_parallel(case, Setting(), PLANS["data parallel 4"])
+        assert_equal(found, run_local(case, Setting()), TOLERANCE["float64"])
+
+
+@pytest.mark.slow
+def test_model_replicas_with_mini_batches_of_their_own_share_sums_only() -> None:
+    own, setting = Parallel(SHAPES["nested2x2"], 2), Setting(dataset=True)
+    assert_equal(run_parallel(SECTIONS["rmse"], setting, own), run_local(SECTIONS["rmse"], setting, 2), TOLERANCE["float64"])
+    with pytest.raises(wh.PlanError, match="needs all examples of .* set io.nested_batch to 'divide'"):
+        run_parallel(SECTIONS["contrastive"], setting, own)
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def _trained(loss: str, normalised: bool, config: Any) -> Tuple[str, List[str]]:
+    """What ``wh.explain()`` says of a step, and the warnings."""
+    with tf.Graph().as_default(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", wh.InexactWarning)
+        wh.init(config, cluster="cpu:2")
+        try:
+            x = tf.placeholder(tf.float32, [8, 4, 4, 2])
+            with wh.replicate(2):
+                y = tf.nn.conv2d(x, tf.get_variable("w", [1, 1, 2, 2]), [1, 1, 1, 1], "SAME")
+                if normalised:
+                    y = tf.nn.fused_batch_norm(y, tf.get_variable("scale", [2]), tf.get_variable("offset", [2]))[0]
+                value = tf.reduce_mean(tf.square(y))
+                value = tf.sqrt(value) if loss == "root" else value
+            update = tf.train.GradientDescentOptimizer(0.1).minimize(value)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                session.run(update, {x: np.ones([8, 4, 4, 2])})
+            return wh.explain(), [str(each.message) for each in caught if issubclass(each.category, wh.InexactWarning)]
+        finally:
+            wh.shutdown()
+
+
+def test_an_inexact_op_warns_once() -> None:
+    explained, told = _trained("mean", True, {})
+    assert len(told) == 1 and "(FusedBatchNorm" in told[0] and "Set sync_batch_norm to True" in told[0]
+    assert "Not exactly the local result (2 place(s))" in explained
+    assert _trained("mean", True, {"on_inexact": "allow"})[1] == []
+    with pytest.raises(wh.InexactError, match="FusedBatchNorm.* statistics are taken over each part"):
+        _trained("mean", True, {"on_inexact": "error"})
+
+
+def test_explain_tells_what_runs_on_all_examples() -> None:
+    explained, told = _trained("root", False, {"on_inexact": "error"})
+    assert "All examples together" in explained and "Sqrt (Sqrt)" in explained and "Exact:" in explained and not told
+    assert "All examples together" not in _trained("mean", False, {})[0]
