@@ -38,11 +38,11 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
                     known: Known = NOTHING) -> BatchAxis:
     """The batch axis from the inputs divided along it (its ``sources``), along their dimension 0 unless the user states another.
 
-    An input is a batch input if its first dimension has unknown size or, where all sizes are known (from the graph or the first
-    mini-batch), the size most common among the inputs.  An input that would make some op impossible to divide, and of which no
-    divided op needs single rows, is no batch input after all (class weights, a fed table), unless variables are applied to each
-    of its rows.  One that meets divided tensors as several blocks of examples (labels of a real and a generated half) lies in such
-    blocks.  Scalars never are.
+    An input is a batch input if its first dimension has unknown size or, where all sizes are known (from the graph or the
+    first mini-batch), the size most common among the inputs.  An input that would make some op impossible to divide, and of
+    which no divided op needs single rows, is no batch input after all (class weights, a fed table), unless variables are
+    applied to each of its rows.  One that meets divided tensors as several blocks of examples (labels of a real and a
+    generated half) lies in such blocks.  Scalars never are.
 
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
