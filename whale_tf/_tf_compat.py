@@ -22,11 +22,11 @@ except ImportError as error:
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
 __all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter",
-           "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
-           "check_version", "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing",
-           "global_seed", "gradients_util", "imperative_grad", "imported_as_written", "is_unlifted", "lacking",
-           "make_logical_cpus", "op_def", "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf",
-           "traced_graphs", "v1", "variable_value"]
+           "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef", "check_version",
+           "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing", "global_seed",
+           "gradients_util", "imperative_grad", "imported_as_written", "is_unlifted", "lacking", "make_logical_cpus", "op_def",
+           "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "traced_graphs",
+           "v1", "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)

@@ -107,6 +107,7 @@ class _Active:
         self.shuffles = itertools.count()
         self.said: MutableSet[str] = set()  # warnings
         self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions that take one by variables
+        self.said_no_gradients = False
         self.default: Optional[_Strategy] = None  # of functions
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
@@ -259,8 +260,8 @@ def split(device_count: Optional[int] = None, name: Optional[str] = None) -> _St
 
 
 def set_default_strategy(strategy: Optional[_Strategy]) -> None:
-    """The strategy of ops outside every annotation, for the current graph (Whale 3.1); in eager execution for all functions that
-    train and are traced from now on, Keras' among them.  None takes it back."""
+    """The strategy of ops outside every annotation, for the current graph (Whale 3.1); in eager execution for all functions (and
+    graphs) that train and are traced from now on, Keras' among them.  None takes it back."""
     state = _require("wh.set_default_strategy")
     if tf.executing_eagerly() and function_tracing() is not None:
         state.default = strategy
@@ -474,6 +475,8 @@ def _ensure(state: _Active, graph: tf.Graph, may_wait: bool = True) -> None:
         _observer.graph(graph)
         state.looked_at[graph] = graph.version
         return
+    if calls:
+        _give_default(state, graph)
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
@@ -490,6 +493,13 @@ def _ensure(state: _Active, graph: tf.Graph, may_wait: bool = True) -> None:
             if done.emitted is not None:
                 state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
     state.looked_at[graph] = graph.version
+
+
+def _give_default(state: _Active, graph: tf.Graph) -> None:
+    """A graph that trains gets the default strategy that was set in eager execution, unless it has one of its own."""
+    default = state.default
+    if default is not None and capture_annotations.annotations_of(graph).default is None:
+        capture_annotations.set_default_strategy(graph, default.kind, default.device_count, default.name)
 
 
 def _take_part(state: _Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
@@ -632,9 +642,13 @@ def _say(state: _Active, text: str) -> None:
 def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
     """Rewrite a tf.function that trains, right after it was traced."""
     state.traced.add(graph)
-    known, default = capture_annotations.annotations_of(graph), state.default
-    if known.trains and default is not None and known.default is None:
-        capture_annotations.set_default_strategy(graph, default.kind, default.device_count, default.name)
+    known = capture_annotations.annotations_of(graph)
+    if known.trains:
+        _give_default(state, graph)
+    if not known.trains and known.items and not state.said_no_gradients:
+        state.said_no_gradients = True
+        warnings.warn(f"tf.function {graph.name!r} has annotations ({known.items[0].name!r}), but takes no gradients of "
+                      "variables: it runs where its variables are, on one device, as do all functions that do not train")
     if not known.trains or _more_than_local(state) is None and not known.items and _observer is None:
         return
     if functions.makes_variables(graph):

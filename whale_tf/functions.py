@@ -211,7 +211,7 @@ def _capture_parts(graph: tf.Graph, divided: Parts, variable_parts: VariablePart
     handles = [graph.get_operation_by_name(name) for name in divided.names]
     inner = divided.op.outputs[0]
     outer = next((outside for outside, inside in graph.captures if inside is inner), None)
-    variable = next((one for one in graph.variables if one.handle is outer), None)
+    variable = next((one for one in graph.variables if vars(one).get("_handle") is outer), None)
     if outer is None or variable is None:
         raise PlanError(
             f"wh.split divides a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the "

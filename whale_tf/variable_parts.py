@@ -205,6 +205,7 @@ class VariableParts:
         for record in self._wholes.values():
             record.release()
             variable = record.variable()
-            del variable.__dict__[_RECORD]
-            variable.__class__ = type(variable).__mro__[1]
+            if variable is not None:
+                del variable.__dict__[_RECORD]
+                variable.__class__ = type(variable).__mro__[1]
         self._wholes.clear()

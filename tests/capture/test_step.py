@@ -77,7 +77,7 @@ def test_every_product_of_the_simulation_runs_in_the_plan(name: str) -> None:
     predicted = collections.Counter(one for one in names if _counts(one))
     ran = collections.Counter(_local(event.name.split(":")[0], predicted) for event in measured.events)
     assert predicted and predicted == {one: ran[one] for one in predicted}
-    assert found.samples == BATCH and len(found.devices) == devices
+    assert found.subject.samples == BATCH and len(found.devices) == devices
     held = [static.get("parameters", 0.0) for static in found.program.static_bytes.values()]
     variables = 2 * 4 * WIDTH**2  # with momentum
     assert sum(held) == {"pipeline": 2, "replicas": 1, "mirrored": 2, "split": 2}[name] * variables

@@ -9,6 +9,7 @@ from typing import Any, Iterator
 
 import pytest
 
+from tests.cli.scripts import PUBLISHED
 from tests.multiprocess.launch import WHALE_RUN, Starter
 
 LIMIT_S = 30
@@ -142,6 +143,17 @@ def test_a_script_without_a_line_of_ours(starter: Starter, tmp_path: Any) -> Non
     for option in ("--replicate", "--auto"):
         assert losses[option] == pytest.approx(losses[""], rel=1e-10), option
     assert dict(found[""])["ops"] == "0" and int(dict(found["--replicate"])["ops"]) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, option", [("keep_prob", "--replicate"), ("halves", "--auto"), ("python_input", "--replicate")])
+def test_published_scripts_run_unchanged(starter: Starter, tmp_path: Any, name: str, option: str) -> None:
+    """``tests/numeric/test_published.py`` compares their numbers."""
+    path = tmp_path / f"{name}.py"
+    path.write_text(PUBLISHED[name])
+    run = starter.start(*WHALE_RUN, option, "--devices-per-worker", "2", str(path))
+    assert run.wait(3 * LIMIT_S) == 0, run.output
+    assert len(re.findall(r"value .*loss \S+", run.output)) >= 4
 
 
 @pytest.mark.slow

@@ -65,18 +65,46 @@ def equal_to_local(build: Any, config: Dict[str, Any], plan: Any = None, default
 @pytest.mark.slow
 @pytest.mark.parametrize("build, config", [
     ("momentum", {"auto_parallel": True}), ("momentum", {"num_task_graph": 2, "num_micro_batch": 2}),
-    ("sparse", {"auto_parallel": True, "num_micro_batch": 2})], ids=str)
+    pytest.param("sparse", {"auto_parallel": True, "num_micro_batch": 2}, marks=pytest.mark.full)], ids=str)
 def test_searches_and_their_plans_again(build: str, config: Dict[str, Any]) -> None:
     plan = equal_to_local(BUILDS[build], config, sizes=(16, 16, 12))
     assert equal_to_local(BUILDS[build], {}, plan.to_json()).task_graphs == plan.task_graphs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("build", ["momentum", pytest.param("sparse", marks=pytest.mark.full),
+                                   pytest.param("wide", marks=pytest.mark.full)])
 def test_rhino_divides_variables(build: str, only_rhino: None) -> None:
     plan = equal_to_local(BUILDS[build], {"auto_parallel": "rhino"}, cluster=slow_devices(2))
     assert plan.estimate.search == "rhino" and set(plan.shards.values()) - {"once"}
     assert equal_to_local(BUILDS[build], {}, plan.to_json(), cluster=slow_devices(2)).shards == plan.shards
+
+
+@pytest.mark.slow
+def test_fit_that_rhino_divides(only_rhino: None) -> None:
+    """Embedding, attention and Adagrad; the last mini-batch is smaller, so that the second trace has a batch of unknown size."""
+    keras = pytest.importorskip("keras", minversion="3.0")
+    from tests.functions.test_keras import LABELS, TOKENS, text
+
+    def fit() -> Any:
+        keras.utils.set_random_seed(0)
+        model = text([contextlib.nullcontext] * 2)
+        history = model.fit(TOKENS, LABELS, batch_size=16, epochs=2, verbose=0).history
+        return history["loss"], [weight.numpy() for weight in model.weights + model.optimizer.variables]
+
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        local = fit()
+        wh.init({"auto_parallel": "rhino"}, cluster=slow_devices(2))
+        parallel = fit()
+    finally:
+        keras.config.set_floatx(before)
+    plan = wh.current_plan()
+    assert plan is not None and {"embedding_column", "column", "stack"} <= set(plan.shards.values())
+    np.testing.assert_allclose(parallel[0], local[0], rtol=1e-6)
+    for one, other in zip(local[1], parallel[1]):
+        np.testing.assert_allclose(other, one, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.slow
@@ -91,6 +119,47 @@ def test_a_default_strategy(strategy: str) -> None:
     step(*[tf.constant(part) for part in batches()[0]])
     plan = wh.current_plan()
     assert plan is not None and plan.task_graphs[0].strategy == "replicate"
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_experts_beside_a_default_strategy() -> None:
+    """A Keras layer of experts is split, all others are replicated on the same devices."""
+    keras = pytest.importorskip("keras", minversion="3.0")
+    from tests.functions.test_keras import LABELS, X, compiled
+
+    class Experts(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.gate, self.inner, self.outer = [
+                self.add_weight(shape=size) for size in ((shape[-1], 4), (4, shape[-1], 16), (4, 16, shape[-1]))]
+
+        def call(self, x: Any) -> Any:
+            gates, hidden = tf.nn.softmax(x @ self.gate), tf.nn.relu(tf.einsum("bd,edf->ebf", x, self.inner))
+            return x + tf.einsum("be,ebf,efd->bd", gates, hidden, self.outer)
+
+    def fit(scope: Scope) -> Any:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        x = keras.layers.Dense(8, activation="tanh")(inputs)
+        with scope():
+            x = Experts()(x)
+        model = compiled(keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x)))
+        history = model.fit(X, LABELS, batch_size=8, shuffle=False, verbose=0, validation_data=(X, LABELS)).history
+        return history["val_loss"], [weight.numpy() for weight in model.weights + model.optimizer.variables]
+
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        local = fit(contextlib.nullcontext)
+        wh.init(cluster="cpu:2")
+        wh.set_default_strategy(wh.replicate(2))
+        parallel = fit(lambda: wh.split(2))
+    finally:
+        keras.config.set_floatx(before)
+    plan = wh.current_plan()
+    assert plan is not None and [task.strategy for task in plan.task_graphs] == ["split", "replicate", "replicate"]
+    for one, other in zip(tf.nest.flatten(local), tf.nest.flatten(parallel)):
+        np.testing.assert_allclose(other, one, rtol=1e-6 if np.ndim(one) == 0 else 1e-11, atol=1e-11)
 
 
 @pytest.mark.slow

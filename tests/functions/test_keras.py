@@ -314,7 +314,8 @@ def test_mixed_precision(policy: str, tolerance: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model, way", [
     ("functional", Way((1, 2), 3, {"num_micro_batch": 2}, split=(1,))), ("text", Way((2, 1), 3, {}, split=(0,))),
-    ("subclassed", Way((2, 2), 2, {}, split=(1,))),
+    pytest.param("subclassed", Way((2, 2), 2, {}, split=(1,)), marks=pytest.mark.full),
+    ("accumulating", Way((1, 2), 3, {}, split=(1,))),
     pytest.param("own_step", Way((2, 1), 3, {}, split=(0,)), marks=pytest.mark.full)], ids=str)
 def test_divided_layers(model: str, way: Way) -> None:
     make, x = MODELS[model]

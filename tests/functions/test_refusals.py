@@ -179,30 +179,14 @@ def test_a_function_that_is_traced_before_it_is_called() -> None:
     assert plan is not None and plan.num_devices == 2
 
 
-@pytest.mark.slow
-def test_a_search_divides_no_variables() -> None:
-    wh.init({"auto_parallel": True}, cluster="cpu:2")
-    weights = [tf.Variable(0.1 * tf.random.stateless_normal([64, 64], [1, seed])) for seed in range(3)]
-
-    @tf.function
-    def step(x: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.matmul(tf.tanh(tf.matmul(tf.tanh(tf.matmul(x, weights[0])), weights[1])), weights[2]) ** 2)
-        for w, grad in zip(weights, tape.gradient(loss, weights)):
-            w.assign_sub(0.1 * grad)
-
-    step(tf.ones([4, 64]))
-    plan = wh.current_plan()
-    assert plan is not None and {task.strategy for task in plan.task_graphs} == {"replicate"}
-
-
 # -- what is no training, or asks for nothing ----------------------------------------------------------------------------
 def test_a_function_that_does_not_train_is_left_alone() -> None:
     weights = perceptron()
     expected = loss_of(weights).numpy()
     wh.init({"num_micro_batch": 2}, cluster="cpu:2")
     annotated = tf.function(lambda: loss_of(weights, [lambda: wh.replicate(1), lambda: wh.replicate(1)]))
-    assert annotated().numpy() == pytest.approx(expected, rel=1e-12)
+    with pytest.warns(UserWarning, match="has annotations .*, but takes no gradients of variables.* on one device"):
+        assert annotated().numpy() == pytest.approx(expected, rel=1e-12)
     assert wh.current_plan() is None
 
 

@@ -12,6 +12,7 @@ from tests.ir.graphs import Draft
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import (
     EXTENT,
+    Known,
     Localise,
     Offset,
     Options,
@@ -360,6 +361,53 @@ class TestSources:
         x = g.op("Placeholder", (), None, name="images")
         with pytest.raises(UnsupportedOpError, match=r"'images:0' is not known.*images.set_shape"):
             find_batch_axis(g.graph, [x])
+
+    @pytest.mark.parametrize("size, halves", [(None, None), (B, 2 * B)])
+    def test_labels_of_two_batches_lie_in_two_blocks(self, g: Draft, size: Any, halves: Any) -> None:
+        real, fake, labels = g.source(size, 4), g.source(size, 4), g.source(halves, 4)
+        both = g.op("ConcatV2", [real, fake, g.const(0)], (halves, 4))
+        errors = g.op("Mul", [both, labels], (halves, 4))
+        axis = find_batch_axis(g.graph, [labels, real, fake])
+        assert axis.layout(errors) == sharded(0, (1, 1)) and {real, fake} <= axis.sources.keys()
+        if size is None:
+            assert axis.layout(labels) == sharded(0, (1, 1)) and axis.stated == {g.graph.tensor_name(labels): sharded(0, (1, 1))}
+
+    def test_flat_targets_have_rows_of_one_example_side_by_side(self, g: Draft) -> None:
+        words, targets = g.source(None, 5), g.source(None)
+        flat = g.op("Reshape", [words, g.const([-1])], (None,))
+        g.op("Mul", [flat, targets], (None,))
+        axis = find_batch_axis(g.graph, [words, targets])
+        assert axis.layout(targets) == sharded(0, (5,)) and not axis.unknown
+
+    def test_a_size_that_does_not_fit_is_refused_with_both(self, g: Draft) -> None:
+        x, y, labels = g.source(None, 4), g.source(None, 4), g.op("Placeholder", (), (None, 4), name="labels")
+        g.op("Mul", [g.op("Add", [x, y], (None, 4)), labels], (None, 4))
+        names = [g.graph.tensor_name(t) for t in (x, y, labels)]
+        shapes = dict(zip(names, [(8, 4), (8, 4), (12, 4)]))
+        with pytest.raises(UnsupportedOpError, match=r"input 'labels:0' has 12 rows, but the mini-batch \('.*'\) has 8 examples"):
+            find_batch_axis(g.graph, [x, y, labels], known=Known(shapes=shapes))
+
+    def test_an_input_of_known_shape_beside_one_that_was_fed(self, g: Draft) -> None:
+        x, y = g.source(None, 4), g.source(None, None)
+        g.op("Mul", [x, y], (None, 4))
+        axis = find_batch_axis(g.graph, [x, y], known=Known(shapes={g.graph.tensor_name(y): (8, 4)}))
+        assert axis.sources == {x: 0, y: 0}
+
+    def test_what_the_user_states(self, g: Draft) -> None:
+        x, table = g.source(None, 4), g.source(None, 4)
+        inner = g.op("SomebodysOwnOp", [x], (None, 3))
+        names = {t: g.graph.tensor_name(t) for t in (x, table, inner)}
+        axis = find_batch_axis(g.graph, [x, table], known=Known({names[table]: None, names[inner]: 0}))
+        assert axis.sources == {x: 0} and axis.layout(inner) == sharded(0) and axis.source_of[inner] == x
+        axis = find_batch_axis(g.graph, [x, table], known=Known({names[x]: 1}))
+        assert axis.sources == {x: 1, table: 0}
+
+
+def test_rows_of_unknown_number_follow_a_minus_one(g: Draft) -> None:
+    """Examples of unknown size, cut in rows: as many of each, whatever their number."""
+    x = g.source(None, None)
+    images = g.op("Reshape", [x, g.const([-1, 3, 3, 1])], (None, 3, 3, 1))
+    assert analyse(g.graph, {x: 0}).layout(images) == sharded(0, (-1,))
 
 
 @pytest.mark.slow

@@ -153,3 +153,22 @@ def test_a_loop_before_a_value_combined_over_all_clones_is_early_as_a_whole():
     region = drawing.region(conversions={(after.id, 1): (Reduce("sum"),)})
     early = drawing.names(region.early)
     assert "mean" in early and "loop/push" in early and "loop/next" in early and "after" not in early
+
+
+def test_what_an_update_is_computed_from_is_early_where_its_variable_is_read_again():
+    """``x -> a -> write w -> read w again -> b``; a moving average that an op waits for is not read by it."""
+    drawing = Drawing()
+    drawing.op("x", "Placeholder", phase=Phase.INPUT)
+    drawing.op("w", "VarHandleOp", dtype="resource")
+    drawing.op("average", "VarHandleOp", phase=Phase.OTHER, dtype="resource")
+    drawing.op("a", "AddV2", ["x", drawing.op("read", "ReadVariableOp", ["w"]).name])
+    drawing.op("scaled", "Neg", ["a"], Phase.APPLY)
+    drawing.op("write", "AssignSubVariableOp", ["w", "scaled"], Phase.APPLY)
+    drawing.op("group", "NoOp", phase=Phase.APPLY, controls=["write"])
+    drawing.op("moved", "AssignVariableOp", ["average", "scaled"], Phase.OTHER)
+    again = drawing.op("again", "ReadVariableOp", ["w"], controls=["group", "moved"])
+    drawing.op("b", "AddV2", ["x", "again"])
+    drawing.op("late", "ReadVariableOp", ["w"], controls=["moved"])
+    region = drawing.region()
+    assert region.rereads == {again.id: frozenset({drawing.graph.op("group").id})}
+    assert drawing.names(region.early) == ["a"] and drawing.names(region.batch_level) == ["a", "b"]

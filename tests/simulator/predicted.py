@@ -16,14 +16,27 @@ from whale_tf import api
 from whale_tf.bridges import crossing, cuts
 from whale_tf.cluster import Cluster
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import VARIABLES
 from whale_tf.passes.schedule import backward_order
 from whale_tf.plan import Plan
-from whale_tf.program import ACCUMULATE, BACKWARD, CLONED, FORWARD, ONCE, RECIPES, SYNCHRONISE, UPDATE, WHOLE, Call, Program
+from whale_tf.program import (
+    ACCUMULATE,
+    BACKWARD,
+    CLONED,
+    FORWARD,
+    MERGE,
+    ONCE,
+    RECIPES,
+    SYNCHRONISE,
+    UPDATE,
+    WHOLE,
+    Call,
+    Program,
+    Value,
+)
 from whale_tf.simulator import Simulation, Simulator, StepGraph
-from whale_tf.simulator.program import FEATURE, Instruction
+from whale_tf.simulator.program import FEATURE
 
-SUM, COPIES, TO_SUM, FROM_SUM = " (sum)", " (copies)", "to sum", "from sum"  # the simulator's words
+COMBINED = (SYNCHRONISE, WHOLE, MERGE)  # recipes that bring together what all clones have
 
 
 class Step(NamedTuple):
@@ -104,7 +117,6 @@ class Emitted:
         self.number = {(call.body, call.clone): number for number, call in enumerate(of.program.calls)}
         self.leaving = self.step.region.leaving()
         self.updated = {tensor for body in of.program.bodies if body.step == UPDATE for tensor in body.inputs}
-        self.synchronised = {tensor for body in of.program.bodies if body.step == SYNCHRONISE for tensor in body.outputs}
         self.known = {op.name for op in of.graph.ops}
         self.bytes = {(op.name, place): tensor.bytes for op in of.graph.ops for place, tensor in enumerate(op.outputs)}
 
@@ -212,104 +224,115 @@ class Emitted:
 
     def summed(self) -> Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]:
         found: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float] = {}
-        for call in self.program.calls:
-            if self.program.step_of(call) != UPDATE:
-                continue
-            for value in call.takes:
-                for source in value.calls:
-                    collective = self.program.calls[source]
-                    if self.program.bodies[collective.body].is_recipe and (
-                            call.devices or value.tensor not in self.synchronised):  # what is merged beside it takes that sum
-                        self._sum(collective, value.tensor, found)
+        for number, call in enumerate(self.program.calls):
+            if self.program.step_of(call) in COMBINED:
+                for value in call.takes:
+                    readers = [other for other in self.program.calls if Value(value.tensor, (number,)) in other.takes]
+                    if any(self.program.step_of(other) in (*CLONED, UPDATE) for other in readers):
+                        self._combined(call, value, readers, found)
         return found
 
-    def _sum(self, call: Call, tensor: int, found: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]) -> None:
-        made = self.graph.tensors[tensor].op
-        terms = next(value.calls for value in call.takes if value.tensor == tensor)
-        before = {self.device(self.program.calls[term], made) for term in terms}
-        after = set(call.devices)
-        if self.plan.task_graphs[self.step.home(tensor)].strategy == "split":
+    def _combined(self, call: Call, value: Value, readers: Sequence[Call],
+                  found: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]) -> None:
+        made, step = self.graph.tensors[value.tensor].op, self.program.step_of(call)
+        terms = [self.program.calls[term] for term in value.calls]
+        before = {self.device(term, made) for term in terms}
+        after = set(call.devices).union(self.device(reader, made) for reader in readers if step == WHOLE)
+        if self.plan.task_graphs[self.step.home(value.tensor)].strategy == "split":
             shard = int(self.graph.ops[made].attrs.get("_whale_shard", 0))
-            after = {row[shard] for row in self.plan.task_graphs[self.step.home(tensor)].devices if after.intersection(row)}
-        if len(before) > 1:
-            size = self.bytes.get((self.graph.ops[made].name, self.graph.tensors[tensor].index), 0.0)
-            found[self.graph.tensor_name(tensor), tuple(sorted(before)), tuple(sorted(after))] = size
+            after = {row[shard] for row in self.plan.task_graphs[self.step.home(value.tensor)].devices if after.intersection(row)}
+        size = max(self.size(value.tensor, term, term) for term in terms)
+        if len(terms) > 1 and len(before | after) > 1 and size:
+            found[self.graph.tensor_name(value.tensor), tuple(sorted(before)), tuple(sorted(after))] = size
 
 
 class Played:
     """What the simulator plays."""
 
     def __init__(self, of: Step, simulation: Simulation) -> None:
-        self.of, self.simulation = of, simulation
-        self.instructions = simulation.program.instructions
+        self.of, self.graph, self.instructions = of, simulation.graph, simulation.program.instructions
         self.names = {op.name for op in of.graph.ops}
-        self.variables = {op.name for op in of.graph.ops if op.type in VARIABLES}  # no part of any call
+        self.before: Dict[int, List[int]] = {}
+        self.after: Dict[int, List[int]] = {}
+        first = self.graph.first_successor
+        for task in range(len(self.graph.lane)):
+            self.after[task] = self.graph.successors[first[task]:first[task + 1]]
+            for later in self.after[task]:
+                self.before.setdefault(later, []).append(task)
 
     def ran(self) -> Ran:
-        graph = self.simulation.graph
         ops: CounterOf[Tuple[str, str, int, int]] = Counter()
         once: CounterOf[Tuple[str, int]] = Counter()
         updates: CounterOf[Tuple[str, int]] = Counter()
         added: CounterOf[Tuple[str, int, int]] = Counter()
         crossings: Dict[Tuple[str, int, int, int], float] = {}
         summed: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float] = {}
-        for task, number in enumerate(graph.instruction):
-            if number < 0 or self.instructions[number].name in self.variables:
+        everywhere: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float] = {}
+        for task, instruction in enumerate(self.instructions):
+            if instruction.lane < 0:
                 continue
-            instruction, m = self.instructions[number], graph.micro_batch[task]
-            name, devices = instruction.name, tuple(graph.devices[slot] for slot in graph.slots[task])
-            if instruction.lane == FEATURE and name in (TO_SUM, FROM_SUM):
-                continue
+            name, m = instruction.name, self.graph.micro_batch[task]
             if instruction.lane == FEATURE:
-                for sender, receiver, fraction in self.pairs(instruction, devices):
-                    key = tensor_name(name.replace(COPIES, "").replace(SUM, "")), sender, receiver, m
-                    crossings[key] = crossings.get(key, 0.0) + fraction * instruction.size_bytes
-            elif name.endswith(COPIES):
-                summed.update([self.summed(number)])
-            elif name.endswith(SUM):
-                if instruction.is_running_sum and m != self.first():
-                    added[tensor_name(name[:-len(SUM)]), devices[0], m] += 1
+                (sender, receiver, fraction), = instruction.groups[0].pairs
+                from_recipe = {self.recipe(made) for made in self.before[task]}
+                if from_recipe.isdisjoint((SYNCHRONISE, WHOLE)) and not any(
+                        self.recipe(later) in COMBINED for later in self.after[task]):
+                    key = tensor_name(name), sender, receiver, m
+                    crossings[key] = max(crossings.get(key, 0.0), fraction * instruction.size_bytes)
+                continue
+            device, recipe = self.device(task), self.recipe(task)
+            if recipe in COMBINED:
+                self.combined(task, everywhere if recipe == SYNCHRONISE else summed)
+            elif recipe == ACCUMULATE:
+                added[tensor_name(name.rpartition(" ")[0]), device, m] += 1
             elif name in self.names and instruction.label == UPDATE:
-                updates[name, devices[0]] += 1
+                updates[name, device] += 1
             elif name in self.names and m < 0:
-                once[name, devices[0]] += 1
+                once[name, device] += 1
             elif name in self.names:
-                ops[instruction.label, name, devices[0], m] += 1
-        return Ran(ops, once, self.waits(), crossings, added, summed, updates)
+                ops[instruction.label, name, device, m] += 1
+        if self.of.plan.num_micro_batch > 1:  # what is added last is added where the copies' sum is made, together with that
+            last = backward_order(self.of.plan, 0)[-1]
+            for task in (task for task in range(len(self.instructions)) if self.recipe(task) in (SYNCHRONISE, MERGE)):
+                name = tensor_name(self.instructions[task].name.rpartition(" ")[0])
+                if any(key[0] == name for key in added):
+                    added[name, self.device(task), last] = 1
+        return Ran(ops, once, self.waits(), crossings, added, {**summed, **everywhere}, updates)
 
-    def pairs(self, instruction: Instruction, devices: Tuple[int, ...]) -> Sequence[Tuple[int, int, float]]:
-        group, = [group for group in instruction.groups if set(group.devices) == set(devices)]
-        assert group.pairs, (instruction.name, instruction.label)
-        return group.pairs
+    def device(self, task: int) -> int:
+        slot, = self.graph.slots[task]
+        return self.graph.devices[slot]
 
-    def first(self) -> int:
-        return backward_order(self.of.plan, 0)[0]
+    def recipe(self, task: int) -> str:
+        """The step of a task that is no op of the graph, "" of any other."""
+        name = self.instructions[task].name
+        return name[:-1].rpartition("(")[2] if name.endswith(")") else ""
 
-    def summed(self, number: int) -> Tuple[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]:
-        """What an addition of copies' gradients adds, and who gets the sum."""
-        total = self.instructions[number]
-        here, = total.parts.devices
-        arriving = [self.instructions[i] for i in total.dependencies if self.instructions[i].name == TO_SUM]
-        leaving = [one for one in self.instructions if one.name == FROM_SUM and number in one.dependencies]
-        pairs = [pair for one in arriving for group in one.groups for pair in group.pairs]
-        back = [pair for one in leaving for group in one.groups for pair in group.pairs]
-        assert all(receiver == here for _, receiver, _ in pairs) and all(sender == here for sender, _, _ in back)
-        name = tensor_name(total.name[:-len(COPIES)].replace(SUM, ""))
-        before = tuple(sorted([here] + [sender for sender, _, _ in pairs]))
-        return (name, before, tuple(sorted([here] + [receiver for _, receiver, _ in back]))), arriving[0].size_bytes
+    def combined(self, task: int, found: Dict[Tuple[str, Tuple[int, ...], Tuple[int, ...]], float]) -> None:
+        """What brings clones' values together, and who gets the result; of examples' parts every copy does so for itself."""
+        here, recipe = self.device(task), self.recipe(task)
+        arriving, leaving = ([self.instructions[one] for one in others if self.instructions[one].lane == FEATURE]
+                             for others in (self.before.get(task, ()), self.after[task]))
+        senders = {sender for one in arriving for group in one.groups for sender, _, _ in group.pairs}
+        receivers = {receiver for one in leaving for group in one.groups for _, receiver, _ in group.pairs}
+        after = {here} if recipe == MERGE else {here, *receivers}
+        name = tensor_name(self.instructions[task].name.rpartition(" ")[0])
+        for key in [key for key in found if key[0] == name and recipe == SYNCHRONISE]:  # of parts of examples each copy's
+            after |= set(key[2])
+            del found[key]
+        if len({here, *senders} | after) > 1:
+            size = max([one.size_bytes for one in arriving] or [one.size_bytes for one in leaving])
+            found[name, tuple(sorted({here, *senders})), tuple(sorted(after))] = size
 
     def waits(self) -> Set[Tuple[int, str, int, str, int]]:
-        """Tasks of no duration begin and end a step of a stage."""
-        graph, found = self.simulation.graph, set()
-        step_of: Dict[int, Tuple[str, int]] = {}
-        for (_, kind), (begins, length) in graph.blocks.items():
-            for m, begin in enumerate(begins):
-                step_of.update({task: (kind, m) for task in range(begin, begin + length) if kind != UPDATE})
-        for task, number in enumerate(graph.instruction):
-            for later in graph.successors[graph.first_successor[task]:graph.first_successor[task + 1]]:
-                if number < 0 and graph.instruction[later] < 0 and task in step_of and later in step_of \
-                        and step_of[task] != step_of[later]:
-                    found.add((graph.devices[graph.slots[later][0]], *step_of[task], *step_of[later]))
+        """Tasks of no duration stand between the steps of a replica."""
+        found = set()
+        for task, instruction in enumerate(self.instructions):
+            if instruction.lane < 0:
+                steps = [{(self.instructions[one].label, self.graph.micro_batch[one]) for one in others}
+                         for others in (self.before[task], self.after[task])]
+                found.update((self.device(one), *first, *then)
+                             for one in self.after[task] for first in steps[0] for then in steps[1])
         return found
 
 

@@ -164,6 +164,8 @@ def test_answers_have_their_uncertainty(tmp_path: Any) -> None:
     low, high = found["samples_per_s_range"]
     assert low == pytest.approx(found["samples_per_s"] / 1.25) and high == pytest.approx(found["samples_per_s"] * 1.25)
     shown = " ".join(call(*options).output.split())
+    other = call("simulate", "--cluster", "T4:1", *options[3:])
+    assert "no T4 was tested" in " ".join(other.output.split()) and "no V100" not in shown
     assert f"{low:.4g} to {high:.4g}" in shown and "off by 10% on the mean and 25% at most" in shown
 
 

@@ -1,8 +1,7 @@
 """Predicted is executed: what the simulator plays for a captured step is what its Program says, one to one.
 
-Not compared: values of the whole mini-batch (``whole`` calls), which the simulator takes for each clone's own, and a gradient's
-merge where it is synchronised as well, of which the simulator makes one sum.  Sums count where an update reads them; others are
-in the Program for whoever fetches them.  A gradient of unknown size is not added (`conditional_v1` on TensorFlow 1.15).
+Sums count where an op of the step reads them; others are in the Program for whoever fetches them.  A gradient of unknown size is
+not added (`conditional_v1` on TensorFlow 1.15).
 """
 
 from __future__ import annotations

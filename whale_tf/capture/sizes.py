@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 from whale_tf._tf_compat import GraphDef, tf, v1
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.definitions import Definitions
-from whale_tf.ir.graph import OpGraph, Shape
+from whale_tf.ir.graph import Op, OpGraph, Shape
 
 NO_ROWS: Mapping[int, int] = {}
 
@@ -40,6 +40,9 @@ def sized(
             if ops.tensor_name(tensor) in given:
                 given[ops.tensor_name(tensor)][dim] = batch * rows.get(tensor, 1)
             _set(nodes[ops.producer(tensor).name], ops.tensors[tensor].index, dim, batch * rows.get(tensor, 1))
+        for op in ops.ops:
+            if op.type == "VarHandleOp" and nodes[op.name].op != op.type:
+                _describe(nodes[op.name], op)
         try:
             shapes = _inferred(definitions, graph_def, given)
         except ValueError as error:
@@ -89,6 +92,13 @@ def _set(node: Any, index: int, dim: int, batch: int) -> None:
         shape = node.attr["output_shapes"].list.shape[index]
     if shape is not None and len(shape.dim) > dim:
         shape.dim[dim].size = batch
+
+
+def _describe(node: Any, op: Op) -> None:
+    """Turn the placeholder of a variable's handle, of which a GraphDef does not say whose it is, into a variable."""
+    node.op = op.type
+    node.attr["dtype"].type = tf.as_dtype(op.attrs["dtype"]).as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape(op.attrs["shape"]).as_proto())
 
 
 def _inferred(definitions: Definitions, graph_def: GraphDef, given: Mapping[str, Sequence[Optional[int]]]) -> Dict[str, Shape]:

@@ -10,18 +10,12 @@ from whale_tf.capture.captured import Captured
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import OVERWRITES, SAME_BUFFER, SHAPE_ONLY, VARIABLES
+from whale_tf.passes.communicate import is_combined
+from whale_tf.passes.outline import step_of
 from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes
-from whale_tf.simulator.step_graph import (
-    FOR_ALL,
-    PER_MICRO_BATCH,
-    PER_STEP,
-    UPDATES,
-    StepGraph,
-    StepOp,
-    StepTensor,
-    StepVariable,
-)
+from whale_tf.program import ONCE, UPDATE
+from whale_tf.simulator.step_graph import StepGraph, StepOp, StepTensor, StepVariable
 
 _PART = re.compile(r"^shards(_\d+)?/\d+/(?=.)")  # what ``wh.split`` puts before the names of an op's parts
 
@@ -35,36 +29,30 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
         fingerprint: of the graph as the user wrote it, which plans are made for.
     """
     graph = region.graph
-    homes = captured.step(region).update.task_graph
-    update = {op: homes.get(op, -1) for op in _update_ops(captured, graph)}
-    members = [op for op in graph.ops if region.contains(op) or op.id in update]
-    home = {op.id: max(0, update.get(op.id, captured.task_graph[op.id])) for op in graph.ops}
+    update = _update_ops(captured, graph)
+    used = {graph.tensors[t].op for op in graph.ops if region.contains(op) or op.id in update for t in op.inputs}
+    members = [op for op in graph.ops if region.contains(op) or op.id in update or (op.type in VARIABLES and op.id in used)]
     numbers: Dict[int, int] = {}
     costs = op_costs(graph, batch)
     rows: List[StepOp] = []
     for op in members:
-        inputs = tuple(
-            (numbers[graph.tensors[t].op], graph.tensors[t].index)
-            for t in op.inputs
-            if graph.tensors[t].op in numbers and graph.producer(t).type not in VARIABLES
-        )
+        inputs = [(t, at) for at, t in enumerate(op.inputs) if graph.tensors[t].op in numbers]
+        whole = (place for place, (_, at) in enumerate(inputs) if is_combined(region.batch.conversions.get((op.id, at), ())))
         numbers[op.id] = len(rows)
-        if op.id in update:
-            runs = FOR_ALL if update[op.id] < 0 else UPDATES
-        else:
-            runs = PER_MICRO_BATCH if op.id in region.batch_level else PER_STEP
+        is_cloned = op.id in region.batch_level
+        step = step_of(region, op.id) if is_cloned else ONCE if region.contains(op) else UPDATE
         waits = (numbers[before] for before in op.control_inputs if before in numbers and before in region.batch_level)
         cost = costs[op.id]
         rows.append(StepOp(
-            op.name, op.type, runs, op.id in region.late, home[op.id], _shard(op), _PART.sub("", op.name),
-            _PART.sub("", graph.ops[op.forward].name) if op.forward >= 0 else "", inputs,
-            tuple(_tensor(region, graph, t, runs) for t in op.outputs), cost.flops, cost.bytes, cost.is_contraction,
-            _takes_over(op, graph), tuple(waits) if runs == PER_MICRO_BATCH else ()))  # fmt: skip
+            op.name, op.type, step, max(0, captured.task_graph[op.id]), _shard(op), _PART.sub("", op.name),
+            _PART.sub("", graph.ops[op.forward].name) if op.forward >= 0 else "",
+            tuple((numbers[graph.tensors[t].op], graph.tensors[t].index) for t, _ in inputs),
+            tuple(_tensor(region, graph, t, is_cloned) for t in op.outputs), cost.flops, cost.bytes, cost.is_contraction,
+            _takes_over(op, graph), tuple(waits) if is_cloned else (), tuple(whole)))  # fmt: skip
     pulls = any(graph.producer(t).type.startswith("Iterator") for t in captured.sources)
     gradients = tuple((graph.ops[variable].name, numbers[graph.tensors[tensor].op], graph.tensors[tensor].index)
                       for tensor, variable in captured.gradients if graph.tensors[tensor].op in numbers)  # fmt: skip
-    return StepGraph(name, fingerprint, batch, precision_of(graph), pulls, tuple(rows), _variables(captured, graph, home),
-                     gradients)  # fmt: skip
+    return StepGraph(name, fingerprint, batch, precision_of(graph), pulls, tuple(rows), _variables(captured, graph), gradients)
 
 
 def _update_ops(captured: Captured, graph: OpGraph) -> Set[int]:
@@ -79,12 +67,9 @@ def _update_ops(captured: Captured, graph: OpGraph) -> Set[int]:
     return found
 
 
-def _tensor(region: Region, graph: OpGraph, tensor: int, runs: str) -> StepTensor:
+def _tensor(region: Region, graph: OpGraph, tensor: int, is_cloned: bool) -> StepTensor:
     size = float(tensor_bytes(graph, tensor))
-    if runs != PER_MICRO_BATCH:
-        return StepTensor(size)
-    layout = region.batch.layout(tensor)
-    return StepTensor(size, layout.is_sharded, layout.is_partial)
+    return StepTensor(size, region.batch.layout(tensor).kind) if is_cloned else StepTensor(size)
 
 
 def _takes_over(op: Op, graph: OpGraph) -> bool:
@@ -97,7 +82,7 @@ def _takes_over(op: Op, graph: OpGraph) -> bool:
     return op.type in OVERWRITES and len(readers) == 1 and same
 
 
-def _variables(captured: Captured, graph: OpGraph, home: Dict[int, int]) -> Tuple[StepVariable, ...]:
+def _variables(captured: Captured, graph: OpGraph) -> Tuple[StepVariable, ...]:
     """Variables of the region, each with its slots."""
     variables, state = captured.phases.variables, captured.state_bytes()
     return tuple(

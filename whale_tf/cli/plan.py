@@ -233,7 +233,8 @@ def _show(found: Candidate, cluster: Cluster) -> None:
         runners.add_row(str(place), text)
     console.print(runners)
     precision = "fp32" if found.profile is None else found.profile.precision
-    console.print(accuracy(default_laws().error(LAYERS, cluster.devices[0].type, precision)))
+    device_type = cluster.devices[0].type
+    console.print(accuracy(default_laws().error(LAYERS, device_type, precision), device_type))
 
 
 def _stages(found: Candidate, profile: ModelProfile) -> Table:

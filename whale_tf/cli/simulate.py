@@ -323,7 +323,7 @@ def _run_ops(
 def _tested(result: Simulation, times: str, laws: Laws) -> Optional[TestedError]:
     """How accurate such times have been on the strategy's slowest kind of device; None: never tested."""
     types = [result.cluster.devices[device].type for device in result.representative]
-    found = [laws.error(times, name, result.program.strategy.model.precision) for name in sorted(set(types))]
+    found = [laws.error(times, name, result.subject.precision) for name in sorted(set(types))]
     return max((one for one in found if one is not None), key=lambda one: one.largest, default=None)
 
 
@@ -342,13 +342,14 @@ def _range(result: Simulation, tested: Optional[TestedError]) -> Tuple[float, fl
     return result.samples_per_s / (1.0 + wrong), result.samples_per_s * (1.0 + wrong)
 
 
-def accuracy(tested: Optional[TestedError]) -> str:
+def accuracy(tested: Optional[TestedError], device_type: str) -> str:
     """How accurate the model has been, in one sentence."""
     if tested is None:
         return "accuracy: such times were never tested against measurements"
-    return ("accuracy: on {} in {}, steps made of {} were off by {:.0%} on the mean and {:.0%} at most, of {} measurements that "
+    text = ("accuracy: on {} in {}, steps made of {} were off by {:.0%} on the mean and {:.0%} at most, of {} measurements that "
             "nothing was fitted to".format(
                 tested.device, tested.precision, tested.times, tested.mean, tested.largest, tested.points))
+    return text if device_type.startswith(tested.device) else f"{text}; no {device_type} was tested"
 
 
 def _write(
@@ -379,7 +380,7 @@ def _print(result: Simulation, tested: Optional[TestedError]) -> None:
         "exposed ms",
         "MFU",
         "peak MiB",
-        title=f"{result.program.strategy.model.name} on {result.cluster.name}",
+        title=f"{result.subject.model} on {result.cluster.name}",
     )
     summary.add_row(*_row(result))
     console.print(summary)
@@ -400,4 +401,4 @@ def _print(result: Simulation, tested: Optional[TestedError]) -> None:
     console.print("bottleneck: " + result.bottleneck())
     if tested is not None:
         console.print("{:.4g} samples/s, {:.4g} to {:.4g}".format(result.samples_per_s, *_range(result, tested)))
-    console.print(accuracy(tested))
+    console.print(accuracy(tested, result.cluster.devices[min(result.representative)].type))

@@ -7,6 +7,13 @@ collapse      one of each class of equal devices         collapse
 unfold        tasks over devices and micro-batches       execution_graph
 execute       when each starts and ends                  engine, network, costs
 look          memory, use, bottleneck, trace             memory, result, trace
+
+A captured step is compiled by the passes that the rewriter runs, and its calls become tasks one by one::
+
+step          ops with measured times                    step_graph -> training step
+compile       bodies and calls                           whale_tf.passes -> whale_tf.program
+read          calls as tasks                             captured, reader, tasks
+execute       on threads that devices share              cores
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class BufferRows:
     def __init__(self) -> None:
         self.rows: List[Tuple[int, float, int]] = []
         self._written: Dict[BlockKey, List[Tuple[int, int]]] = {}
-        self._read: Dict[Tuple[BlockKey, bool], List[Tuple[int, int]]] = {}
+        self._read: Dict[BlockKey, List[Tuple[int, int]]] = {}
 
     def add(self, slot: int, size: float, kind: int, block: BlockKey, task: int) -> int:
         """A buffer on one device and the task that writes it; returns its row."""
@@ -39,13 +39,12 @@ class BufferRows:
         self._written.setdefault(block, []).append((len(self.rows) - 1, task))
         return len(self.rows) - 1
 
-    def read(self, row: int, block: BlockKey, task: int, last: bool = False) -> None:
-        """``last``: what runs once a step reads the last one instead of the first."""
-        self._read.setdefault((block, last), []).append((row, task))
+    def read(self, row: int, block: BlockKey, task: int) -> None:
+        """What runs once a step reads the first one."""
+        self._read.setdefault(block, []).append((row, task))
 
-    def unfold(self, offsets: Mapping[BlockKey, np.ndarray], count: int, ends: Tuple[int, int] = (0, 0)) -> BufferTable:
-        """Every row ``count`` times; ``offsets[block]``: first task of the block for each time; ``ends``: which come first and
-        last."""
+    def unfold(self, offsets: Mapping[BlockKey, np.ndarray], count: int) -> BufferTable:
+        """Every row ``count`` times; ``offsets[block]``: first task of the block for each time."""
         steps = np.arange(count)[:, None]
         producer = np.zeros(count * len(self.rows), np.int64)
         for block, edges in self._written.items():
@@ -53,9 +52,9 @@ class BufferRows:
             tasks = (offsets[block][:, None] + pairs[:, 1]).ravel()
             producer[(steps * len(self.rows) + pairs[:, 0]).ravel()] = tasks
         reader_buffer, reader_task = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for (block, last), edges in self._read.items():
+        for block, edges in self._read.items():
             pairs = np.array(edges, np.int64)
-            times = np.array([[ends[last]]]) if is_per_step(block) else steps
+            times = np.zeros((1, 1), np.int64) if is_per_step(block) else steps
             reader_buffer.append((times * len(self.rows) + pairs[:, 0]).ravel())
             reader_task.append((offsets[block][:, None] + pairs[:, 1]).ravel())
         return BufferTable(

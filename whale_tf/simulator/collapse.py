@@ -47,7 +47,7 @@ class Collapse:
             if instruction.groups:
                 key = (instruction.label, id(instruction.groups))
                 self._patterns.setdefault(key, (instruction.label, instruction.groups))
-        devices = sorted({device for stage in program.strategy.stages for device in stage.devices})
+        devices = sorted({device for stage in program.stages for device in stage})
         if collapse:
             colours = _Refinement(program, cluster, network, self._patterns, devices)
             self._device, self._group, self._link = colours.device, colours.group, colours.link

@@ -29,4 +29,5 @@ def compile_strategy(strategy: Strategy, cluster: Cluster, estimator: OpEstimato
     for number in reversed(range(len(strategy.model.ops))):
         compiler.backward(number)
     static_bytes = Synchroniser(compiler).run()
-    return Program(strategy, tuple(compiler.instructions), tuple(compiler.buffers), compiler.blocks, static_bytes)
+    stages = tuple(stage.devices for stage in strategy.stages)
+    return Program(tuple(compiler.instructions), tuple(compiler.buffers), static_bytes, stages)

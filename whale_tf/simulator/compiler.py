@@ -57,7 +57,6 @@ class Compiler:
         self.estimator = estimator
         self.instructions: List[Instruction] = []
         self.buffers: List[Buffer] = []
-        self.blocks: Dict[BlockKey, List[int]] = {}
         self.values: Table = {}
         self.recomputed: Table = {}
         self.gradients: Table = {}
@@ -359,7 +358,6 @@ class Compiler:
         """Give it its number: after everything it needs."""
         instruction.id = len(self.instructions)
         self.instructions.append(instruction)
-        self.blocks.setdefault(instruction.block, []).append(instruction.id)
 
     def _write(self, instruction: Instruction, name: str, category: str, config: TensorConfig, size: float) -> int:
         parts = self.parts_of(config)

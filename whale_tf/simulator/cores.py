@@ -180,8 +180,9 @@ class _OnCores(_Engine):
         ops = [task for task in tasks if task not in self.not_taken]
         received = [task for task in ops if task in self.received]
         made_here = [task for task in ops if task not in self.received]
-        core.next.extend(task for task in made_here if seconds[task] < SHORT_S)
-        long = [task for task in made_here if seconds[task] >= SHORT_S]
+        short = [task for task in made_here if seconds[task] < SHORT_S or self.graph.lane[task] > 0]  # as sends are
+        core.next.extend(short)
+        long = [task for task in made_here if task not in short]
         if long and not core.next and core.task < 0:
             core.next.append(long.pop())
         core.queue.extendleft(received + long)

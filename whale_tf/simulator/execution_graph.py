@@ -85,8 +85,6 @@ class _Template:
         self.lane: List[int] = [-1] * len(slots)
         self.seconds: List[float] = [0.0] * len(slots)
         self.task_slots: List[Tuple[int, ...]] = [(slot,) for slot in slots]
-        self.without_first: List[int] = []  # tasks with nothing to do for the micro-batch whose block runs first
-        self.without_last: List[int] = []
         self.queues: Dict[int, Tuple[int, ...]] = {}
         self.links: Dict[int, Tuple[LinkUse, ...]] = {}
         self.edges: List[Tuple[int, int]] = []
@@ -95,21 +93,6 @@ class _Template:
 
     def __len__(self) -> int:
         return len(self.instruction)
-
-    def close(self) -> None:
-        """Where ops of one device run side by side: one ``end`` task of no duration for each device, behind all of them."""
-        followed = {task for task, after in self.edges if self.lane[after] == COMPUTATION}  # not by a send alone
-        exits: Dict[int, List[int]] = {slot: [] for slot in self.slots}
-        for task, lane in enumerate(self.lane):
-            if lane == COMPUTATION and task not in followed:
-                exits[self.task_slots[task][0]].append(task)
-        for begin, slot in enumerate(self.slots):
-            self.last[slot] = len(self)
-            self.edges += [(task, len(self)) for task in exits[slot] or [begin]]
-            self.instruction.append(-1)
-            self.lane.append(-1)
-            self.seconds.append(0.0)
-            self.task_slots.append((slot,))
 
 
 class Unfolder:
@@ -123,8 +106,8 @@ class Unfolder:
         self.place: Dict[int, Dict[int, int]] = {}  # instruction -> device (computation) or group place -> local task
         self._parts_slots: Dict[int, List[Tuple[int, int, int]]] = {}
         self.templates: Dict[BlockKey, _Template] = {}
-        for number, stage in enumerate(program.strategy.stages):
-            slots = [self.slot_of[device] for device in stage.devices if device in self.slot_of]
+        for number, stage in enumerate(program.stages):
+            slots = [self.slot_of[device] for device in stage if device in self.slot_of]
             for phase in (FORWARD, BACKWARD, UPDATE):
                 self.templates[number, phase] = _Template((number, phase), slots)
         for instruction in program.instructions:
@@ -133,9 +116,6 @@ class Unfolder:
                 self._computation(template, instruction)
             else:
                 self._communication(template, instruction)
-        if program.concurrent:
-            for template in self.templates.values():
-                template.close()
 
     def _computation(self, template: _Template, instruction: Instruction) -> None:
         rows = self._kept_parts(instruction.parts)
@@ -143,31 +123,17 @@ class Unfolder:
         self.place[instruction.id] = {device: local + i for i, (device, _, _) in enumerate(rows)}
         template.instruction += [instruction.id] * len(rows)
         template.lane += [COMPUTATION] * len(rows)
-        if instruction.is_running_sum:
-            template.without_first += range(local, local + len(rows))
-            template.without_last += [local + i for i, (device, _, _) in enumerate(rows) if device in instruction.leaves_last]
         template.seconds += [instruction.seconds[kind] for _, _, kind in rows]
-        instructions, concurrent = self.program.instructions, self.program.concurrent
-        waits = [i for i in instruction.dependencies if concurrent or instructions[i].lane != COMPUTATION]
+        waits = [i for i in instruction.dependencies if self.program.instructions[i].lane != COMPUTATION]
         for device, slot, _ in rows:
             template.task_slots.append((slot,))
-            if not concurrent:
-                template.edges.append((template.last[slot], local))
-                template.last[slot] = local
-            before = [(source, self._covering(source, device)) for source in waits if self._brings(source, device)]
-            for source, task in before:
+            template.edges.append((template.last[slot], local))
+            template.last[slot] = local
+            for source in waits:
+                task = self._covering(source, device)
                 if task is not None:
                     self._edge(template, source, task, local)
-            if concurrent and not any(t is not None and instructions[i].block == template.key for i, t in before):
-                template.edges.append((template.slots.index(slot), local))
             local += 1
-
-    def _brings(self, source: int, device: int) -> bool:
-        """Where ops run as their operands allow, a device that only sends does not wait for that."""
-        if not self.program.concurrent:
-            return True
-        pairs = [pair for group in self.program.instructions[source].groups for pair in group.pairs]
-        return not pairs or any(receiver == device for _, receiver, _ in pairs)
 
     def _communication(self, template: _Template, instruction: Instruction) -> None:
         classes = self.collapse.groups(instruction.label, instruction.groups)
@@ -191,12 +157,10 @@ class Unfolder:
                 template.links[local] = tuple(
                     (link, load * per_second, count) for link, load, count in classes.entries[place][best]
                 )
-            is_handed_over = self.program.concurrent and group.pairs  # as soon as the senders have it
-            senders = sorted({representative[sender] for sender, _, _ in group.pairs}) if is_handed_over else devices
             tasks = {
                 (source, task)
                 for source in instruction.dependencies
-                for device in senders
+                for device in devices
                 for task in [self._covering(source, device)]
                 if task is not None
             }
@@ -274,10 +238,9 @@ class Unfolder:
                 total += len(self.templates[key])
             order += chain
             chains.append(chain)
-        backwards = [micro_batch for (_, phase), micro_batch in chains[0] if phase == BACKWARD]  # in all stages
-        ends = backwards[0], backwards[-1]
-        sources, targets = self._edges(offsets, chains, ends[1])
-        arrays = self._repeat(order, strategy, ends)
+        last = [micro_batch for (_, phase), micro_batch in chains[0] if phase == BACKWARD][-1]  # in all stages
+        sources, targets = self._edges(offsets, chains, last)
+        arrays = self._repeat(order, strategy)
         by_source = np.argsort(sources, kind="stable")
         first = np.zeros(total + 1, np.int64)
         np.cumsum(np.bincount(sources, minlength=total), out=first[1:])
@@ -295,12 +258,10 @@ class Unfolder:
             np.bincount(targets, minlength=total).tolist(),
             self.collapse.kept,
             {key: (offsets[key], len(template)) for key, template in self.templates.items()},
-            self._buffers(offsets, strategy.num_micro_batch, ends),
+            self._buffers(offsets, strategy.num_micro_batch),
         )
 
-    def _repeat(
-        self, order: Sequence[Tuple[BlockKey, int]], strategy: Strategy, ends: Tuple[int, int]
-    ) -> Tuple[List, List, List, List, List]:
+    def _repeat(self, order: Sequence[Tuple[BlockKey, int]], strategy: Strategy) -> Tuple[List, List, List, List, List]:
         seconds: List[float] = []
         lane: List[int] = []
         instruction: List[int] = []
@@ -313,10 +274,6 @@ class Unfolder:
                 seconds += template.seconds
             else:
                 seconds += [value * factors[micro_batch] for value in template.seconds]
-            if key[1] == BACKWARD:
-                for end, without in zip(ends, (template.without_first, template.without_last)):
-                    for local in without if micro_batch == end else ():
-                        seconds[local - len(template)] = 0.0
             lane += template.lane
             instruction += template.instruction
             micro_batches += [-1 if key[1] == UPDATE else micro_batch] * len(template)
@@ -350,24 +307,12 @@ class Unfolder:
                 sources.append((there[:, None] + pairs[:, 0]).ravel())
                 targets.append((here[:, None] + pairs[:, 1]).ravel())
         for chain in chains:
-            for (key, micro_batch), (next_key, next_micro_batch) in self._pairs(chain):
+            for (key, micro_batch), (next_key, next_micro_batch) in zip(chain, chain[1:]):
                 template, following = self.templates[key], self.templates[next_key]
                 last = np.array([template.last[slot] for slot in following.slots], np.int64)
                 sources.append(offsets[key][micro_batch] + last)
                 targets.append(offsets[next_key][next_micro_batch] + np.arange(len(last)))
         return np.concatenate(sources), np.concatenate(targets)
-
-    def _pairs(self, chain: Sequence[Tuple[BlockKey, int]]) -> List[Tuple[Tuple[BlockKey, int], Tuple[BlockKey, int]]]:
-        """(block, what waits for it).  Where ops of one device run side by side, only what the rewriter orders by control edges
-        (emit/order.py): a step waits for the latest one of another micro-batch, the update for its operands alone."""
-        if not self.program.concurrent:
-            return list(zip(chain, chain[1:]))
-        found = []
-        for number, after in enumerate(chain):
-            earlier = [before for before in chain[:number] if before[1] != after[1]]
-            if earlier and after[0][1] != UPDATE:
-                found.append((earlier[-1], after))
-        return found
 
     def _per_communication(
         self, order: Sequence[Tuple[BlockKey, int]], offsets: Dict[BlockKey, np.ndarray]
@@ -382,15 +327,14 @@ class Unfolder:
                 links[offset + local] = use
         return queues, links
 
-    def _buffers(self, offsets: Dict[BlockKey, np.ndarray], count: int, ends: Tuple[int, int]) -> BufferTable:
+    def _buffers(self, offsets: Dict[BlockKey, np.ndarray], count: int) -> BufferTable:
         """Every buffer, with the tasks that write and read it."""
         instructions = self.program.instructions
-        readers: List[List[Tuple[int, bool]]] = [[] for _ in self.program.buffers]
+        readers: List[List[int]] = [[] for _ in self.program.buffers]
         for instruction in instructions:
-            for reads, last in ((instruction.reads, False), (instruction.reads_last, True)):
-                for read in reads:
-                    if read >= 0:
-                        readers[read].append((instruction.id, last))
+            for read in instruction.reads:
+                if read >= 0:
+                    readers[read].append(instruction.id)
         per_micro_batch, per_step = BufferRows(), BufferRows()
         for number, buffer in enumerate(self.program.buffers):
             block = instructions[buffer.producer].block
@@ -400,11 +344,11 @@ class Unfolder:
                 if producer is None or buffer.bytes[kind] <= 0.0:
                     continue
                 row = table.add(slot, buffer.bytes[kind], number, block, producer)
-                for reader, last in readers[number]:
+                for reader in readers[number]:
                     task = self._covering(reader, device)
                     if task is not None:
-                        table.read(row, instructions[reader].block, task, last)
-        return joined(per_micro_batch.unfold(offsets, count, ends), per_step.unfold(offsets, 1))
+                        table.read(row, instructions[reader].block, task)
+        return joined(per_micro_batch.unfold(offsets, count), per_step.unfold(offsets, 1))
 
 
 def _micro_batch_factors(strategy: Strategy) -> Optional[List[float]]:

@@ -7,8 +7,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.simulator.configs import OpAxis, OpConfig
-from whale_tf.simulator.model_graph import ACTIVATION, OPTIMIZERS, PARAMETER, ModelGraph, ModelOp, ModelTensor, Use
-from whale_tf.simulator.step_graph import FOR_ALL, PER_MICRO_BATCH, StepGraph
+from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
 from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, device_groups, propagate_configs
 
 
@@ -30,7 +29,7 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     numbers = {op.name: number for number, op in enumerate(model.ops)}
     configs: Dict[int, OpConfig] = {}
     warmup: Dict[int, int] = {}
-    _check_ops(plan)
+    check_ops(plan)
     for task_graph in plan.task_graphs:
         for name in task_graph.ops:
             number = numbers.get((aliases or {}).get(name, name))
@@ -66,7 +65,10 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     )
 
 
-def _check_ops(plan: Plan) -> None:
+def check_ops(plan: Plan) -> None:
+    """Raises:
+        PlanError: a TaskGraph has no ops, beside others that have some.
+    """
     empty = [task.name for task in plan.task_graphs if not task.ops]
     if empty and len(empty) < len(plan.task_graphs):
         raise PlanError(f"TaskGraph {empty[0]!r} has no ops, so nothing runs on its devices; name its ops, or leave it out")
@@ -105,73 +107,3 @@ def _buckets(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...]) -> Option
                 found = True
                 chosen[stage].append(members)
     return tuple(tuple(rows) for rows in chosen) if found else None
-
-
-def strategy_of_step(plan: Plan, step: StepGraph, global_batch: Optional[int] = None) -> Tuple[Strategy, float]:
-    """The strategy of a captured step under a plan, and the examples of one micro-batch of all model replicas together.
-
-    The strategy's model has every op of the step, backward and update ones included.  TaskGraphs that share devices are one
-    stage.
-
-    Args:
-        global_batch: examples of a step of all processes and model replicas; None: those that the step was captured with.
-
-    Raises:
-        PlanError: a TaskGraph has no op of the step, or a global batch below 1.
-    """
-    _check_ops(plan)
-    apart = len(plan.processes) if plan.processes and not plan.spans_processes else 1  # each feeds a mini-batch of its own
-    own = plan.num_model_replicas if plan.nested_batch == "own" and step.pulls else apart
-    if global_batch is not None and global_batch < 1:
-        raise PlanError(f"the global batch is {global_batch}, expected at least 1")
-    examples = (step.batch * own if global_batch is None else global_batch) / float(plan.num_micro_batch)
-    model = _model_of(step, examples)
-    configs: List[OpConfig] = []
-    homes: List[OpConfig] = []
-    for op, row in zip(model.ops, step.ops):
-        task = plan.task_graphs[row.task_graph]
-        config = _config(task, op, None)
-        homes.append(config)
-        if task.strategy == "split" and task.device_count > 1:
-            devices = tuple(one[row.shard] for one in task.devices)
-            config = checked_config(op, OpConfig(devices, (OpAxis(len(devices), "b"),) if len(devices) > 1 else ()))
-        if row.runs == FOR_ALL or (task.variables == "shared" and row.runs != PER_MICRO_BATCH):
-            config = _with_variables(plan, config)
-        configs.append(config)
-    groups = sorted(device_groups(homes), key=lambda group: min(step.ops[number].task_graph for number in group[0]))
-    stages = tuple(
-        Stage(ops, devices, max(plan.task_graphs[step.ops[number].task_graph].warmup for number in ops))
-        for ops, devices in groups
-    )
-    strategy = Strategy(
-        model, tuple(configs), plan.num_micro_batch, plan.schedule, stages, ("",) * len(model.ops),
-        micro_batch_slices=plan.micro_batch_slices)  # fmt: skip
-    return strategy, examples
-
-
-def _with_variables(plan: Plan, config: OpConfig) -> OpConfig:
-    """Where shared variables are, and what runs once for all, too: on the first of each process' devices."""
-    parts = plan.processes if plan.processes and not plan.spans_processes else (config.devices,)
-    rows = [[device for device in config.devices if device in part] for part in parts]
-    devices = tuple(row[0] for row in rows if row)
-    return OpConfig(devices, (OpAxis(len(devices), None),) if len(devices) > 1 else ())
-
-
-def _model_of(step: StepGraph, examples: float) -> ModelGraph:
-    scale = examples / step.batch
-    tensors: List[ModelTensor] = []
-    first: List[int] = []
-    ops: List[ModelOp] = []
-    for row in step.ops:
-        first.append(len(tensors))
-        per_batch = row.runs == PER_MICRO_BATCH
-        dims = ("b", "x") if per_batch else ("x",)
-        for number, tensor in enumerate(row.outputs):
-            size = tensor.bytes * (scale if tensor.divided else 1.0)
-            tensors.append(ModelTensor(f"{row.name}:{number}", dims, (1.0, size)[-len(dims):], 1, ACTIVATION))
-        uses = tuple(Use(first[source] + output, dims) for source, output in row.inputs)
-        outputs = tuple(Use(first[-1] + number, dims) for number in range(len(row.outputs)))
-        flops = row.flops * (scale if per_batch else 1.0)
-        ops.append(ModelOp((row.name,), "recorded", {"b": examples} if per_batch else {}, uses, outputs,
-                           flops if row.contraction else 0.0))  # fmt: skip
-    return ModelGraph(step.name, int(round(examples)), step.precision, OPTIMIZERS["sgd"], tuple(tensors), tuple(ops))

@@ -1,7 +1,8 @@
 """The compiled strategy: what every stage does for one micro-batch, and once per step.
 
-A :class:`Program` is the distributed execution graph of Proteus section V folded over devices and micro-batches: an
-instruction stands for all devices of its config, a block for all micro-batches.  :mod:`execution_graph` unfolds it.
+A :class:`Program` of a strategy is the distributed execution graph of Proteus section V folded over devices and micro-batches: an
+instruction stands for all devices of its config, a block for all micro-batches.  :mod:`execution_graph` unfolds it.  That of a
+captured step has one instruction for each task (:mod:`tasks`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from whale_tf.simulator.configs import OpAxis, OpConfig, TensorAxis, TensorConfig, coordinates
-from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.transformation import Group
 
 FORWARD = "forward"
@@ -61,9 +61,6 @@ class Instruction:
         groups, size_bytes: of a communication.
         dependencies: instructions whose results it needs (on the same devices).
         reads: buffers.
-        is_running_sum: adds to what the micro-batches before have left; nothing to do for the first one, whose value is the sum.
-        leaves_last: devices on which a running sum leaves the last micro-batch's value to the update,
-        reads_last: which reads these values, buffers, beside the sums.
     """
 
     __slots__ = (
@@ -78,9 +75,6 @@ class Instruction:
         "size_bytes",
         "dependencies",
         "reads",
-        "is_running_sum",
-        "leaves_last",
-        "reads_last",
     )
 
     def __init__(self, id: int, name: str, block: BlockKey, lane: int, label: str) -> None:  # noqa: A002
@@ -95,15 +89,11 @@ class Instruction:
         self.size_bytes = 0.0
         self.dependencies: List[int] = []
         self.reads: List[int] = []
-        self.is_running_sum = False
-        self.leaves_last: Tuple[int, ...] = ()
-        self.reads_last: List[int] = []
 
 
 class Buffer(NamedTuple):
-    """A tensor part that lives from the start of ``producer`` to the end of its last reader, once per micro-batch; that of the
-    first micro-batch, to which the others' are added, to the end of the last one in the update. ``bytes`` per class of ``parts``.
-    """
+    """A tensor part that lives from the start of ``producer`` to the end of its last reader, once per micro-batch.  ``bytes`` per
+    class of ``parts``."""
 
     name: str
     category: str
@@ -113,14 +103,32 @@ class Buffer(NamedTuple):
 
 
 class Program(NamedTuple):
-    """``blocks``: instructions in order; ``static_bytes[device][category]``: what is held for the whole step; ``concurrent``: ops
-    of one device start as their operands allow (TensorFlow on CPU devices), rather than one after the other; then ``limits``
-    says per instruction what limits its speed, arithmetic or memory."""
+    """Attributes:
+    static_bytes: ``[device][category]``: what is held for the whole step.
+    stages: devices of each.
+    """
 
-    strategy: Strategy
     instructions: Tuple[Instruction, ...]
     buffers: Tuple[Buffer, ...]
-    blocks: Mapping[BlockKey, Sequence[int]]
-    static_bytes: Dict[int, Dict[str, float]]
-    concurrent: bool = False
-    limits: Tuple[str, ...] = ()
+    static_bytes: Mapping[int, Mapping[str, float]]
+    stages: Tuple[Tuple[int, ...], ...]
+
+    def stage_of(self) -> Dict[int, int]:
+        """Device -> its stage; of several the first."""
+        return {device: number for number, stage in reversed(list(enumerate(self.stages))) for device in stage}
+
+
+class Subject(NamedTuple):
+    """What is simulated, as reports say it.
+
+    Attributes:
+        samples: of all micro-batches.
+        matrix_flops: of a step, on each device.
+    """
+
+    model: str
+    precision: str
+    samples: int
+    num_micro_batch: int
+    schedule: str
+    matrix_flops: Mapping[int, float]

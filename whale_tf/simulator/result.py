@@ -7,12 +7,10 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from whale_tf.cluster import Cluster
-from whale_tf.simulator.configs import op_fractions
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.memory import MemoryCurve
-from whale_tf.simulator.model_graph import KINDS
-from whale_tf.simulator.program import COMPUTATION, Program
+from whale_tf.simulator.program import COMPUTATION, Program, Subject
 
 
 class DeviceUse(NamedTuple):
@@ -57,7 +55,7 @@ class Simulation(NamedTuple):
     memory: Tuple[MemoryCurve, ...]
     cluster: Cluster
     step_time_s: float
-    samples: int
+    subject: Subject
     usable_bytes: Tuple[float, ...]
     devices: Tuple[DeviceUse, ...]
     representative: Dict[int, int]
@@ -68,7 +66,7 @@ class Simulation(NamedTuple):
 
     @property
     def samples_per_s(self) -> float:
-        return self.samples / self.step_time_s
+        return self.subject.samples / self.step_time_s
 
     @property
     def oom(self) -> bool:
@@ -115,7 +113,7 @@ class Simulation(NamedTuple):
     def to_dict(self) -> Dict[str, Any]:
         """What ``whale simulate --json`` prints."""
         return {
-            "model": self.program.strategy.model.name,
+            "model": self.subject.model,
             "cluster": self.cluster.name,
             "step_time_s": self.step_time_s,
             "samples_per_s": self.samples_per_s,
@@ -182,7 +180,6 @@ class Simulation(NamedTuple):
         )
 
     def _idle_words(self, idle: float) -> str:
-        strategy = self.program.strategy
         by_stage: Dict[int, float] = {}
         for use in self.devices:
             by_stage[use.stage] = max(by_stage.get(use.stage, 0.0), use.computation_s)
@@ -194,7 +191,7 @@ class Simulation(NamedTuple):
         if len(by_stage) > 1:
             return (
                 f"devices idle {idle:.0%} of the step filling and draining {len(by_stage)} stages with "
-                f"{strategy.num_micro_batch} micro-batches: use more "
+                f"{self.subject.num_micro_batch} micro-batches: use more "
                 "micro-batches or fewer stages"
             )
         return f"devices idle {idle:.0%} of the step waiting for each other: balance unequal devices"
@@ -205,12 +202,17 @@ def device_uses(
     graph: ExecutionGraph,
     times: Times,
     memory: Sequence[MemoryCurve],
-    cluster: Cluster,
     step_time_s: float,
     usable_bytes: Sequence[float],
+    subject: Subject,
+    cluster: Cluster,
 ) -> Tuple[DeviceUse, ...]:
-    """Use of every simulated device over the step; ``usable_bytes``: memory a step may take on each."""
-    stage_of = {device: number for number, stage in enumerate(program.strategy.stages) for device in stage.devices}
+    """Use of every simulated device over the step.
+
+    Args:
+        usable_bytes: memory a step may take on each.
+    """
+    stage_of = program.stage_of()
     intervals: List[Tuple[List[Tuple[float, float]], List[Tuple[float, float]]]] = [([], []) for _ in graph.devices]
     for task, lane in enumerate(graph.lane):
         if lane == COMPUTATION:
@@ -218,13 +220,12 @@ def device_uses(
         elif lane > 0:
             for slot in graph.slots[task]:
                 intervals[slot][1].append((times.start[task], times.end[task]))
-    flops = _matrix_flops(program, graph)
     uses = []
     for slot, device in enumerate(graph.devices):
         computing, communicating = (np.array(sorted(rows), np.float64).reshape(-1, 2) for rows in intervals[slot])
         busy = _union(computing)
+        at_peak_s = subject.matrix_flops.get(device, 0.0) / cluster.devices[device].peak_flops_per_s[subject.precision]
         union = _union(np.concatenate([computing, communicating]))
-        peak_flops = cluster.devices[device].peak_flops_per_s[program.strategy.model.precision]
         peak = memory[slot].peak_bytes
         uses.append(
             DeviceUse(
@@ -233,7 +234,7 @@ def device_uses(
                 busy,
                 max(0.0, union - busy),
                 max(0.0, step_time_s - union),
-                flops[slot] / (peak_flops * step_time_s),
+                at_peak_s / step_time_s,
                 peak,
                 peak > usable_bytes[slot],
             )
@@ -249,21 +250,6 @@ def _union(intervals: np.ndarray) -> float:
     reach = np.maximum.accumulate(ordered[:, 1])
     before = np.concatenate([[-np.inf], reach[:-1]])
     return float(np.maximum(0.0, ordered[:, 1] - np.maximum(ordered[:, 0], before)).sum())
-
-
-def _matrix_flops(program: Program, graph: ExecutionGraph) -> List[float]:
-    """Matrix arithmetic of forward and backward each simulated device does in a step (no recomputation)."""
-    strategy = program.strategy
-    slot_of = {device: slot for slot, device in enumerate(graph.devices)}
-    total = [0.0] * len(graph.devices)
-    for op, config in zip(strategy.model.ops, strategy.op_configs):
-        if not KINDS[op.kind].compute_bound:
-            continue
-        flops = (op.flops + strategy.model.backward_flops(op)) * strategy.num_micro_batch
-        for device, share in zip(config.devices, op_fractions(config)):
-            if device in slot_of:
-                total[slot_of[device]] += flops * share
-    return total
 
 
 def link_uses(

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.plan import Plan
 from whale_tf.simulator.calibration import Calibration, calibrated
+from whale_tf.simulator.captured import captured_step
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.compile import compile_strategy
 from whale_tf.simulator.cores import Hosts, operands, run_on_cores
 from whale_tf.simulator.costs import DEFAULT_GAMMA, Efficiency, OpEstimator, Profile
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
-from whale_tf.simulator.from_plan import strategy_of_step
 from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
-from whale_tf.simulator.model_graph import PARAMETER
+from whale_tf.simulator.model_graph import OPTIMIZERS, PARAMETER, ModelGraph
 from whale_tf.simulator.network import ALGORITHMS, Network
-from whale_tf.simulator.program import GRADIENT, Program
+from whale_tf.simulator.program import GRADIENT, Program, Subject
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph
-from whale_tf.simulator.step_program import StepCompiler
 from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
@@ -107,7 +106,8 @@ class Simulator:
         result = result or self._simulate(strategy, program, unfolder, compiled)
         if not self._in_tensorflow:
             return result
-        return self._with_waiting(self._with_holes(result))
+        size = sum(tensor.bytes for tensor in strategy.model.tensors if tensor.role == PARAMETER)
+        return self._with_waiting(self._with_holes(result), size)
 
     @staticmethod
     def _with_holes(result: Simulation) -> Simulation:
@@ -119,8 +119,8 @@ class Simulator:
             devices.append(use._replace(peak_memory_bytes=peak, oom=peak > usable))
         return result._replace(devices=tuple(devices))
 
-    def _with_waiting(self, result: Simulation) -> Simulation:
-        """With what the framework adds to a step of several GPUs."""
+    def _with_waiting(self, result: Simulation, size: float) -> Simulation:
+        """With what the framework adds to a step of several GPUs; ``size``: bytes of the model's parameters."""
         lanes = enumerate(zip(result.graph.lane, result.graph.slots))
         slots = {task: places[0] for task, (lane, places) in lanes if lane == GRADIENT}
         if not slots:
@@ -130,7 +130,6 @@ class Simulator:
             busy[slot] = busy.get(slot, 0.0) + result.times.end[task] - result.times.start[task]
         exposed = {slot: use.exposed_s for slot, use in enumerate(result.devices)}
         hidden_s = max(max(0.0, seconds - exposed[slot]) for slot, seconds in busy.items())
-        size = sum(tensor.bytes for tensor in result.program.strategy.model.tensors if tensor.role == PARAMETER)
         count = len(result.representative)
         extra_s = waiting_seconds(self.laws.framework, result.step_time_s, hidden_s, count, size, bool(self.options.xla))
         step_time_s = result.step_time_s + extra_s
@@ -150,15 +149,14 @@ class Simulator:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
         """
         began = time.process_time()
-        options = self.options
-        strategy, examples = strategy_of_step(plan, step, global_batch)
-        estimator = OpEstimator(strategy.model, options.efficiency, None, True, options.calibration)
-        program = StepCompiler(strategy, step, self.cluster, estimator, examples, plan).run()
-        unfolder = Unfolder(program, Collapse(program, self.cluster, self.network, False), self.network)
-        result = self._simulate(strategy, program, unfolder, time.process_time() - began)
-        if options.calibration is None:
-            return result
-        return result._replace(step_time_s=result.step_time_s + options.calibration.step_s)
+        known = self.options.calibration
+        model = ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ())
+        estimator = OpEstimator(model, self.options.efficiency, None, True, known)
+        program, subject, tasks = captured_step(plan, step, self.cluster, self.network, estimator, global_batch)
+        graph = tasks.graph()
+        limits = tasks.limits if known is not None and known.cores is not None else None
+        result = self._result(program, graph, subject, time.process_time() - began, limits=limits)
+        return result if known is None else result._replace(step_time_s=result.step_time_s + known.step_s)
 
     def _steady(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Optional[Simulation]:
         """Extended from short runs, twice as long each until one is periodic; None if that saves nothing."""
@@ -167,7 +165,7 @@ class Simulator:
             return None
         while 2 * count < total:
             short = self._simulate(strategy._replace(num_micro_batch=count), program, unfolder, compiled_s)
-            period = period_of(short)
+            period = period_of(short, strategy)
             if period is not None:
                 count += (total - count) % period
                 runs = [
@@ -179,11 +177,21 @@ class Simulator:
         return None
 
     def _simulate(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Simulation:
-        program = program._replace(strategy=strategy)
         began = time.process_time()
         graph = unfolder.unfold(strategy)
-        unfolded = time.process_time()
-        times = self._played(program, graph)
+        compiled_s += time.process_time() - began
+        return self._result(program, graph, strategy.subject(), compiled_s, unfolder.collapse.representative)
+
+    def _result(self, program: Program, graph: ExecutionGraph, subject: Subject, compiled_s: float,
+                representative: Optional[Dict[int, int]] = None, limits: Optional[Sequence[str]] = None) -> Simulation:
+        """Play the graph.
+
+        Args:
+            representative: every device's simulated one; None: all devices are simulated.
+            limits: what limits the speed of each task, where the ops of a process share its cores.
+        """
+        began = time.process_time()
+        times = self._played(graph, limits)
         memory = tuple(memory_curves(program, graph, times))
         reserved = self.options.reserved_bytes
         devices = [self.cluster.devices[device] for device in graph.devices]
@@ -198,22 +206,22 @@ class Simulator:
             memory,
             self.cluster,
             times.makespan,
-            strategy.global_batch,
+            subject,
             usable,
-            device_uses(program, graph, times, memory, self.cluster, times.makespan, usable),
-            unfolder.collapse.representative,
+            device_uses(program, graph, times, memory, times.makespan, usable, subject, self.cluster),
+            representative or {device: device for device in graph.devices},
             link_uses(graph, self.network.link_names, self.network.bandwidths, times.makespan),
-            compiled_s + unfolded - began,
-            done - unfolded,
+            compiled_s,
+            done - began,
         )
 
-    def _played(self, program: Program, graph: ExecutionGraph) -> Times:
+    def _played(self, graph: ExecutionGraph, limits: Optional[Sequence[str]]) -> Times:
         options, known = self.options, self.options.calibration
-        if program.concurrent and known is not None and known.cores is not None:
+        if limits is not None and known is not None and known.cores is not None:
             hosts = Hosts(
                 [self.cluster.devices[device].node for device in graph.devices],
                 known.cores,
-                lambda task: program.limits[graph.instruction[task]],
+                limits.__getitem__,
                 known.slowed,
                 known.wake_s,
                 known.far_s,
@@ -222,6 +230,10 @@ class Simulator:
             return run_on_cores(graph, self.network.bandwidths, hosts, options.sharing, options.overlap)
         gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
         return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
+
+    def _estimator(self, model: ModelGraph) -> OpEstimator:
+        options = self.options
+        return OpEstimator(model, options.efficiency, options.profiles, options.allow_roofline, options.calibration)
 
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)

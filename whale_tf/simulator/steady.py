@@ -26,13 +26,13 @@ def first_run(strategy: Strategy) -> int:
     return 3 * _in_flight(strategy) + 4
 
 
-def period_of(run: Simulation) -> Optional[int]:
+def period_of(run: Simulation, strategy: Strategy) -> Optional[int]:
     """After how many micro-batches the run repeats itself before it drains; None if it does not."""
-    rows = _before_drain(run)
+    rows = _before_drain(run, strategy)
     if rows is None:
         return None
     for period in PERIODS:
-        window = _in_flight(run.program.strategy) + period
+        window = _in_flight(strategy) + period
         if all(len(matrix) >= window + period and _repeats(matrix[-window - period :], period) for matrix in rows.values()):
             return period
     return None
@@ -44,11 +44,11 @@ def _in_flight(strategy: Strategy) -> int:
     return max(stage.warmup for stage in strategy.stages) + 3
 
 
-def _before_drain(run: Simulation) -> Optional[Dict[BlockKey, np.ndarray]]:
+def _before_drain(run: Simulation, strategy: Strategy) -> Optional[Dict[BlockKey, np.ndarray]]:
     """Start and end times ``[micro-batch, task]`` of all blocks that are over before any stage runs out of forwards."""
-    strategy, graph = run.program.strategy, run.graph
+    graph = run.graph
     start, end = np.array(run.times.start), np.array(run.times.end)
-    count = strategy.num_micro_batch
+    count = run.subject.num_micro_batch
     drains_s = float("inf")
     for number, stage in enumerate(strategy.stages):
         last_in_steady_state = count - min(stage.warmup, count)
@@ -76,7 +76,7 @@ def _repeats(matrix: np.ndarray, period: int) -> bool:
 
 def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulation:
     """The simulation of ``strategy`` from two periodic runs one period apart: everything grows on a line."""
-    counts = (run.program.strategy.num_micro_batch, longer.program.strategy.num_micro_batch)
+    counts = (run.subject.num_micro_batch, longer.subject.num_micro_batch)
     further = (strategy.num_micro_batch - counts[1]) / float(counts[1] - counts[0])
 
     def at_end(before: float, last: float) -> float:
@@ -95,7 +95,7 @@ def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulat
         links.append(LinkUse(use.name, size, use.utilisation * longer.step_time_s * grown / step_time_s))
     return longer._replace(
         step_time_s=step_time_s,
-        samples=strategy.global_batch,
+        subject=strategy.subject(),
         devices=devices,
         links=tuple(sorted(links, key=lambda use: (-use.utilisation, use.name))),
         steady=True,

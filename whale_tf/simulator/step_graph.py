@@ -11,30 +11,32 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from whale_tf.documents import json_object
 from whale_tf.errors import PlanError
-from whale_tf.ir.graph import same_graph
+from whale_tf.ir.batch_axis import BatchAxis, Reduce
+from whale_tf.ir.graph import OpGraph, Phase, same_graph
+from whale_tf.ir.layout import REPLICATED, SHARDED, Layout
+from whale_tf.ir.region import Region
+from whale_tf.ir.training_step import TrainingStep, find_update
+from whale_tf.ir.traits import ENTERS
 from whale_tf.plan import Plan
+from whale_tf.program import BACKWARD, CLONED, EARLY, UPDATE
 from whale_tf.simulator.calibration import Points, interpolated
 
-VERSION = 1
-PER_MICRO_BATCH, PER_STEP, UPDATES, FOR_ALL = "micro-batch", "step", "update", "once"
+VERSION = 2
+PHASES = {BACKWARD: Phase.BACKWARD, UPDATE: Phase.APPLY}  # of all other steps: forward
 
 
 class StepTensor(NamedTuple):
-    """``bytes`` of the whole mini-batch's value; ``divided``: each clone has its examples' part, ``summed``: clones' values add
-    up to it, else every clone has all of it."""
+    """``bytes`` of the whole mini-batch's value; ``layout``: the kind of its layout (:class:`whale_tf.ir.layout.Layout`)."""
 
     bytes: float
-    divided: bool = False
-    summed: bool = False
+    layout: str = REPLICATED
 
 
 class StepOp(NamedTuple):
     """One op.
 
     Attributes:
-        runs: how often: once per micro-batch (a clone each), once per step on each copy of the TaskGraph, with the variables'
-            update, or with the update and for all TaskGraphs together, on the first device.
-        late: computed from a gradient: part of the backward step.
+        step: the kind of body that it is in: once, early, forward, backward or update.
         task_graph, shard: where; ``shard`` is the place among the devices of a divided TaskGraph.
         origin: the op of the local script this is a part of (its own name where it is not divided).
         follows: the forward op that this backward op was made from, or "".
@@ -42,12 +44,12 @@ class StepOp(NamedTuple):
         flops, size_bytes, contraction: what it costs (:mod:`whale_tf.profiler.op_cost`), at the graph's batch.
         alias: the first output is the first input's buffer, or may overwrite it.
         waits: op numbers that it waits for by control edge, both run once per micro-batch.
+        whole: places of the inputs of which it reads the value of the whole mini-batch.
     """
 
     name: str
     type: str
-    runs: str
-    late: bool
+    step: str
     task_graph: int
     shard: int
     origin: str
@@ -59,6 +61,7 @@ class StepOp(NamedTuple):
     contraction: bool
     alias: bool = False
     waits: Tuple[int, ...] = ()
+    whole: Tuple[int, ...] = ()
 
 
 class StepVariable(NamedTuple):
@@ -74,7 +77,7 @@ class StepGraph(NamedTuple):
     """Attributes:
     batch: examples of the mini-batch that shapes and costs are of.
     pulls: whether examples come from an input pipeline, so that model replicas may take mini-batches of their own.
-    ops: in a topological order.
+    ops: in a topological order, with the variables that they read or write.
     gradients: (variable, op number, which of its outputs) of every gradient.
     scratch: op of the local script -> (batch, bytes its kernel takes while it runs), by batch.
     seconds: op of the local script -> (batch, seconds) of one run, by batch.  Ops that no traced run had (folded, fused into
@@ -98,6 +101,17 @@ class StepGraph(NamedTuple):
             seconds=_merged(self.seconds, {name: ((float(batch), value),) for name, value in seconds.items()}),
             scratch=_merged(self.scratch, {name: ((float(batch), value),) for name, value in (scratch or {}).items() if value}),
         )
+
+    def resized(self, batch: int) -> StepGraph:
+        """The same step with mini-batches of another size: what follows the examples grows with them."""
+        factor = batch / self.batch
+        ops = tuple(
+            op._replace(
+                outputs=tuple(tensor._replace(bytes=tensor.bytes * (factor if tensor.layout == SHARDED else 1.0))
+                              for tensor in op.outputs),
+                flops=op.flops * factor, size_bytes=op.size_bytes * factor) if op.step in CLONED else op
+            for op in self.ops)
+        return self._replace(batch=batch, ops=ops)
 
     def and_times_of(self, other: StepGraph) -> StepGraph:
         """The other recording of the same graph, with the times of this one beside its own; another graph's are dropped."""
@@ -164,8 +178,8 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
     if data["version"] != VERSION:
         raise ValueError("version is {}, this whale_tf reads version {}".format(data["version"], VERSION))
     ops = tuple(
-        StepOp(*row)._replace(inputs=tuple((int(a), int(b)) for a, b in row[8]), outputs=tuple(StepTensor(*t) for t in row[9]),
-                              waits=tuple(int(a) for a in row[14]) if len(row) > 14 else ())
+        StepOp(*row)._replace(inputs=tuple((int(a), int(b)) for a, b in row[7]), outputs=tuple(StepTensor(*t) for t in row[8]),
+                              waits=tuple(map(int, row[13])), whole=tuple(map(int, row[14])))
         for row in data["ops"]
     )  # fmt: skip
     for number, op in enumerate(ops):
@@ -187,8 +201,8 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
 def under(graph: StepGraph, plan: Plan) -> StepGraph:
     """The graph with the plan's TaskGraphs, where it was recorded without them.
 
-    Forward ops go where the plan names them; of the others, those of the backward pass where the earliest and the update where
-    the latest of what they read is.
+    Forward ops go where the plan names them, backward ones where their forward op is; others where the earliest of what they read
+    is.  Updates follow from the gradients that they read.
 
     Raises:
         PlanError: the plan was made for another graph, or divides ops (their parts are not in a graph recorded without it).
@@ -210,8 +224,38 @@ def under(graph: StepGraph, plan: Plan) -> StepGraph:
     for op in graph.ops:
         home = named.get(op.origin, named.get(op.follows))
         if home is None:
-            before = [ops[source].task_graph for source, _ in op.inputs if ops[source].late == op.late]
-            home = (min if op.late else max)(before, default=0)
+            home = min((ops[source].task_graph for source, _ in op.inputs if ops[source].step == op.step), default=0)
         ops.append(op._replace(task_graph=home))
     variables = tuple(one._replace(task_graph=named.get(one.name, 0)) for one in graph.variables)
     return graph._replace(ops=tuple(ops), variables=variables)
+
+
+def training_step(graph: StepGraph, processes: int = 1) -> TrainingStep:
+    """What the passes make a Program of.  Tensors have no shapes; what depends on these (which gradients a bucket may hold, lean
+    bodies of calls) is decided where the graph was captured."""
+    ops, home, layouts = OpGraph(), [], {}  # type: OpGraph, List[int], Dict[int, Layout]
+    for row in graph.ops:
+        kind = "Identity" if row.type in ENTERS else row.type  # loops count as straight-line code
+        op = ops.add(row.name, kind, [ops.ops[source].outputs[place] for source, place in row.inputs],
+                     [((1,), "float32")] * len(row.outputs), row.waits, phase=PHASES.get(row.step, Phase.FORWARD),
+                     attrs={"_whale_shard": row.shard})
+        home.append(row.task_graph)
+        layouts.update((tensor, Layout(one.layout)) for tensor, one in zip(op.outputs, row.outputs))
+    variables: Dict[int, int] = {}
+    for one in graph.variables:
+        if one.name not in ops:
+            ops.add(one.name, "VarHandleOp", outputs=[((1,), "float32")])
+            home.append(one.task_graph)
+        variables[ops.op(one.name).id] = one.task_graph
+    pull = "IteratorGetNext" if graph.pulls else "Placeholder"
+    source = ops.add("inputs", pull, outputs=[((1,), "float32")], phase=Phase.INPUT)
+    home.append(-1)
+    batch = BatchAxis(ops, {source.outputs[0]: 0}, graph.batch)
+    batch.layouts = {tensor: layout for tensor, layout in layouts.items() if not layout.is_replicated}
+    batch.conversions = {(number, place): (Reduce("sum"),) for number, row in enumerate(graph.ops) for place in row.whole}
+    members = [op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
+    of = {step: {number for number, row in enumerate(graph.ops) if row.step == step} for step in CLONED}
+    region = Region(ops, tuple(members), set().union(*of.values()), home, of[BACKWARD], of[EARLY], batch)
+    gradients = tuple((ops.ops[number].outputs[place], ops.op(name).id) for name, number, place in graph.gradients)
+    update = find_update(region, variables, {tensor: variables[variable] for tensor, variable in gradients})
+    return TrainingStep(region, batch.sources, update, gradients, processes)

@@ -24,9 +24,11 @@ from whale_tf.simulator.configs import (
     ScheduleConfig,
     TensorAxis,
     TensorConfig,
+    op_fractions,
     tensor_config,
 )
-from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
+from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp
+from whale_tf.simulator.program import Subject
 
 
 class Stage(NamedTuple):
@@ -69,6 +71,16 @@ class Strategy(NamedTuple):
     @property
     def global_batch(self) -> int:
         return self.model.batch * self.num_micro_batch
+
+    def subject(self) -> Subject:
+        """With the matrix arithmetic of forward and backward (no recomputation)."""
+        flops: Dict[int, float] = {}
+        for op, config in zip(self.model.ops, self.op_configs):
+            if KINDS[op.kind].compute_bound:
+                total = (op.flops + self.model.backward_flops(op)) * self.num_micro_batch
+                for device, share in zip(config.devices, op_fractions(config)):
+                    flops[device] = flops.get(device, 0.0) + total * share
+        return Subject(self.model.name, self.model.precision, self.global_batch, self.num_micro_batch, self.schedule, flops)
 
 
 class Node:

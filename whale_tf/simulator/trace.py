@@ -60,7 +60,7 @@ def trace_of(result: Simulation, name: str = "predicted", devices: Optional[Sequ
     if result.oom:
         raise PlanError("no trace of an infeasible plan: " + result.bottleneck())
     graph, instructions = result.graph, result.program.instructions
-    stage_of = {device: number for number, stage in enumerate(result.program.strategy.stages) for device in stage.devices}
+    stage_of = result.program.stage_of()
     wanted = set(graph.devices if devices is None else devices)
     events = []
     for task, lane in enumerate(graph.lane):

@@ -224,15 +224,3 @@ def connected(pairs: Sequence[Pair]) -> Tuple[Group, ...]:
     return tuple(
         Group(tuple(sorted({device for pair in group for device in pair[:2]})), tuple(group)) for group in members.values()
     )
-
-
-def one_by_one(groups: Sequence[Group]) -> List[Tuple[Group, ...]]:
-    """The same pairs, each in a group of its own; in each of the lists a device receives once."""
-    rounds: List[List[Group]] = []
-    received: Dict[int, int] = {}
-    for pair in (pair for group in groups for pair in group.pairs):
-        number = received[pair[1]] = received.get(pair[1], -1) + 1
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(Group(tuple(sorted(set(pair[:2]))), (pair,)))
-    return [tuple(one) for one in rounds]

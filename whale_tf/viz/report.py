@@ -39,10 +39,10 @@ def html_report(result: Simulation, title: str = "", measured: Optional[Trace] =
 
     A plan that runs out of memory has no timeline; the page says why instead.
     """
-    strategy = result.program.strategy
-    title = title or f"{strategy.model.name} on {result.cluster.name}"
-    subtitle = (f"{len(result.representative)} devices, {len(strategy.stages)} stages, {strategy.num_micro_batch} micro-batches "
-                f"of {strategy.model.batch} examples, schedule {strategy.schedule}")
+    title = title or f"{result.subject.model} on {result.cluster.name}"
+    stages, micro_batches = len(result.program.stages), result.subject.num_micro_batch
+    subtitle = (f"{len(result.representative)} devices, {stages} stages, {micro_batches} micro-batches "
+                f"of {result.subject.samples // micro_batches} examples, schedule {result.subject.schedule}")
     return _PAGE.substitute(
         title=html.escape(title),
         subtitle=html.escape(subtitle),

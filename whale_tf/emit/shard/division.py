@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -10,7 +11,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.shard import shard
 from whale_tf.emit.shard.automatic import as_one_split, is_automatic, planned
-from whale_tf.emit.shard.problem import divided_dims, sharding_problem
+from whale_tf.emit.shard.problem import divided_dims, in_bodies, sharding_problem
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.graph import Phase
@@ -75,6 +76,7 @@ def divide(
     else:
         shares = {number: plan.task_graphs[number].slices or (1,) * count for number, count in counts.items()}
     problem = sharding_problem(local, examples, shares, by_batch)
+    _warn_of_whole_variables(local, counts)
     force, shards = (config.patterns.force, None) if plan is None else (None, plan.shards)
     assignment = assign(problem, force, shards)
     region = find_region(local.graph, local.task_graph, batch, list(local.sources))
@@ -82,6 +84,16 @@ def divide(
     members = batch_ops(problem, assignment, region, listed)
     local = _beside(local, counts, members)
     return initialised(Division(local, local, shares, with_batch(problem, assignment, region, members)), init)
+
+
+def _warn_of_whole_variables(local: Captured, counts: Dict[int, int]) -> None:
+    """Some variables of ``split`` TaskGraphs cannot lie in parts."""
+    whole = {variable: op for variable, op in in_bodies(local).items() if local.variable_homes.get(variable) in counts}
+    if whole:
+        variable, op = next(iter(whole.items()))
+        warnings.warn(
+            f"{len(whole)} variables of wh.split stay whole on one device, because a condition, loop or function takes them: "
+            f"op {op.name!r} ({op.type}) takes {local.graph.ops[variable].name!r}")
 
 
 def initialised(division: Division, init: str) -> Division:

@@ -6,6 +6,7 @@ from typing import Collection, Dict, List, Mapping, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
+from whale_tf.ir.graph import Op, Phase
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
 from whale_tf.planner.sharding.slots import factored_slots
@@ -26,26 +27,33 @@ def sharding_problem(
     """
     splits = [SplitTaskGraph(number, captured.specs[number].name, parts, number in by_batch)
               for number, parts in shares.items()]
-    trained = {op: home for op, home in captured.variable_homes.items() if home in shares and not _is_in_body(captured, op)}
-    slots = {op: _slots(captured, op) for op in trained}
+    whole = in_bodies(captured)
+    trained = {op: home for op, home in captured.variable_homes.items() if home in shares and op not in whole}
+    slots = {op: [slot for slot in _slots(captured, op) if slot not in whole] for op in trained}
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)
     gradients, rows = (
         {target.tensors[0]: target.variable for target in captured.phases.targets if target.is_sparse is is_sparse}
         for is_sparse in (False, True)
     )
-    others = {variable.op for variable in captured.phases.variables if variable.op not in captured.variable_homes}
+    others = {variable.op for variable in captured.phases.variables
+              if variable.op not in captured.variable_homes and variable.op not in whole}
     factored = {slot: found for slot, found in factored_slots(
         captured.graph, Sizes(captured.graph), gradients, rows, others - set(variables)).items() if found.variable in trained}
     variables.update(dict.fromkeys(factored, -1))
     return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored)
 
 
-def _is_in_body(captured: Captured, variable: int) -> bool:
-    """Whether a loop, condition or function of the model takes a variable's handle: both are on one device."""
-    graph = captured.graph
-    return any(graph.ops[user].body and graph.ops[user].id in captured.scope
-               for user, _ in graph.consumers(graph.ops[variable].outputs[0]))
+def in_bodies(captured: Captured) -> Dict[int, Op]:
+    """Variables that a condition, a loop or a called function of the step takes, so that they stay whole: the op that does."""
+    graph, found = captured.graph, {}
+    for variable in captured.phases.variables:
+        for tensor in variable.aliases:
+            for user, _ in graph.consumers(tensor):
+                op = graph.ops[user]
+                if op.body and op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY):
+                    found[variable.op] = op
+    return found
 
 
 def _slots(captured: Captured, variable: int) -> List[int]:

@@ -104,7 +104,7 @@ class _Search:
         sizes = {t: self.size(t, 0) for t in candidates if t not in stated and graph.tensors[t].shape}
         divided = {t: layout for t, layout in stated.items() if layout.is_sharded}
         if None in sizes.values():
-            return [{**divided, **{t: PLAIN for t, size in sizes.items() if size is None}}]
+            return [{**divided, **{t: PLAIN for t in sizes if graph.tensors[t].shape[0] is None}}]  # type: ignore[index]
         counts = collections.Counter(sizes.values())
         given = [size for size in (self.size(t, layout.dim) for t, layout in divided.items()) if size is not None]
         found = []
@@ -145,15 +145,24 @@ class _Search:
         """
         sized = [(t, self.size(t, layout.dim)) for t, layout in sources.items() if layout.blocks == (1,)]
         first, batch = next(((t, size) for t, size in sized if size is not None), (-1, None))
-        for tensor in candidates if batch else ():
+        if not batch:
+            return
+        for tensor in candidates:
             size = self.size(tensor, 0) if self.graph.tensors[tensor].shape else None
-            if tensor not in sources and size is not None and size % batch and _is_sliced(  # type: ignore[operator]
-                    self.graph, axis, tensor):
+            if tensor not in sources and size is not None and size % batch and self.is_needed(axis, tensor):
                 raise UnsupportedOpError(
                     f"input {self.graph.tensor_name(tensor)!r} has {size} rows, but the mini-batch ("
                     f"{self.graph.tensor_name(first)!r}) has {batch} examples, and ops on single examples read it; feed a "
                     f"multiple of {batch}, or say with wh.batch_axis(tensor, dim) which dimension is the batch "
                     "(None: not divided)")
+
+    def is_needed(self, axis: BatchAxis, tensor: int) -> bool:
+        """Whether divided ops take rows of an input, or would have to, of which nobody knew the sizes before it was fed."""
+        if _is_sliced(self.graph, axis, tensor):
+            return True
+        reached, causes = _reached(self.graph, tensor), {unknown.op for unknown in axis.unknown.values()}
+        return self.graph.tensor_name(tensor) in self.known.shapes and any(
+            not reached.isdisjoint(self.graph.ops[cause].inputs) for cause in causes)
 
 
 def _unknown(names: Sequence[str]) -> UnknownShapeError:
@@ -164,8 +173,8 @@ def _unknown(names: Sequence[str]) -> UnknownShapeError:
             ", ".join(f"input {name!r}" for name in names), names[0].partition(":")[0]), names)
 
 
-def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:
-    """Whether a divided op takes rows of a tensor computed from the given one."""
+def _reached(graph: OpGraph, tensor: int) -> Set[int]:
+    """A tensor and all that is computed from it."""
     reached: Set[int] = {tensor}
     stack = [tensor]
     while stack:
@@ -174,5 +183,11 @@ def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:
                 if result not in reached:
                     reached.add(result)
                     stack.append(result)
+    return reached
+
+
+def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:
+    """Whether a divided op takes rows of a tensor computed from the given one."""
+    reached = _reached(graph, tensor)
     return any(isinstance(step, Slice) and graph.ops[op].inputs[position] in reached
                for (op, position), steps in axis.conversions.items() for step in steps)

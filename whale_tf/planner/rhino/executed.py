@@ -22,7 +22,8 @@ from whale_tf.patterns.strategy import LINEAR, SIZES
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.planner.sharding import Assignment
-from whale_tf.planner.tasks import START, Tasks
+from whale_tf.simulator.network import Network
+from whale_tf.simulator.tasks import START, Tasks
 
 Parts = Tuple[int, ...]  # the task that makes each device's part
 
@@ -42,7 +43,7 @@ def executed_seconds(graph: OpGraph, assignment: Assignment, cluster: Cluster, r
         assignment: of one TaskGraph over the devices of a model replica.
         replicas: model replicas, on neighbouring devices each.
     """
-    tasks, count = Tasks(cluster), len(cluster) // replicas
+    tasks, count = Tasks(cluster, Network(cluster)), len(cluster) // replicas
     rows = [list(range(r * count, (r + 1) * count)) for r in range(replicas)]
     prices = OpPrices(graph, find_scope(graph, gradients=frozenset(assignment.settled)))
     executions = [_Execution(prices, assignment, tasks, row) for row in rows]

@@ -189,9 +189,9 @@ class Problem:
         for op in self.graph.ops:
             if op.type in CONTROL_FLOW and not op.body and self.task_graph[op.id] in self.splits:
                 raise UnsupportedOpError(
-                    f"op {op.name!r} ({op.type}) is control flow inside wh.split (TaskGraph "
-                    f"{self.splits[self.task_graph[op.id]].name!r}), which is not supported; move the loop or "
-                    "condition out of the split part, or use wh.replicate")
+                    f"op {op.name!r} ({op.type}) is control flow, or calls a function, inside wh.split (TaskGraph "
+                    f"{self.splits[self.task_graph[op.id]].name!r}), which is not supported; move the loop, "
+                    "condition or call out of the split part, or use wh.replicate")
 
 
 class State:

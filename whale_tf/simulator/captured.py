@@ -1,0 +1,103 @@
+"""A captured step under a plan: its Program, with the ops' measured times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, Optional, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError
+from whale_tf.ir.graph import Op
+from whale_tf.passes import compile_program
+from whale_tf.passes.communicate import takes_own
+from whale_tf.plan import Plan
+from whale_tf.program import CLONED
+from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
+from whale_tf.simulator.costs import OpEstimator
+from whale_tf.simulator.from_plan import check_ops
+from whale_tf.simulator.network import Network
+from whale_tf.simulator.program import Program, Subject
+from whale_tf.simulator.reader import Costs, Kernel, add_step
+from whale_tf.simulator.step_graph import StepGraph, StepOp, training_step
+from whale_tf.simulator.tasks import Tasks
+
+NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
+
+
+def captured_step(
+    plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator, global_batch: Optional[int] = None
+) -> Tuple[Program, Subject, Tasks]:
+    """The tasks of a step.
+
+    Args:
+        global_batch: examples of a step of all processes and model replicas; None: those that the step was captured with.
+
+    Raises:
+        PlanError: the plan is for a larger cluster, or its schedule cannot order this graph; or the global batch cannot be
+            divided into mini-batches.
+    """
+    check_ops(plan)
+    stages = tuple(tuple(device for row in task.devices for device in row) for task in plan.task_graphs)
+    used = sorted({device for stage in stages for device in stage})
+    if used[-1] >= len(cluster):
+        raise PlanError(f"the plan uses device {used[-1]}, cluster {cluster.name!r} has devices 0 to {len(cluster) - 1}; use a "
+                        "larger cluster")
+    processes = 1 if plan.spans_processes else max(1, len(plan.processes))
+    step = training_step(graph, processes)
+    parts = [replace(plan.local_part(rank), emit="inline") for rank in range(processes)]
+    own = plan.num_model_replicas if takes_own(step, parts[0]) else processes  # mini-batches in all
+    if global_batch is not None:
+        if global_batch < 1 or global_batch % own:
+            raise PlanError(f"the global batch is {global_batch}, expected a multiple of {own}: so many mini-batches make a step")
+        graph = graph.resized(global_batch // own)
+    tasks = Tasks(cluster, network, used)
+    costs = StepCosts(graph, cluster, estimator, graph.batch * own / plan.num_micro_batch)
+    add_step(tasks, costs, step, [(compile_program(step, part), part) for part in parts])
+    static_bytes: Dict[int, Dict[str, float]] = {device: {} for device in used}
+    for task, one in ((part.task_graphs[one.task_graph], one) for part in parts for one in graph.variables):
+        rows = task.devices if task.variables == "mirrored" else task.devices[:1]
+        for device in [row[one.shard] for row in rows] if task.strategy == "split" else task.variable_devices:
+            static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + one.bytes
+    program = Program(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
+    subject = Subject(graph.name, graph.precision, graph.batch * own, plan.num_micro_batch, plan.schedule, tasks.matrix_flops)
+    return program, subject, tasks
+
+
+class StepCosts(Costs):
+    """Args:
+    examples: of one micro-batch over all model replicas.
+    """
+
+    def __init__(self, graph: StepGraph, cluster: Cluster, estimator: OpEstimator, examples: float) -> None:
+        self.graph, self.cluster, self.estimator, self.examples = graph, cluster, estimator, examples
+        self._bytes = [tensor.bytes for op in graph.ops for tensor in op.outputs]
+        self._totals: Dict[str, Tuple[float, float]] = {}
+        for op in graph.ops:
+            flops, size = self._totals.get(op.origin, (0.0, 0.0))
+            self._totals[op.origin] = flops + op.flops, size + op.size_bytes
+
+    def bytes(self, tensor: int) -> float:
+        return self._bytes[tensor] if tensor < len(self._bytes) else 0.0
+
+    def kernel(self, op: Op, part: float, device: int) -> Kernel:
+        row = self.graph.ops[op.id]
+        is_cloned, of_op = row.step in CLONED, self._part_of_op(row)
+        seconds = self.graph.time_of(row, self.graph.batch * part if is_cloned else self.examples)
+        if seconds is not None:
+            seconds *= of_op
+        elif row.origin.startswith(NEW_OPS) and row.size_bytes > 0:
+            one = self.cluster.devices[device]
+            seconds = self.estimator.roofline(one, row.flops * part, row.size_bytes * part, row.contraction)
+        scratch = of_op * self.graph.scratch_of(row, self.graph.batch * part) if is_cloned else 0.0
+        return Kernel(seconds or 0.0, ARITHMETIC if row.contraction else MEMORY, row.flops * part if row.contraction else 0.0,
+                      scratch, row.alias)
+
+    def moving(self, device: int, size: float) -> float:
+        return self.estimator.roofline(self.cluster.devices[device], 0.0, size)
+
+    def _part_of_op(self, row: StepOp) -> float:
+        """Which part of the local script's op this one is: its FLOPs, or bytes, of those of all its parts."""
+        flops, size = self._totals[row.origin]
+        if row.contraction and flops:
+            return row.flops / flops
+        return row.size_bytes / size if size else 1.0

@@ -1,0 +1,568 @@
+"""A Program's calls as tasks: the ops of every call, what they take from other calls, and the recipes that bring it there.
+
+Nothing is decided here.  Calls say what runs, how often, on which devices, on whose values and after what; recipes follow from
+the layouts of their tensors, as emission lowers them::
+
+    plain values, bridges       a message to each device that reads them; several parts are put together by an op
+    accumulate                  an addition on the replica's device
+    synchronise                 an addition on one device, in turns, or a collective between processes
+    whole, merge                an addition or concatenation on the first device
+
+Costs say how long an op takes, and whether it runs by itself; one that does not hands on what it reads.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+
+from whale_tf.bridges import crossing, cuts
+from whale_tf.ir.batch_axis import EXTREMES
+from whale_tf.ir.graph import Op
+from whale_tf.ir.training_step import TrainingStep
+from whale_tf.ir.traits import VARIABLES
+from whale_tf.passes.communicate import is_combined, takes_own
+from whale_tf.plan import Plan
+from whale_tf.program import (
+    ACCUMULATE,
+    ALL,
+    BACKWARD,
+    BRIDGE,
+    CLONED,
+    DIVIDE,
+    FORWARD,
+    MERGE,
+    SYNCHRONISE,
+    UPDATE,
+    WHOLE,
+    Body,
+    Call,
+    Program,
+)
+from whale_tf.simulator.calibration import MEMORY
+from whale_tf.simulator.program import COMPUTATION, FEATURE, GRADIENT
+from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
+from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
+
+SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
+LABELS = {BACKWARD: BACKWARD, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
+
+
+class Kernel(NamedTuple):
+    """What running an op takes.
+
+    Attributes:
+        seconds: 0: it does not run by itself.
+        limit: what limits its speed.
+        matrix_flops: what the device's matrix units do.
+        scratch: bytes that it takes while it runs.
+        takes_over: its first result is in the buffer of its first operand.
+    """
+
+    seconds: float
+    limit: str = MEMORY
+    matrix_flops: float = 0.0
+    scratch: float = 0.0
+    takes_over: bool = False
+
+
+class Costs:
+    """What ops and tensors cost.
+
+    Attributes:
+        in_turn: a device runs one op at a time, in the order of its calls, so that ops with nothing between them are one task.
+            Then control edges say nothing new, and no memory is counted.
+    """
+
+    in_turn = False
+
+    def bytes(self, tensor: int) -> float:
+        """Of the value of the whole mini-batch."""
+        raise NotImplementedError
+
+    def kernel(self, op: Op, part: float, device: int) -> Kernel:
+        """Of an op on its part of a mini-batch; of what runs once the part is 1."""
+        raise NotImplementedError
+
+    def moving(self, device: int, size: float) -> float:
+        """Seconds to read and write so many bytes."""
+        raise NotImplementedError
+
+
+class Held(NamedTuple):
+    """A part of a tensor, of micro-batch ``m``: the task that makes it, on which device, in which buffer (-1: none of its own),
+    and its bytes."""
+
+    task: int
+    device: int
+    buffer: int
+    tensor: int
+    size: float
+    m: int = ALL
+
+
+class Value(NamedTuple):
+    """What an op reads of a tensor: its parts, what else is waited for before they leave their devices, and the call (-1: none)
+    of the recipe by which every device that reads them puts them together."""
+
+    parts: Tuple[Held, ...] = ()
+    waits: FrozenSet[int] = frozenset()
+    recipe: int = -1
+
+
+class Piece(NamedTuple):
+    """Ops of a body that are one task.
+
+    Attributes:
+        inputs: (tensor made elsewhere, whether it is the value of the whole mini-batch that is read).
+        shard: place among the devices of a divided TaskGraph.
+    """
+
+    ops: Tuple[int, ...]
+    inputs: Tuple[Tuple[int, bool], ...]
+    shard: int
+
+
+def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> None:
+    """Add the tasks of a step; ``programs``: of each process one, with its Plan."""
+    readers = [_Reader(tasks, costs, step, program, plan) for program, plan in programs]
+    for reader in readers:
+        reader.peers = readers
+        reader.allocate()
+    ops = len(tasks.instructions)
+    for reader in readers:
+        reader.connect()
+    if costs.in_turn:
+        tasks.in_turn(ops)
+
+
+class _Reader:
+    """Of one process' Program.
+
+    Attributes:
+        peers: the readers of all processes, this one included.
+        ran: (call, piece) -> the task it is; missing: it does not run by itself.
+    """
+
+    def __init__(self, tasks: Tasks, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
+        self.tasks, self.costs, self.step, self.program, self.plan = tasks, costs, step, program, plan
+        self.graph, self.batch, self.peers = step.graph, step.region.batch, [self]
+        self.host = min(device for task in plan.task_graphs for row in task.devices for device in row)
+        self.replicas = 1 if takes_own(step, plan) else plan.num_model_replicas  # that divide one mini-batch
+        self.body_of = program.body_of()
+        self.number = {(call.body, call.clone): number for number, call in enumerate(program.calls)}
+        self.gradients = {tensor for tensor, _ in step.gradients}
+        combined = {key for key, asked in self.batch.conversions.items() if is_combined(asked)}
+        self.sources: List[Dict[Tuple[int, bool], Tuple[int, ...]]] = []  # of each call, by (tensor, of the whole mini-batch)
+        self.readers: Dict[Tuple[int, int], int] = {}  # (call, tensor) -> how many calls take it
+        leaving: List[Set[int]] = [set() for _ in program.bodies]
+        for call in program.calls:
+            self.sources.append({(t, program.step_of(program.calls[calls[0]]) == WHOLE): calls for t, calls in call.takes})
+            for source, tensor in ((source, value.tensor) for value in call.takes for source in value.calls):
+                self.readers[source, tensor] = self.readers.get((source, tensor), 0) + 1
+                leaving[program.calls[source].body].add(tensor)
+        self.pieces = [self._pieces(body, combined, left) for body, left in zip(program.bodies, leaving)]
+        self.piece_of = [{op: number for number, piece in enumerate(pieces) for op in piece.ops} for pieces in self.pieces]
+        self.parts = [self._part(call) for call in program.calls]
+        self.sums = self._turns()
+        self.ran: Dict[Tuple[int, int], int] = {}
+        self._known: Dict[Tuple[int, int, bool], Value] = {}
+        self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
+        self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], Held] = {}
+        self._kernels: Dict[Tuple[int, int, float, str], Kernel] = {}
+
+    # ---- what there is -----------------------------------------------------------------------------------------------
+
+    def _pieces(self, body: Body, combined: Set[Tuple[int, int]], leaving: Set[int]) -> List[Piece]:
+        own = {tensor for index in body.ops for tensor in self.graph.ops[index].outputs}
+        known, found = set(own), []  # type: Set[int], List[Piece]
+        for op in (self.graph.ops[index] for index in body.ops):
+            inputs = tuple(dict.fromkeys((t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
+                                         if t not in own or self.graph.tensors[t].op < op.id))  # else the next round of a loop
+            is_next = self.costs.in_turn and bool(found) and known.issuperset(op.inputs)
+            known.update(op.inputs)
+            if is_next and leaving.isdisjoint(self.graph.ops[found[-1].ops[-1]].outputs):
+                before = found.pop()
+                more = [one for one in inputs if self.graph.tensors[one[0]].op not in before.ops]
+                found.append(before._replace(ops=(*before.ops, op.id), inputs=tuple(dict.fromkeys([*before.inputs, *more]))))
+            else:
+                found.append(Piece((op.id,), inputs, int(op.attrs.get(SHARD, 0))))
+        return found
+
+    def _turns(self) -> Dict[Tuple[int, int], int]:
+        """(call, gradient) -> the device that adds up the copies' values: they take turns, and a bucket's are added on one."""
+        found: Dict[Tuple[int, int], int] = {}
+        turns: Dict[Tuple[int, ...], int] = {}
+        for number, call in enumerate(self.program.calls):
+            if self.program.step_of(call) == SYNCHRONISE and self._is_sum(call.takes[0].tensor):
+                members = tuple(self._device(source, call.takes[0].tensor) for source in call.takes[0].calls)
+                turn = turns[members] = turns.get(members, -1) + 1
+                found.update(((number, tensor), members[turn % len(members)]) for tensor, _ in call.takes)
+        return found
+
+    def _is_sum(self, tensor: int) -> bool:
+        """Whether values are added up, or combined in a like way."""
+        layout = self.batch.layout(tensor)
+        return layout.is_partial or layout.kind in EXTREMES
+
+    def _part(self, call: Call) -> float:
+        """Which part of a mini-batch a call works on."""
+        if call.clone.m == ALL:
+            return 1.0
+        sizes = self.plan.micro_batch_slices or (1,) * self.plan.num_micro_batch
+        task = self.plan.task_graphs[self.program.bodies[call.body].task_graph]
+        shares = task.batch_slices or (1,) * task.replica_count
+        return sizes[call.clone.m] / sum(sizes) * shares[call.clone.r] / sum(shares) / self.replicas
+
+    def _device(self, number: int, tensor: int) -> int:
+        """Where a call has a tensor."""
+        return self._at(self.program.calls[number], int(self.graph.producer(tensor).attrs.get(SHARD, 0)))
+
+    def _at(self, call: Call, shard: int) -> int:
+        """The device of a call; of a divided TaskGraph that of a part."""
+        task_graph = self.program.bodies[call.body].task_graph
+        if task_graph != ALL and self.plan.task_graphs[task_graph].strategy == "split":
+            return self.plan.task_graphs[task_graph].devices[max(0, call.clone.g)][max(0, shard)]
+        return call.devices[0] if call.devices else self.host
+
+    def _size(self, number: int, tensor: int) -> float:
+        """Bytes of what a call has of a tensor."""
+        return self.costs.bytes(tensor) * (self.parts[number] if self.batch.layout(tensor).is_sharded else 1.0)
+
+    def _step(self, number: int) -> str:
+        return self.program.step_of(self.program.calls[number])
+
+    def _about(self, number: int, name: str) -> About:
+        call = self.program.calls[number]
+        body = self.program.bodies[call.body]
+        return About(name, LABELS.get(body.step, FORWARD), max(0, body.task_graph), call.clone.m)
+
+    # ---- ops ---------------------------------------------------------------------------------------------------------
+
+    def allocate(self) -> None:
+        """A task of every piece that runs by itself."""
+        for number, call in enumerate(self.program.calls):
+            for place, piece in enumerate(self.pieces[call.body]):
+                device, last = self._at(call, piece.shard), self.graph.ops[piece.ops[-1]]
+                kernel = self._kernel(number, place)
+                if kernel.seconds:
+                    about = self._about(number, last.name)
+                    task = self.tasks.add(COMPUTATION, kernel.seconds, (device,), (), about, kernel.limit)
+                    self.ran[number, place] = task
+                    self.tasks.matrix_flops[device] += kernel.matrix_flops
+                    self.tasks.buffer(last.name + " (scratch)", "scratch", task, device, kernel.scratch)
+
+    def _kernel(self, number: int, place: int) -> Kernel:
+        """Of a piece: of its last op, with the seconds of all."""
+        call = self.program.calls[number]
+        piece, part = self.pieces[call.body][place], self.parts[number]
+        device = self._at(call, piece.shard)
+        key = (call.body, place, part, self.tasks.cluster.devices[device].type)
+        if key not in self._kernels:
+            kernels = [self.costs.kernel(self.graph.ops[op], part, device) for op in piece.ops]
+            self._kernels[key] = kernels[-1]._replace(seconds=sum(kernel.seconds for kernel in kernels))
+        return self._kernels[key]
+
+    def connect(self) -> None:
+        """What every task waits for, reads and writes."""
+        first: Dict[int, List[int]] = {}
+        last: Dict[int, Set[int]] = {}
+        for number, call in enumerate(self.program.calls):
+            mine: Set[int] = set()
+            before, first[number], last[number] = START, [], set()
+            for place, piece in enumerate(self.pieces[call.body]):
+                task = self.ran.get((number, place), START)
+                if task != START:
+                    waits = self._operands(number, piece, task)
+                    waits.add(before)
+                    before = task if self.costs.in_turn else START
+                    self.tasks.wait(task, sorted(waits))
+                    for tensor in () if self.costs.in_turn else self.graph.ops[piece.ops[-1]].outputs:
+                        self._value(number, tensor)
+                    if mine.isdisjoint(waits):
+                        first[number].append(task)
+                    last[number] = last[number] - waits | {task}
+                    mine.add(task)
+        for number, call in enumerate(self.program.calls):
+            ended = [task for other in call.after for task in sorted(last[other])]
+            ended += [part.task for other in call.after if self._step(other) == ACCUMULATE
+                      for tensor, _ in self.program.calls[other].takes for part in self._recipe(other, tensor).parts]
+            if ended and first[number]:
+                barrier = self.tasks.add(NOTHING, 0.0, (), ended)
+                for task in first[number]:
+                    self.tasks.wait(task, [barrier])
+
+    def _operands(self, number: int, piece: Piece, task: int) -> Set[int]:
+        """The tasks that one waits for; what it reads is read."""
+        waits: Set[int] = set()
+        device, = self.tasks.devices[task]
+        for tensor, is_whole in piece.inputs:
+            value = self._value(number, tensor, is_whole)
+            for part in self._here(value, device):
+                waits.add(part.task)
+                self.tasks.read(task, part.buffer)
+            waits |= self._on(device, value.waits)
+        waits |= self._on(device, self._controls(number, piece))
+        return waits - {START, task}
+
+    def _on(self, device: int, tasks: Iterable[int]) -> Set[int]:
+        return {task for task in tasks if task != START and self.tasks.devices[task] == (device,)}
+
+    def _controls(self, number: int, piece: Piece) -> FrozenSet[int]:
+        """What an op waits for by control edges: ops in calls of the same TaskGraph with the same coordinates."""
+        call, found = self.program.calls[number], set()  # type: Call, Set[int]
+        for op in () if self.costs.in_turn else self.graph.ops[piece.ops[0]].control_inputs:
+            body = self.body_of.get(op, -1)
+            source = self.number.get((body, call.clone))
+            if source is not None and self.program.bodies[body].task_graph == self.program.bodies[call.body].task_graph:
+                place = self.piece_of[body][op]
+                if (source, place) in self.ran:
+                    found.add(self.ran[source, place])
+                else:
+                    handed_on = self._handed_on(source, self.pieces[body][place])
+                    found |= handed_on.waits.union(part.task for part in handed_on.parts)
+        return frozenset(found)
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def _value(self, number: int, tensor: int, is_whole: bool = False) -> Value:
+        """What a call reads of a tensor, or makes of it; nothing of what is at hand from the start, as variables are."""
+        key = number, tensor, is_whole
+        if key not in self._known:
+            call, op = self.program.calls[number], self.graph.producer(tensor)
+            if self.body_of.get(op.id) != call.body or is_whole:
+                sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
+                self._known[key] = _together(self._from(source, tensor, number) for source in sources)
+            else:
+                place = self.piece_of[call.body][op.id]
+                task = self.ran.get((number, place), START)
+                is_variable = any(self.graph.producer(t).type in VARIABLES for t in op.inputs)
+                if task == START and not is_variable:
+                    self._known[key] = self._handed_on(number, self.pieces[call.body][place])
+                else:  # a variable's value is there from the start, on the variable's device
+                    device, buffer = self._device(number, tensor), self._buffer(number, tensor, op, task)
+                    self._known[key] = Value((Held(task, device, buffer, tensor, self._size(number, tensor), call.clone.m),))
+        return self._known[key]
+
+    def _handed_on(self, number: int, piece: Piece) -> Value:
+        """What ops that do not run by themselves read."""
+        read = [self._value(number, *one) for one in piece.inputs]
+        return _together([*read, Value((), self._controls(number, piece))])
+
+    def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
+        """That an op of a clone writes a result to: its operand's, if it takes that over, or its own."""
+        if self._step(number) not in CLONED or self.costs.in_turn or task == START:
+            return -1
+        device, = self.tasks.devices[task]
+        place = self.piece_of[self.program.calls[number].body][op.id]
+        if op.outputs[0] == tensor and op.inputs and self._kernel(number, place).takes_over:
+            operand = self._taken_over(number, op.inputs[0])
+            for part in self._value(number, operand).parts:
+                if part.buffer >= 0 and part.tensor == operand and part.device == device:
+                    return part.buffer
+        category = "gradients of activations" if self._step(number) == BACKWARD else "activations"
+        category = "gradients" if tensor in self.gradients else category
+        return self.tasks.buffer(op.name, category, task, device, self._size(number, tensor))
+
+    def _taken_over(self, number: int, tensor: int) -> int:
+        """What ops that do not run by themselves have taken over, one after the other."""
+        op, body = self.graph.producer(tensor), self.program.calls[number].body
+        place = self.piece_of[body].get(op.id)
+        if place is None or (number, place) in self.ran or not op.inputs or not self._kernel(number, place).takes_over:
+            return tensor
+        return self._taken_over(number, op.inputs[0])
+
+    def _from(self, source: int, tensor: int, reader: int) -> Value:
+        """What a call gives another one."""
+        body = self.program.bodies[self.program.calls[source].body]
+        if body.step == UPDATE and self._step(reader) != UPDATE:
+            return Value()  # of the step before
+        if body.step == DIVIDE:
+            m = self.program.calls[reader].clone.m
+            return Value((Held(START, self.host, -1, tensor, self._size(reader, tensor), m),))
+        return self._recipe(source, tensor) if body.is_recipe else self._value(source, tensor)
+
+    def _here(self, value: Value, device: int) -> List[Held]:
+        """A value's parts on a device."""
+        if value.recipe >= 0:
+            key = value.recipe, value.parts[0].tensor, device
+            if key not in self._made:
+                self._made[key] = self._combined(value.recipe, key[1], [value._replace(recipe=-1)], device)
+            return list(self._made[key].parts)
+        return [part if part.device == device else self._send(part, device, value.waits) for part in value.parts]
+
+    def _send(self, part: Held, device: int, waits: FrozenSet[int]) -> Held:
+        if not part.size:
+            return part._replace(device=device)
+        key = self._message(part, device, waits)
+        waits = key[3]
+        if key not in self._sent:
+            home = self.tasks.instructions[part.task].block[0] if part.task != START else 0
+            about = About(self._name(part.tensor), SEND_RECV, home, part.m)
+            group = Group(tuple(sorted((part.device, device))), ((part.device, device, 1.0),))
+            task = self.tasks.communicate(SEND_RECV, group, part.size, FEATURE, sorted(waits), about)
+            buffer = part.buffer
+            if not self._shares_memory(part.device, device):
+                self.tasks.read(task, part.buffer)
+                buffer = self._new_buffer("activations", task, device, part.size)
+            self._sent[key] = part._replace(task=task, device=device, buffer=buffer)
+        return self._sent[key]
+
+    def _message(self, part: Held, device: int, waits: FrozenSet[int]) -> Tuple[int, int, int, FrozenSet[int]]:
+        return part.tensor, part.m, device, frozenset(self._on(part.device, waits) | {part.task})
+
+    def _send_at_once(self, ways: Sequence[Tuple[Held, int, FrozenSet[int]]]) -> None:
+        """Parts to devices, as recipes of divided ops send theirs (:mod:`whale_tf.patterns.moves`), over all links beside each
+        other; else they would not be compared at one price."""
+        new = {self._message(*way): way for way in ways if way[0].device != way[1] and way[0].size}
+        new = {key: way for key, way in new.items() if key not in self._sent}
+        if self.costs.in_turn and len(new) > 1:
+            size = max(part.size for part, _, _ in new.values())
+            pairs = tuple((part.device, device, part.size / size) for part, device, _ in new.values())
+            group = Group(tuple(sorted({end for pair in pairs for end in pair[:2]})), pairs)
+            task = self.tasks.communicate(SEND_RECV, group, size, FEATURE, sorted(frozenset().union(*(key[3] for key in new))))
+            self._sent.update((key, part._replace(task=task, device=device)) for key, (part, device, _) in new.items())
+
+    def _name(self, tensor: int) -> str:
+        """As TensorFlow names it, without the zero of an op's first result."""
+        name = self.graph.tensor_name(tensor)
+        return name[:-2] if name.endswith(":0") else name
+
+    def _new_buffer(self, category: str, task: int, device: int, size: float) -> int:
+        return -1 if self.costs.in_turn else self.tasks.buffer(self.tasks.instructions[task].name, category, task, device, size)
+
+    def _shares_memory(self, one: int, other: int) -> bool:
+        """CPU devices of one process hand tensors over without copying them."""
+        devices = [self.tasks.cluster.devices[device] for device in (one, other)]
+        return devices[0].node == devices[1].node and all(device.kind == "CPU" for device in devices)
+
+    # ---- recipes -----------------------------------------------------------------------------------------------------
+
+    def _recipe(self, number: int, tensor: int) -> Value:
+        """What a recipe makes of a tensor."""
+        is_divided, step = self.batch.layout(tensor).is_sharded, self._step(number)
+        is_own = is_divided and (step == BRIDGE or (step == SYNCHRONISE and len(self.peers) == 1))
+        key = number, tensor, ALL
+        if key not in self._made:
+            if step == SYNCHRONISE and not is_own:
+                self._synchronise(number)
+            else:
+                values = self._terms(number, tensor, self._device(number, tensor))
+                if step == BRIDGE and is_divided:
+                    values = self._cut(self.program.calls[number], values)
+                if is_own:
+                    together = _together(values)
+                    parts = tuple(part._replace(tensor=tensor) for part in together.parts)
+                    self._made[key] = Value(parts, together.waits, number if parts else -1)
+                else:
+                    self._made[key] = self._combined(number, tensor, values, self._device(number, tensor))
+        return self._made[key]
+
+    def _terms(self, number: int, tensor: int, device: int) -> List[Value]:
+        """What a recipe combines.  What is added last over micro-batches where the copies' sum is made, TensorFlow's graph
+        optimizer adds together with that."""
+        sources, is_last = self.sources[number].get((tensor, False), ()), self._step(number) in (SYNCHRONISE, MERGE)
+        values = []
+        for source in sources:
+            is_here = self._step(source) == ACCUMULATE and self._device(source, tensor) == device
+            if is_last and is_here and self.readers[source, tensor] == 1 < len(sources):
+                values += [self._main(before, tensor, source) for before in self.sources[source][tensor, False]]
+            else:
+                values.append(self._main(source, tensor, number))
+        return values
+
+    def _total(self, number: int, tensor: int) -> Value:
+        device = self.sums.get((number, tensor), self._device(number, tensor))
+        return self._combined(number, tensor, self._terms(number, tensor, device), device)
+
+    def _main(self, source: int, tensor: int, reader: int) -> Value:
+        """A call's value as one part: of several that ops read which do not run by themselves, the largest."""
+        value = self._from(source, tensor, reader)
+        if not value.parts:
+            return value
+        part = max(value.parts, key=lambda one: one.size)
+        if not self.program.bodies[self.program.calls[source].body].is_recipe:
+            part = part._replace(size=self._size(source, tensor))
+        return Value((part,), value.waits.union(one.task for one in value.parts))
+
+    def _cut(self, call: Call, values: List[Value]) -> List[Value]:
+        """A clone takes only its own part of one other's, and all of what several have."""
+        bridge = self.program.bodies[call.body]
+        tasks = [self.plan.task_graphs[one] for one in (self.step.home(bridge.inputs[0]), bridge.task_graph)]
+        own, other = (cuts(task.replica_count, task.batch_slices) for task in tasks)
+        met = crossing(own, other, call.clone.r)
+        if len(met.producers) > 1 or met.covers:
+            return values
+        one, = met.producers
+        kept = float((other[call.clone.r + 1] - other[call.clone.r]) / (own[one + 1] - own[one]))
+        return [value._replace(parts=tuple(part._replace(size=part.size * kept) for part in value.parts)) for value in values]
+
+    def _combined(self, number: int, tensor: int, values: Sequence[Value], device: int) -> Value:
+        """Clones' values in one, on a device: added, put together, or, where they are equal, the first one."""
+        is_sum = self._is_sum(tensor)
+        if not is_sum and not self.batch.layout(tensor).is_sharded:
+            values = values[:1]
+        self._send_at_once([(part, device, value.waits) for value in values for part in value.parts])
+        parts = [part for value in values for part in self._here(value, device)]
+        waits = _together(values).waits
+        size = sum(part.size for part in parts)
+        if len(parts) < 2 or not size:
+            return Value(tuple(part._replace(m=self.program.calls[number].clone.m) for part in parts), waits)
+        made = max(part.size for part in parts) if is_sum else size
+        step = self._step(number)
+        about = self._about(number, f"{self._name(tensor)} ({step})")
+        total = self._op(about, device, parts, waits, size + made, made, is_sum and step != WHOLE)
+        self._send_at_once([(total, other, frozenset()) for other in self.program.calls[number].devices if step == SYNCHRONISE])
+        return Value((total,))
+
+    def _op(self, about: About, device: int, parts: Sequence[Held], waits: Iterable[int], moved: float, made: float,
+            is_written_over: bool = False) -> Held:
+        """An op that no body has, and its result: in the buffer of its first operand, or in its own."""
+        before = {part.task for part in parts} | self._on(device, waits)
+        task = self.tasks.add(COMPUTATION, self.costs.moving(device, moved), (device,), sorted(before), about)
+        for part in parts:
+            self.tasks.read(task, part.buffer)
+        category = "gradient buckets" if about.label == UPDATE else "activations"
+        buffer = parts[0].buffer if is_written_over else self._new_buffer(category, task, device, made)
+        return Held(task, device, buffer, parts[0].tensor, made, about.micro_batch)
+
+    # ---- gradients ---------------------------------------------------------------------------------------------------
+
+    def _synchronise(self, number: int) -> None:
+        """The values of all copies in one; between processes those of a bucket by one collective."""
+        tensors = [tensor for tensor, _ in self.program.calls[number].takes]
+        is_sum, is_divided = self._is_sum(tensors[0]), self.batch.layout(tensors[0]).is_sharded
+        totals = [[peer._total(number, tensor) for tensor in tensors] for peer in self.peers]  # of each process' copies
+        if len(self.peers) == 1 or not (is_sum or is_divided):
+            for peer, values in zip(self.peers, totals):
+                peer._made.update(((number, tensor, ALL), value) for tensor, value in zip(tensors, values))
+            return
+        packed = [peer._packed(number, values) for peer, values in zip(self.peers, totals)]
+        size = max(part.size for part in packed)
+        kind, made = (ALL_REDUCE, size) if is_sum else (ALL_GATHER, size * len(packed))
+        about = self._about(number, kind.replace("_", "-"))._replace(label=kind)
+        group = Group(tuple(sorted(part.device for part in packed)))
+        task = self.tasks.communicate(kind, group, made, GRADIENT, [part.task for part in packed], about)
+        for peer, part in zip(self.peers, packed):
+            self.tasks.read(task, part.buffer)
+            buffer = self.tasks.buffer("summed gradients", "gradient buckets", task, part.device, made)
+            arrived = Held(task, part.device, buffer, tensors[0], made)
+            if len(tensors) > 1:
+                arrived = self._op(self._about(number, "out of bucket"), part.device, [arrived], (), 2.0 * size, size)
+            peer._made.update(((number, tensor, ALL), Value((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),)))
+                              for tensor in tensors)
+
+    def _packed(self, number: int, values: Sequence[Value]) -> Held:
+        """Values of one device as one tensor."""
+        parts = [part for value in values for part in value.parts]
+        if len(parts) == 1:
+            return parts[0]
+        size = sum(part.size for part in parts)
+        return self._op(self._about(number, "into bucket"), parts[0].device, parts, _together(values).waits, 2.0 * size, size)
+
+
+def _together(values: Iterable[Value]) -> Value:
+    values = [value for value in values if value.parts or value.waits]
+    if len(values) == 1:
+        return values[0]
+    parts = dict.fromkeys(part for value in values for part in value.parts)
+    return Value(tuple(parts), frozenset().union(*(value.waits for value in values)))

@@ -1,0 +1,198 @@
+"""Tasks one by one: computations and messages between devices, what they wait for, and the buffers they write and read."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.cluster import Cluster
+from whale_tf.patterns.moves import Recipe
+from whale_tf.profiler.op_cost import OpCost
+from whale_tf.profiler.op_time import op_seconds
+from whale_tf.simulator.buffers import BufferTable
+from whale_tf.simulator.calibration import MEMORY
+from whale_tf.simulator.costs import DEFAULT_GAMMA
+from whale_tf.simulator.engine import run
+from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
+from whale_tf.simulator.network import Network
+from whale_tf.simulator.program import COMPUTATION, FEATURE, Buffer, Instruction, Parts
+from whale_tf.simulator.transformation import SEND_RECV, Group, Pair
+
+START = -1  # in place of a task: there from the start
+NOTHING = -1  # lane of a task that only waits
+
+
+class About(NamedTuple):
+    """What a timeline says of a task: ``label`` as an :class:`whale_tf.simulator.program.Instruction` has it; micro-batch -1:
+    of none."""
+
+    name: str = ""
+    label: str = ""
+    task_graph: int = 0
+    micro_batch: int = -1
+
+
+class Tasks:
+    """Attributes:
+    limits: per task, what limits its speed (:data:`whale_tf.simulator.calibration.MEMORY` or ``ARITHMETIC``).
+    """
+
+    def __init__(self, cluster: Cluster, network: Network, used: Optional[Sequence[int]] = None) -> None:
+        """``used``: devices that take part; None: all."""
+        self.cluster = cluster
+        self.network = network
+        self.used = tuple(range(len(cluster)) if used is None else used)
+        self._slot = {device: slot for slot, device in enumerate(self.used)}
+        self.instructions: List[Instruction] = []
+        self.buffers: List[Buffer] = []
+        self.limits: List[str] = []
+        self.matrix_flops: Dict[int, float] = dict.fromkeys(self.used, 0.0)  # of each device
+        self.devices: List[Tuple[int, ...]] = []
+        self._seconds: List[float] = []
+        self._micro_batch: List[int] = []
+        self._queues: Dict[int, Tuple[int, ...]] = {}
+        self._links: Dict[int, Tuple[LinkUse, ...]] = {}
+        self._edges: Dict[Tuple[int, int], None] = {}
+        self._readers: Dict[Tuple[int, int], None] = {}  # (buffer, task)
+        self._last = [START] * len(cluster)  # computation of each device
+        self._last_added = [START] * len(cluster)  # addition beside them
+
+    # ---- tasks -------------------------------------------------------------------------------------------------------
+
+    def add(self, lane: int, seconds: float, devices: Tuple[int, ...], waits: Sequence[int] = (), about: About = About(),  # noqa: B008
+            limit: str = MEMORY) -> int:
+        task = len(self.instructions)
+        self.instructions.append(Instruction(task, about.name, (about.task_graph, about.label), lane, about.label))
+        self.limits.append(limit)
+        self.devices.append(devices)
+        self._seconds.append(seconds)
+        self._micro_batch.append(about.micro_batch)
+        self.wait(task, waits)
+        return task
+
+    def wait(self, task: int, before: Sequence[int]) -> None:
+        self._edges.update(((source, task), None) for source in before if source != START)
+
+    def communicate(self, kind: str, group: Group, size: float, lane: int, waits: Sequence[int],
+                    about: About = About()) -> int:  # noqa: B008
+        """A collective of ``size`` bytes (as :class:`whale_tf.simulator.transformation.Communication` counts them), or messages,
+        each of the fraction of ``size`` that its pair in the group says, all at once."""
+        best = self.network.best(kind, group, size)
+        seconds = best.latency_s + size * best.seconds_per_byte
+        task = self.add(lane, seconds, group.devices, waits, about)
+        self.instructions[task].groups, self.instructions[task].size_bytes = (group,), size
+        ends = [end for sender, receiver, _ in group.pairs for end in ((sender, False), (receiver, True))]
+        ends = ends or [(device, False) for device in group.devices]
+        self._queues[task] = tuple(sorted({queue_of(self._slot[device], lane, incoming) for device, incoming in ends}))
+        if seconds > 0:
+            self._links[task] = tuple((link, load * size / seconds, 1) for link, load in best.loads)
+        return task
+
+    def join(self, waits: Sequence[int]) -> int:
+        behind = sorted({task for task in waits if task != START})
+        if len(behind) < 2:
+            return behind[0] if behind else START
+        return self.add(NOTHING, 0.0, (), behind)
+
+    # ---- buffers -----------------------------------------------------------------------------------------------------
+
+    def buffer(self, name: str, category: str, task: int, device: int, size: float) -> int:
+        """That a task writes; -1 if it has no size."""
+        if size <= 0.0:
+            return -1
+        self.buffers.append(Buffer(name, category, task, Parts((device,), (0,), (0,)), (size,)))
+        return len(self.buffers) - 1
+
+    def read(self, task: int, buffer: int) -> None:
+        if buffer >= 0:
+            self._readers[buffer, task] = None
+
+    # ---- computations one after the other ----------------------------------------------------------------------------
+
+    def compute(self, device: int, seconds: float, waits: Sequence[int]) -> int:
+        """After those of the device that were added before.  What takes no time is done as soon as what it waits for is."""
+        if not seconds:
+            return self.join(waits)
+        self._last[device] = task = self.add(COMPUTATION, seconds, (device,), [*waits, self._last[device]])
+        return task
+
+    def in_turn(self, ops: int) -> None:
+        """Computations of a device take turns, of those that are ready the first one first: the first ``ops`` tasks, and beside
+        them what is added up.
+
+        A task that waits for itself is left out, with all that waits for it: the engine names it.
+        """
+        after: Dict[int, List[int]] = {}
+        count = [0] * len(self.instructions)
+        for source, task in self._edges:
+            after.setdefault(source, []).append(task)
+            count[task] += 1
+        ready = [(task < ops, task) for task, waits in enumerate(count) if not waits]
+        heapify(ready)
+        last: Dict[Tuple[int, bool], int] = {}
+        while ready:
+            is_op, task = heappop(ready)
+            if self.instructions[task].lane == COMPUTATION:
+                key = self.devices[task][0], is_op
+                self.wait(task, [last.get(key, START)])
+                last[key] = task
+            for later in after.get(task, ()):
+                count[later] -= 1
+                if not count[later]:
+                    heappush(ready, (later < ops, later))
+
+    # ---- recipes -----------------------------------------------------------------------------------------------------
+
+    def send(self, size: float, pairs: Sequence[Pair], waits: Sequence[int]) -> int:
+        """One message for each pair (sender, receiver, fraction of ``size`` bytes), all at once."""
+        pairs = [pair for pair in pairs if pair[2] > 0.0]
+        if not pairs or not size:
+            return self.join(waits)
+        devices = tuple(sorted({end for pair in pairs for end in pair[:2]}))
+        return self.communicate(SEND_RECV, Group(devices, tuple(pairs)), size, FEATURE, waits)
+
+    def carry_out(self, recipe: Recipe, size: float, devices: Sequence[int], ready: Sequence[int]) -> List[int]:
+        """What each device waits for after a recipe.
+
+        Args:
+            size: bytes of the tensor.
+            ready: the task that makes each device's part.
+        """
+        done = list(ready)
+        for step in recipe:
+            ways = list(step.messages)
+            pairs = [(devices[j], devices[i], part) for j, i, part in ways]
+            sent = self.send(size, pairs, [done[j] for j in sorted({j for j, _, _ in ways})])
+            for i in {i for _, i, _ in ways}:
+                done[i] = sent if not step.added else self.join([done[i], sent])
+            for i, part in step.added:
+                moved = OpCost(0.0, size * part * (step.devices + 1))
+                adding = op_seconds(moved, self.cluster.devices[devices[i]], "float32")
+                done[i] = self.compute(devices[i], adding, [done[i]])
+        return done
+
+    # ---- all of them -------------------------------------------------------------------------------------------------
+
+    def graph(self) -> ExecutionGraph:
+        total = len(self.instructions)
+        pairs = np.array(list(self._edges), np.int64).reshape(-1, 2)
+        pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+        first = np.zeros(total + 1, np.int64)
+        np.cumsum(np.bincount(pairs[:, 0], minlength=total), out=first[1:])
+        lane = [instruction.lane for instruction in self.instructions]
+        readers = np.array(list(self._readers), np.int64).reshape(-1, 2)
+        buffers = BufferTable(
+            np.array([self._slot[buffer.parts.devices[0]] for buffer in self.buffers], np.int64),
+            np.array([buffer.bytes[0] for buffer in self.buffers], np.float64), np.arange(len(self.buffers)),
+            np.array([buffer.producer for buffer in self.buffers], np.int64), readers[:, 0], readers[:, 1])
+        return ExecutionGraph(
+            self._seconds, lane, [task if way >= 0 else -1 for task, way in enumerate(lane)], self._micro_batch,
+            [tuple(self._slot[device] for device in devices) for devices in self.devices], self._queues, self._links,
+            pairs[:, 1].tolist(), first.tolist(), np.bincount(pairs[:, 1], minlength=total).tolist(), self.used, {}, buffers)
+
+    def makespan(self) -> float:
+        """Seconds until all is done."""
+        gammas = [DEFAULT_GAMMA[self.cluster.devices[device].kind] for device in self.used]
+        return run(self.graph(), self.network.bandwidths, gammas).makespan
