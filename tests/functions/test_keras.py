@@ -468,6 +468,22 @@ def test_what_is_refused() -> None:
         compiled(early).fit(X, LABELS, batch_size=16, verbose=0)
 
 
+def test_a_model_put_together_inside_an_annotation() -> None:
+    """Its layers have annotations of their own, which count."""
+    wh.init({}, cluster="cpu:2")
+    try:
+        inputs = keras.Input((6,))
+        with wh.replicate(1):
+            hidden = layers.Dense(8, activation="tanh")(inputs)
+        with wh.replicate(1):
+            model = compiled(keras.Model(inputs, layers.Dense(3, activation="softmax")(hidden)))
+        model.fit(X[:32], LABELS[:32], batch_size=16, verbose=0)
+        plan = wh.current_plan()
+        assert plan is not None and [task.devices for task in plan.task_graphs] == [((0,),), ((1,),)]
+    finally:
+        wh.shutdown()
+
+
 def test_an_annotation_without_layers() -> None:
     wh.init(cluster="cpu:2")
     with pytest.raises(wh.AnnotationError, match="no Keras layer was made or called inside.*@tf.function"):

@@ -120,7 +120,7 @@ def layer_call(original: Function, callbacks: Any) -> Function:
             _remember(self)
         _thread.calls += 1
         try:
-            known, graph = node or _known.get(self), traced_function()
+            known, graph = node or _own(self), traced_function()
             if known is None or graph is None or is_body(graph) or is_annotating(graph):
                 return original(self, *args, **kwargs)
             with annotate(graph, *known):
@@ -137,6 +137,15 @@ def node_arguments(original: Function, callbacks: Any) -> Function:
         _thread.node = _known.get(self) if traced_function() is not None else None
         return original(self, tensors)
     return arguments
+
+
+def _own(item: Any) -> Optional[_Remembered]:
+    """The annotation of a layer; of a model whose layers have other ones, these count: it was only put together there."""
+    known = _known.get(item)
+    if known is None or not hasattr(item, "_flatten_layers"):
+        return known
+    others = (_known.get(inner, known) for inner in item._flatten_layers(include_self=False))
+    return None if any(other != known for other in others) else known
 
 
 def _remember(item: Any) -> None:

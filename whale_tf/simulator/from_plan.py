@@ -69,7 +69,7 @@ def check_ops(plan: Plan) -> None:
     """Raises:
         PlanError: a TaskGraph has no ops, beside others that have some.
     """
-    empty = [task.name for task in plan.task_graphs if not task.ops]
+    empty = [task.name for task in plan.task_graphs if not task.ops and task.batch_of is None]
     if empty and len(empty) < len(plan.task_graphs):
         raise PlanError(f"TaskGraph {empty[0]!r} has no ops, so nothing runs on its devices; name its ops, or leave it out")
 
