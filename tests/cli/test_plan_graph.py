@@ -161,7 +161,7 @@ def fetched(path: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("search,link,shape", [("rhino", FAST_LINKS, (1, 1)), ("rhino", SLOW_LINKS, (2, 8)),
-                                               ("dapple", SLOW_LINKS, (2, 8))])
+                                               ("dapple", SLOW_LINKS, (2, 4))])
 def test_the_plan_of_a_frozen_model_runs(tmp_path: Any, search: str, link: float, shape: Any) -> None:
     path, output = frozen(tmp_path / "frozen.pb"), str(tmp_path / "plan.json")
     result = plan(path, cluster(tmp_path / "cluster.json", link), search, "-o", output)
