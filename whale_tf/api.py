@@ -222,7 +222,7 @@ class _Strategy:
         self._block: Optional[ContextManager] = None
 
     def __enter__(self) -> _Strategy:
-        _require(f"wh.{self.kind}")
+        _withdraw_in_graph_mode(_require(f"wh.{self.kind}"))
         if tf.executing_eagerly() and function_tracing() is not None:
             layers.load()
             hooks.install_keras()
@@ -519,6 +519,13 @@ def _take_part(state: _Active, graph: tf.Graph, done: Parallelized) -> Optional[
     return None
 
 
+def _withdraw_in_graph_mode(state: _Active) -> None:
+    """A script that builds graphs trains in Sessions, which start the server.  Eager execution would start it for no more than a
+    function that is registered with it."""
+    if state.runtime is not None and not tf.executing_eagerly() and not v1.get_default_graph().building_function:
+        state.runtime.withdraw()
+
+
 def _own_devices(state: _Active) -> Sequence[Device]:
     """Those of the cluster that this process has."""
     devices = state.cluster.devices
@@ -718,6 +725,7 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         return fetches
 
     def gradients(grads: Any, xs: Any) -> Any:
+        _withdraw_in_graph_mode(state)
         return capture_annotations.densified(grads, xs) if state.config.communication.sparse_as_dense else grads
 
     def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:

@@ -216,6 +216,8 @@ class Runtime:
 
     def serve(self, config: v1.ConfigProto) -> None:
         """Let process 0 drive this one's devices until it ends; does not return."""
+        if self._server is None and serves_eagerly(may_start=False):
+            self.join()
         if self._server is None:
             self._server = self._start(config, True)
         config = self.session_config(config)

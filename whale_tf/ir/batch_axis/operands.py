@@ -19,7 +19,8 @@ from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
 from whale_tf.ir.traits import Gives, Role, traits
 from whale_tf.ir.traits import State as VariableState
 
-WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST)  # ops that can run on all examples
+# ops that can run on all examples
+WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST)
 
 
 class Operands:
