@@ -146,10 +146,14 @@ def finish(
         divided: variables that the function has in parts.
 
     Raises:
-        PlanError: one of these is nothing that the function captured.
+        PlanError: one of these is nothing that the function captured, or undivided ops would run as well.
     """
     graph.outputs = _merged(graph, emitted, replaced, graph.outputs)
     graph.control_outputs = _all_clones(emitted, replaced, graph.control_outputs)
+    if divided and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
+        raise PlanError(
+            f"wh.split divides variables of tf.function {graph.name!r}, and TensorFlow's graph optimizer is off "
+            "(disable_meta_optimizer), which alone takes the undivided ops out of a function; leave it on, or use wh.replicate")
     for variable in divided:
         _capture_parts(graph, variable, variable_parts)
     _place_at_variables(graph)

@@ -112,8 +112,8 @@ def by_hand(model: Any, case: Case) -> Dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def graph_optimizer(request: Any) -> Iterator[None]:
-    """It takes longer than five small steps; with --full it stays."""
-    off = not request.config.getoption("--full")
+    """It takes longer than five small steps; it stays with --full, and where variables are divided."""
+    off = not request.config.getoption("--full") and "split" not in request.node.name and "auto" not in request.node.name
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
