@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import ChainMap
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from whale_tf._tf_compat import tf, v1
@@ -63,11 +64,12 @@ class Fetches:
     ) -> None:
         self._rewritten = rewritten
         self._instead = rewritten.instead
-        self._replaced = dict(replaced)
+        copies: Dict[str, Any] = {}
         for name, new in self._instead.items():
-            self._replaced.setdefault(name, (new,))
+            copies[name] = (new,)
             for tensor in rewritten.context.tf_graph.get_operation_by_name(name).outputs:
-                self._replaced.setdefault(tensor.name, f"{new}:{tensor.value_index}")
+                copies[tensor.name] = f"{new}:{tensor.value_index}"
+        self._replaced = ChainMap(replaced, copies)  # type: ignore[arg-type]  # grows with ops that are added later
         self._variables = variables
         self._joined: Dict[str, Fetch] = {}
         context = rewritten.context

@@ -144,9 +144,15 @@ def unknown_cluster() -> None:
 
 
 def unsupported_op() -> None:
-    """The unique rows of a batch cannot be found in its parts."""
+    """A loop of TensorFlow 1 over all examples cannot be divided, nor run once for all clones."""
     wh.init(cluster="cpu:2")
-    two_stages(2, 2, use=lambda y: y + tf.reduce_sum(tf.stop_gradient(tf.unique(tf.reshape(y, [-1]))[0])))
+    before = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    try:
+        two_stages(2, 2, use=lambda y: tf.scan(lambda total, row: total + row, y))
+    finally:
+        if before:
+            tf.enable_control_flow_v2()
 
 
 def eager_execution() -> None:
@@ -203,7 +209,7 @@ EXPECTED: Dict[Callable[[], None], Tuple[Type[Exception], Tuple[str, ...]]] = {
     plan_for_a_larger_cluster: (wh.PlanError, ("4", "2", "devices")),
     negative_device_count: (wh.ClusterError, ("-8", "devices")),
     unknown_cluster: (wh.ClusterError, ("tpu",)),
-    unsupported_op: (wh.UnsupportedOpError, ("Unique",)),
+    unsupported_op: (wh.UnsupportedOpError, ("scan", "cannot be divided along the batch")),
     parallelize_without_an_update: (wh.PlanError, ("minimize",)),
     op_added_to_the_region_later: (wh.WhaleError, ("later",)),
     eager_execution: (wh.AnnotationError, ("graph", "eager")),

@@ -87,7 +87,7 @@ def test_a_global_batch_takes_the_times_measured_at_its_size() -> None:
     chosen, known = plan([0], names=ONE), Calibration.parse(dict(FREE, cores=1))
     simulator = Simulator(Cluster.parse("cpu:8"), Options(calibration=known))
     half = simulator.run_step(chosen, under(step(), chosen), BATCH // 2)
-    assert half.step_time_s == pytest.approx(5 * 0.5 + 2.0) and half.samples == BATCH // 2
+    assert half.step_time_s == pytest.approx(5 * 0.5 + 2.0) and half.subject.samples == BATCH // 2
     with pytest.raises(PlanError, match="global batch is 0"):
         simulator.run_step(chosen, under(step(), chosen), 0)
 
