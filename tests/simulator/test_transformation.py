@@ -17,8 +17,6 @@ from whale_tf.simulator.transformation import (
     REDUCE_SCATTER,
     SEND_RECV,
     Communication,
-    Group,
-    one_by_one,
     transformation,
 )
 
@@ -178,10 +176,3 @@ def test_split_concat_between_stages_sends_every_byte_once() -> None:
         if device >= 3
     }
     assert received == pytest.approx({3: 0.5, 4: 0.5})
-
-
-def test_pairs_one_by_one_in_lists_in_which_a_device_receives_once() -> None:
-    first, second, third = (0, 2, 0.5), (1, 2, 0.25), (1, 3, 0.25)
-    groups = (Group((0, 1, 2), (first, second)), Group((1, 3), (third,)))
-    assert one_by_one(groups) == [(Group((0, 2), (first,)), Group((1, 3), (third,))), (Group((1, 2), (second,)),)]
-    assert one_by_one(()) == []

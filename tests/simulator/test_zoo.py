@@ -80,8 +80,9 @@ def test_models_are_well_formed(name: str) -> None:
 
 BATCHES = (8, 32)
 # Of the step time, the profile's over the ops': launches of single updates, and parameters read while a product computes. Where
-# reading experts takes most of the time, a layer's update is that of an optimizer with two slots of float32.
-TOLERANCE = {"mlp": 0.07, "m6-moe-100b": 0.12, "m6-moe-1t": 0.12, "m6-moe-10t": 0.12}
+# reading experts takes most of the time, a layer's update is that of an optimizer with two slots of float32. LAMB's update takes
+# more than that, a fifth of a step of 8 examples of the small BERT.
+TOLERANCE = {"mlp": 0.07, "bert-base": 0.18, "m6-moe-100b": 0.12, "m6-moe-1t": 0.12, "m6-moe-10t": 0.12}
 
 
 def both_views(name: str, batch: int) -> Tuple[ModelProfile, ModelGraph, ModelGraph]:
