@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Iterator, List
 
 import pytest
@@ -27,7 +28,10 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def eager() -> Iterator[None]:
-    """Eager execution, whatever tests before have turned off; hooks are taken out afterwards."""
+    """Eager execution, and Keras' own settings (it keeps the first policy of types that it is asked for), whatever tests before
+    have changed; hooks are taken out afterwards."""
+    if "keras" in sys.modules and function_tracing() is not None:
+        tf.keras.backend.clear_session()
     with context.eager_mode():
         yield
     wh.shutdown()
