@@ -52,9 +52,7 @@ def measure(name: str, config: Dict[str, Any], devices: int) -> Dict[str, Any]:
     wh.init(config, cluster=f"cpu:{devices}")
     inputs, loss = build(name)
     update = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
-    random = np.random.RandomState(0)
-    feed = {tensor: random.rand(*tensor.shape.as_list()) if tensor.dtype.is_floating else random.randint(0, 2, tensor.shape)
-            for tensor in inputs if tensor.consumers()}
+    feed = random_feed(inputs)
     metadata = tf.RunMetadata()
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -67,6 +65,13 @@ def measure(name: str, config: Dict[str, Any], devices: int) -> Dict[str, Any]:
     held = _variable_bytes(plan, sizes)
     measured = [peak + size for peak, size in zip(peaks(metadata, devices), held)]
     return {"estimated": list(plan.estimate.peak_memory_bytes), "measured": measured}
+
+
+def random_feed(inputs: Any) -> Dict[Any, np.ndarray]:
+    """Numbers for the inputs of a model that it reads."""
+    random = np.random.RandomState(0)
+    return {tensor: random.rand(*tensor.shape.as_list()) if tensor.dtype.is_floating else random.randint(0, 2, tensor.shape)
+            for tensor in inputs if tensor.consumers()}
 
 
 def _variable_bytes(plan: Any, sizes: Dict[str, int]) -> List[int]:

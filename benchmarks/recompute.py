@@ -11,11 +11,10 @@ import json
 import time
 from typing import Any, Dict
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks.measure import Result, Spec, main, rounds, table
-from benchmarks.memory import peaks
+from benchmarks.memory import peaks, random_feed
 
 SETTINGS: Dict[str, Dict[str, Any]] = {
     "one device, 12 layers": {"layers": 12, "stages": 1, "micro_batches": 1},
@@ -45,9 +44,7 @@ def worker(spec: Spec) -> Result:
             if stage == stages - 1:
                 loss = bert.mlm_loss(bert.mlm_head(x, inputs.positions, words, config), inputs)
     update = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
-    random = np.random.RandomState(0)
-    feed = {tensor: random.rand(*tensor.shape.as_list()) if tensor.dtype.is_floating else random.randint(0, 2, tensor.shape)
-            for tensor in inputs if tensor.consumers()}
+    feed = random_feed(inputs)
     metadata = tf.RunMetadata()
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())

@@ -46,7 +46,7 @@ class Readers:
 
     Attributes:
         backward: backward ops that some update needs, and that read more than shapes.
-        may: forward ops that give the same when they are done again: no random numbers, state, loops or conditions.
+        may: forward ops that give the same when they are done again: no random numbers, state, loops, conditions or sections.
     """
 
     def __init__(self, region: Region) -> None:
@@ -55,7 +55,7 @@ class Readers:
         self.backward = {index for index in region.late if index in needed and graph.ops[index].type not in SHAPE_ONLY}
         whole = {op for (op, _), steps in region.batch.conversions.items()
                  if any(isinstance(step, Reduce) for step in steps)}
-        refused = whole.union(region.early, region.late, region.batch.own_seed, *inseparable(region))
+        refused = whole.union(region.early, region.sections, region.late, region.batch.own_seed, *inseparable(region))
         self.may = {index for index in region.ops
                     if index in region.batch_level and index not in refused and _gives_the_same(region, graph.ops[index])}
 
