@@ -101,7 +101,7 @@ def multi_worker_mirrored(name: str, rank: int) -> Result:
 
     def replica_step() -> Any:
         with tf.GradientTape() as tape:
-            loss = loss_of(keras)(y, model(x, training=True)) / PROCESSES
+            loss = loss_of(keras)(y, model(x, training=True))  # under a strategy Keras divides it by the number of replicas
         optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained))
         return loss
 

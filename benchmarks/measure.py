@@ -150,12 +150,15 @@ class Workers:
 
     Args:
         processes: so many that train together (``TF_CONFIG`` says so); all do what is asked, and the first one's result counts.
+        driven: only the first one is asked, which drives the others.
         environment: variables beside those that they have anyhow.
     """
 
     def __init__(
-        self, script: str, spec: Spec, processes: int = 1, environment: Mapping[str, str] = MappingProxyType({})
+        self, script: str, spec: Spec, processes: int = 1, environment: Mapping[str, str] = MappingProxyType({}),
+        driven: bool = False,
     ) -> None:
+        self.driven = driven
         self.log = tempfile.TemporaryFile("w+")
         self.started = [
             subprocess.Popen(_command(script, spec), env=_environment(dict(environment, **more)), stdin=subprocess.PIPE,
@@ -166,11 +169,12 @@ class Workers:
         """Raises:
         RuntimeError: it failed; with the end of its output.
         """
-        for process in self.started:
+        asked = self.started[:1] if self.driven else self.started
+        for process in asked:
             assert process.stdin is not None
             process.stdin.write(what + "\n")
             process.stdin.flush()
-        found = [self._answer(process) for process in self.started]
+        found = [self._answer(process) for process in asked]
         return found[0]
 
     def _answer(self, process: Any) -> Result:

@@ -5,8 +5,8 @@
 ``--data``: a directory with measurements that others published: ``simulator/dlperf_dev.json`` (DLPerf's runs of
 NVIDIA's DeepLearningExamples on TensorFlow 1.15 with Horovod), ``planner/dapple_profiles.json`` (layer times of DAPPLE's
 authors on a V100), ``planner/amp_results_*.json`` (run times of AMP's authors).  Sources that are not there are named and
-skipped; what papers print is here.  ``--fit``: also fit the laws' parameters to all sources, and to all but one;
-``--write``: write the laws that come with the package.
+skipped; what papers and NVIDIA's examples print is here.  ``--fit``: also fit the laws' parameters to all sources, and to all
+but one; ``--write``: write the laws that come with the package.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from benchmarks.simulator import TABLE_VI
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import CONTEXT_BYTES
 from whale_tf.documents import plain
-from whale_tf.planner.amp.cost import Costs, Degrees, Strategy
+from whale_tf.planner.amp.cost import Costs, Degrees
+from whale_tf.planner.amp.cost import Strategy as AmpStrategy
 from whale_tf.planner.amp.placement import megatron
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import load_builtin
@@ -46,14 +47,17 @@ from whale_tf.simulator.laws import (
     fitted,
     waiting_seconds,
 )
-from whale_tf.simulator.model_graph import PARAMETER
+from whale_tf.simulator.simulate import summed_bytes
+from whale_tf.simulator.strategy_tree import Strategy
 from whale_tf.simulator.zoo.transformers import transformer
 
-KIND = "V100"  # the kind of device whose parameters the sources tell
-FREE = ("matmul_fp32", "matmul_half", "convolution_fp32", "winograd")
-PRIOR = {"matmul_fp32": 0.85, "matmul_half": 0.5, "convolution_fp32": 0.85, "winograd": 2.0}  # where no source tells
+KIND = "V100"  # what parameters are fitted to; of other kinds only the units are known, and their runs test how far that carries
+FREE = ("matmul_fp32", "matmul_half", "convolution_fp32", "convolution_half", "winograd")
+PRIOR = {"matmul_fp32": 0.85, "matmul_half": 0.5, "convolution_fp32": 0.85, "convolution_half": 0.4,
+         "winograd": 2.0}  # where no source tells
 WAITING = {"jitter": 0.02, "hop_s": 3e-5, "overlap": 0.1}
 MOST = 0.95  # of a peak, whatever fits better
+MOST_SIMULATED = 32  # micro-batches of a step; with more, the sums of gradients count for even less
 TRUST = 0.1  # weight of a prior beside one measurement's relative error
 PROFILES = {"vgg-19-pbs-32": "vgg-19@dapple", "bert-24-pbs-6": "bert-large@dapple", "bert-48-pbs-2": "bert-48@dapple",
             "gnmt-16-pbs-64": "gnmt-16", "amoeba-36-pbs-1": "amoebanet-36"}
@@ -64,19 +68,24 @@ AMP = {"homogeneous": "amp-homogeneous", "het_cluster": "amp-het"}
 
 
 class Point(NamedTuple):
-    """One measurement: ``measured`` in samples/s, of ``gpus`` devices, predicted with some laws by ``predict``."""
+    """One measurement: ``measured`` in samples/s, of ``gpus`` devices of ``cluster`` under ``strategy``."""
 
     source: str
     what: str
     precision: str
     gpus: int
     measured: float
-    predict: Callable[[Laws], Simulation]
+    strategy: Strategy
+    cluster: Cluster
+    xla: bool = False
     fits: bool = True
 
     @property
     def series(self) -> str:
         return f"{self.source}, {self.what}"
+
+    def predict(self, laws: Laws) -> Simulation:
+        return simulate(self.strategy, self.cluster, Options(xla=self.xla, laws=laws))
 
 
 # ---- sources -------------------------------------------------------------------------------------------------------------
@@ -98,20 +107,19 @@ def dlperf_cluster() -> Cluster:
 
 
 def dlperf(data: Optional[str]) -> List[Point]:
-    """DLPerf: data parallelism with Horovod, synthetic data."""
-    found = read(data, "simulator", "dlperf_dev.json")
+    """DLPerf: data parallelism with Horovod, synthetic data.  NVIDIA's script of BERT sends gradients in 16 bits under mixed
+    precision (its optimization.py: ``hvd.Compression.fp16``), that of ResNet does not."""
+    found, cluster = read(data, "simulator", "dlperf_dev.json"), dlperf_cluster()
     points: List[Point] = []
     for row in found["series"] if found else ():
         precision = "fp16" if "16" in row["precision"] else "fp32"
         name = {"resnet50": "resnet-50", "bert_base": "bert-base"}[row["model"]]
         what = f"{name}, {precision}{', XLA' if row['xla'] else ''}"
+        halved = name == "bert-base" and precision == "fp16"
         for gpus, rate in zip(found["gpus"], row["throughput"]):
-            def predict(laws: Laws, name: str = name, precision: str = precision, xla: bool = row["xla"], gpus: int = gpus,
-                        batch: int = row["batch_per_gpu"]) -> Simulation:
-                model = as_run(built_in_model(name, batch * gpus), precision, xla)
-                return simulate(uniform_3d(model, gpus), dlperf_cluster(), Options(xla=xla, laws=laws))
-
-            points.append(Point("DLPerf", what, precision, gpus, rate, predict))
+            model = as_run(built_in_model(name, row["batch_per_gpu"] * gpus), precision, row["xla"])
+            strategy = uniform_3d(model, gpus)._replace(fp16_gradients=halved)
+            points.append(Point("DLPerf", what, precision, gpus, rate, strategy, cluster, row["xla"]))
     return points
 
 
@@ -129,25 +137,55 @@ def dapple_profiles(data: Optional[str]) -> List[Point]:
         rows, batch = found["models"][name]["nodes"], found["models"][name]["profile_batch_size"]
         seconds = sum(row["fwd_ms"] + row["bwd_ms"] for row in rows) * 1e-3
 
-        def predict(laws: Laws, build: Callable[[int], Any] = build, batch: int = batch) -> Simulation:
-            strategy = uniform_3d(as_run(build(batch), "fp32", False))
-            return simulate(strategy, Cluster.parse("V100-32GB:1"), Options(xla=False, laws=laws))
-
-        points.append(Point("DAPPLE's profiles", name.split("-pbs")[0], "fp32", 1, batch / seconds, predict))
+        strategy = uniform_3d(as_run(build(batch), "fp32", False))
+        points.append(Point("DAPPLE's profiles", name.split("-pbs")[0], "fp32", 1, batch / seconds, strategy,
+                            Cluster.parse("V100-32GB:1")))
     return points
 
 
 def dapple_table() -> List[Point]:
     """DAPPLE Table VI: BERT-48 in two stages on configuration B, micro-batches of 2; BERT reads 384 tokens."""
+    model = as_run(transformer("bert-48", 2, 48, 1024, 16, 384, 30522, pre_norm=False, predicted=2), "fp32", False)
+    cluster = Cluster.parse("dapple-b")
     points: List[Point] = []
     for (schedule, recompute, count), (rate, _) in TABLE_VI.items():
-        def predict(laws: Laws, schedule: str = schedule, recompute: str = recompute, count: int = count) -> Simulation:
-            model = as_run(transformer("bert-48", 2, 48, 1024, 16, 384, 30522, pre_norm=False, predicted=2), "fp32", False)
-            strategy = uniform_3d(model, 1, 1, 2, count, schedule, recompute=recompute)
-            return simulate(strategy, Cluster.parse("dapple-b"), Options(xla=False, laws=laws))
+        strategy = uniform_3d(model, 1, 1, 2, count, schedule, recompute=recompute)
+        what = f"BERT-48, {schedule}{' + recomputation' if recompute != 'none' else ''}"
+        points.append(Point("DAPPLE Table VI", what, "fp32", 2, rate or 0.0, strategy, cluster, fits=rate is not None))
+    return points
 
-        what = f"BERT-48, {schedule}{' + recomputation' if recompute else ''}"
-        points.append(Point("DAPPLE Table VI", what, "fp32", 2, rate or 0.0, predict, rate is not None))
+
+# NVIDIA's DeepLearningExamples, TensorFlow with Horovod and XLA: (model, tokens, precision, cluster, batch of a GPU,
+# {GPUs: (samples/s, micro-batches)}).  resnet50v1.5/README.md: container 20.06-tf1; TensorFlow2/LanguageModeling/BERT/README.md:
+# pre-training by LAMB, container 21.02-tf2.
+NVIDIA = (
+    ("resnet-50", 0, "fp32", "V100-16GB:8", 128, {1: (412.0, 1), 8: (3170.0, 1)}),
+    ("resnet-50", 0, "fp16", "V100-16GB:8", 256, {1: (1270.0, 1), 8: (9510.0, 1)}),
+    ("resnet-50", 0, "tf32", "A100-40GB:8", 256, {1: (909.0, 1), 8: (7000.0, 1)}),
+    ("resnet-50", 0, "fp16", "A100-40GB:8", 256, {1: (2375.0, 1), 8: (17400.0, 1)}),
+    ("bert-large", 128, "fp32", "V100-32GB:16", 32, {1: (49.97, 2048), 4: (194.02, 512), 8: (367.9, 256), 16: (762.22, 128)}),
+    ("bert-large", 128, "fp16", "V100-32GB:16", 60, {1: (206.5, 1024), 4: (789.75, 256), 8: (1561.77, 128), 16: (3077.99, 64)}),
+    ("bert-large", 512, "fp32", "V100-32GB:16", 6, {1: (11.06, 5120), 4: (43.05, 1280), 8: (85.51, 640)}),
+    ("bert-large", 512, "fp16", "V100-32GB:16", 10, {1: (40.95, 3072), 4: (158.5, 768), 8: (312.03, 384), 16: (614.94, 192)}),
+    ("bert-large", 128, "tf32", "A100-80GB:8", 176, {1: (282.98, 512), 8: (1944.77, 64)}),
+    ("bert-large", 128, "fp16", "A100-80GB:8", 312, {1: (485.59, 256), 8: (3799.24, 32)}),
+    ("bert-large", 512, "tf32", "A100-80GB:8", 22, {1: (54.92, 1536), 8: (427.39, 192)}),
+    ("bert-large", 512, "fp16", "A100-80GB:8", 40, {1: (96.52, 768), 8: (649.69, 96)}),
+)
+
+
+def nvidia() -> List[Point]:
+    """Gradients are summed once a step, after its micro-batches."""
+    points: List[Point] = []
+    for name, tokens, precision, where, batch, runs in NVIDIA:
+        what = f"{name}{f' of {tokens} tokens' if tokens else ''}, {precision}, {where.split('-')[0]}"
+        for gpus, (rate, micro_batches) in runs.items():
+            size = batch * gpus
+            model = built_in_model(name, size) if not tokens else transformer(
+                name, size, 24, 1024, 16, tokens, 30522, pre_norm=False, predicted=20 if tokens == 128 else 80, optimizer="lamb")
+            strategy = uniform_3d(as_run(model, precision, True), gpus, num_micro_batch=min(micro_batches, MOST_SIMULATED))
+            strategy = strategy._replace(fp16_gradients=bool(tokens) and precision == "fp16")
+            points.append(Point("NVIDIA's examples", what, precision, gpus, rate, strategy, Cluster.parse(where), True))
     return points
 
 
@@ -173,7 +211,7 @@ def amp(data: Optional[str]) -> List[AmpRow]:
         for row in found["strategies"] if found else ():
             if row["status"] != "not_run":
                 degrees = Degrees(row["pp"], row["dp"], row["tmp"])
-                found_s = costs.estimate(Strategy(degrees, row["mbs"], megatron(cluster, degrees), tuple(row["partition"])))
+                found_s = costs.estimate(AmpStrategy(degrees, row["mbs"], megatron(cluster, degrees), tuple(row["partition"])))
                 rows.append(AmpRow(setting, row["measured_s"], found_s.seconds, row["status"] == "ok",
                                    max(found_s.peak_bytes) <= limit))
     return rows
@@ -198,11 +236,11 @@ def layers(data: Optional[str]) -> List[Tuple[str, float]]:
 def fit(points: Sequence[Point]) -> Laws:
     """Laws whose relative errors are least over the points: kernels by the runs on one device, then what several devices add."""
     start = default_laws()
-    alone = [point for point in points if point.fits and point.gpus == 1]
+    known = [point for point in points if point.fits and point.cluster.devices[0].type.startswith(KIND)]
+    alone = [point for point in known if point.gpus == 1]
 
     def laws_of(values: np.ndarray) -> Laws:
         changes = dict(zip(FREE, np.exp(values).tolist()))
-        changes["convolution_half"] = changes["convolution_fp32"] * changes["matmul_half"] / changes["matmul_fp32"]
         return fitted(start, **changes)  # of one kind of device; of others nothing is known but their units
 
     prior = np.log([PRIOR[name] for name in FREE])
@@ -214,7 +252,7 @@ def fit(points: Sequence[Point]) -> Laws:
 
     bounds = (np.log(0.1), np.log([MOST if name != "winograd" else 4.0 for name in FREE]))
     laws = laws_of(least_squares(residuals, prior, bounds=bounds, diff_step=0.05, max_nfev=6).x if alone else prior)
-    return _with_waiting(laws, [point for point in points if point.fits and point.gpus > 2])
+    return _with_waiting(laws, [point for point in known if point.gpus > 2])
 
 
 def _with_waiting(laws: Laws, points: Sequence[Point]) -> Laws:
@@ -222,7 +260,7 @@ def _with_waiting(laws: Laws, points: Sequence[Point]) -> Laws:
     names, prior = list(WAITING), np.log(list(WAITING.values()))
     bare = replace(laws, framework=replace(laws.framework, jitter=0.0, hop_s=0.0, overlap=0.0))
     plain_runs = [point.predict(bare) for point in points]
-    sizes = [sum(one.bytes for one in run.program.strategy.model.tensors if one.role == PARAMETER) for run in plain_runs]
+    sizes = [summed_bytes(run.program) for run in plain_runs]
 
     def law_of(values: np.ndarray) -> FrameworkLaw:
         changes = dict(zip(names, np.exp(values).tolist()))
@@ -232,8 +270,8 @@ def _with_waiting(laws: Laws, points: Sequence[Point]) -> Laws:
         law, errors = law_of(values), []
         for point, run, size in zip(points, plain_runs, sizes):
             step_s = run.times.makespan
-            seconds = step_s + waiting_seconds(law, step_s, run.step_time_s - step_s, point.gpus, size, "XLA" in point.what)
-            errors.append(np.log(run.samples / seconds / point.measured))
+            seconds = step_s + waiting_seconds(law, step_s, run.step_time_s - step_s, point.gpus, size, point.xla)
+            errors.append(np.log(run.subject.samples / seconds / point.measured))
         return np.concatenate([errors, TRUST * (values - prior)])
 
     return replace(laws, framework=law_of(least_squares(residuals, prior).x if points else prior))
@@ -269,7 +307,8 @@ COLUMNS = ["series", "precision", "points", "mean error", "largest", "efficiency
 
 
 def every_point(data: Optional[str], console: Console) -> List[Point]:
-    sources = {"DLPerf": dlperf(data), "DAPPLE's profiles": dapple_profiles(data), "DAPPLE Table VI": dapple_table()}
+    sources = {"DLPerf": dlperf(data), "DAPPLE's profiles": dapple_profiles(data), "DAPPLE Table VI": dapple_table(),
+               "NVIDIA's examples": nvidia()}
     for name, points in sources.items():
         if not points:
             console.print(f"{name}: no data; --data DIRECTORY has none of it")
@@ -293,15 +332,14 @@ def verdicts(points: Sequence[Point], laws: Laws) -> Tuple[int, int]:
 
 
 def errors_of(points: Sequence[Point], laws_of: Callable[[Point], Laws]) -> Tuple[TestedError, ...]:
-    rows = []
-    for precision in ("fp32", "fp16"):
-        mine = [point for point in points if point.precision == precision and point.fits]
-        errors = [abs(error(point, laws_of(point))) for point in mine]
-        if errors:
-            mean, largest = round(float(np.mean(errors)), 3), round(max(errors), 3)
-            rows.append(TestedError(times=KERNELS, device=KIND, precision=precision, points=len(errors), mean=mean,
-                                    largest=largest))
-    return tuple(rows)
+    by_kind: Dict[Tuple[str, str], List[float]] = {}
+    for point in points:
+        if point.fits:
+            kind = point.cluster.devices[0].type.split("-")[0]
+            by_kind.setdefault((kind, point.precision), []).append(abs(error(point, laws_of(point))))
+    return tuple(TestedError(times=KERNELS, device=kind, precision=precision, points=len(errors),
+                             mean=round(float(np.mean(errors)), 3), largest=round(max(errors), 3))
+                 for (kind, precision), errors in by_kind.items())
 
 
 def write(laws: Laws) -> None:

@@ -58,14 +58,14 @@ ABLATION = (
 )
 # DAPPLE Table VI: schedule, recomputation, micro-batches -> samples/s, average peak in GB (None: out of memory)
 TABLE_VI = {
-    ("gpipe", "", 2): (5.10, 12.1),
-    ("gpipe", "", 3): (None, None),
+    ("gpipe", "none", 2): (5.10, 12.1),
+    ("gpipe", "none", 3): (None, None),
     ("gpipe", "stage", 2): (4.00, 9.9),
     ("gpipe", "stage", 5): (5.53, 13.2),
     ("gpipe", "stage", 8): (None, None),
-    ("backward_first", "", 2): (5.10, 10.6),
-    ("backward_first", "", 8): (7.60, 10.6),
-    ("backward_first", "", 16): (8.18, 10.6),
+    ("backward_first", "none", 2): (5.10, 10.6),
+    ("backward_first", "none", 8): (7.60, 10.6),
+    ("backward_first", "none", 16): (8.18, 10.6),
     ("backward_first", "stage", 2): (4.24, 8.5),
     ("backward_first", "stage", 8): (6.23, 8.5),
     ("backward_first", "stage", 16): (6.77, 8.5),
@@ -178,10 +178,10 @@ def settings() -> List[Setting]:
         return uniform_3d(model, count // 2, 2)
 
     def zero(model: ModelGraph, count: int) -> Strategy:
-        return uniform_3d(model, count, zero=3, recompute="block")
+        return uniform_3d(model, count, zero="v3", recompute="full")
 
     def shard_and_pipeline(model: ModelGraph, count: int) -> Strategy:
-        return uniform_3d(model, count // 8, 4, 2, recompute="block")
+        return uniform_3d(model, count // 8, 4, 2, recompute="full")
 
     def tables(model: ModelGraph, count: int) -> Strategy:
         strategy = uniform_3d(model, count)
@@ -230,7 +230,7 @@ def dapple() -> List[Row]:
         result = simulate(strategy, Cluster.parse("dapple-b"))
         rows.append(
             (
-                schedule + (" + recompute" if recompute else ""),
+                schedule + (" + recompute" if recompute != "none" else ""),
                 count,
                 "oom" if rate is None else rate,
                 "oom" if result.oom else f"{result.samples_per_s:.2f}",
@@ -249,7 +249,7 @@ def largest_bert() -> List[Row]:
         low, high = stages, 1000
         while low < high:
             middle = (low + high + 1) // 2
-            strategy = uniform_3d(built_in_model(f"bert-{middle}", 2), 1, 1, stages, stages, recompute="block")
+            strategy = uniform_3d(built_in_model(f"bert-{middle}", 2), 1, 1, stages, stages, recompute="full")
             if simulate(strategy, cluster).oom:
                 high = middle - 1
             else:

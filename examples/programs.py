@@ -41,28 +41,43 @@ PLANS = {
 DEVICES = {"data_parallel": 2, "pipeline": 2, "split_classifier": 2, "nested": 4}
 
 
-def program_of(name: str) -> Any:
-    """The Program of a small classifier under one of the plans."""
-    plan = PLANS[name]
+def program_under(config: Dict[str, Any], devices: int, build: Callable[[], tf.Tensor]) -> Any:
+    """The Program of a step that minimises the loss of a model, on logical CPU devices."""
     with tf.Graph().as_default():
-        wh.init(plan.config, cluster=f"cpu:{DEVICES[name]}")
+        wh.init(config, cluster=f"cpu:{devices}")
         try:
-            x, labels = tf.placeholder("float32", [16, 8], "x"), tf.placeholder("int32", [16], "labels")
-            tf.set_random_seed(0)
-            with plan.first() if plan.first else tf.name_scope(None):
-                hidden = tf.nn.relu(tf.matmul(x, tf.get_variable("w", [8, 8], use_resource=True)), "hidden")
-                if plan.second is None:
-                    loss = _loss(hidden, labels)
-            if plan.second is not None:
-                with plan.second():
-                    loss = _loss(hidden, labels)
-            tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+            tf.train.GradientDescentOptimizer(0.1).minimize(build())
             wh.parallelize()
             program = wh.current_program()
             assert program is not None
             return program
         finally:
             wh.shutdown()
+
+
+def write(folder: Path, name: str, text: str, programs: Dict[str, Any]) -> None:
+    """A page and its pictures."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(text, encoding="utf8")
+    for title, program in programs.items():
+        wh.draw_program(str(folder / name / f"{title}.svg"), program)
+
+
+def program_of(name: str) -> Any:
+    """The Program of a small classifier under one of the plans."""
+    plan = PLANS[name]
+
+    def build() -> tf.Tensor:
+        x, labels = tf.placeholder("float32", [16, 8], "x"), tf.placeholder("int32", [16], "labels")
+        tf.set_random_seed(0)
+        with plan.first() if plan.first else tf.name_scope(None):
+            hidden = tf.nn.relu(tf.matmul(x, tf.get_variable("w", [8, 8], use_resource=True)), "hidden")
+            if plan.second is None:
+                return _loss(hidden, labels)
+        with plan.second():
+            return _loss(hidden, labels)
+
+    return program_under(plan.config, DEVICES[name], build)
 
 
 def _loss(hidden: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -92,11 +107,7 @@ def main() -> None:
         for name, program in programs.items():
             print(f"-- {name}\n{program.to_text()}")
         return
-    folder = Path(sys.argv[1])
-    (folder / "programs").mkdir(parents=True, exist_ok=True)
-    (folder / "programs.md").write_text(page(programs), encoding="utf8")
-    for name, program in programs.items():
-        wh.draw_program(str(folder / "programs" / f"{name}.svg"), program)
+    write(Path(sys.argv[1]), "programs", page(programs), programs)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,11 @@ def test_files_and_environment(tmp_path: Path) -> None:
     assert Config.parse({}, {"WHALE_CONFIG": str(path)}).io.slicing is True  # what is given wins
 
 
+def test_sections_that_only_epl_has() -> None:
+    found = Config({"zero": {"level": "v0"}, "offload": {"level": "v0"}, "gradient_checkpoint": {"type": "auto"}})
+    assert (found.zero, found.offload, found.recompute) == ("v1", "v0", "full")
+
+
 def test_frozen_and_copyable() -> None:
     config = Config({"patterns.force": {"unit": "row"}})
     assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
@@ -80,7 +85,7 @@ def test_frozen_and_copyable() -> None:
     ({"num_micro_batch": 2.0}, "is 2.0, expected a whole number"),
     ({"num_task_graph": -1}, "'pipeline.num_stages' is -1"),
     ({"communication.bucket_bytes": 1.5}, "'communication.bucket_bytes' is 1.5"),
-    ({"pipeline.schedule": "gpip"}, "expected 'backward_first' or 'gpipe'. Did you mean 'gpipe'"),
+    ({"pipeline.schedule": "gpip"}, "or 'auto'. Did you mean 'gpipe'"),
     ({"pipeline.warmup": "pa"}, "expected 'auto' or 'PA' or 'PB'"),
     ({"auto_parallel": "daple"}, "expected true or false, or 'dapple' or 'amp' or 'rhino'.*Did you mean 'dapple'"),
     ({"auto_parallel": 1}, "'auto.auto_parallel' is 1"),
@@ -131,3 +136,13 @@ def test_every_value_is_taken_or_refused_by_name(row: Any, value: Any) -> None:
     got = config[row.key]
     assert got == value and (type(got) is type(value) or (type(got), type(value)) == (float, int))
     assert Config.parse(config.to_json()) == config
+
+
+def test_mixed_precision_by_every_name() -> None:
+    for values in ({"amp": "float16"}, {"amp.level": "O1"}, {"amp": {"dtype": "float16"}}, {"amp": {"level": "O1"}}):
+        assert (Config(values).precision, Config(values).loss_scale) == ("float16", "dynamic")
+    assert Config({"amp.level": "O1", "amp.loss_scale": 128}).loss_scale == 128
+    assert Config({"amp": {"level": "O1", "loss_scale": "dynamic"}}).loss_scale == "dynamic"
+    assert Config({"amp.level": ""}).precision == "float32" and Config({"amp": "bfloat16"}).loss_scale is None
+    with pytest.raises(ConfigError, match="config key 'amp.dtype' is 'float8', expected 'none' or 'float16' or 'bfloat16'"):
+        Config({"amp": "float8"})

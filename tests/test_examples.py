@@ -104,6 +104,6 @@ def test_demo() -> None:
 
 def test_no_example_is_left_out() -> None:
     scripts = {os.path.basename(path)[:-3] for path in glob.glob(os.path.join(ROOT, "examples", "[a-z]*.py"))}
-    assert scripts == set(EXAMPLES) | {"m6_pipeline", "demo", "training", "programs", "keras_fit"}
+    assert scripts == set(EXAMPLES) | {"m6_pipeline", "demo", "training", "programs", "schedules", "keras_fit"}
     scripts = {os.path.basename(path)[:-3] for path in glob.glob(os.path.join(ROOT, "examples", "keras", "*.py"))}
     assert scripts == set(KERAS + MORE_KERAS)

@@ -22,11 +22,11 @@ except ImportError as error:
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
 __all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter",
-           "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef", "check_version",
-           "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing", "global_seed",
-           "gradients_util", "imperative_grad", "imported_as_written", "is_unlifted", "lacking", "make_logical_cpus", "op_def",
-           "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "traced_graphs",
-           "v1", "variable_value"]
+           "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
+           "check_version", "collectives_carry_float16", "eager_context", "eager_outside_functions", "function_tracing",
+           "global_seed", "gradients_util", "has_kernel", "has_xla", "imperative_grad", "imported_as_written", "is_unlifted",
+           "lacking", "make_logical_cpus", "op_def", "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly",
+           "sharded_by_file", "static_dims", "tf", "traced_graphs", "v1", "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)
@@ -93,12 +93,12 @@ def _check_methods() -> None:
 check_version()
 _check_methods()
 (BaseSession, FetchMapper, DatasetV1, DatasetV1Adapter, DatasetIterator, EventFileWriter, gradients_util, imperative_grad,
- _framework_ops, eager_outside_functions, _control_flow_graphs, eager_context) = _undocumented(
+ _framework_ops, eager_outside_functions, _control_flow_graphs, eager_context, _kernels) = _undocumented(
     "client.session:BaseSession", "client.session:_FetchMapper", "data.ops.dataset_ops:DatasetV1",
     "data.ops.dataset_ops:DatasetV1Adapter", "data.ops.iterator_ops:Iterator",
     "summary.writer.event_file_writer:EventFileWriter", "ops.gradients_util", "eager.imperative_grad", "framework.ops",
     "framework.ops:executing_eagerly_outside_functions", "ops.control_flow_v2_func_graphs",
-    "eager.context:context")
+    "eager.context:context", "framework.kernels")
 
 # Names of protos for annotations: type checkers see all of TensorFlow as Any.
 AttrValue = Any
@@ -296,6 +296,31 @@ def op_def(graph: tf.Graph, op_type: str) -> OpDef:
         return lookup(op_type)
     except (tf.errors.OpError, RuntimeError) as error:  # 1.x and 2.x, in this order
         raise LookupError(f"no op type {op_type!r} in TensorFlow {tf.__version__}") from error
+
+
+@functools.lru_cache(maxsize=None)
+def has_kernel(op_type: str, device_type: str, dtype: Any = None) -> bool:
+    """Whether TensorFlow has a kernel of an op type for a type of devices ("CPU", "GPU", "XLA_CPU_JIT"); with ``dtype`` for its
+    type attribute ``T`` or ``Tparams``, if it has one."""
+    number = None if dtype is None else dtype.as_datatype_enum
+    return any(
+        kernel.device_type in (device_type, "DEFAULT") and all(
+            number is None or limit.name not in ("T", "Tparams") or number in limit.allowed_values.list.type
+            for limit in kernel.constraint)
+        for kernel in _kernels.get_registered_kernels_for_op(op_type).kernel)
+
+
+def has_xla(device_type: str) -> bool:
+    """Whether XLA compiles a function that a PartitionedCall calls on devices of a type.  Its kernels are registered then, and
+    :func:`has_kernel` knows them."""
+    if tf.__version__.startswith("1."):
+        return False  # seen on 1.15.5: the call runs op by op, whatever its attributes say
+    try:
+        _undocumented("util.pywrap_xla_ops")[0].get_cpu_kernel_names()
+    except UnsupportedTensorFlowError:
+        return False
+    has_kernel.cache_clear()
+    return has_kernel("MatMul", f"XLA_{device_type}_JIT")
 
 
 def sharded_by_file(dataset: Any, count: tf.Tensor, index: tf.Tensor) -> Any:

@@ -20,6 +20,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Tuple,
     Union,
 )
 
@@ -39,11 +40,12 @@ from whale_tf.cluster import (
     device_names,
     devices_of_processes,
     find_processes,
+    host_name,
     whole_cluster,
 )
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.config import Config
-from whale_tf.errors import AnnotationError, PlanError, UnknownShapeError, WhaleError
+from whale_tf.errors import AnnotationError, OtherGraphError, PlanError, UnknownShapeError, WhaleError
 from whale_tf.feeds import Waiting, elements, trains
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import OpGraph
@@ -56,7 +58,7 @@ from whale_tf.plan import Plan
 from whale_tf.planner.assemble import TaskGraphSpec, spans, static_batch
 from whale_tf.planner.auto.settings import wants_search
 from whale_tf.planner.explain import explain_plan
-from whale_tf.processes.datasets import Adapter, explained, share, take_all
+from whale_tf.processes.datasets import Adapter, explained, share, take_all, whole_rounds
 from whale_tf.processes.functions import Functions
 from whale_tf.processes.runtime import Runtime, runtime_of
 from whale_tf.processes.termination import Termination, step_value
@@ -89,10 +91,11 @@ class _Active:
     """Everything ``wh.init`` sets and ``wh.shutdown`` drops: the one place with global state, which TensorFlow's hooks force
     on us."""
 
-    def __init__(self, config: Config, cluster: Cluster, plan: Optional[Plan], processes: Processes) -> None:
+    def __init__(self, config: Config, cluster: Cluster, plans: Dict[str, Plan], processes: Processes) -> None:
         self.config = config
         self.cluster = cluster
-        self.plan = plan
+        self.plan = plans.get("")  # of everything
+        self.plans = plans
         self.processes = processes
         self.runtime = runtime_of(processes, config.communication.start_timeout_s)
         self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
@@ -106,6 +109,7 @@ class _Active:
         self.shares_input = False  # tf.data pipelines with the other processes
         self.shuffles = itertools.count()
         self.said: MutableSet[str] = set()  # warnings
+        self.met: MutableSet[str] = set()  # names of functions that train
         self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions that take one by variables
         self.said_no_gradients = False
         self.default: Optional[_Strategy] = None  # of functions
@@ -128,7 +132,7 @@ _observer: Optional[Observer] = None
 def init(
     config: Union[None, Config, Dict, str] = None,
     cluster: Union[None, Cluster, Dict, str] = None,
-    plan: Union[None, Plan, Dict, str] = None,
+    plan: Union[None, Plan, Mapping, str] = None,
 ) -> None:
     """Start whale_tf; call it before building the graph.  A second call starts afresh.
 
@@ -139,7 +143,8 @@ def init(
         config: a Config, a dict, JSON text or the path of a JSON file; default: the environment's ``WHALE_CONFIG``.
         cluster: a Cluster, a dict, a path, or a short form such as ``"cpu:4"``; default: ``WHALE_CLUSTER``, else all GPUs, else
             one CPU device.  In a job of several processes: the devices of all of them.
-        plan: a Plan to run, a dict, JSON text or the path of a JSON file.
+        plan: a Plan to run, a dict, JSON text or the path of a JSON file; or several, by the names of the tf.functions that they
+            are for: functions without one are left to their annotations.
 
     Raises:
         ConfigError, ClusterError, PlanError: the argument is not valid.
@@ -150,7 +155,7 @@ def init(
     parsed = _Active(
         Config.parse(config),
         _cluster(cluster, processes),
-        Plan.parse(plan) if plan is not None else None,
+        Plan.by_name(plan) if plan is not None else {},
         processes,
     )
     shutdown()
@@ -206,10 +211,10 @@ def observing(observer: Observer) -> Iterator[None]:
         shutdown()
 
 
-def asked() -> Asked:
+def asked(graph: tf.Graph) -> Asked:
     """For an Observer: what the script's ``wh.init`` asks for; without one, local training."""
     state = _require("asked")
-    return Asked(state.config, state.cluster, state.plan, state.processes)
+    return Asked(state.config, state.cluster, _plan_of(state, graph), state.processes)
 
 
 class _Strategy:
@@ -230,7 +235,9 @@ class _Strategy:
         else:
             graph = capture_annotations.current_graph(f"wh.{self.kind}")
             self._block = capture_annotations.annotate(graph, self.kind, self.device_count, self.name)
-        self._block.__enter__()
+        item = self._block.__enter__()
+        if item is not None and layers.is_calling():
+            capture_annotations.annotations_of(graph).remembered.add(item.name)
         return self
 
     def __exit__(self, *error: Any) -> Optional[bool]:
@@ -402,7 +409,8 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
         )
     form = done.emitted.form if done.emitted is not None else None
     text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
-    text += explain_plan(done.plan, done.region, device_names(state.cluster, state.processes), done.assignment, form)
+    names = (*device_names(state.cluster, state.processes), host_name(state.cluster, state.processes))
+    text += explain_plan(done.plan, done.region, names, done.assignment, form)
     if state.runtime is None or state.runtime.is_driver or not state.shares_input:
         return text
     return text + explained(state.processes, _sharing(state), state.config.io.slicing == "file")
@@ -475,6 +483,9 @@ def _ensure(state: _Active, graph: tf.Graph, may_wait: bool = True) -> None:
         _observer.graph(graph)
         state.looked_at[graph] = graph.version
         return
+    if calls and state.plan is None and state.plans:
+        raise PlanError(f"wh.init() was given plans of tf.functions ({', '.join(state.plans)}), but a graph of Sessions trains; "
+                        "give its plan alone: wh.init(plan=...)")
     if calls:
         _give_default(state, graph)
     with whale_session.unfinalized(graph), garbage_collection_paused():
@@ -538,7 +549,9 @@ def _session_config(state: _Active, config: Optional[v1.ConfigProto]) -> v1.Conf
     """The ConfigProto of a Session of this process."""
     kinds = [device.kind for device in _own_devices(state)]
     emit = state.config.emit if state.plan is None else state.plan.emit
-    return whale_session.with_devices(config, kinds.count("CPU"), "GPU" in kinds, emit != INLINE)
+    offload = state.config.offload if state.plan is None else state.plan.offload
+    num_cpus = kinds.count("CPU") + (offload != "none")  # the last one stands for the host
+    return whale_session.with_devices(config, num_cpus, "GPU" in kinds, emit != INLINE)
 
 
 def _may_span(state: _Active, graph: tf.Graph) -> bool:
@@ -596,8 +609,7 @@ def _check_function_gradients(state: _Active, graph: tf.Graph) -> None:
             raise _no_jacobian(graph.outer_graph)
         raise PlanError(
             f"gradients of variables are taken inside a loop or condition ({graph.name!r}) of a tf.function; put the training "
-            "step into a function of its own: write @tf.function above it, and call it in the loop (Keras 2: leave out "
-            "steps_per_execution)")
+            "step into a function of its own: write @tf.function above it, and call it in the loop")
 
 
 def _no_jacobian(graph: tf.Graph) -> PlanError:
@@ -646,17 +658,35 @@ def _say(state: _Active, text: str) -> None:
         warnings.warn(text)
 
 
+def _plan_of(state: _Active, graph: tf.Graph) -> Optional[Plan]:
+    """The plan that wh.init was given for a graph."""
+    return state.plans.get(graph.name, state.plan) if graph.building_function else state.plan
+
+
+def _note_plan(state: _Active, graph: tf.Graph) -> None:
+    """A function that trains is about to be divided: it may have been meant by a name that no function has."""
+    state.met.add(graph.name)
+    unmet = sorted(name for name in state.plans if name and name not in state.met)
+    if unmet and graph.name not in state.plans:
+        _say(state, f"wh.init() was given plans of tf.functions {', '.join(map(repr, unmet))}; tf.function {graph.name!r} trains "
+                    "without a plan of its own, as its annotations and the configuration say")
+
+
 def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
     """Rewrite a tf.function that trains, right after it was traced."""
     state.traced.add(graph)
     known = capture_annotations.annotations_of(graph)
     if known.trains:
         _give_default(state, graph)
-    if not known.trains and known.items and not state.said_no_gradients:
+    meant = [item.name for item in known.items if not known.trains and item.name not in known.remembered]
+    if meant and not state.said_no_gradients:
         state.said_no_gradients = True
-        warnings.warn(f"tf.function {graph.name!r} has annotations ({known.items[0].name!r}), but takes no gradients of "
+        warnings.warn(f"tf.function {graph.name!r} has annotations ({meant[0]!r}), but takes no gradients of "
                       "variables: it runs where its variables are, on one device, as do all functions that do not train")
-    if not known.trains or _more_than_local(state) is None and not known.items and _observer is None:
+    if not known.trains:
+        return
+    if _more_than_local(state) is None and not known.items and _observer is None:
+        functions.untag(graph)
         return
     if functions.makes_variables(graph):
         state.drafts.add(graph)
@@ -664,10 +694,16 @@ def _divide_function(state: _Active, graph: tf.Graph, attributes: Mapping[str, A
     if _observer is not None:
         _observer.graph(graph)
         return
-    functions.check(graph.name, known, attributes, state.config, state.plan, state.processes)
+    plan = _plan_of(state, graph)
+    _note_plan(state, graph)
+    functions.check(graph.name, known, attributes, state.config, plan, state.processes)
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
-        done = _parallelize(graph, state.cluster, functions.settings(state.config), state.plan, state.processes, keys)
+        try:
+            done = _parallelize(graph, state.cluster, functions.settings(state.config), plan, state.processes, keys)
+        except OtherGraphError as error:
+            raise PlanError(f"tf.function {graph.name!r}: {error}. Where functions have a plan each, or only some of them one, "
+                            "name them: wh.init(plan={'name of the function': plan})") from None
         if done is None and graph in state.jacobians:
             raise _no_jacobian(graph)
         if done is None:
@@ -696,7 +732,7 @@ def _function_made(state: _Active, function: Any) -> None:
 def _more_than_local(state: _Active) -> Optional[str]:
     """What wh.init was asked for beyond local training on one device."""
     pipeline, count = state.config.pipeline, len(state.cluster.devices)
-    if state.plan is not None:
+    if state.plans:
         return "a plan"
     if wants_search(state.config):
         return "auto_parallel or num_task_graph"
@@ -773,11 +809,10 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
             return adapter
         return Adapter(adapter, state.processes, dataset, global_seed() is not None)
 
-    def fit_of_keras_2() -> None:
-        if state.runtime is not None:
-            raise PlanError(
-                f"fit of Keras 2 was called in a job of {state.processes.count} processes, which would all train on the same "
-                "data; write the loop of a tf.function, or use Keras 3 (TensorFlow 2.16 or later)")
+    def training_batches(given: Any, number: Optional[int]) -> Tuple[Any, int]:
+        if state.runtime is None or not state.config.io.slicing:
+            return given, 1
+        return dataset(whole_rounds(given, number, state.processes)), state.processes.count
 
     def shuffle(seed: Optional[int]) -> Optional[int]:
         if seed is None and state.runtime is not None and state.config.io.slicing and global_seed() is None:
@@ -839,7 +874,8 @@ def _callbacks(state: _Active) -> hooks.Callbacks:
         call=lambda function, original: original() if state.functions is None else state.functions.call(function, original),
         shuffle=shuffle,
         training_data=training_data,
-        fit_of_keras_2=fit_of_keras_2,
+        training_batches=training_batches,
+        divides=lambda: _more_than_local(state) is not None,
         writes=lambda: state.processes.is_chief,
         traced=lambda graph, attributes: _divide_function(state, graph, attributes),
         made=lambda function: _function_made(state, function),

@@ -6,6 +6,7 @@ file.
 """
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -22,12 +23,21 @@ ALIASES: Mapping[str, str] = {
     "auto_parallel": "auto.auto_parallel",
     "pipeline.strategy": "pipeline.schedule",
     "gradient_checkpoint.type": "recompute",
+    "zero.level": "zero",
+    "offload.level": "offload",
+    "amp": "amp.dtype",
+    "amp.level": "amp.dtype",
 }
 
 # Values of other names for a key: EPL's.
 VALUES: Mapping[str, Mapping[str, str]] = {
-    "pipeline.schedule": {"PreferBackward": "backward_first", "PreferForward": "gpipe"},
+    "pipeline.schedule": {
+        "PreferBackward": "backward_first", "PreferBackwardOptimizer": "backward_first", "PreferForward": "gpipe"},
     "gradient_checkpoint.type": {"": "none", "auto": "full", "collection": "full"},
+    "zero": {"v0": "v1"},
+    "zero.level": {"": "none", "v0": "v1", "v1": "v2", "v2": "v3"},  # EPL counts from zero
+    "offload.level": {"": "none"},
+    "amp.level": {"": "none", "O1": "float16", "o1": "float16"},
 }
 
 
@@ -43,10 +53,15 @@ class Pipeline(Record):
         None, at_least=1,
         description="TaskGraphs that an unannotated model is divided into (Whale's num_task_graph). null: no "
         "division, or chosen by the search under auto.auto_parallel.")
-    schedule: Literal["backward_first", "gpipe"] = field(
+    schedule: Literal["backward_first", "gpipe", "interleaved", "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v",
+                      "auto"] = field(
         "backward_first",
-        description="Order of micro-batches: backward_first (1F1B; also PreferBackward) or gpipe (all "
-        "forward first; also PreferForward).")
+        description="Order of micro-batches. backward_first: 1F1B (also PreferBackward and PreferBackwardOptimizer, whatever "
+        "their forward passes ahead: see warmup); gpipe: all forward first (also PreferForward); zero_bubble_h1: 1F1B with the "
+        "gradients of weights apart, where a stage would wait; zero_bubble_h2: with more forward passes ahead, so more memory; "
+        "interleaved: several TaskGraphs a device, round and round; zero_bubble_v: two TaskGraphs a device, there and back. "
+        "Under these two the model has more TaskGraphs than there are stages of devices. auto: the fastest of these that fits "
+        "the devices' memory, as simulated.")
     warmup: Literal["auto", "PA", "PB"] = field(
         "auto",
         description="Forward micro-batches stage i of S starts before its first backward one: PA = min(S-i, D), "
@@ -122,6 +137,21 @@ class Communication(Record):
 
 
 @dataclass(frozen=True)
+class Amp(Record):
+    """Mixed precision."""
+
+    dtype: Literal["none", "float16", "bfloat16"] = field(
+        "none",
+        description="Matrix products, convolutions and what lies between them compute in this type, forward and backward; "
+        "variables, sums, losses and updates stay float32. EPL's amp.level O1 means float16.")
+    loss_scale: Union[None, float, Literal["dynamic"]] = field(
+        None, at_least=1,
+        description="What gradients are multiplied by on their way through the low type, so that small ones do not vanish. A "
+        "step whose gradients are not finite is skipped. dynamic: half after such a step, twice after 2000 others. 1: none. "
+        "null: dynamic with float16, none with bfloat16.")
+
+
+@dataclass(frozen=True)
 class Patterns(Record):
     """Sharding patterns of ops under split."""
 
@@ -157,6 +187,7 @@ class Config(Record):
     io: Io = Io()
     cluster: Placement = Placement()
     communication: Communication = Communication()
+    amp: Amp = Amp()
     patterns: Patterns = Patterns()
     balance: Balance = Balance()
     init: Literal["exact", "sharded"] = field(
@@ -169,6 +200,10 @@ class Config(Record):
         description="How the step is written into the graph. inline: every op of every clone; call: one op per clone for its "
         "forward and backward pass, which calls a function; wh.explain() tells where that is not possible. auto: call if the "
         "inlined step would have many thousands of ops, which start slowly.")
+    xla: bool = field(
+        False,
+        description="Called forward and backward passes are compiled by XLA, where it has kernels of all their ops (the step is "
+        "then called, not inlined). wh.explain() names those that are not compiled, and why.")
     variables: Literal["auto", "mirrored", "shared"] = field(
         "auto",
         description="mirrored: every replica has its own copies of its variables, and updates each; shared: the replicas of a "
@@ -180,6 +215,18 @@ class Config(Record):
         "as few as possible are kept; auto: as many as the device's memory has room for, at the least cost of time. With "
         "wh.checkpoint() in the script, what it marks is kept, and nothing else. Random numbers and variables' updates are never "
         "made twice. EPL's auto and collection mean full.")
+    zero: Literal["none", "v1", "v2", "v3"] = field(
+        "none",
+        description="What data parallelism keeps on every replica and ZeRO divides over them: each variable has a home, the "
+        "device of one replica, where it is, its optimizer keeps its state, and it is updated. v1: gradients go there once a "
+        "step; v2: each micro-batch's at once, so that no other replica adds them up; v3: replicas also read variables anew for "
+        "every micro-batch, forward and backward, instead of holding the values for a whole step. EPL's zero.level counts from "
+        "zero: its v0, v1 and v2 are v1, v2 and v3.")
+    offload: Literal["none", "states", "v0"] = field(
+        "none",
+        description="What lives in the host's memory instead of the devices'. states: variables are kept and updated on the "
+        "host, and devices read each once a step; v0: devices read them anew for every micro-batch, forward and backward (EPL's "
+        "offload of weights). Where the devices are CPU devices themselves, one more logical CPU device stands for the host.")
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")
@@ -192,8 +239,8 @@ class Config(Record):
     on_inexact: Literal["warn", "error", "allow"] = field(
         "warn",
         description="What to do about an op that computes something else than the local script (batch normalisation of each "
-        "replica's part). warn: one wh.InexactWarning for each when the graph is rewritten; error: refuse before anything runs; "
-        "allow: only wh.explain() tells.")
+        "replica's part). warn: one wh.InexactWarning for each layer when the graph is rewritten; error: refuse before anything "
+        "runs; allow: only wh.explain() tells.")
     given: FrozenSet[str] = dataclasses.field(init=False, compare=False, repr=False)
 
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:
@@ -228,9 +275,33 @@ class Config(Record):
                 source, "config", ConfigError, 'give the path of a JSON file, or JSON text such as {"num_micro_batch": 8}')
         return cls(source)
 
+    @property
+    def precision(self) -> str:
+        """The type that ops compute in where it is safe."""
+        return "float32" if self.amp.dtype == "none" else self.amp.dtype
+
+    @property
+    def loss_scale(self) -> Union[None, float, str]:
+        """What gradients are multiplied by in that type: a number, "dynamic", or None."""
+        scale = self.amp.loss_scale
+        if scale is None:
+            return "dynamic" if self.amp.dtype == "float16" else None
+        return None if self.amp.dtype == "none" or scale == 1 else scale
+
+    def without_loss_scale(self) -> Config:
+        """For a script that scales its loss itself."""
+        result = copy.copy(self)
+        object.__setattr__(result, "amp", dataclasses.replace(self.amp, loss_scale=1.0))
+        return result
+
     def to_dict(self) -> Dict[str, Any]:
         """Every key by its dotted name."""
         return {row.key: self[row.key] for row in self.table()}
+
+    def changed(self, **keys: Any) -> Config:
+        """The same with other values for some sections' keys, as ``pipeline__schedule="gpipe"``."""
+        given = {key: self[key] for key in self.given}
+        return Config({**given, **{key.replace("__", "."): value for key, value in keys.items()}})
 
     def to_json(self, indent: Optional[int] = 1) -> str:
         return json.dumps(self.to_dict(), indent=indent)
@@ -299,6 +370,7 @@ def _section_rows(section: Type[Record], prefix: str) -> List[Row]:
 _ROWS: Tuple[Row, ...] = tuple(_section_rows(Config, ""))
 _KEYS: Mapping[str, Row] = {row.key: row for row in _ROWS}
 _SECTIONS = tuple(sorted({key.split(".")[0] for key in _KEYS if "." in key}))
+_PREFIXES = {name.split(".")[0] for name in (*_KEYS, *ALIASES) if "." in name}  # EPL's sections too
 
 
 def _canonical(key: str) -> str:
@@ -319,8 +391,7 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
     spelled: Dict[str, str] = {}
     for key, value in _leaves(values, ""):
         name = _canonical(key)
-        for spelling in {name, key} & VALUES.keys():
-            value = VALUES[spelling].get(value, value) if isinstance(value, str) else value
+        value = VALUES.get(key, VALUES.get(name, {})).get(value, value) if isinstance(value, str) else value
         if name in leaves and (leaves[name] != value or type(leaves[name]) is not type(value)):
             raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same thing but have different "
                               f"values, {leaves[name]!r} and {value!r}; "
@@ -335,12 +406,12 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> List[Tuple[str, Any]]:
         if not isinstance(key, str):
             raise ConfigError("config key {!r} is not text; known keys: {}".format(key, ", ".join(_KEYS)))
         full = prefix + key
-        if full in _SECTIONS:
-            if not isinstance(value, Mapping):
-                inside = [name for name in _KEYS if name.startswith(full + ".")]
-                raise ConfigError("config section {!r} is {!r}, expected an object with the keys {}".format(
-                    full, value, ", ".join(inside)))
+        if isinstance(value, Mapping) and full in _PREFIXES:
             found += _leaves(value, full + ".")
+        elif full in _SECTIONS and full not in ALIASES:
+            inside = [name for name in _KEYS if name.startswith(full + ".")]
+            raise ConfigError("config section {!r} is {!r}, expected an object with the keys {}".format(
+                full, value, ", ".join(inside)))
         else:
             found.append((full, value))
     return found

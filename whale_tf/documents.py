@@ -272,12 +272,12 @@ def _literal(members: Sequence[Any], expected: str) -> _Reader:
 
 
 def _limited(reader: _Reader, limits: Mapping[str, Any], expected: str) -> _Reader:
-    """``reader``, followed by a check of its result against ``limits``."""
+    """``reader``, followed by a check of its result against ``limits``; a word that stands for a number has no size."""
     tests: List[Callable[[Any], Any]] = []
     if limits.get("at_least") is not None:
-        tests.append(lambda value: value >= limits["at_least"])
+        tests.append(lambda value: isinstance(value, str) or value >= limits["at_least"])
     if limits.get("above") is not None:
-        tests.append(lambda value: value > limits["above"])
+        tests.append(lambda value: isinstance(value, str) or value > limits["above"])
     if limits.get("finite"):
         tests.append(math.isfinite)
     if limits.get("not_empty"):

@@ -34,8 +34,20 @@ class PlanError(WhaleError, ValueError):
     """A plan is malformed, belongs to another graph, or does not fit the cluster."""
 
 
+class OtherGraphError(PlanError):
+    """A plan was made for another graph."""
+
+
 class InfeasibleError(PlanError):
-    """No plan exists under the given limits (memory, devices, number of stages)."""
+    """No plan exists under the given limits (memory, devices, number of stages).
+
+    Attributes:
+        least_bytes: what the fullest device of the smallest plan needs, if memory is the limit.
+    """
+
+    def __init__(self, message: str, least_bytes: Optional[float] = None) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
 
 
 class GraphError(WhaleError, ValueError):

@@ -28,6 +28,7 @@ from whale_tf.variable_parts import VariableParts
 
 SHARED = "shared"
 XLA = "_XlaMustCompile"
+TAGS = "_whale_"
 _SESSION = "train in graph mode, with tf.compat.v1.disable_eager_execution() and a tf.compat.v1.Session"
 
 
@@ -52,6 +53,10 @@ def check(
         raise PlanError(
             f"tf.function {name!r} trains in a job of {processes.count} processes, which whale_tf supports for functions from "
             f"TensorFlow 2.15 on, and this is {tf.__version__}; start one process that sees all devices, or {_SESSION}")
+    if (config if plan is None else plan).init == "sharded":
+        raise ConfigError(
+            f"init is 'sharded', but variables of tf.function {name!r} have their values before it divides them; leave init out "
+            "('exact')")
     divided = [item.name for item in annotations.items if item.strategy == "split"]
     if plan is not None:
         divided += [task.name for task in plan.task_graphs if task.strategy == "split"]
@@ -59,12 +64,26 @@ def check(
         raise PlanError(
             f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions inside one "
             f"process only, and there are {processes.count}; start one process that sees all devices, or {_SESSION}")
+    chosen = config if plan is None else plan
+    key = "zero" if chosen.zero != "none" else "offload"
+    if chosen.zero != "none" or chosen.offload != "none":
+        raise PlanError(
+            f"{key} is {getattr(chosen, key)!r}, which moves variables to devices of their own, and those of tf.function "
+            f"{name!r} stay where the user made them; {_SESSION}, or leave {key} out")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
     if config.variables == "mirrored" or mirrored:
         raise ConfigError(
             f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
             f"'auto' or '{SHARED}'")
+
+
+def untag(graph: tf.Graph) -> None:
+    """Take our attributes out of a function's graph that stays as it is: ops that differ in attributes are never merged."""
+    for node in graph.as_graph_def().node:
+        for name in node.attr:
+            if name.startswith(TAGS):
+                graph.get_operation_by_name(node.name)._clear_attr(name)
 
 
 def makes_variables(graph: tf.Graph) -> bool:

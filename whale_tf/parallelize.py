@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured, captured_from
-from whale_tf.capture.recording import recording_of
-from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes
+from whale_tf.cluster import ONE_PROCESS, Cluster, Processes, device_names, devices_of_processes, host_name
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
 from whale_tf.emit.batch_norm import sync_batch_norm
 from whale_tf.emit.emit import Emitted, emit
+from whale_tf.emit.loss_scale import recorded_low, scales_itself
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import InexactError, InexactWarning, PlanError
-from whale_tf.ir.batch_axis import BatchAxis, Options
+from whale_tf.ir.batch_axis import BatchAxis, Inexact, Options
+from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
 from whale_tf.passes import compile_program
@@ -91,7 +92,7 @@ def parallelize(
         processes = replace(processes, is_driver=True)
     if processes.is_chief:
         _tell_inexact(region, plan, config.on_inexact)
-    devices = device_names(cluster, processes)
+    devices = (*device_names(cluster, processes), host_name(cluster, processes))
     backend = plan.gradients[0].backend if plan.gradients else "local"
     emitted = emit(graph, captured, region, plan.local_part(processes.rank), backend, devices, processes, keys, has_run)
     assert captured.recording is not None
@@ -99,19 +100,24 @@ def parallelize(
 
 
 def _tell_inexact(region: Region, plan: Plan, wish: str) -> None:
-    """One warning for each op that computes something else than the local script; not for its gradients.
+    """One warning for each name scope (of a layer) whose ops compute something else than the local script; not for gradients,
+    which follow from them.
 
     Raises:
         InexactError: it is to be refused.
     """
-    graph, inexact = region.graph, {item.op for item in region.batch.inexact}
+    scopes: Dict[str, List[Inexact]] = {}
+    for item in region.batch.inexact if wish != "allow" else ():
+        op = region.graph.ops[item.op]
+        if op.phase is not Phase.BACKWARD and len(clones(plan, region.task_graph[item.op])) > 1:
+            scopes.setdefault(op.name.rpartition("/")[0] or op.name, []).append(item)
+    fix = "" if plan.sync_batch_norm else "sync_batch_norm to True for the statistics of the whole mini-batch, or "
     texts = []
-    for index, reason in region.batch.inexact if wish != "allow" else ():
-        op = graph.ops[index]
-        if op.forward not in inexact and len(clones(plan, region.task_graph[index])) > 1:
-            fix = "" if plan.sync_batch_norm else "sync_batch_norm to True for the statistics of the whole mini-batch, or "
-            texts.append(f"op {op.name!r} ({op.type}) does not compute what the local script does: {reason}. Set {fix}on_inexact "
-                         "to 'allow' if this is meant")
+    for scope, ((index, reason), *others) in scopes.items():
+        op = region.graph.ops[index]
+        more = f", as {len(others)} more of {scope!r}," if others else ""
+        texts.append(f"op {op.name!r} ({op.type}){more} does not compute what the local script does: {reason}. Set {fix}"
+                     "on_inexact to 'allow' if this is meant")
     if texts and wish == "error":
         raise InexactError("\n".join(texts))
     for text in texts:
@@ -137,8 +143,14 @@ def _decided(
     graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan], parts: Sequence[Tuple[int, ...]]
 ) -> Optional[Decided]:
     """Everything before emission, which leaves the graph alone."""
+    if plan is None and config.loss_scale is not None and scales_itself(graph):
+        config = config.without_loss_scale()
     settings = config if plan is None else plan
-    step = recording_of(graph)
+    if settings.precision == "float16" and settings.loss_scale is None and not scales_itself(graph):
+        warnings.warn(
+            "amp is 'float16' without a loss scale: gradients below 6e-8 become 0 on their way through float16; set "
+            "amp.loss_scale to 'dynamic', or use 'bfloat16', unless the script itself scales its loss")
+    step = recorded_low(graph, settings.precision, settings.loss_scale, cluster)
     if settings.sync_batch_norm:
         step = sync_batch_norm(step)
     micro_batches = plan.num_micro_batch if plan is not None else config.pipeline.num_micro_batch or 1

@@ -7,13 +7,17 @@ It is plain JSON (``Plan.to_json``, ``Plan.parse``): op and tensor names, device
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from typing import Dict, List, Optional, Set, Tuple, Union
+from dataclasses import dataclass, fields, replace
+from typing import Dict, List, Mapping, Optional, Set, Tuple, Union
 
 from whale_tf.documents import Invalid, Record, field, json_object, plain, read
 from whale_tf.errors import PlanError
 
 VERSION = 1
+SCHEDULES = ("backward_first", "gpipe", "interleaved", "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v")
+ZERO = ("none", "v1", "v2", "v3")
+OFFLOAD = ("none", "states", "v0")
+PRECISIONS = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,12 @@ class TaskGraphPlan(Record):
             but the batch, so that each device works on its own examples.
         variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
             first replica's device.
+        homes: variable -> the device where it is, with what its optimizer keeps for it, and is updated; all replicas read it
+            there. The device behind the cluster's last is the host. Of variables without one, the first replica's device.
         kept: tensors that are kept from the forward to the backward pass; what else the backward pass reads is computed again.
-            None: everything is kept.
+            None: everything is kept.  In a plan of layers, ``layer:0`` is what the layer gives to the next one, ``layer`` all
+            that its own backward pass reads.
+        xla: its called bodies are compiled by XLA, where that is possible.
     """
 
     name: str
@@ -44,7 +52,9 @@ class TaskGraphPlan(Record):
     warmup: int = field(1, at_least=1)
     batch_of: Optional[int] = field(None, at_least=0)
     variables: str = "mirrored"
+    homes: Dict[str, int] = field(factory=dict)
     kept: Optional[Tuple[str, ...]] = None
+    xla: bool = False
 
     @property
     def device_count(self) -> int:
@@ -73,6 +83,9 @@ class TaskGraphPlan(Record):
             raise ValueError(f"strategy is {self.strategy!r}, expected 'replicate' or 'split'")
         if self.variables not in ("mirrored", "shared"):
             raise ValueError(f"variables is {self.variables!r}, expected 'mirrored' or 'shared'")
+        if self.homes and self.variables != "shared":
+            raise ValueError(f"TaskGraph {self.name!r} has homes for its variables, which needs variables 'shared'; it has "
+                             f"{self.variables!r}")
         if not self.devices or not self.devices[0]:
             raise ValueError(f"TaskGraph {self.name!r} has no devices")
         if any(len(row) != self.device_count for row in self.devices):
@@ -146,13 +159,18 @@ class Plan(Record):
         num_model_replicas: degree of nested data parallelism.
         num_micro_batch: micro-batches per mini-batch and model replica.
         micro_batch_slices: sizes of the micro-batches relative to each other; None: equal.
-        schedule: ``backward_first`` or ``gpipe``.
+        schedule: a name of :data:`SCHEDULES`; see ``whale_tf.schedule``.
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
         init: how sharded variables get their initial values: ``exact`` or ``sharded``.
         random: who draws random numbers that follow the examples: each clone its ``own``, or one op all the ``local`` script's.
+        zero: what is divided over replicas by the variables' ``homes``: ``none``, ``v1``: gradients are summed at home; ``v2``:
+            each micro-batch's is, at once; ``v3``: and the variable is read anew by every call.
+        offload: ``none``; ``states``: homes are the host; ``v0``: and variables are read anew by every call.
         emit: ``inline``: the step's ops stand in the graph; ``call``: each call of its Program is one op; ``auto``: by size.
+        precision: ``float32``, or the type of half the bytes that ops compute in where it is safe: ``float16`` or ``bfloat16``.
+        loss_scale: what gradients are multiplied by in that type: a number, ``dynamic``, or None.
         processes: device numbers that each process drives, by rank; empty: one process drives all.
     """
 
@@ -172,19 +190,32 @@ class Plan(Record):
     shards: Dict[str, str] = field(factory=dict)
     init: str = "exact"
     random: str = "own"
+    zero: str = "none"
+    offload: str = "none"
     emit: str = "auto"
+    precision: str = "float32"
+    loss_scale: Union[None, float, str] = None
     processes: Tuple[Tuple[int, ...], ...] = ()
     estimate: Estimate = Estimate()
 
     def check(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"plan version is {self.version}, this whale_tf reads version {VERSION}")
-        if self.schedule not in ("backward_first", "gpipe"):
-            raise ValueError(f"schedule is {self.schedule!r}, expected 'backward_first' or 'gpipe'")
+        for name, values in (("schedule", SCHEDULES), ("zero", ZERO), ("offload", OFFLOAD), ("precision", PRECISIONS)):
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(values)}")
         if self.init not in ("exact", "sharded"):
             raise ValueError(f"init is {self.init!r}, expected 'exact' or 'sharded'")
         if self.emit not in ("auto", "inline", "call"):
             raise ValueError(f"emit is {self.emit!r}, expected 'auto', 'inline' or 'call'")
+        if self.zero not in ("none", "v1", "v2", "v3"):
+            raise ValueError(f"zero is {self.zero!r}, expected 'none', 'v1', 'v2' or 'v3'")
+        if self.offload not in ("none", "states", "v0"):
+            raise ValueError(f"offload is {self.offload!r}, expected 'none', 'states' or 'v0'")
+        if self.precision not in ("float32", "float16", "bfloat16"):
+            raise ValueError(f"precision is {self.precision!r}, expected 'float32', 'float16' or 'bfloat16'")
+        if isinstance(self.loss_scale, str) and self.loss_scale != "dynamic":
+            raise ValueError(f"loss_scale is {self.loss_scale!r}, expected 'dynamic', a number or null")
         if self.nested_batch not in ("own", "divide"):
             raise ValueError(f"nested_batch is {self.nested_batch!r}, expected 'own' or 'divide'")
         if not self.task_graphs:
@@ -207,6 +238,7 @@ class Plan(Record):
                         f"TaskGraph {task_graph.name!r} uses device {device}, the cluster has devices 0 to {self.num_devices - 1}"
                     )
         self._check_batch_parts()
+        self._check_homes()
         driven = sorted(device for part in self.processes for device in part)
         if self.processes and driven != list(range(self.num_devices)):
             raise ValueError(
@@ -236,6 +268,30 @@ class Plan(Record):
                     f"'replicate', its devices {split.devices} and warmup "
                     f"{split.warmup}; it has {task.strategy!r}, {task.devices} and {task.warmup}")
 
+    def _check_homes(self) -> None:
+        for task in self.task_graphs:
+            if task.homes and self.zero == self.offload == "none":
+                raise ValueError(f"TaskGraph {task.name!r} has homes for its variables, and both zero and offload are 'none'")
+            for variable, device in task.homes.items():
+                if not 0 <= device < self.num_devices + (self.offload != "none"):
+                    raise ValueError(f"the home of variable {variable!r} is device {device}, the cluster has devices 0 to "
+                                     f"{self.num_devices - 1}; {self.host} is the host, under offload")
+
+    @property
+    def host(self) -> int:
+        """The number of the device that stands for the host's memory."""
+        return self.num_devices
+
+    @property
+    def adds_at_home(self) -> bool:
+        """Whether each micro-batch's gradients go to their variables' homes at once."""
+        return self.zero in ("v2", "v3")
+
+    @property
+    def reads_anew(self) -> bool:
+        """Whether every call reads variables at their homes, instead of one value for the whole step."""
+        return self.zero == "v3" or self.offload == "v0"
+
     def to_json(self, indent: int = 1) -> str:
         return json.dumps(plain(self), indent=indent)
 
@@ -249,10 +305,11 @@ class Plan(Record):
 
     @property
     def is_local(self) -> bool:
-        """One device, one micro-batch, and nothing computed again: nothing to rewrite."""
+        """One device, one micro-batch, the script's own precision, nothing computed again or compiled: nothing to rewrite."""
         devices = {device for task in self.task_graphs for row in task.devices for device in row}
-        again = any(task.kept is not None for task in self.task_graphs)
-        return self.num_micro_batch == 1 and self.num_model_replicas == 1 and devices == {0} and not again
+        again = any(task.kept is not None or task.homes or task.xla for task in self.task_graphs)
+        return self.num_micro_batch == 1 and self.num_model_replicas == 1 and devices == {0} and not again \
+            and self.precision == "float32"
 
     @property
     def spans_processes(self) -> bool:
@@ -272,6 +329,29 @@ class Plan(Record):
             replace(task, devices=tuple(task.devices[g] for g in mine)) for task in self.task_graphs
         )
         return replace(self, task_graphs=tasks, num_model_replicas=len(mine))
+
+    @classmethod
+    def by_name(cls, source: Union[Plan, Mapping, str]) -> Dict[str, Plan]:
+        """Plans of tf.functions by their names; one without a name, ``""``, is for every graph.
+
+        Args:
+            source: what :meth:`parse` takes, or a mapping of names to that.
+
+        Raises:
+            PlanError: see :meth:`parse`.
+        """
+        if isinstance(source, (Plan, str)):
+            return {"": cls.parse(source)}
+        own = {item.name for item in fields(cls)}
+        if not own.isdisjoint(source) or not all(isinstance(value, (Plan, dict, str)) for value in source.values()):
+            return {"": cls.parse(dict(source))}
+        found = {}
+        for name, given in source.items():
+            try:
+                found[name] = cls.parse(given)
+            except PlanError as error:
+                raise PlanError(f"the plan of tf.function {name!r}: {error}") from None
+        return found
 
     @classmethod
     def parse(cls, source: Union[Plan, Dict, str]) -> Plan:

@@ -12,17 +12,20 @@ from whale_tf.config import Config
 from whale_tf.emit.recompute import recompute
 from whale_tf.emit.shard.automatic import check_automatic
 from whale_tf.emit.shard.division import Division, carry_out, divide, initialised, of_local, whole_division
-from whale_tf.errors import ConfigError
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
-from whale_tf.plan import Plan
+from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import batch_to_plan_for, wants_search
+from whale_tf.planner.candidate import fit
+from whale_tf.planner.homes import Held, has_one_memory, resident_of_task_graphs, with_homes
+from whale_tf.planner.play import played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.searching import analysed, best_plan, facts
+from whale_tf.searching import AUTO, analysed, best_plan, facts, scheduled, trained_variables
 
 
 class Decided(NamedTuple):
@@ -47,6 +50,8 @@ def decide(
         WhaleError: the step cannot run as asked.
     """
     is_rhino, count = config.auto.auto_parallel == RHINO, len(cluster.devices)
+    if plan is None and config.pipeline.schedule == AUTO and (local.is_annotated or not wants_search(config)):
+        return _fastest(local, cluster, config, options, parts)
     if plan is None and is_rhino and count > 1:
         check_automatic(local, config)
     if plan is None and wants_search(config) and not local.is_annotated:
@@ -56,7 +61,42 @@ def decide(
     division = carry_out(divide(local, cluster, config, plan, options, parts))
     decided = _annotated(division, cluster, config, plan, options, parts)
     check_plan(decided.plan, cluster, parts)
-    return _recomputing(decided, cluster, config, plan, options)
+    return _recomputing(_at_home(decided, cluster, config, plan), cluster, config, plan, options)
+
+
+def _fastest(
+    local: Captured, cluster: Cluster, config: Config, options: Options, parts: Sequence[Tuple[int, ...]]
+) -> Decided:
+    """The annotated step under the fastest schedule that fits, as played.
+
+    Raises:
+        ConfigError: what is played are TaskGraphs of undivided ops.
+        InfeasibleError: no schedule fits.
+    """
+    if (config.pipeline.num_micro_batch or 1) == 1:
+        return decide(local, cluster, config.changed(pipeline__schedule="backward_first"), None, options, parts)
+    split = [spec.name for spec in local.specs if spec.strategy == "split"]
+    if split:
+        raise ConfigError(f"pipeline.schedule is 'auto', which plays TaskGraphs that replicate, and {split[0]!r} is split; "
+                          "name a schedule")
+    _, region = analysed(local, options)
+    batch = batch_to_plan_for(config, cluster, local.examples)
+    sized_region = region._replace(graph=sized(local.definitions, local.graph, local.sources, batch))
+    model = facts(local, region)
+    found = scheduled(local, sized_region, cluster, config, lambda one: annotated_plan(model, cluster, one, parts))
+    least = min(found, key=lambda one: max(one.peaks))
+    best = found[0] if fit(found[0].peaks, cluster) else least
+    saves = {config.zero, config.offload, config.recompute} != {NONE}  # memory, after this choice
+    if not saves and not fit(best.peaks, cluster):
+        raise InfeasibleError(
+            f"no schedule fits the devices' memory; {least.plan.schedule} needs least, {max(least.peaks)} bytes on a device: use "
+            "more micro-batches, recompute, or more stages")
+    others = tuple(f"{one.plan.schedule}: {1e3 * one.seconds:.4g} ms, at most {max(one.peaks)} bytes on a device"
+                   for one in found if one is not best)
+    decided = decide(local, cluster, config.changed(pipeline__schedule=best.plan.schedule), None, options, parts)
+    peaks = decided.plan.estimate.peak_memory_bytes if saves else best.peaks
+    estimate = Estimate("the schedules' times", batch, best.seconds, peaks, others)
+    return decided._replace(plan=replace(decided.plan, estimate=estimate))
 
 
 def _annotated(
@@ -81,7 +121,41 @@ def _searched(local: Captured, cluster: Cluster, config: Config, options: Option
         assert found.plan is not None
         decided = Decided(found.captured, batch, found.region, found.plan, Division(local, found.captured))
     check_plan(decided.plan, cluster, ())
-    return _recomputing(decided, cluster, config, None, options)
+    return _recomputing(_at_home(decided, cluster, config, None), cluster, config, None, options)
+
+
+def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan]) -> Decided:
+    """With homes for variables: as the plan says, or as the configuration asks for.
+
+    Raises:
+        PlanError: the plan has a home for a variable that there is not.
+    """
+    if given is not None:
+        for task in given.task_graphs:
+            missing = [name for name in task.homes if name not in decided.captured.graph]
+            if missing:
+                raise PlanError(f"TaskGraph {task.name!r} of the plan has a home for variable {missing[0]!r}, which the graph "
+                                "does not have")
+        return decided
+    held = trained_variables(decided.captured)
+    plan = with_homes(decided.plan, held, config)
+    return decided if plan is decided.plan else decided._replace(plan=_with_peaks(decided, plan, held, cluster, config))
+
+
+def _with_peaks(decided: Decided, plan: Plan, held: Sequence[Held], cluster: Cluster, config: Config) -> Plan:
+    """The plan with what its devices need as played; where ops are divided nothing is played."""
+    captured = decided.captured
+    if any(task.strategy == "split" for task in plan.task_graphs):
+        return plan
+    region, _ = _with_sizes(captured, decided.region, plan, cluster, config)
+    peaks = played_peaks(captured.step(region), plan, cluster, held)
+    return replace(plan, estimate=replace(plan.estimate, peak_memory_bytes=peaks))
+
+
+def _with_sizes(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Tuple[Region, int]:
+    """The region with static shapes, those of a mini-batch, and its examples."""
+    batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, {t.tensor: t.dim for t in plan.inputs}))
+    return region._replace(graph=sized(captured.definitions, captured.graph, captured.sources, batch)), batch
 
 
 def _recomputing(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan], options: Options) -> Decided:
@@ -108,14 +182,9 @@ def _keeping(captured: Captured, region: Region, plan: Plan, cluster: Cluster, c
     if marked:
         kept = marked_tensors(region, len(plan.task_graphs), marked)
     else:
-        batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, {t.tensor: t.dim for t in plan.inputs}))
-        sizes = captured.phases.variables
-        resident = [0] * len(plan.task_graphs)
-        state = captured.state_bytes()
-        for _, variable in captured.gradients:
-            resident[captured.variable_homes.get(variable, 0)] += 2 * sizes[variable].bytes + state.get(variable, 0)
-        known = sized(captured.definitions, captured.graph, captured.sources, batch)
-        kept = kept_tensors(region._replace(graph=known), plan, cluster, config.recompute, batch, resident)
+        known, batch = _with_sizes(captured, region, plan, cluster, config)
+        needed = resident_of_task_graphs(plan, trained_variables(captured), has_one_memory(cluster))
+        kept = kept_tensors(known, plan, cluster, config.recompute, batch, needed)
     names = {number: tuple(captured.graph.tensor_name(t) for t in tensors) for number, tensors in kept.items()}
     return replace(plan, task_graphs=tuple(
         replace(task, kept=names[number]) if number in names else task for number, task in enumerate(plan.task_graphs)))

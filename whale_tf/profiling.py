@@ -151,7 +151,7 @@ class _Compiler(api.Observer):
         self.program: Optional[Program] = None
 
     def graph(self, graph: tf.Graph) -> None:
-        asked = api.asked()
+        asked = api.asked(graph)
         if self.plan is not None:
             cluster = self.cluster or Cluster.parse(f"cpu:{self.plan.num_devices}")
             self.program = find_program(graph, cluster, asked.config, self.plan, self.plan.processes)

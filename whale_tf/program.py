@@ -19,6 +19,7 @@ The bodies of ops, of each TaskGraph:
     section     what needs all examples together: once, on values of the whole mini-batch
     forward     the other forward ops of one micro-batch
     backward    the ops of one micro-batch that follow from a gradient
+    weight      those of them that no other TaskGraph waits for, where the schedule wants them apart
     update      the optimizer's ops; those that belong to no single TaskGraph are in bodies of their own
 
 Communication has bodies without ops of the graph.  Their ops follow from a recipe, by the layouts of their tensors:
@@ -39,11 +40,12 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequenc
 
 from whale_tf.ir.graph import OpGraph
 
-ONCE, EARLY, SECTION, FORWARD, BACKWARD, UPDATE = "once", "early", "section", "forward", "backward", "update"
+ONCE, EARLY, SECTION, FORWARD = "once", "early", "section", "forward"
+BACKWARD, WEIGHT, UPDATE = "backward", "weight", "update"
 DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE = "divide", "bridge", "whole", "accumulate", "synchronise", "merge"
-CLONED = (EARLY, FORWARD, BACKWARD)  # called for every micro-batch and replica
+CLONED = (EARLY, FORWARD, BACKWARD, WEIGHT)  # called for every micro-batch and replica
 RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE)
-BATCH_LEVEL = (EARLY, SECTION, FORWARD, BACKWARD)
+BATCH_LEVEL = (EARLY, SECTION, FORWARD, BACKWARD, WEIGHT)
 ALL = -1  # in place of a coordinate
 
 
@@ -84,6 +86,9 @@ class Body(NamedTuple):
         outputs: tensors that something else reads or a user is likely to fetch.
         runs: where it is a function, the ops in that: live ones of its own, and ops of the forward body that it does again.
         waits: (op done again, op of its own that this one waits for).
+        reads: (tensor, op), where each call reads a variable anew at its home: a value from there, and the op of its own after
+            which it is sent (-1: none).
+        home: the one device that it runs on, where its variables are (:mod:`whale_tf.passes.homes`); None: its TaskGraph's.
     """
 
     name: str
@@ -94,6 +99,8 @@ class Body(NamedTuple):
     outputs: Tuple[int, ...]
     runs: Tuple[int, ...] = ()
     waits: Tuple[Tuple[int, int], ...] = ()
+    reads: Tuple[Tuple[int, int], ...] = ()
+    home: Optional[int] = None
 
     @property
     def is_recipe(self) -> bool:
@@ -175,7 +182,7 @@ class Program(NamedTuple):
         """
         width = max([len(body.name) for body in self.bodies], default=0)
         lines = [f"{body.name:{width}} {len(body.ops):5} ops  takes {self._names(body.inputs)}  gives {self._names(body.outputs)}"
-                 for body in self.bodies if not body.is_recipe]
+                 + (f"  reads anew {self._reads(body)}" if body.reads else "") for body in self.bodies if not body.is_recipe]
         digits = len(str(max(len(self.calls) - 1, 0)))
         return "\n".join(lines + [f"#{number:<{digits}} {self._line(call, devices, width)}"
                                   for number, call in enumerate(self.calls)]) + "\n"
@@ -195,6 +202,10 @@ class Program(NamedTuple):
         if call.after:
             parts.append(f"after {_numbers(call.after)}")
         return "  ".join(parts)
+
+    def _reads(self, body: Body) -> str:
+        return _shortened([self.graph.tensor_name(tensor) + ("" if op < 0 else f" after {self.graph.ops[op].name}")
+                           for tensor, op in body.reads])
 
     def _names(self, tensors: Iterable[int]) -> str:
         return _shortened([self.graph.tensor_name(tensor) for tensor in tensors]) or "nothing"

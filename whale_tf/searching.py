@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.captured import Captured, Spec, capture, divided
+from whale_tf.capture.annotations import SHARD_ATTR
+from whale_tf.capture.captured import Captured, Spec, capture, captured_from, divided
 from whale_tf.capture.chain import captured_chain
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.emit.loss_scale import recorded_low, scales_itself
 from whale_tf.emit.shard.automatic import check_automatic, contenders
 from whale_tf.emit.shard.problem import divided_dims
 from whale_tf.errors import ConfigError, InfeasibleError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
-from whale_tf.plan import Plan
+from whale_tf.plan import SCHEDULES, Plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble
 from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import (
@@ -29,13 +31,17 @@ from whale_tf.planner.auto.settings import (
     specs_of,
 )
 from whale_tf.planner.candidate import Candidate, best, fit, no_candidate
-from whale_tf.planner.memory import device_peaks
-from whale_tf.planner.play import played_seconds
+from whale_tf.planner.homes import Held
+from whale_tf.planner.joint import again_seconds
+from whale_tf.planner.play import played_peaks, played_seconds
+from whale_tf.planner.recompute import NONE
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.rhino.automatic import plan_of
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source
+
+AUTO = "auto"  # of pipeline.schedule: the fastest that fits
 
 
 def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
@@ -50,7 +56,9 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
         ConfigError: the graph is annotated.
         WhaleError: see :func:`parallelize`.
     """
-    captured = capture(graph)
+    if scales_itself(graph):
+        config = config.without_loss_scale()
+    captured = captured_from(recorded_low(graph, config.precision, config.loss_scale, cluster))
     if not captured.has_step:
         return None
     verify(captured.graph)
@@ -61,7 +69,8 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
         check_automatic(captured, config)
     began = time.perf_counter()
     found = best_plan(captured, analysed(captured, Options(sections=True))[1], cluster, config).best
-    plan = found.plan if found.assignment is None else plan_of(captured.graph, found, _inputs(captured), config.init)
+    plan = found.plan if found.assignment is None else replace(
+        plan_of(captured.graph, found, _inputs(captured), config.init), precision=config.precision, loss_scale=config.loss_scale)
     return replace(found, model=name, search_seconds=time.perf_counter() - began, plan=plan)
 
 
@@ -132,17 +141,62 @@ def _played(found: Candidate, captured: Captured, region: Region, chain: Chain, 
         return found
     try:
         captured, region = _with_task_graphs(captured, region, found)
-        plan = assemble(facts(captured, region), cluster, config, decision_of(found, cluster, config))
-        sized = region._replace(graph=chain.graph)
-        seconds = played_seconds(captured.step(sized), plan, cluster)
+        model, sized = facts(captured, region), region._replace(graph=chain.graph)
+        plan, seconds, peaks = scheduled(captured, sized, cluster, config, lambda one: assemble(
+            model, cluster, one, decision_of(found, cluster, one)))[0]
     except WhaleError as error:
         return no_candidate(found.search, error)
-    gradients = {tensor for target in captured.phases.targets for tensor in target.tensors}
-    sizes = [stage.parameter_bytes + stage.state_bytes for stage in _stages(captured, sized)]
-    peaks = tuple(device_peaks(plan, sized, gradients, sizes))
     text = found.description.rpartition(", simulated ")[0] or found.description
+    if found.measures.recompute != NONE:  # what is computed again is chosen when the plan is carried out
+        seconds, peaks = seconds + again_seconds(found, cluster), found.peak_memory_bytes
     return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=found.fits and fit(peaks, cluster),
                    description=f"{text}, simulated {seconds:.4g} s")
+
+
+def trained_variables(captured: Captured) -> List[Held]:
+    """Those of TaskGraphs, each once."""
+    graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
+    return [Held(graph.ops[number].name, home, max(0, int(graph.ops[number].attrs.get(SHARD_ATTR, 0))), variables[number].bytes,
+                 state.get(number, 0))
+            for number in dict.fromkeys(variable for _, variable in captured.gradients)
+            for home in [captured.variable_homes.get(number)] if home is not None]
+
+
+class Scheduled(NamedTuple):
+    """A plan by one schedule, as played; ``peaks``: bytes of each device."""
+
+    plan: Plan
+    seconds: float
+    peaks: Tuple[int, ...]
+
+
+def scheduled(
+    captured: Captured, region: Region, cluster: Cluster, config: Config, planned: Callable[[Config], Plan]
+) -> List[Scheduled]:
+    """Plans by the schedule that is asked for, or by each, those that fit first, and of these the fastest.
+
+    Args:
+        region: its graph has the static shapes of a whole mini-batch of all model replicas.
+        planned: the plan for a configuration.
+
+    Raises:
+        WhaleError: no schedule gives a plan.
+    """
+    step, held, asked = captured.step(region), trained_variables(captured), config.pipeline.schedule
+    found: List[Scheduled] = []
+    problem: Optional[WhaleError] = None
+    for name in SCHEDULES if asked == AUTO else (asked,):
+        try:
+            plan = planned(config.changed(pipeline__schedule=name))
+            seconds = played_seconds(step, plan, cluster)
+        except WhaleError as error:
+            problem = problem or error
+            continue
+        if not found or plan.num_model_replicas == found[0].plan.num_model_replicas:  # else a step is of another mini-batch
+            found.append(Scheduled(plan, seconds, played_peaks(step, plan, cluster, held)))
+    if problem is not None and not found:
+        raise problem
+    return sorted(found, key=lambda one: (not fit(one.peaks, cluster), one.seconds))
 
 
 def facts(captured: Captured, region: Region) -> ModelFacts:

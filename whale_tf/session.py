@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections import ChainMap
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, Optional, Sequence, Set
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import annotations_of
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.emit.emit import Emitted
+from whale_tf.emit.loss_scale import INITIAL
 from whale_tf.emit.processes import Kind, Runs, stage_start
 from whale_tf.emit.reroute import outside_after
 from whale_tf.emit.shard import Pieces
@@ -78,6 +80,8 @@ class Fetches:
         self._parallel: Dict[str, bool] = {}
         self._merged: Dict[str, Fetch] = {}
         self._seen = -1
+        self._initial = self._graph.get_operation_by_name(INITIAL) if rewritten.context.plan.loss_scale is not None else None
+        self._initialised: MutableSet[Any] = weakref.WeakSet()
         self._runtime = runtime
         self._runs = Runs(rewritten.communicator)
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
@@ -103,6 +107,12 @@ class Fetches:
         if self._runtime is not None:
             self.prepare()
             self.together(session, original_run, lambda: None)
+
+    def initialise(self, session: Any, original_run: Callable) -> None:
+        """Variables that the rewrite added get their first values, once in each session."""
+        if self._initial is not None and session not in self._initialised:
+            self._initialised.add(session)
+            original_run(self._initial)
 
     def prepare(self) -> None:
         """Call before each run: keeps copies equal when ops were added since the last one."""
@@ -138,7 +148,7 @@ class Fetches:
         for feed in feeds:
             if feed.name in self._replaced:
                 raise UnsupportedOpError(
-                    f"tensor {feed.name!r} is fed, but sync_batch_norm or wh.split has put other ops in the place of "
+                    f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has put other ops in the place of "
                     f"{feed.op.name!r}; do without "
                     "these, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
                 )
@@ -185,7 +195,7 @@ class Fetches:
 
     def _join(self, fetch: Fetch, parts: Sequence[Fetch]) -> Fetch:
         """The whole of a fetch from what was computed in its place."""
-        if len(parts) == 1:
+        if len(parts) == 1 and (isinstance(fetch, tf.Operation) or parts[0].dtype.base_dtype == fetch.dtype.base_dtype):
             return parts[0]
         key = " ".join(part.name for part in parts)
         if key not in self._joined:
@@ -202,11 +212,16 @@ class Fetches:
         return self._joined[key]
 
     def _joined_tensor(self, fetch: tf.Tensor, nodes: Nodes, names: Sequence[str], scope: str) -> str:
-        found = self._replaced[fetch.name]
-        while isinstance(found, str):
-            found = self._replaced[found]
-        assert isinstance(found, Pieces)
-        return found.joined(nodes, names, scope, fetch.dtype.base_dtype, self._rewritten.context.host)
+        """Stages the whole of a tensor, in its own type: under mixed precision its parts may have another."""
+        host, wanted = self._rewritten.context.host, fetch.dtype.base_dtype
+        dtype, whole = self._graph.get_tensor_by_name(names[0]).dtype.base_dtype, names[0]
+        if len(names) > 1:
+            found = self._replaced[fetch.name]
+            while isinstance(found, str):
+                found = self._replaced[found]
+            assert isinstance(found, Pieces)
+            whole = found.joined(nodes, names, scope, dtype, host)
+        return whole if dtype == wanted else nodes.cast(whole, scope + "/cast", dtype, wanted, host)
 
     def _substitute(self, fetch: Fetch, writes: Set[str]) -> Fetch:
         """What to run in a fetch's place.
@@ -296,6 +311,7 @@ def run(
 ) -> Any:
     """``Session.run`` on a rewritten graph."""
     fetch_map.prepare()
+    fetch_map.initialise(session, original)
     mapper, wanted = elements(session.graph, fetches)
     feeds = fed(session.graph, feed_dict)
     substitutes = fetch_map.substitutes(wanted, feeds)
@@ -324,6 +340,7 @@ def make_callable(
         run: TensorFlow's own ``session.run``.
     """
     fetch_map.prepare()
+    fetch_map.initialise(session, run)
     mapper, wanted = elements(session.graph, fetches)
     feeds = [session.graph.as_graph_element(feed, allow_operation=False) for feed in feed_list or ()]
     substitutes = fetch_map.substitutes(wanted, dict.fromkeys(feeds))

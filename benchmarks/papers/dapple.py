@@ -32,7 +32,7 @@ class _SingleDevices(Servers):
 def straight(costs: Costs) -> Optional[Stages]:
     """The best plan without replication, one device for each stage; None with fewer layers than devices."""
     servers = _SingleDevices(costs.servers.cluster)
-    return exact.solve(Costs(costs.profile, servers, costs.global_batch, costs.micro_batches, costs.recompute))
+    return exact.solve(Costs(costs.profile, servers, costs.global_batch, costs.micro_batches, costs.measures))
 
 
 def even(costs: Costs) -> Optional[Stages]:

@@ -1,8 +1,8 @@
-"""A classifier whose hidden layer is eight experts, of which each example takes two; a pipeline with micro-batches.
+"""A classifier whose hidden layer is eight experts, of which each example takes two; the experts are divided over four devices.
 
     python examples/keras/mixture_of_experts.py
 
-The gate and the experts are the first stage, the classifier the second; two such pipelines divide the mini-batch.
+Everything else is replicated on the same devices: each computes its share of the mini-batch, and for the experts all examples.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 import whale_tf as wh
 
-wh.init({"num_micro_batch": 2}, cluster="cpu:4")  # before TensorFlow runs its first op
+wh.init(cluster="cpu:4")  # before TensorFlow runs its first op
 
 from typing import Any  # noqa: E402
 
@@ -45,11 +45,11 @@ def main() -> None:
     digits = load_digits()
     images, labels = (digits.data / 16.0).astype("float32"), digits.target
 
+    wh.set_default_strategy(wh.replicate(4))
     inputs = keras.Input((64,))
-    with wh.replicate(1):
+    with wh.split(4):
         x = Experts()(inputs)
-    with wh.replicate(1):
-        outputs = layers.Dense(10, activation="softmax")(layers.LayerNormalization()(x))
+    outputs = layers.Dense(10, activation="softmax")(layers.LayerNormalization()(x))
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(images[:1536], labels[:1536], batch_size=64, epochs=5, verbose=2, validation_data=(images[1536:], labels[1536:]))

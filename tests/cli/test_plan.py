@@ -72,7 +72,8 @@ def test_list() -> None:
 @pytest.mark.parametrize("arguments,part", [
     (["plan", "--model", "bert-49", "--cluster", "dapple-a", "--global-batch", "8"], "Did you mean 'bert-48'?"),
     (["plan", "--model", "bert-48@dapple", "--cluster", "dapple-d", "--global-batch", "8"], "dapple"),
-    (["plan", "--model", "moe-32e-10b", "--cluster", "dapple-b:2", "--global-batch", "8", "--search", "amp"], "GiB"),
+    (["plan", "--model", "moe-32e-10b", "--cluster", "dapple-b:2", "--global-batch", "8", "--search", "amp",
+      "--offload", "none"], "GiB"),
     (["plan", "--model", "dlrm", "--cluster", "dapple-a", "--global-batch", "8"], "`whale simulate --model dlrm`"),
     (["plan", "--model", "bert-48@dapple"], "--cluster")])
 def test_errors_are_one_message(arguments: List[str], part: str) -> None:

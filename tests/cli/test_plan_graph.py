@@ -210,7 +210,7 @@ def test_scripts_that_do_not_go_with_it(tmp_path: Any, search: str, batch: int, 
 def test_profiles() -> None:
     result = plan("vgg-19@dapple", "dapple-c:4", "rhino")
     assert result.exit_code == 1 and "reads an op graph, and 'vgg-19@dapple' is a profile of layers" in result.output
-    result = plan("vgg-19@dapple", "dapple-c:4", "auto", "--recompute")
+    result = plan("vgg-19@dapple", "dapple-c:4", "rhino", "--recompute", "full")
     assert result.exit_code == 1 and "leave --recompute out" in result.output
 
 

@@ -26,7 +26,7 @@ def layer(x: Any, channels: int, name: str) -> Any:
     return v1.nn.relu(v1.nn.bias_add(v1.nn.conv2d(x, kernel, 1, "SAME"), v1.get_variable(name + "/bias", [channels])))
 
 
-@pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
+@pytest.mark.parametrize("schedule", ["backward_first", "gpipe", "zero_bubble_h1"])
 def test_convolutions_at_the_ends_of_steps_are_fused(schedule: str) -> None:
     wh.init({"num_micro_batch": MICRO_BATCHES, "pipeline.schedule": schedule}, cluster="cpu:2")
     with v1.Graph().as_default():

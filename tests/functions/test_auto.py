@@ -181,6 +181,42 @@ def test_functions_are_named() -> None:
         wh.current_plan("third")
 
 
+@pytest.mark.slow
+def test_plans_of_functions_by_name() -> None:
+    """One function runs a saved plan, another what its annotations say."""
+    data = [tf.constant(part) for part in batches()[0]]
+
+    def named(name: str, scope: Scope = contextlib.nullcontext) -> Tuple[Callable, Sequence]:
+        step, variables = momentum([scope, scope, contextlib.nullcontext])
+        found = tf.function(step.python_function)
+        found._name = name
+        return found, variables
+
+    def trained(scope: Scope) -> Any:
+        (first, one), (second, other) = named("first"), named("second", scope)
+        losses = [step(*data)["loss"] for _ in range(3) for step in (first, second)]
+        return [np.array(value) for value in (*losses, *one, *other)]
+
+    local = trained(contextlib.nullcontext)
+    wh.init({"num_task_graph": 2, "num_micro_batch": 2}, cluster="cpu:2")
+    named("first")[0](*data)
+    plan = wh.current_plan()
+    assert plan is not None and len(plan.task_graphs) == 2
+    wh.init(cluster="cpu:2", plan={"first": plan.to_json()})
+    for one, other in zip(local, trained(lambda: wh.split(2))):
+        np.testing.assert_allclose(other, one, rtol=10 * TOLERANCE, atol=TOLERANCE)
+    first, second = wh.current_plan("first"), wh.current_plan("second")
+    assert first == plan and second is not None and second.task_graphs[0].strategy == "split"
+    wh.init(cluster="cpu:2", plan={"frist": plan})
+    with pytest.warns(UserWarning, match="plans of tf.functions 'frist'; tf.function 'first' trains without a plan of its own"):
+        named("first")[0](*data)
+    wh.init(cluster="cpu:2", plan=plan)
+    with pytest.raises(wh.PlanError, match="'step': the plan was made for graph .* name them: wh.init.plan="):
+        sparse([contextlib.nullcontext] * 4)[0](*data)
+    with pytest.raises(wh.PlanError, match="the plan of tf.function 'first': not a valid plan: num_devices is missing"):
+        wh.init(cluster="cpu:2", plan={"first": {"graph": "", "task_graphs": []}})
+
+
 # -- commands ------------------------------------------------------------------------------------------------------------
 SCRIPT = """
 import numpy as np

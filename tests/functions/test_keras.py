@@ -358,6 +358,26 @@ def test_files_are_the_local_ones(way: Way, tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
+def test_tensorboard_has_the_local_numbers(tmp_path: Any) -> None:
+    pytest.importorskip("tensorboard")
+    logged = {}
+    for name, way in (("local", None), ("divided", PIPELINE)):
+        with trained_in(way) as stages:
+            keras.utils.clear_session()
+            keras.utils.set_random_seed(0)
+            board = keras.callbacks.TensorBoard(str(tmp_path / name), histogram_freq=1, update_freq=1)
+            functional(stages).fit(X, LABELS, batch_size=16, epochs=2, shuffle=False, verbose=0, validation_data=(X, LABELS),
+                                   callbacks=[board])
+        logged[name] = {
+            (os.path.basename(os.path.dirname(file)), value.tag, event.step): tf.make_ndarray(value.tensor)
+            for file in map(str, (tmp_path / name).rglob("events*")) for event in tf.compat.v1.train.summary_iterator(file)
+            for value in event.summary.value if value.tag.startswith(("epoch_", "batch_", "evaluation_"))}
+    assert logged["local"].keys() == logged["divided"].keys() and len(logged["local"]) > 10
+    for key, value in logged["local"].items():
+        np.testing.assert_allclose(logged["divided"][key], value, rtol=1e-5, err_msg=str(key))
+
+
+@pytest.mark.slow
 def test_training_goes_on_after_an_interruption(tmp_path: Any) -> None:
     """From the state of optimizer and model that BackupAndRestore kept."""
 
@@ -385,7 +405,7 @@ def test_training_goes_on_after_an_interruption(tmp_path: Any) -> None:
 def test_dropout_and_batch_normalization_train() -> None:
     """Whose numbers differ from the local ones by their nature: the explanation says so."""
     with trained_in(PIPELINE) as stages, pytest.warns(
-            wh.InexactWarning, match="batch_normalization.* does not compute what the local script does"):
+            wh.InexactWarning, match="batch_normalization.* does not compute what the local script does") as warned:
         keras.utils.set_random_seed(0)
         inputs = keras.Input((6,))
         with stages[0]():
@@ -397,6 +417,7 @@ def test_dropout_and_batch_normalization_train() -> None:
         history = model.fit(X, LABELS, batch_size=16, epochs=15, verbose=0).history["loss"]
         assert "Not exactly the local result" in wh.explain() and "batch_normalization" in wh.explain()
     assert history[-1] < 0.8 * history[0]
+    assert len({str(item.message) for item in warned if item.category is wh.InexactWarning}) == 1
 
 
 @pytest.mark.slow
@@ -496,3 +517,12 @@ def test_an_annotation_without_layers() -> None:
             layers.Dense(1)
             with wh.replicate(1):
                 pass
+
+
+def test_evaluation_of_annotated_layers_warns_of_nothing() -> None:
+    """It runs on one device, like all that does not train; nobody meant it to be divided."""
+    with trained_in(PIPELINE) as stages, warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model = subclassed(stages)
+        model.evaluate(X, LABELS, verbose=0)
+        model.fit(X, LABELS, batch_size=16, validation_data=(X, LABELS), verbose=0)

@@ -16,9 +16,10 @@ import tensorflow as tf
 import whale_tf as wh
 from tests.functions.equality import Scope, Way
 
-keras = pytest.importorskip("keras", minversion="3.0")
+if not hasattr(tf.keras.optimizers, "AdamW"):
+    pytest.skip(f"the models are written for TensorFlow 2.11 or later, and this is {tf.__version__}", allow_module_level=True)
 
-from tests.functions.models import BATCH, CASES, EXAMPLES, VALIDATION, Case  # noqa: E402
+from tests.functions.models import BATCH, CASES, EXAMPLES, VALIDATION, Case, keras  # noqa: E402
 
 # Device counts of wh.replicate, and negative ones of wh.split; none: no annotations.
 PLANS: Dict[str, Way] = {
@@ -26,6 +27,7 @@ PLANS: Dict[str, Way] = {
     "data parallel 4": Way((), 4, {}),
     "pipeline 2": Way((1, 1), 2, {}),
     "pipeline 2, 4 micro-batches": Way((1, 1), 2, {"num_micro_batch": 4}),
+    "pipeline 2, weights apart": Way((1, 1), 2, {"num_micro_batch": 4, "pipeline.schedule": "zero_bubble_h1"}),
     "pipeline 2 nested 2": Way((1, 1), 4, {"num_micro_batch": 2}),
     "split of the second half": Way((2, -2), 2, {}),
     "auto_parallel": Way((), 4, {"auto_parallel": True}),
@@ -43,9 +45,9 @@ class Outcome(NamedTuple):
 @contextlib.contextmanager
 def scopes(case: Case, way: Optional[Way]) -> Iterator[List[Scope]]:
     """The stages' scopes, for a model that is made and trained inside; what is open outside is left as it was."""
-    before = keras.config.dtype_policy(), keras.config.floatx()
-    keras.config.set_floatx("float64" if case.policy == "float64" else "float32")
-    keras.config.set_dtype_policy(case.policy)
+    before = keras.mixed_precision.global_policy(), keras.backend.floatx()
+    keras.backend.set_floatx("float64" if case.policy == "float64" else "float32")
+    keras.mixed_precision.set_global_policy(case.policy)
     stages: List[Scope] = [contextlib.nullcontext] * 2
     try:
         if way is not None:
@@ -62,9 +64,9 @@ def scopes(case: Case, way: Optional[Way]) -> Iterator[List[Scope]]:
             assert "Not exactly the local result" not in wh.explain()
     finally:
         wh.shutdown()
-        keras.config.set_floatx(before[1])
-        keras.config.set_dtype_policy(before[0])
-        keras.utils.clear_session()
+        keras.backend.set_floatx(before[1])
+        keras.mixed_precision.set_global_policy(before[0])
+        keras.backend.clear_session()
 
 
 def trained(case: Case, loop: str, way: Optional[Way]) -> Outcome:
@@ -74,7 +76,7 @@ def trained(case: Case, loop: str, way: Optional[Way]) -> Outcome:
         values = (by_fit if loop == "fit" else by_hand)(model, case)
         optimizers = [item for item in vars(model).values() if isinstance(item, keras.optimizers.Optimizer)] or [model.optimizer]
         variables = model.variables + [variable for item in optimizers for variable in item.variables]
-        return Outcome(values, [np.array(tf.cast(v.value, tf.float64)) for v in variables])
+        return Outcome(values, [np.array(tf.cast(tf.convert_to_tensor(v), tf.float64)) for v in variables])
 
 
 def by_fit(model: Any, case: Case) -> Dict[str, Any]:
@@ -120,23 +122,29 @@ def graph_optimizer(request: Any) -> Iterator[None]:
 
 
 local = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name], loop, None))
+in_float32 = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name]._replace(policy="float32"), loop, None))
 
 
 def check(name: str, loop: str, way: Way) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*are not compiled by XLA")
         found = trained(CASES[name], loop, way)
-    compare(CASES[name], local(name, loop), found)
+    exact = in_float32(name, loop) if CASES[name].policy == "mixed_bfloat16" else None
+    compare(CASES[name], local(name, loop), found, exact)
 
 
-def compare(case: Case, expected: Outcome, found: Outcome) -> None:
+def compare(case: Case, expected: Outcome, found: Outcome, exact: Optional[Outcome] = None) -> None:
+    """Args:
+        exact: of the same model in a type that rounds less: variables may be as far from these as the local ones are.
+    """
     assert expected.values.keys() == found.values.keys() and len(expected.variables) == len(found.variables)
     assert len(expected.variables) > 3 and all(np.all(np.isfinite(variable)) for variable in expected.variables)
     rough = max(case.tolerance, 1e-6)  # Keras' metrics are float32
     for key, value in expected.values.items():
         np.testing.assert_allclose(found.values[key], value, rtol=rough, atol=rough, err_msg=key)
-    for one, other in zip(expected.variables, found.variables):
-        assert np.linalg.norm(other - one) <= case.tolerance * max(np.linalg.norm(one), 0.01 * one.size ** 0.5)
+    for one, other, true in zip(expected.variables, found.variables, (exact or expected).variables):
+        allowed = case.tolerance * max(np.linalg.norm(one), 0.01 * one.size ** 0.5) + np.linalg.norm(one - true)
+        assert np.linalg.norm(other - true) <= allowed
 
 
 def rows() -> Iterator[Any]:
@@ -172,13 +180,14 @@ def test_series_of_unknown_length(plan: str) -> None:
             signature = tf.TensorSpec([None, None, 3], tf.float64), tf.TensorSpec([None], tf.int64)
             batches = [(case.x[i:i + 16, :length], case.y[i:i + 16]) for i, length in ((0, 4), (16, 2), (32, 3))]
             history = model.fit(tf.data.Dataset.from_generator(lambda: batches, output_signature=signature), verbose=0).history
-            return Outcome(history, [np.array(v.value) for v in model.variables])
+            return Outcome(history, [np.array(v) for v in model.variables])
 
     case = CASES["lstm and gru"]
     compare(case, fit(None), fit(PLANS[plan]))
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(keras, "random"), reason="Keras 2 has no keras.random")
 def test_clones_draw_numbers_of_their_own() -> None:
     """Dropout, and Keras' random numbers, in every part of a mini-batch."""
     case = CASES["mlp"]

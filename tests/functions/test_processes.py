@@ -10,7 +10,7 @@ import tensorflow as tf
 from whale_tf._tf_compat import global_seed, relaxed_type
 from whale_tf.cluster import Processes
 from whale_tf.errors import UnsupportedOpError
-from whale_tf.processes.datasets import Adapter, share
+from whale_tf.processes.datasets import Adapter, share, whole_rounds
 
 FIRST, SECOND = [Processes(("a:1", "b:1"), rank) for rank in range(2)]
 
@@ -67,6 +67,14 @@ def test_epochs_of_fit() -> None:
             assert len(np.intersect1d(*shares)) == 0 and len(np.concatenate(shares)) == 80
     assert not np.array_equal(*(shares[0] for shares in epochs(True)))
     assert global_seed() == before
+
+
+def test_epochs_one_behind_the_other() -> None:
+    """As Keras 2 repeats its arrays: what is too little for all processes is left out at the end of each epoch."""
+    dataset = tf.data.Dataset.range(10).batch(2).map(lambda x: (x, x)).repeat(2)
+    shares = [[int(x[0]) for x, _ in share(whole_rounds(dataset, 5, one), one)] for one in (FIRST, SECOND)]
+    assert shares == [[0, 4, 0, 4], [2, 6, 2, 6]]
+    assert whole_rounds(dataset, 4, FIRST) is dataset and whole_rounds(dataset, None, FIRST) is dataset
 
 
 def test_data_for_fewer_processes_is_refused() -> None:

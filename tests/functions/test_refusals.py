@@ -40,6 +40,21 @@ def test_copies_of_variables() -> None:
         tf.function(lambda: train(weights))()
 
 
+def test_initial_values_by_part() -> None:
+    wh.init({"init": "sharded"}, cluster="cpu:2")
+    weights = perceptron()
+    with pytest.raises(wh.ConfigError, match="init is 'sharded', but variables of tf.function .* have their values before"):
+        tf.function(lambda: train(weights, [lambda: wh.split(2), contextlib.nullcontext]))()
+
+
+@pytest.mark.parametrize("config, text", [({"zero": "v1"}, "zero is 'v1'"), ({"offload": "v0"}, "offload is 'v0'")])
+def test_homes_of_variables(config: Any, text: str) -> None:
+    wh.init(config, cluster="cpu:2")
+    weights = perceptron()
+    with pytest.raises(wh.PlanError, match=f"{text}, which moves variables .* stay where the user made them; train in graph"):
+        tf.function(lambda: train(weights))()
+
+
 def test_gradients_that_are_applied_elsewhere() -> None:
     wh.init(cluster="cpu:2")
     weights = perceptron()
@@ -193,8 +208,11 @@ def test_a_function_that_does_not_train_is_left_alone() -> None:
 def test_one_device_needs_no_plan() -> None:
     wh.init(cluster="cpu:1")
     weights = perceptron()
-    tf.function(lambda: train(weights), jit_compile=False)()
+    step = tf.function(lambda: train(weights), jit_compile=False)
+    step()
     assert wh.current_plan() is None
+    nodes = step.get_concrete_function().graph.as_graph_def().node
+    assert not [name for node in nodes for name in node.attr if name.startswith("_whale")]
 
 
 def test_after_shutdown_functions_are_local() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import whale_tf as wh
 from tests.functions.equality import WAYS, Scope, Way, batches, check
 
 PIPELINE = WAYS["pipeline 2, 4 micro-batches"]
@@ -283,3 +284,16 @@ def test_momentum_in_every_way(way: str) -> None:
 @pytest.mark.parametrize("build", STEPS[1:], ids=lambda build: build.__name__)
 def test_steps_of_many_kinds(build: Any, way: Way) -> None:
     check(build, way, batches())
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_call_stands_with_the_call() -> None:
+    """Its values stay on the call's device, which those of loops that keep lists must."""
+    wh.init({"num_micro_batch": 2}, cluster="cpu:2")
+    steps, _ = called([lambda: wh.replicate(1)] * 2)
+    steps(*[tf.constant(part) for part in batches()[0]])
+    program = wh.current_program("step")
+    assert program is not None
+    bodies = [program.body(task_graph, "backward") for task_graph in range(2)]
+    types = [[program.graph.ops[op].type for op in body.ops] for body in bodies if body is not None]
+    assert [each.count("PartitionedCall") for each in types] == [1, 0]

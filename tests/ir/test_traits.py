@@ -85,15 +85,15 @@ def test_stateless_functions_are_functions() -> None:
 
 def test_a_stack_and_what_takes_its_reference_through_a_condition_stay_together() -> None:
     """The handle of a ``Stack`` is a reference, which a ``RefSwitch`` hands on."""
-    from whale_tf.ir.region import _containers
+    from whale_tf.ir.units import containers
 
     draft = Draft()
     graph = draft.graph
     handle = graph.add("stack", "Stack", [], [((2,), "string_ref")]).outputs[0]
     taken = graph.add("switch", "RefSwitch", [handle, draft.source()], [((2,), "string_ref"), ((2,), "string_ref")])
     pushed = graph.add("push", "StackPush", [taken.outputs[1], draft.source(3)], [((3,), "float32")])
-    assert [graph.ops[i].name for i in sorted(_containers(graph, graph.ops)[0])] == ["stack", "switch", "push"]
-    assert pushed.id in _containers(graph, graph.ops)[0]
+    assert [graph.ops[i].name for i in sorted(containers(graph, graph.ops)[0])] == ["stack", "switch", "push"]
+    assert pushed.id in containers(graph, graph.ops)[0]
 
 
 def test_views_follow_from_rows() -> None:

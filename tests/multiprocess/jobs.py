@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from tests import graph_optimizer
 from tests.numeric import equality
-from tests.numeric.cases import RAGGED, Case, Inputs, minimised, perceptron, vectors
+from tests.numeric.cases import CLASSES, RAGGED, Case, Inputs, minimised, perceptron, vectors
 from tests.numeric.equality import Outcome, find_case
 from tests.numeric.script import Script, Setting, Stages, source
 from tests.numeric.unequal import described
@@ -24,7 +24,18 @@ def huge_gradients(inputs: Inputs, stages: Stages, dtype: str) -> Script:
     return minimised(tf.train.GradientDescentOptimizer(1e-11), 1e8 * tf.reduce_sum(tf.square(error)), {"error": error})
 
 
-OWN_CASES: Dict[str, Case] = {"huge_gradients": Case(vectors, huge_gradients)}
+def counted(inputs: Inputs, stages: Stages, dtype: str) -> Script:
+    """A metric of predictions and labels: both are of all processes."""
+    logits = perceptron(inputs, stages, CLASSES)
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["label"], logits=logits))
+    update = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    right = tf.get_variable("right", [], dtype, tf.zeros_initializer(), trainable=False)
+    hits = tf.equal(tf.argmax(logits, 1), tf.cast(inputs["label"], tf.int64))
+    count = tf.assign_add(right, tf.reduce_sum(tf.cast(hits, dtype)))
+    return Script([[update, count]], {"loss": loss}, {})
+
+
+OWN_CASES: Dict[str, Case] = {"huge_gradients": Case(vectors, huge_gradients), "counted": Case(vectors, counted)}
 
 
 ACROSS = ("cluster.device_place_prefer_intra_node", False)
@@ -105,6 +116,8 @@ JOBS: Dict[str, Job] = {
     "slots on the second device": Job("gan", Setting("float32", dataset=True), counts=(1, 1), devices=2, micro_batches=4),
     "gradient of a gradient, make_callable": Job("gradient_penalty", Setting(dataset=True, runner="callable")),
     "sparse gradient": Job("sparse_embedding", devices=2),
+    "a metric of predictions and labels": Job("counted", devices=2),
+    "a metric, batch size open": Job("counted", FED._replace(static_batch=False), devices=2),
     "sparse gradient of unequal length": Job("sparse_embedding", FED, sizes=RAGGED),
     # Adagrad leaves rows alone whose gradient is zero
     "sparse gradient made dense": Job("sparse_embedding", devices=2, config=(("communication.sparse_as_dense", True),)),
@@ -115,6 +128,7 @@ JOBS: Dict[str, Job] = {
     "float16": Job("momentum", devices=2, config=FP16, tolerance=1e-3),
     "float16, gradients beyond its range": Job("huge_gradients", Setting("float32", dataset=True), config=FP16, tolerance=1e-3),
     "float16 in buckets of one": Job("mlp_mean", FED, config=FP16 + (("communication.bucket_bytes", 1),), tolerance=1e-3),
+    "float16 inside, scaled": Job("mlp_mean", Setting("float32", dataset=True), config=(("amp", "float16"),), tolerance=5e-3),
     "loop": Job("while_loop_v1"),
     "of unequal speed": Job("clipped_adam", speeds=(200, 100)),
     "of unequal speed, weights, reference variables": Job(
@@ -131,6 +145,10 @@ DRIVEN: Dict[str, Job] = {
     "one mini-batch on all devices": Job("weighted_loss", Setting(dataset=True, static_batch=False), counts=(4,), devices=2),
     "split over the devices of both": Job("clipped_adam", counts=(4,), split=(0,), devices=2, config=(("init", "sharded"),)),
     "stages across, replicas within": Job("momentum", counts=(1, 1), devices=2, micro_batches=2, config=(ACROSS,)),
+    "gradients of weights apart": Job(
+        "clipped_adam", counts=(1, 1), micro_batches=3, config=(("pipeline.schedule", "zero_bubble_h1"), ("emit", "call"))),
+    "several TaskGraphs a device": Job(
+        "mlp_mean", counts=(1, 1, 1, 1), micro_batches=3, config=(("pipeline.schedule", "interleaved"),)),
     "uneven stages, monitored": Job("tied_embedding", Setting(dataset=True, runner="monitored"), counts=(1, 3), devices=2),
 }
 

@@ -1,4 +1,4 @@
-"""Keras 3 scripts, which train in one process as in several.
+"""Keras scripts, which train in one process as in several.
 
 ``python -m tests.multiprocess.train_keras equality PATH``: ``fit`` and a training loop; what they computed goes to ``PATH.RANK``.
 
@@ -26,10 +26,10 @@ BATCH = 16 // WORKERS
 if WORKERS > 1:
     wh.init({"sync_batch_norm": True, "communication.start_timeout_s": 60})
 
-import keras  # noqa: E402  # its variables and ops come after wh.init
-import tensorflow as tf  # noqa: E402
-from keras import layers  # noqa: E402
+import tensorflow as tf  # noqa: E402  # its variables and ops come after wh.init
 
+keras = tf.keras  # 3 or, up to TensorFlow 2.15, 2
+layers = keras.layers
 RNG = np.random.RandomState(0)
 X, LABELS, WEIGHTS = RNG.randn(61, 6), RNG.randint(0, 3, 61), RNG.rand(61)  # mini-batches of 16, 16, 16 and 13
 
@@ -103,7 +103,7 @@ def looped() -> List[np.ndarray]:
 
 
 def equality(path: str) -> None:
-    keras.config.set_floatx("float64")
+    keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(1)
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(61, seed=3).batch(BATCH, drop_remainder=True)
     found = {

@@ -11,6 +11,7 @@ import whale_tf as wh
 from tests.numeric.cases import CASES, SYNCHRONISED, Case
 from tests.numeric.plans import Parallel
 from tests.numeric.script import Script, Setting, Stages, source
+from tests.numeric.section_cases import SECTIONS
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
@@ -32,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 def find_case(name: str) -> Case:
-    return CASES[name] if name in CASES else SYNCHRONISED[name]
+    return next(cases[name] for cases in (CASES, SYNCHRONISED, SECTIONS) if name in cases)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------

@@ -5,15 +5,16 @@ from typing import Any, Dict, NamedTuple, Tuple
 
 
 class Shape(NamedTuple):
-    """``wh.replicate(counts[i])`` around stage i, on ``devices`` logical CPU devices."""
+    """``wh.replicate(counts[i])`` around stage i, on ``devices`` logical CPU devices, ``each`` of the stages on a device."""
 
     counts: Tuple[int, ...]
     devices: int
+    each: int = 1
 
     @property
     def model_replicas(self) -> int:
         """Degree of nested data parallelism."""
-        return self.devices // sum(self.counts)
+        return self.devices * self.each // sum(self.counts)
 
 
 class Parallel(NamedTuple):
@@ -44,6 +45,16 @@ SHAPES: Dict[str, Shape] = {
     "counts2:3": Shape((2, 3), 5),
     "counts3:2": Shape((3, 2), 5),
     "counts2:1:1": Shape((2, 1, 1), 4),
+    "folded2x2": Shape((1, 1, 1, 1), 4, 2),
 }
+HOMES: Dict[str, Dict[str, str]] = {  # of variables; what is divided over replicas needs some
+    "v1": {"zero": "v1"}, "v2": {"zero": "v2"}, "v3": {"zero": "v3"}, "states": {"offload": "states"},
+    "v0": {"offload": "v0"}, "v2_states": {"zero": "v2", "offload": "states"}}
 MICRO_BATCHES = (1, 2, 4, 8)
-SCHEDULES = ("backward_first", "gpipe")
+SCHEDULES = ("backward_first", "gpipe", "zero_bubble_h1", "zero_bubble_h2")
+FOLDED = ("interleaved", "zero_bubble_v")  # several TaskGraphs a device
+
+
+def fits(row: Dict[str, Any]) -> bool:
+    """Some schedules put several TaskGraphs on a device, and others do not."""
+    return "shape" not in row or "schedule" not in row or (SHAPES[row["shape"]].each > 1) == (row["schedule"] in FOLDED)

@@ -2,18 +2,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable, Dict, Tuple
+from typing import Dict, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.numeric.cases import Case, Inputs
 from tests.numeric.script import Arrays, Script, Stages, dense, rng, weight
+from tests.numeric.section_styles import CLASSES, STYLES, WIDTH, Loss
 
-FEATURES, WIDTH, CLASSES = 5, 4, 3
-SIZE, STEPS = 12, 3
-
-Loss = Callable[[tf.Tensor, Inputs], tf.Tensor]
+FEATURES, SIZE, STEPS = 5, 12, 3
 
 
 def _examples(count: int, dtype: str) -> Arrays:
@@ -232,6 +230,7 @@ LOSSES: Dict[str, Loss] = {
         running_sums, unique_labels, masked_mean, segment_means, neighbours, first_and_rest, batch_normalised, conditional,
         centres, several, clipped_gradient, scan)
 }
+LOSSES.update(STYLES)
 
 
 def _build(loss: Loss, inputs: Inputs, stages: Stages, dtype: str) -> Script:
@@ -240,7 +239,8 @@ def _build(loss: Loss, inputs: Inputs, stages: Stages, dtype: str) -> Script:
         return z, loss(z, inputs)
 
     z, value = stages.run([lambda x: tf.tanh(dense(x, WIDTH, "first")), measured], inputs["x"])
-    update = tf.train.AdamOptimizer(0.05, epsilon=1e-2).minimize(value)
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        update = tf.train.AdamOptimizer(0.05, epsilon=1e-2).minimize(value)
     return Script([[update]], {"loss": value}, {"z": z})
 
 

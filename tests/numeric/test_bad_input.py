@@ -144,15 +144,10 @@ def unknown_cluster() -> None:
 
 
 def unsupported_op() -> None:
-    """A loop of TensorFlow 1 over all examples cannot be divided, nor run once for all clones."""
+    """Numbers that a loop draws once for all examples: every clone would draw its own."""
     wh.init(cluster="cpu:2")
-    before = tf.control_flow_v2_enabled()
-    tf.disable_control_flow_v2()
-    try:
-        two_stages(2, 2, use=lambda y: tf.scan(lambda total, row: total + row, y))
-    finally:
-        if before:
-            tf.enable_control_flow_v2()
+    two_stages(2, 2, use=lambda y: tf.while_loop(
+        lambda i, h: i < 2, lambda i, h: [i + 1, h * tf.random_uniform([])], [tf.constant(0), y])[1])
 
 
 def eager_execution() -> None:
@@ -209,7 +204,7 @@ EXPECTED: Dict[Callable[[], None], Tuple[Type[Exception], Tuple[str, ...]]] = {
     plan_for_a_larger_cluster: (wh.PlanError, ("4", "2", "devices")),
     negative_device_count: (wh.ClusterError, ("-8", "devices")),
     unknown_cluster: (wh.ClusterError, ("tpu",)),
-    unsupported_op: (wh.UnsupportedOpError, ("scan", "cannot be divided along the batch")),
+    unsupported_op: (wh.UnsupportedOpError, ("random", "the same on all devices")),
     parallelize_without_an_update: (wh.PlanError, ("minimize",)),
     op_added_to_the_region_later: (wh.WhaleError, ("later",)),
     eager_execution: (wh.AnnotationError, ("graph", "eager")),

@@ -70,11 +70,12 @@ def check_pipeline(name: str, count: int, plan: Any = None) -> Plan:
 @pytest.mark.parametrize("name,count,stages,replicas", [("momentum", 2, 2, 1), ("clipped_adam", 4, 2, 2),
                                                         ("tied_embedding", 4, 2, 2)])
 def test_pipelines_and_hybrids(name: str, count: int, stages: int, replicas: int, monkeypatch: Any) -> None:
-    """Where no op is divided the central choice is a pipeline, or a pipeline in each of two model replicas."""
+    """Where no op is divided the central choice is a pipeline, or one of stages with replicas: of theirs, or of the model's."""
     monkeypatch.setattr("whale_tf.planner.rhino.automatic._executable", lambda question, cluster: [])
     plan = check_pipeline(name, count)
     assert plan.estimate.search == "rhino" and not plan.shards and plan.num_micro_batch > 1
-    assert (len(plan.task_graphs), plan.num_model_replicas) == (stages, replicas)
+    assert {task.device_count * plan.num_model_replicas for task in plan.task_graphs} == {replicas}
+    assert len(plan.task_graphs) == stages
     assert plan.estimate.runners_up[0].startswith("rhino: mesh ")
 
 

@@ -9,28 +9,22 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from tests.numeric.cases import Inputs
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
 from tests.numeric.plans import SHAPES, Parallel
 from tests.numeric.script import Arrays, Setting
 from tests.numeric.section_cases import LOSSES, SECTIONS, case_of
+from tests.numeric.section_styles import STYLES
 from tests.numeric.section_table import PLANS
 
-V1_LOOPS = ("scan",)  # on TensorFlow 1 over tensor arrays, one element for each example: refused
-
 ALL = [(name, plan, static) for name in SECTIONS for plan in PLANS for static in (True, False)]
-SOME = [(name, list(PLANS)[i % len(PLANS)], bool(i // len(PLANS) % 2)) for i, name in enumerate(SECTIONS)]
-
-
-def _is_refused(name: str) -> bool:
-    return name in V1_LOOPS and tf.__version__.startswith("1.")
+FEW = [name for name in SECTIONS if name not in STYLES] + [
+    "distances_by_where", "tiled_cube", "transport", "worst_example", "whitened", "partitioned", "mapped", "cond_on_largest"]
+SOME = [(name, list(PLANS)[i % len(PLANS)], bool(i // len(PLANS) % 2)) for i, name in enumerate(FEW)]
 
 
 def _check(name: str, plan: str, static: bool) -> None:
     setting = Setting(static_batch=static)
-    if _is_refused(name):
-        with pytest.raises(wh.UnsupportedOpError, match="cannot be divided along the batch"):
-            run_parallel(SECTIONS[name], setting, PLANS[plan])
-        return
     with warnings.catch_warnings():
         warnings.simplefilter("error", wh.InexactWarning)
         found = run_parallel(SECTIONS[name], setting, PLANS[plan])
@@ -48,6 +42,14 @@ def test_sections(name: str, plan: str, static: bool) -> None:
 @pytest.mark.parametrize("name, plan, static", [row for row in ALL if row not in SOME], ids=lambda value: str(value))
 def test_all_sections(name: str, plan: str, static: bool) -> None:
     _check(name, plan, static)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, plan", [("several", "nested"), ("segment_means", "1:3"), ("batch_normalised", "accumulation")])
+def test_sections_among_calls(name: str, plan: str) -> None:
+    """Clones are calls of functions; a section, which runs once, is not."""
+    called, setting = PLANS[plan]._replace(extra=PLANS[plan].extra + (("emit", "call"),)), Setting(static_batch=False)
+    assert_equal(run_parallel(SECTIONS[name], setting, called), run_local(SECTIONS[name], setting), TOLERANCE["float64"])
 
 
 @pytest.mark.slow
@@ -76,6 +78,13 @@ def test_model_replicas_with_mini_batches_of_their_own_share_sums_only() -> None
     assert_equal(run_parallel(SECTIONS["rmse"], setting, own), run_local(SECTIONS["rmse"], setting, 2), TOLERANCE["float64"])
     with pytest.raises(wh.PlanError, match="needs all examples of .* set io.nested_batch to 'divide'"):
         run_parallel(SECTIONS["contrastive"], setting, own)
+
+    def scaled(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+        """What needs all examples reads an input alone."""
+        return tf.reduce_mean(tf.square(z)) * tf.sort(inputs["score"])[2]
+
+    with pytest.raises(wh.PlanError, match="needs all examples of .* set io.nested_batch to 'divide'"):
+        run_parallel(case_of(scaled), setting, own)
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import whale_tf as wh
 from models import bert
 from tests.numeric import trace
 from tests.numeric.script import dense
+from whale_tf.schedule import WEIGHT, orders, warmup_depths
 
 pytestmark = pytest.mark.graph_optimizer
 STAGES = 4
@@ -57,6 +58,16 @@ def test_one_forward_one_backward(policy: str, micro_batches: int) -> None:
         assert order[stage] == trace.one_f_one_b(ahead, micro_batches), f"stage {stage}"
         assert trace.most_alive(steps[stage]) <= min(ahead, micro_batches)
         assert not trace.overlapping(steps[stage])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule, policy", [("zero_bubble_h1", "PA"), ("zero_bubble_h2", "PB")])
+def test_gradients_of_weights_fill_what_a_stage_would_wait(schedule: str, policy: str) -> None:
+    metadata = deep_perceptron(8, **{"pipeline.schedule": schedule})
+    executed = trace.executed_order(metadata, range(1, STAGES))
+    for stage, order in enumerate(orders(schedule, 8, warmup_depths(policy, STAGES, None, 8))):
+        assert executed[stage] == [str(step) for step in order if stage or step.kind != WEIGHT], f"stage {stage}"
+        assert not trace.overlapping(trace.intervals(metadata, range(1, STAGES))[stage])
 
 
 @pytest.mark.slow

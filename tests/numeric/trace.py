@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 # Work that a step cannot do without; shape arithmetic and the like may run at any time. TensorFlow's own optimizer
 # fuses MatMul, BiasAdd and Tanh, and calls the result like its last part.
 _HEAVY = re.compile(r"MatMul|BiasAdd|Tanh")
+_WEIGHT = re.compile(r"MatMul_grad/MatMul_1|BiasAddGrad")  # gradients of a layer's weights
 _CLONE = re.compile(r"^whale/g(?P<g>\d+)_m(?P<m>\d+)_r(?P<r>\d+)/(?P<name>.*)$")
 
 
@@ -29,15 +30,20 @@ def devices(metadata: tf.RunMetadata) -> Iterator[Tuple[int, Any]]:
             yield int(number), device
 
 
-def intervals(metadata: tf.RunMetadata) -> Dict[int, Dict[str, Tuple[int, int]]]:
-    """Per device, from ``F0`` (forward of micro-batch 0), ``B0`` and so on to when it began and ended in us."""
+def intervals(metadata: tf.RunMetadata, apart: Sequence[int] = ()) -> Dict[int, Dict[str, Tuple[int, int]]]:
+    """Per device, from ``F0`` (forward of micro-batch 0), ``B0`` and so on to when it began and ended in us.
+
+    Args:
+        apart: devices on which the gradients of weights are ``W0`` and so on.
+    """
     found: Dict[int, Dict[str, Tuple[int, int]]] = collections.defaultdict(dict)
     for index, device in devices(metadata):
         for node in device.node_stats:
             clone = _CLONE.match(node.node_name)
             if clone is None or not _HEAVY.search(node.node_name):
                 continue
-            step = ("B" if clone.group("name").startswith("gradients") else "F") + clone.group("m")
+            kind = "B" if clone.group("name").startswith("gradients") else "F"
+            step = ("W" if index in apart and _WEIGHT.search(node.node_name) else kind) + clone.group("m")
             begin, end = node.all_start_micros, node.all_start_micros + node.all_end_rel_micros
             steps = found[index]
             before = steps.get(step, (begin, end))
@@ -45,9 +51,9 @@ def intervals(metadata: tf.RunMetadata) -> Dict[int, Dict[str, Tuple[int, int]]]
     return found
 
 
-def executed_order(metadata: tf.RunMetadata) -> Dict[int, List[str]]:
+def executed_order(metadata: tf.RunMetadata, apart: Sequence[int] = ()) -> Dict[int, List[str]]:
     """Per device its steps in the order in which they began."""
-    return {index: sorted(steps, key=lambda step: steps[step][0]) for index, steps in intervals(metadata).items()}
+    return {index: sorted(steps, key=lambda step: steps[step][0]) for index, steps in intervals(metadata, apart).items()}
 
 
 def most_alive(steps: Dict[str, Tuple[int, int]]) -> int:

@@ -7,10 +7,19 @@ from typing import Dict, Tuple
 from tests.passes.drawings import chain, plan
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.plan import GradientPlan, Plan
+from whale_tf.schedule import SCHEDULES
 
 
 def _bucket(*buckets: Tuple[str, ...]) -> Tuple[GradientPlan, ...]:
     return (GradientPlan(task_graph=0, backend="local", buckets=buckets),)
+
+
+def folded(schedule: str, devices: int, micro_batches: int) -> Plan:
+    """Two TaskGraphs a device."""
+    homes = SCHEDULES[schedule].homes
+    assert homes is not None
+    rows = {number: {"devices": ((home,),)} for number, home in enumerate(homes(2 * devices, 2))}
+    return plan([1] * 2 * devices, micro_batches, tasks=rows, schedule=schedule)
 
 
 PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
@@ -38,6 +47,7 @@ PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
     "labels_pulled_by_one_replica": (chain(2, labels=True, pulled=True), plan([1, 1], 2)),
     "one_to_three": (chain(2), plan([1, 3])),
     "one_process_of_two": (chain(2)._replace(processes=2), plan([1, 1], 2)),
+    "offload_states": (chain(1), plan([1], 2, offload="states", tasks={0: {"variables": "shared", "homes": {"w0": 1}}})),
     "pipeline": (chain(2), plan([1, 1], 4)),
     "pipeline_gpipe": (chain(2), plan([1, 1], 2, schedule="gpipe")),
     "pipeline_three_stages": (chain(3), plan([1, 1, 1], 3)),
@@ -47,6 +57,10 @@ PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
     "three_to_two": (chain(2), plan([3, 2])),
     "two_to_one": (chain(2), plan([2, 1], 2)),
     "two_to_two_uneven": (chain(2), plan([2, 2], tasks={1: {"slices": (1, 3)}})),
+    "pipeline_interleaved": (chain(4), folded("interleaved", 2, 2)),
+    "pipeline_zero_bubble": (chain(3), plan([1, 1, 1], 3, schedule="zero_bubble_h1")),
+    "pipeline_zero_bubble_of_two_to_one": (chain(2), plan([1, 2], 2, schedule="zero_bubble_h1")),
+    "pipeline_zero_bubble_v": (chain(4), folded("zero_bubble_v", 2, 2)),
     "weight_decay": (chain(1, decay=True), plan([2], 2)),
     "whole_mini_batch": (chain(1, ["loss_grad"]), plan([2])),
     "whole_mini_batch_and_own": (chain(1, ["loss_grad"], plain=True), plan([2])),
@@ -54,4 +68,6 @@ PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
     "whole_mini_batch_twice": (chain(1, ["loss", "loss_grad"]), plan([2])),
     "section": (chain(1, together=True), plan([2])),
     "section_of_a_pipeline": (chain(2, together=True), plan([1, 1], 2)),
+    "zero_v3": (chain(3, task_graphs=1, clip=True), plan(
+        [2], 2, zero="v3", tasks={0: {"variables": "shared", "homes": {"w0": 0, "w1": 1, "w2": 0}}})),
 }

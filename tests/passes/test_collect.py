@@ -17,7 +17,7 @@ from whale_tf.passes.collect import Leaving, compressed, leaving
 from whale_tf.plan import GradientPlan, Plan
 from whale_tf.program import ACCUMULATE, MERGE, SYNCHRONISE
 
-MERGED = Leaving((), True)
+MERGED, READ = Leaving((), True, True), Leaving((), True, False)  # for an update, for whoever else reads it
 
 
 def with_reader(step: TrainingStep, type_: str, inputs: Sequence[str], phase: Phase) -> TrainingStep:
@@ -35,34 +35,35 @@ def of(step: TrainingStep, tensor: str, chosen: Plan) -> Any:
 
 def test_gradients_are_synchronised_over_copies_and_merged_where_there_is_one() -> None:
     step = chain(2)
-    assert (of(step, "grad0", plan([2, 1])), of(step, "grad1", plan([2, 1]))) == (Leaving((0,), False), MERGED)
+    assert (of(step, "grad0", plan([2, 1])), of(step, "grad1", plan([2, 1]))) == (Leaving((0,), False, True), MERGED)
 
 
 def test_with_several_processes_everything_that_an_update_reads_is_synchronised() -> None:
     step = chain(2)._replace(processes=2)
-    assert (of(step, "grad0", plan([2, 1])), of(step, "grad1", plan([2, 1]))) == (Leaving((0,), False), Leaving((1,), False))
+    assert of(step, "grad0", plan([2, 1])) == Leaving((0,), False, True)
+    assert of(step, "grad1", plan([2, 1])) == Leaving((1,), False, True)
 
 
 def test_a_sparse_gradient_is_gathered_on_every_copy() -> None:
     step = chain(1)
     step.region.batch.layouts[step.graph.tensor("grad0")] = sharded(0)
-    assert (of(step, "grad0", plan([2])), of(step, "grad0", plan([1]))) == (Leaving((0,), False), MERGED)
-    assert of(step._replace(processes=2), "grad0", plan([1])) == Leaving((0,), False)
+    assert (of(step, "grad0", plan([2])), of(step, "grad0", plan([1]))) == (Leaving((0,), False, True), MERGED)
+    assert of(step._replace(processes=2), "grad0", plan([1])) == Leaving((0,), False, True)
 
 
 def test_a_replicated_value_is_merged_once() -> None:
     step = chain(1)
     step.region.batch.layouts[step.graph.tensor("grad0")] = replicated()
     assert of(step, "grad0", plan([2])) == MERGED
-    assert of(step._replace(processes=2), "grad0", plan([2])) == Leaving((0,), False)
+    assert of(step._replace(processes=2), "grad0", plan([2])) == Leaving((0,), False, True)
 
 
 def test_a_summary_reads_this_process_value_and_a_metric_that_of_all() -> None:
     step = with_reader(chain(2), "ScalarSummary", ["loss"], Phase.OTHER)
-    assert of(step, "loss", plan([1, 2])) == MERGED == of(step._replace(processes=2), "loss", plan([1, 2]))
+    assert of(step, "loss", plan([1, 2])) == READ == of(step._replace(processes=2), "loss", plan([1, 2]))
     step = with_reader(chain(2), "AssignAdd", ["loss"], Phase.OTHER)
-    assert of(step, "loss", plan([1, 2])) == MERGED
-    assert of(step._replace(processes=2), "loss", plan([1, 2])) == Leaving((1,), False)
+    assert of(step, "loss", plan([1, 2])) == READ
+    assert of(step._replace(processes=2), "loss", plan([1, 2])) == Leaving((1,), False, False)
 
 
 def test_handles_stay_with_the_clones() -> None:
@@ -78,7 +79,7 @@ def test_a_gradient_that_another_task_graph_updates_with_is_merged() -> None:
     region, first = step.region, step.graph.tensor("grad0")
     step = step._replace(update=find_update(region, {}, {first: 1, step.graph.tensor("grad1"): 1}))
     assert of(step, "grad0", plan([1, 2])) == MERGED
-    assert of(step._replace(processes=2), "grad0", plan([1, 2])) == Leaving((0,), False)
+    assert of(step._replace(processes=2), "grad0", plan([1, 2])) == Leaving((0,), False, True)
 
 
 def test_only_sums_that_leave_are_accumulated() -> None:
@@ -152,3 +153,14 @@ def test_gradients_that_travel_as_float16() -> None:
     step = chain(2)
     assert compressed(step, plan([1, 1], gradients=_buckets(("w1",), fp16=True))) == {step.graph.tensor("grad1")}
     assert compressed(step, plan([1, 1], gradients=_buckets(("w1",)))) == frozenset()
+
+
+def test_a_sum_that_no_update_follows_from_waits_for_whoever_fetches_it() -> None:
+    """The gradient of a constant: nothing that a step has to run leads to it."""
+    step = with_reader(chain(1), "Identity", ["back0"], Phase.OTHER)
+    batch = step.region.batch
+    batch.layouts[step.graph.tensor("back0")] = batch.layout(step.graph.tensor("grad0"))
+    program = compile_program(step, plan([1], 2))
+    assert [body.outputs for body in program.bodies if body.step == ACCUMULATE] == [(step.graph.tensor("grad0"),)]
+    merged = next(call for call in program.calls if program.step_of(call) == MERGE)
+    assert {step.graph.tensor_name(value.tensor): len(value.calls) for value in merged.takes} == {"grad0:0": 1, "back0:0": 2}

@@ -11,6 +11,7 @@ from typing import Iterator, List, NamedTuple, Sequence, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.planner.dapple.cost import Costs, Stage
 from whale_tf.planner.dapple.device_sets import Servers
+from whale_tf.planner.measures import Measures
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 
@@ -25,7 +26,8 @@ class Case(NamedTuple):
     recompute: bool
 
     def costs(self) -> Costs:
-        return Costs(self.profile, Servers(self.cluster), self.global_batch, self.micro_batches, self.recompute)
+        return Costs(self.profile, Servers(self.cluster), self.global_batch, self.micro_batches,
+                     Measures("stage" if self.recompute else "none"))
 
 
 def case(seed: int, max_devices: int = 5) -> Case:

@@ -14,6 +14,7 @@ from whale_tf.errors import ClusterError, ConfigError, InfeasibleError, PlanErro
 from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.auto.partition import auto_partition, partition_problem, stage_devices
 from whale_tf.planner.auto.settings import batch_to_plan_for, request_of, wants_search
+from whale_tf.planner.measures import Allowed
 from whale_tf.planner.search import search
 from whale_tf.planner.simulated import with_slices
 from whale_tf.planner.slices import replica_slices
@@ -208,6 +209,7 @@ def test_an_unknown_device_type_suggests_the_nearest() -> None:
 def test_requests(values: Dict[str, Any], method: str, stages: Optional[int]) -> None:
     config = Config(values)
     found = request_of(config, 64)
+    assert found.allowed == Allowed("none") and request_of(Config(dict(values, recompute="auto")), 64).allowed == Allowed("auto")
     assert wants_search(config) and (found.method, found.num_stages, found.global_batch) == (method, stages, 64)
 
 

@@ -1,7 +1,7 @@
 """Programs as played: schedules worked out by hand, and bounds that every Program keeps."""
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import pytest
 
@@ -14,12 +14,14 @@ from whale_tf.ir.region import find_region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
-from whale_tf.planner.play import played_seconds
+from whale_tf.planner.homes import Held
+from whale_tf.planner.play import played_peaks, played_seconds
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
 
 LATENCY, LINK = 1e-4, 1e9
 BATCH, WIDTH = 48, 16
+KERNEL, LAYER = 4 * WIDTH * WIDTH, 4 * BATCH * WIDTH
 PLANS: Dict[str, Plan] = {
     "accumulation": plan([1, 1], 4), "gpipe": plan([1, 1], 4, schedule="gpipe"), "without micro-batches": plan([1, 1]),
     "nested": plan([1, 1], 2, 2, nested_batch="divide"), "uneven stages": plan([2, 1], 2), "bridge": plan([1, 3]),
@@ -94,3 +96,26 @@ def test_replicas_wait_for_each_others_gradients() -> None:
     step, both = stages(1), plan([2])
     near, far = (played_seconds(step, both, machines(2, latency_s)) for latency_s in (0.0, 1.0))
     assert 2.9 <= far - near < 8.0, "the input is sent, two gradients meet, and the sums come back"
+
+
+def peaks_of(step: TrainingStep, chosen: Plan, devices: int = 2) -> Tuple[int, ...]:
+    held = [Held(step.graph.ops[variable].name, step.update.variables[variable], 0, KERNEL, KERNEL)
+            for _, variable in step.gradients]
+    return played_peaks(step, chosen, machines(devices), held)
+
+
+def test_a_device_holds_variables_and_what_the_backward_pass_reads() -> None:
+    """At the peak: the first layer's result, the gradient of the second's, and both gradients that follow from these."""
+    assert peaks_of(stages(1), plan([1]), 1) == (2 * 2 * KERNEL + 3 * LAYER + KERNEL,)
+
+
+def test_replicas_hold_their_parts_and_a_copy_of_the_variables() -> None:
+    whole, = peaks_of(stages(1), plan([1]), 1)
+    found = peaks_of(stages(1), plan([2], tasks={0: {"slices": (3, 1)}}))
+    assert found[0] > found[1] and min(found) > 4 * KERNEL and max(found) < whole + KERNEL
+
+
+def test_micro_batches_in_flight_hold_their_activations() -> None:
+    step = stages()
+    early, late = (peaks_of(step, plan([1, 1], 4, **chosen))[0] for chosen in ({}, {"schedule": "gpipe"}))
+    assert late > early

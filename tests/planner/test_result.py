@@ -7,6 +7,7 @@ import pytest
 
 from tests.planner.results import check, profile
 from whale_tf.errors import ClusterError, InfeasibleError, PlanError
+from whale_tf.planner.measures import Allowed
 from whale_tf.planner.search import METHODS, search
 from whale_tf.profiler.model_profile import load_builtin
 
@@ -99,8 +100,8 @@ def test_recomputation_where_memory_is_short() -> None:
     layers = [{"name": f"l{i}", "forward_flops": 1e12, "parameter_bytes": 4, "activation_bytes": 6 * 10 ** 9,
                "output_bytes": 10 ** 6} for i in range(4)]
     short = profile(layers=layers, name="short")
-    plain, free = search(short, "dapple-b:4", 16, recompute=False), search(short, "dapple-b:4", 16)
-    assert not plain.recompute and free.recompute and free.latency_s < plain.latency_s
+    plain, free = search(short, "dapple-b:4", 16, allowed=Allowed("none")), search(short, "dapple-b:4", 16)
+    assert plain.measures.recompute == "none" and free.measures.recompute == "auto" and free.latency_s < plain.latency_s
 
 
 def test_disconnected_cluster() -> None:

@@ -47,12 +47,12 @@ def _case(draw: random.Random, cluster: Cluster, small: bool) -> Optional[Case]:
     devices = draw.sample(range(len(cluster.devices)), dp * tp * pp) if draw.random() < 0.3 else None
     arguments = dict(
         num_micro_batch=draw.choice((1, 2, 3, 4, 6)),
-        schedule=draw.choice(("backward_first", "gpipe")),
+        schedule=draw.choice(("backward_first", "gpipe", "zero_bubble_h1", "zero_bubble_h2", "interleaved", "zero_bubble_v")),
         policy=draw.choice(("PA", "PB")),
-        recompute=draw.choice(("", "", "stage", "block")),
-        zero=draw.choice((0, 0, 1, 2, 3)),
+        recompute=draw.choice(("none", "none", "stage", "full")),
+        zero=draw.choice(("none", "none", "v1", "v2", "v3")) if dp > 1 else "none",
         partition_activations=draw.random() < 0.3,
-        offload=draw.choice(("", "", "", "optimizer", "parameters")),
+        offload=draw.choice(("none", "none", "none", "states", "v0")),
         devices=devices,
     )
     options = Options(sharing=draw.random() < 0.8, overlap=draw.random() < 0.8, collapse=draw.random() < 0.5)

@@ -21,13 +21,16 @@ from whale_tf.plan import Plan
 from whale_tf.program import (
     ACCUMULATE,
     BACKWARD,
+    BATCH_LEVEL,
     CLONED,
     FORWARD,
     MERGE,
     ONCE,
     RECIPES,
+    SECTION,
     SYNCHRONISE,
     UPDATE,
+    WEIGHT,
     WHOLE,
     Call,
     Program,
@@ -129,23 +132,23 @@ class Emitted:
             for op in body.ops:
                 name = self.graph.ops[op].name
                 if body.step in CLONED:
-                    kind = BACKWARD if body.step == BACKWARD else FORWARD
+                    kind = body.step if body.step in (BACKWARD, WEIGHT) else FORWARD
                     ops[kind, name, self.device(call, op), call.clone.m] += 1
-                elif body.step == ONCE:
+                elif body.step in (ONCE, SECTION):
                     once[name, self.device(call, op)] += 1
                 elif name in self.known:
                     updates[name, self.device(call, op)] += 1
         return Ran(ops, once, self.waits(), self.crossings(), self.added(), self.summed(), updates)
 
     def device(self, call: Call, op: int) -> int:
-        """Of an op in a call; what runs once for all runs on the first device."""
+        """Of an op in a call: a variable's home, else its replica's; what runs once for all runs on the first device."""
         if len(call.devices) < 2:
             return call.devices[0] if call.devices else 0
         return call.devices[int(self.graph.ops[op].attrs.get("_whale_shard", 0))]
 
     def waits(self) -> Set[Tuple[int, str, int, str, int]]:
-        steps = (FORWARD, BACKWARD)
-        return {(device, self.program.step_of(before), before.clone.m, self.program.step_of(call), call.clone.m)
+        steps = {FORWARD: FORWARD, BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD}
+        return {(device, steps[self.program.step_of(before)], before.clone.m, self.program.step_of(call), call.clone.m)
                 for call in self.program.calls for number in call.after for before in [self.program.calls[number]]
                 if self.program.step_of(before) in steps for device in call.devices}
 
@@ -154,6 +157,7 @@ class Emitted:
         for number, call in enumerate(self.program.calls):
             body = self.program.bodies[call.body]
             if body.is_recipe:
+                self.at_once(call, found)
                 continue
             for op in body.ops:
                 here = self.device(call, op)
@@ -170,18 +174,37 @@ class Emitted:
                         there = self.device(self.program.calls[source], made)
                         if there != here:
                             size = self.size(tensor, self.program.calls[source], call)
-                            m = self.program.calls[source].clone.m
+                            m = call.clone.m if tensor in dict(body.reads) else self.program.calls[source].clone.m
                             key = self.graph.tensor_name(tensor), there, here, m
                             found[key] = max(found.get(key, 0.0), size)
         return {key: size for key, size in found.items() if size}
 
+    def at_once(self, call: Call, found: Dict[Tuple[str, int, int, int], float]) -> None:
+        """Gradients that are added up at home come from every clone."""
+        body = self.program.bodies[call.body]
+        for tensor, terms in call.takes if body.step == ACCUMULATE and body.home is not None else ():
+            for term in (self.program.calls[one] for one in terms):
+                there = self.device(term, self.graph.tensors[tensor].op)
+                if self.program.step_of(term) in (BACKWARD, WEIGHT) and there != body.home:
+                    found[self.graph.tensor_name(tensor), there, body.home, term.clone.m] = self.size(tensor, term, term)
+
     def merged(self, tensor: int, here: int, call: Call, found: Dict[Tuple[str, int, int, int], float]) -> None:
-        """What runs once for all takes a gradient's sum from the first device of its TaskGraph."""
-        if not call.devices:
-            rows = self.plan.task_graphs[self.step.home(tensor)].devices
-            there, record = rows[0][0], self.graph.tensors[tensor]
+        """What runs once for all takes a gradient's sum from the first device of its TaskGraph, or from the home that it is for;
+        there a single clone's value is sent as it is."""
+        record, name = self.graph.tensors[tensor], self.graph.tensor_name(tensor)
+        size = self.bytes[self.graph.ops[record.op].name, record.index]
+        maker, = (self.program.calls[source] for value in call.takes if value.tensor == tensor for source in value.calls)
+        home = self.program.bodies[maker.body].home
+        if home is not None:
+            terms = [self.program.calls[term] for value in maker.takes if value.tensor == tensor for term in value.calls]
+            if len(terms) == 1 and self.device(terms[0], record.op) != home:
+                found[name, self.device(terms[0], record.op), home, terms[0].clone.m] = size
+            if home != here:
+                found[name, home, here, -1] = size
+        elif not call.devices:
+            there = self.plan.task_graphs[self.step.home(tensor)].devices[0][0]
             if there != here:
-                found[self.graph.tensor_name(tensor), there, here, -1] = self.bytes[self.graph.ops[record.op].name, record.index]
+                found[name, there, here, -1] = size
 
     def sources(self, number: int, tensor: int) -> Sequence[int]:
         """The calls of ops that a call's value of a tensor comes from."""
@@ -228,7 +251,7 @@ class Emitted:
             if self.program.step_of(call) in COMBINED:
                 for value in call.takes:
                     readers = [other for other in self.program.calls if Value(value.tensor, (number,)) in other.takes]
-                    if any(self.program.step_of(other) in (*CLONED, UPDATE) for other in readers):
+                    if any(self.program.step_of(other) in (*BATCH_LEVEL, UPDATE) for other in readers):
                         self._combined(call, value, readers, found)
         return found
 
@@ -295,7 +318,7 @@ class Played:
             last = backward_order(self.of.plan, 0)[-1]
             for task in (task for task in range(len(self.instructions)) if self.recipe(task) in (SYNCHRONISE, MERGE)):
                 name = tensor_name(self.instructions[task].name.rpartition(" ")[0])
-                if any(key[0] == name for key in added):
+                if any(key[0] == name for key in added) and self.device(task) != self.of.plan.host:
                     added[name, self.device(task), last] = 1
         return Ran(ops, once, self.waits(), crossings, added, {**summed, **everywhere}, updates)
 
@@ -320,19 +343,21 @@ class Played:
         for key in [key for key in found if key[0] == name and recipe == SYNCHRONISE]:  # of parts of examples each copy's
             after |= set(key[2])
             del found[key]
-        if len({here, *senders} | after) > 1:
+        before = senders if here == self.of.plan.host else {here, *senders}
+        if len(before | after) > 1:
             size = max([one.size_bytes for one in arriving] or [one.size_bytes for one in leaving])
-            found[name, tuple(sorted({here, *senders})), tuple(sorted(after))] = size
+            found[name, tuple(sorted(before)), tuple(sorted(after))] = size
 
     def waits(self) -> Set[Tuple[int, str, int, str, int]]:
-        """Tasks of no duration stand between the steps of a replica."""
+        """Tasks of no duration stand between the steps of a replica (and within one, before a variable is read anew)."""
         found = set()
         for task, instruction in enumerate(self.instructions):
             if instruction.lane < 0:
                 steps = [{(self.instructions[one].label, self.graph.micro_batch[one]) for one in others}
                          for others in (self.before[task], self.after[task])]
                 found.update((self.device(one), *first, *then)
-                             for one in self.after[task] for first in steps[0] for then in steps[1])
+                             for one in self.after[task] if self.instructions[one].lane != FEATURE
+                             for first in steps[0] for then in steps[1] if first != then and first[1] >= 0)
         return found
 
 

@@ -109,7 +109,8 @@ def test_models_of_both_kinds_by_name_and_the_plans_that_searches_write_for_them
     for name, batch in (("gpt2", "16"), ("xlnet-36", "16")):
         options = ("--model", name, "--cluster", "dapple-c:2", "--global-batch", batch)
         assert call("simulate", *options, "--dp", "2").exit_code == 0
-        assert call("plan", *options, "--search", "data-parallel", "-o", path).exit_code == 0
+        options_of_plan = ("--search", "data-parallel", "--zero", "none", "--offload", "none", "-o", path)
+        assert call("plan", *options, *options_of_plan).exit_code == 0
         steps = []
         for more in ((), ("--model", name)):
             result = call("simulate", "--plan", path, *more, "--cluster", "dapple-c:2", "--global-batch", batch, "--json")
@@ -135,6 +136,18 @@ def test_a_profile(tmp_path: Any) -> None:
         ("simulate --cluster hc1 --model mlp --plan nowhere.json", "does not exist"),
         ("simulate --cluster cpu:4 --model mlp --dp 2 --global-batch 3", "use a multiple of 2"),
         ("simulate --cluster hc1 --model m6-10b --dp 8 --trace x.json", "no trace of an infeasible plan"),
+        ("simulate --cluster hc1 --model gpt2 --zero v2", "dp is 1; use more"),
+        ("simulate --cluster hc1 --model gpt2 --dp 8 --zero v4", "zero is 'v4', expected one of none, v1, v2, v3"),
+        ("simulate --cluster hc1 --model gpt2 --offload host", "offload is 'host', expected one of none, states, v0"),
+        ("simulate --cluster hc1 --model gpt2 --recompute all", "recompute is 'all'"),
+        ("simulate --cluster hc1 --model mlp --recompute selective", "'mlp' has none; use 'full', or 'stage'"),
+        ("simulate --cluster hc1 --model gpt2 --recompute auto --memory-limit 0.5", "the least is"),
+        ("simulate --cluster hc1 --model gpt2 --memory-limit 0", "expected more than 0"),
+        ("plan --cluster hc1 --model gpt2 --global-batch 8 --memory-limit -1", "expected more than 0"),
+        ("plan --cluster hc1 --model gpt2 --global-batch 8 --zero v9", "zero is 'v9', expected one of"),
+        ("plan --cluster V100-32GB:1 --model gpt2 --global-batch 8 --zero v1", "has any; use zero 'none', or more devices"),
+        ("plan --cluster hc1 --model gpt2 --global-batch 8 --schedule interleaved", "which no search makes"),
+        ("plan --cluster hc1 --model gpt2 --global-batch 8 --memory-limit 0.001", "needs"),
         ("compare 2by2 --cluster hc1 --model mlp --global-batch 8", "neither a plan file nor of the form DPxTPxPP"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulator.synthetic import NO_RESERVE, KnownTimes, chain_model, flat_cluster, pipeline
 from whale_tf.schedule import warmup_depths
-from whale_tf.simulator import Simulation, simulate
+from whale_tf.simulator import Simulation, simulate, uniform_3d
 
 FORWARD_S, BACKWARD_S, BANDWIDTH = 1.0, 2.0, 1e9
 
@@ -32,6 +32,20 @@ def test_bubble_without_communication(schedule: str, stages: int, num_micro_batc
     bubble_ratio = (stages - 1) / num_micro_batch
     assert result.step_time_s == pytest.approx(num_micro_batch * (FORWARD_S + BACKWARD_S) * (1 + bubble_ratio), rel=1e-12)
     assert 1 - result.bubble == pytest.approx(1 / (1 + bubble_ratio), rel=1e-12)
+
+
+@pytest.mark.parametrize("stages, num_micro_batch", [(2, 2), (2, 8), (3, 5), (4, 8), (5, 9)])
+def test_zero_bubbles(stages: int, num_micro_batch: int) -> None:
+    """Half of a layer's backward is that of its weight.  The last stage begins ``stages - 1`` forwards late, and that is all;
+    what waits for its weights' gradients is held."""
+    memory = []
+    for schedule, policy in (("zero_bubble_h1", "PA"), ("zero_bubble_h2", "PB")):
+        result = run(stages, num_micro_batch, schedule, 0.0, policy, 1000.0)
+        expected = num_micro_batch * (FORWARD_S + BACKWARD_S) + (stages - 1) * FORWARD_S
+        assert result.step_time_s == pytest.approx(expected, rel=1e-12)
+        memory.append([use.peak_memory_bytes for use in result.devices])
+    held = [min(num_micro_batch, stages), min(num_micro_batch, 2 * stages - 1)]
+    assert memory[1][-1] - memory[0][-1] == pytest.approx(1000.0 * (held[1] - held[0]), abs=100.0)
 
 
 @pytest.mark.parametrize("stages, num_micro_batch", [(2, 4), (3, 5), (4, 8)])
@@ -76,3 +90,19 @@ def test_uneven_stages_are_paced_by_the_slowest() -> None:
     filling, draining = 1.0, 1.0  # stage 0's forward before, its backward after
     assert result.step_time_s == pytest.approx(filling + 10 * 6.0 + draining, rel=1e-9)
     assert "stage 1 has 3.0 times the work" in result.bottleneck()
+
+
+@pytest.mark.parametrize("stages, num_micro_batch", [(2, 2), (2, 8), (4, 4), (4, 8)])
+def test_gradients_of_weights_fill_bubbles(stages: int, num_micro_batch: int) -> None:
+    """F, B and W one second each: 3 M + S - 1 (Qi et al., section 2), where 1F1B takes 3 (M + S - 1); the V schedule half a
+    bubble, interleaved 1F1B of two stages a device one and a half (Narayanan et al., section 2.2)."""
+    expected = {"backward_first": 3 * (stages - 1), "zero_bubble_h1": stages - 1, "zero_bubble_h2": stages - 1,
+                "zero_bubble_v": (stages - 1) / 2, "interleaved": 1.5 * (stages - 1)}
+    for schedule, bubble_s in expected.items():
+        model = chain_model(2 * stages + 1)
+        ops = tuple(op._replace(flops=float(op.kind == "layer" and op.path[0] != "layer0")) for op in model.ops)
+        model = model._replace(ops=ops)
+        factors = [0.5 * op.flops for op in ops]
+        strategy = uniform_3d(model, 1, 1, stages, num_micro_batch, schedule)
+        result = simulate(strategy, flat_cluster(stages, 1e15), NO_RESERVE, KnownTimes(model, 1.0, 2.0, factors))
+        assert result.step_time_s == pytest.approx(3 * num_micro_batch + bubble_s), schedule

@@ -61,7 +61,7 @@ def test_proteus_figure_9_vgg19_is_sensitive_to_overlap_and_not_to_sharing() -> 
     assert full == no_sharing and full > 1.02 * no_overlap
 
 
-def dapple(schedule: str, count: int, recompute: str = "") -> Simulation:
+def dapple(schedule: str, count: int, recompute: str = "none") -> Simulation:
     """BERT-48 in two stages, micro-batches of 2, config B (DAPPLE Table VI)."""
     return simulate(
         uniform_3d(built_in_model("bert-48", 2), 1, 1, 2, count, schedule, recompute=recompute), Cluster.parse("dapple-b")
@@ -134,7 +134,7 @@ def test_whale_figure_11_the_schedule_gains_what_gpipe_recomputes() -> None:
         model, cluster = built_in_model("bert-large", 4), Cluster.parse(f"whale-v100:{stages}")
         ours, theirs, keeping = (
             simulate(uniform_3d(model, 1, 1, stages, 4 * stages, schedule, recompute=recompute), cluster)
-            for schedule, recompute in (("backward_first", ""), ("gpipe", "block"), ("gpipe", ""))
+            for schedule, recompute in (("backward_first", "none"), ("gpipe", "full"), ("gpipe", "none"))
         )
         assert 1.14 < ours.samples_per_s / theirs.samples_per_s < 1.45
         assert keeping.oom and not ours.oom and not theirs.oom
@@ -166,16 +166,16 @@ def hybrid(model, count: int):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     "name, devices, batch, offload, fits",
     [
-        ("m6-moe-100b", 128, 1024, "", True),
-        ("m6-moe-1t", 480, 1920, "", True),
-        ("m6-moe-10t", 512, 1024, "", False),
-        ("m6-moe-10t", 512, 1024, "parameters", True),
+        ("m6-moe-100b", 128, 1024, "none", True),
+        ("m6-moe-1t", 480, 1920, "none", True),
+        ("m6-moe-10t", 512, 1024, "none", False),
+        ("m6-moe-10t", 512, 1024, "v0", True),
     ],
 )
 def test_whale_section_5_3_2(name: str, devices: int, batch: int, offload: str, fits: bool) -> None:
     """Ten trillion parameters fit only with offloading ("optimized tensor offloading strategies")."""
     model = built_in_model(name, batch)
-    strategy = uniform_3d(model, devices, recompute="block", offload=offload)
+    strategy = uniform_3d(model, devices, recompute="full", offload=offload)
     assert simulate(strategy, Cluster.parse(f"whale-v100:{devices}")).oom != fits
 
 

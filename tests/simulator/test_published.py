@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.published import dapple_table, errors_of, every_point
+from benchmarks.published import dapple_table, errors_of, every_point, nvidia
 from whale_tf.simulator.laws import KERNELS, default_laws
+from whale_tf.simulator.simulate import summed_bytes
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 def test_missing_sources_are_named_and_printed_ones_stay() -> None:
     console = Console(file=io.StringIO(), width=200)
     points = every_point(None, console)
-    assert {point.source for point in points} == {"DAPPLE Table VI"}
+    assert {point.source for point in points} == {"DAPPLE Table VI", "NVIDIA's examples"}
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "DLPerf: no data" in shown and "DAPPLE's profiles: no data" in shown
 
@@ -26,3 +27,21 @@ def test_a_table_that_nothing_is_fitted_to() -> None:
     laws = default_laws()
     (found,) = errors_of([point for point in dapple_table() if point.measured in (5.10, 4.24)], lambda point: laws)
     assert found.times == KERNELS and found.points == 3 and found.largest < 0.2
+
+
+def test_a_kind_of_device_that_nothing_is_fitted_to() -> None:
+    """NVIDIA's runs on one A100."""
+    laws = default_laws()
+    alone = [point for point in nvidia() if point.gpus == 1 and point.cluster.devices[0].type.startswith("A100")]
+    found = errors_of(alone, lambda point: laws)
+    assert {(one.device, one.precision, one.points) for one in found} == {("A100", "tf32", 3), ("A100", "fp16", 3)}
+    assert all(one.mean < 0.25 for one in found)
+
+
+def test_gradients_in_16_bits_take_half_the_bytes() -> None:
+    point = next(point for point in nvidia() if point.gpus == 8 and point.strategy.fp16_gradients)
+    whole = point._replace(strategy=point.strategy._replace(fp16_gradients=False))
+    laws = default_laws()
+    half, full = point.predict(laws), whole.predict(laws)
+    assert summed_bytes(half.program) == pytest.approx(summed_bytes(full.program) / 2)
+    assert half.step_time_s < full.step_time_s

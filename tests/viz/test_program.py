@@ -56,3 +56,11 @@ def test_the_page_of_programs_is_true() -> None:
 
     assert page({name: program_of(name) for name in PLANS}) == (DOCS / "programs.md").read_text(encoding="utf8")
     assert {path.stem for path in (DOCS / "programs").glob("*.svg")} == set(PLANS)
+
+
+@pytest.mark.once
+def test_the_page_of_schedules_is_true() -> None:
+    from examples.schedules import SCHEDULES, page, program_of
+
+    assert page({name: program_of(name) for name in SCHEDULES}) == (DOCS / "schedules.md").read_text(encoding="utf8")
+    assert {path.stem for path in (DOCS / "schedules").glob("*.svg")} == set(SCHEDULES)

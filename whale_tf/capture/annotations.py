@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from typing import Any, Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, MutableMapping, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import ControlFlowGraph, eager_outside_functions, function_tracing, tf, v1
 from whale_tf.errors import AnnotationError
@@ -55,13 +55,15 @@ class GradientCall:
         ys: names of the differentiated tensors.
         xs: names of the tensors differentiated by; a variable stands as output 0 of its op.
         grads: for each of ``xs``: None, a tensor name, or (values, indices, dense_shape) names.
+        given: whether the caller gave first gradients (``grad_ys``, ``output_gradients``) in place of ones.
         first_op, last_op: names of the first and last op that the call created, None when it created none.
     """
 
-    __slots__ = ("index", "ys", "xs", "grads", "first_op", "last_op")
+    __slots__ = ("index", "ys", "xs", "grads", "given", "first_op", "last_op")
 
-    def __init__(self, index: int, ys: List[str], xs: List[str]) -> None:
+    def __init__(self, index: int, ys: List[str], xs: List[str], given: bool = False) -> None:
         self.index = index
+        self.given = given
         self.ys = ys
         self.xs = xs
         self.grads: List[GradientNames] = []
@@ -84,10 +86,12 @@ class Annotations:
         checkpoints: names of tensors that are kept for the backward pass where others are computed again.
         axes: tensor -> the dimension along the batch that the user states, None: it has none.
         shapes: input of unknown rank -> its shape in the first mini-batch.
+        remembered: names of those that Keras layers brought along, or entered themselves.
     """
 
     def __init__(self) -> None:
         self.items: List[Annotation] = []
+        self.remembered: Set[str] = set()
         self.default: Optional[Annotation] = None
         self.gradient_calls: List[GradientCall] = []
         self.calls_started = 0
@@ -227,11 +231,16 @@ def forget_default_strategy(graph: tf.Graph) -> None:
 
 
 @contextlib.contextmanager
-def gradient_call(graph: tf.Graph, ys: Any, xs: Any) -> Iterator[GradientCall]:
+def gradient_call(graph: tf.Graph, ys: Any, xs: Any, first: Any = None) -> Iterator[GradientCall]:
     """Tag the ops created inside as backward ops of one gradient call; the caller fills in ``grads`` with
-    :func:`gradient_names`.  The call is kept when the block ends without an exception."""
+    :func:`gradient_names`.  The call is kept when the block ends without an exception.
+
+    Args:
+        first: the gradients that it begins with, where the caller gives them.
+    """
     annotations = annotations_of(graph)
-    call = GradientCall(annotations.calls_started, tensor_names(ys), tensor_names(xs))
+    given = any(grad is not None for grad in (first if isinstance(first, (list, tuple)) else [first]))
+    call = GradientCall(annotations.calls_started, tensor_names(ys), tensor_names(xs), given)
     annotations.calls_started += 1
     before = len(graph.get_operations())
     with graph._attr_scope({PHASE_ATTR: v1.AttrValue(s=b"backward"), CALL_ATTR: v1.AttrValue(i=call.index)}):

@@ -12,7 +12,7 @@ from whale_tf.capture.sizes import sized
 from whale_tf.capture.task_graphs import TaskGraphs, assign, assign_planned, check_bodies, check_convex, complete
 from whale_tf.capture.unseen import model_phases
 from whale_tf.capture.variables import Variables, optimizer_state
-from whale_tf.errors import PlanError
+from whale_tf.errors import OtherGraphError, PlanError
 from whale_tf.graph_editor.definitions import Definitions
 from whale_tf.ir.across import of_function
 from whale_tf.ir.batch_axis import BatchAxis, Known, Options, analyse, find_batch_axis, static_batch
@@ -271,13 +271,13 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
     """Forward ops of each of the plan's TaskGraphs.
 
     Raises:
-        PlanError: the plan was made for another graph.
+        OtherGraphError: the plan was made for another graph.
     """
     fingerprint = ops.fingerprint()
     if not same_graph(plan.graph, fingerprint):
         changed = "shapes of variables" if plan.graph.split("-")[0] == fingerprint.split("-")[0] else \
             "the model, the optimizer or the annotations"
-        raise PlanError(
+        raise OtherGraphError(
             f"the plan was made for graph {plan.graph}, this graph is {fingerprint}: {changed} changed; make a new plan "
             "(wh.current_plan().to_json())"
         )

@@ -1,18 +1,21 @@
-"""What Keras 3 and TensorFlow 2 do around training steps: what ``fit`` iterates over, and who writes files.
+"""What Keras and TensorFlow 2 do around training steps: what ``fit`` iterates over, and who writes files.
 
 In a job of several processes ``fit`` takes this process' share of the data; ``evaluate``, ``predict`` and validation take all of
 it, in every process, so that all log the same numbers.  Only process 0 writes.
 """
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Iterator, Sequence, Tuple
 
-from whale_tf._tf_compat import tf
+from whale_tf._tf_compat import seeded, tf
+from whale_tf.capture.tapes import is_body, traced_function
 
 Function = Callable[..., Any]
-_KERAS_2 = ("keras.src.engine.training", "tf_keras.src.engine.training")
+_KERAS_2 = ("keras.src", "tf_keras.src")  # of TensorFlow 2.13 to 2.15, and beside later ones
+_OLD_KERAS_2 = ("keras", "tensorflow.python.keras")  # where several processes do not train by functions
 _WRITERS = ("CSVLogger", "RemoteMonitor", "TensorBoard")  # callbacks that do nothing but write
 
 
@@ -34,20 +37,45 @@ def iterates() -> bool:
     return _thread.depth > 0
 
 
-def module(name: str) -> Any:
-    """A module of Keras 3 that is loaded; else None."""
-    return sys.modules.get("keras.src." + name)
+Place = Tuple[Any, str, Callable[[Function, Any], Function]]  # owner, attribute, wrapper
 
 
-def attributes() -> Tuple[Tuple[Any, str, Callable[[Function, Any], Function]], ...]:
-    """Owner, attribute and wrapper of what is hooked; nothing, where Keras is not loaded."""
-    old = tuple((found.Model, "fit", _fit_of_keras_2) for found in map(sys.modules.get, _KERAS_2) if found is not None)
-    trainer, lists = module("backend.tensorflow.trainer"), module("callbacks.callback_list")
-    backup, saving = module("callbacks.backup_and_restore"), module("saving.saving_api")
-    if None in (trainer, lists, backup, saving):
-        return old
+def attributes() -> Iterator[Place]:
+    """What is hooked in every Keras that is loaded."""
+    for root in (*_KERAS_2, *_OLD_KERAS_2):
+        yield from _of_keras_2(root)
+    yield from _of_keras_3()
+
+
+def _modules(root: str, *names: str) -> Sequence[Any]:
+    """Modules of a Keras; none, if they are not all loaded."""
+    found = [sys.modules.get(f"{root}.{name}") for name in names]
+    return () if None in found else found
+
+
+def _of_keras_2(root: str) -> Iterator[Place]:
+    for training in _modules(root, "engine.training"):
+        yield _runner(), "run", _run_in_loop
+        yield training.Model, "fit", _fit
+    found = _modules(root, "engine.training", "engine.data_adapter", "callbacks", "saving.saving_api")
+    if found and root in _KERAS_2:
+        training, handlers, lists, saving = found
+        yield training.Model, "evaluate", _iterating
+        yield training.Model, "predict", _iterating
+        yield handlers.DataHandler, "__init__", _data_handler_init
+        yield handlers.DataHandler, "_configure_dataset_and_inferred_steps", _configure_dataset
+        yield lists.CallbackList, "__init__", _callback_list_init
+        yield saving, "save_model", written_once
+        yield saving, "save_weights", written_once
+
+
+def _of_keras_3() -> Sequence[Place]:
+    found = _modules("keras.src", "backend.tensorflow.trainer", "callbacks.callback_list", "callbacks.backup_and_restore",
+                     "saving.saving_api")
+    if not found:
+        return ()
+    trainer, lists, backup, saving = found
     return (
-        *old,
         (trainer.TensorFlowTrainer, "fit", _fit), (trainer.TensorFlowTrainer, "evaluate", _iterating),
         (trainer.TensorFlowTrainer, "predict", _iterating), (trainer.TFEpochIterator, "__init__", _epoch_iterator_init),
         (lists.CallbackList, "__init__", _callback_list_init),
@@ -77,11 +105,44 @@ def _fit(original: Function, callbacks: Any) -> Function:
     return fit
 
 
-def _fit_of_keras_2(original: Function, callbacks: Any) -> Function:
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        callbacks.fit_of_keras_2()
-        return original(self, *args, **kwargs)
-    return fit
+def _runner() -> Any:
+    """The class that has the method by which Keras 2 runs a training step where no strategy is open."""
+    return next(kind for kind in type(tf.distribute.get_strategy()).__mro__ if "run" in vars(kind))
+
+
+def _run_in_loop(original: Function, callbacks: Any) -> Function:
+    """With ``steps_per_execution`` Keras 2 traces its step in a loop's body.  A function of its own can be divided."""
+
+    def run(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        graph = traced_function()
+        if _thread.depth and graph is not None and is_body(graph) and callbacks.divides():
+            fn = tf.function(fn)
+        return original(self, fn, *args, **kwargs)
+    return run
+
+
+def _data_handler_init(original: Function, callbacks: Any) -> Function:
+    """Arrays that ``fit`` shuffles are shuffled alike in all processes."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        seed = callbacks.shuffle(None) if _thread.expects_data else None
+        with seeded(seed) if seed is not None else contextlib.nullcontext():
+            original(self, *args, **kwargs)
+    return __init__
+
+
+def _configure_dataset(original: Function, callbacks: Any) -> Function:
+    """Gives ``fit``, whose training data is what the first handler is made for, this process' share of it."""
+
+    def configure(self: Any, strategy: Any, x: Any, steps_per_epoch: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, strategy, x, steps_per_epoch, *args, **kwargs)
+        if _thread.expects_data:
+            _thread.expects_data = False
+            number = self._inferred_steps if steps_per_epoch is None else None
+            self._dataset, share = callbacks.training_batches(self._dataset, number)
+            if number is not None:
+                self._inferred_steps = number // share
+    return configure
 
 
 def _epoch_iterator_init(original: Function, callbacks: Any) -> Function:
@@ -108,7 +169,8 @@ def _callback_list_init(original: Function, callbacks: Any) -> Function:
 
 
 def _only_writes(callback: Any) -> bool:
-    return any(kind.__name__ in _WRITERS and kind.__module__.startswith("keras.") for kind in type(callback).__mro__)
+    return any(kind.__name__ in _WRITERS and kind.__module__.startswith(("keras.", "tf_keras."))
+               for kind in type(callback).__mro__)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

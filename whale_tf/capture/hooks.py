@@ -63,7 +63,9 @@ class Callbacks(NamedTuple):
         add_event: (original, event), for every event that goes to an event file.
         dataset: (dataset) -> the dataset to make an iterator of.
         training_data: (Keras' adapter of the data that ``fit`` trains on) -> one to take its place.
-        fit_of_keras_2: (), before ``fit`` of a Keras that is not known around its training step.
+        training_batches: (dataset that Keras 2's ``fit`` trains on, mini-batches of an epoch or None) -> what takes its place,
+            and how many processes share it.
+        divides: (), whether training steps are divided.
         writes: (), whether this process writes checkpoints, summaries and logs of functions.
     """
 
@@ -92,7 +94,8 @@ class Callbacks(NamedTuple):
     add_event: Callable[[Callable[[Any], None], Any], None] = lambda original, event: original(event)
     dataset: Callable[[Any], Any] = lambda dataset: dataset
     training_data: Callable[[Any], Any] = lambda adapter: adapter
-    fit_of_keras_2: Callable[[], None] = lambda: None
+    training_batches: Callable[[Any, Optional[int]], Tuple[Any, int]] = lambda dataset, number: (dataset, 1)
+    divides: Callable[[], bool] = lambda: False
     writes: Callable[[], bool] = lambda: True
 
 
@@ -113,15 +116,16 @@ def _gradients_helper(original: Function, callbacks: Callbacks) -> Function:
     parameters = inspect.signature(original)
 
     def wrapper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        src_graph = parameters.bind(ys, xs, *args, **kwargs).arguments.get("src_graph")
+        given = parameters.bind(ys, xs, *args, **kwargs).arguments
+        src_graph, first = given.get("src_graph"), given.get("grad_ys")
         in_body = src_graph is not None and src_graph is not v1.get_default_graph()
         if tapes.depth.value or in_body or tf.executing_eagerly():
             return original(ys, xs, *args, **kwargs)
         if eager_outside_functions():
-            return _in_function(ys, xs, callbacks, lambda: original(ys, xs, *args, **kwargs))
+            return _in_function(ys, xs, callbacks, lambda: original(ys, xs, *args, **kwargs), first)
         tapes.depth.value += 1
         try:
-            with gradient_call(v1.get_default_graph(), ys, xs) as call:
+            with gradient_call(v1.get_default_graph(), ys, xs, first) as call:
                 grads = callbacks.gradients(original(ys, xs, *args, **kwargs), xs)
                 call.grads = gradient_names(grads)
         finally:
@@ -145,11 +149,13 @@ def _maybe_compile(original: Function, callbacks: Callbacks) -> Function:
 def _imperative_grad(original: Function, callbacks: Callbacks) -> Function:
     """What every ``GradientTape.gradient`` ends in: those of Keras' ``fit``, of optimizers' ``minimize``, of training loops.
     A tape in a graph that a Session runs is found in that graph."""
+    parameters = inspect.signature(original)
 
     def imperative_gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if not eager_outside_functions():
             return original(tape, target, sources, *args, **kwargs)
-        return _in_function(target, sources, callbacks, lambda: original(tape, target, sources, *args, **kwargs))
+        first = parameters.bind(tape, target, sources, *args, **kwargs).arguments.get("output_gradients")
+        return _in_function(target, sources, callbacks, lambda: original(tape, target, sources, *args, **kwargs), first)
     return imperative_gradient
 
 
@@ -170,7 +176,7 @@ def _forward_accumulator(original: Function, callbacks: Callbacks) -> Function:
     return __init__
 
 
-def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[], Any]) -> Any:
+def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[], Any], first: Any) -> Any:
     """Gradients where TensorFlow 2 executes eagerly, but in functions."""
     graph = tapes.traced_function()
     if tapes.has_variables(xs):
@@ -179,7 +185,7 @@ def _in_function(ys: Any, xs: Any, callbacks: Callbacks, gradients: Callable[[],
         else:
             callbacks.function_gradients(graph)
             annotations_of(graph).trains = True
-    return gradients() if graph is None else tapes.noted(graph, ys, xs, gradients)
+    return gradients() if graph is None else tapes.noted(graph, ys, xs, gradients, first)
 
 
 # -- functions ------------------------------------------------------------------------------------------------------

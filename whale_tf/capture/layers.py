@@ -20,7 +20,7 @@ import weakref
 from typing import Any, Callable, ContextManager, Iterator, MutableMapping, NamedTuple, Optional, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import annotate, is_annotating
+from whale_tf.capture.annotations import annotate, annotations_of, is_annotating
 from whale_tf.capture.tapes import is_body, traced_function
 from whale_tf.errors import AnnotationError
 
@@ -80,6 +80,11 @@ class LayersBlock(ContextManager):
                 "no Keras layer was made or called inside. Use it inside a function: write @tf.function above the training step.")
 
 
+def is_calling() -> bool:
+    """Whether a layer is being called."""
+    return bool(_thread.calls)
+
+
 def forget() -> None:
     """Layers that are made from now on remember; those that were made before do no more."""
     _known.clear()
@@ -123,7 +128,8 @@ def layer_call(original: Function, callbacks: Any) -> Function:
             known, graph = node or _own(self), traced_function()
             if known is None or graph is None or is_body(graph) or is_annotating(graph):
                 return original(self, *args, **kwargs)
-            with annotate(graph, *known):
+            with annotate(graph, *known) as item:
+                annotations_of(graph).remembered.add(item.name)
                 return original(self, *args, **kwargs)
         finally:
             _thread.calls -= 1

@@ -67,6 +67,9 @@ class Recording(NamedTuple):
         definitions = edit.definitions()
         annotations = copy.copy(self.annotations)
         annotations.gradient_calls = calls
+        annotations.checkpoints = [new for new in renamed(self.annotations.checkpoints, replaced) if isinstance(new, str)]
+        annotations.axes = {replaced.get(name, name): dim for name, dim in self.annotations.axes.items()
+                            if isinstance(replaced.get(name, name), str)}
         graph = record_anew(self.graph, definitions, successors, set(successors).difference(kept), shapes)
         return Recording(graph, find_phases(graph, annotations), annotations, definitions, replaced, self.returned)
 
@@ -83,6 +86,13 @@ def recording_of(graph: tf.Graph) -> Recording:
 
 def renamed_call(call: GradientCall, ys: List[str], xs: List[str], grads: List[Any]) -> GradientCall:
     """The same gradient call of other tensors."""
-    new = GradientCall(call.index, ys, xs)
+    new = GradientCall(call.index, ys, xs, call.given)
     new.grads, new.first_op, new.last_op = grads, call.first_op, call.last_op
     return new
+
+
+def renamed(names: Any, replaced: Mapping[str, str]) -> Any:
+    """Names of a gradient call, by what is in the place of each."""
+    if isinstance(names, (list, tuple)):
+        return type(names)([renamed(name, replaced) for name in names])
+    return replaced.get(names, names)

@@ -9,9 +9,10 @@ from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import OVERWRITES, SAME_BUFFER, SHAPE_ONLY, VARIABLES
+from whale_tf.ir.traits import VARIABLES
 from whale_tf.passes.communicate import is_combined
 from whale_tf.passes.outline import step_of
+from whale_tf.profiler.chain import takes_over
 from whale_tf.profiler.graph_profile import precision_of
 from whale_tf.profiler.op_cost import op_costs, tensor_bytes
 from whale_tf.program import ONCE, UPDATE
@@ -48,7 +49,7 @@ def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, 
             _PART.sub("", graph.ops[op.forward].name) if op.forward >= 0 else "",
             tuple((numbers[graph.tensors[t].op], graph.tensors[t].index) for t, _ in inputs),
             tuple(_tensor(region, graph, t, is_cloned) for t in op.outputs), cost.flops, cost.bytes, cost.is_contraction,
-            _takes_over(op, graph), tuple(waits) if is_cloned else (), tuple(whole)))  # fmt: skip
+            takes_over(graph, op), tuple(waits) if is_cloned else (), tuple(whole)))  # fmt: skip
     pulls = any(graph.producer(t).type.startswith("Iterator") for t in captured.sources)
     gradients = tuple((graph.ops[variable].name, numbers[graph.tensors[tensor].op], graph.tensors[tensor].index)
                       for tensor, variable in captured.gradients if graph.tensors[tensor].op in numbers)  # fmt: skip
@@ -70,16 +71,6 @@ def _update_ops(captured: Captured, graph: OpGraph) -> Set[int]:
 def _tensor(region: Region, graph: OpGraph, tensor: int, is_cloned: bool) -> StepTensor:
     size = float(tensor_bytes(graph, tensor))
     return StepTensor(size, region.batch.layout(tensor).kind) if is_cloned else StepTensor(size)
-
-
-def _takes_over(op: Op, graph: OpGraph) -> bool:
-    if not op.inputs or not op.outputs:
-        return False
-    if op.type in SAME_BUFFER:
-        return True
-    readers = {user for user, _ in graph.consumers(op.inputs[0]) if graph.ops[user].type not in SHAPE_ONLY}
-    same = tensor_bytes(graph, op.inputs[0]) == tensor_bytes(graph, op.outputs[0])
-    return op.type in OVERWRITES and len(readers) == 1 and same
 
 
 def _variables(captured: Captured, graph: OpGraph) -> Tuple[StepVariable, ...]:

@@ -40,7 +40,7 @@ def has_variables(xs: Any) -> bool:
                for x in tf.nest.flatten(xs))
 
 
-def noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[Any]]) -> Any:
+def noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[Any]], first: Any = None) -> Any:
     """What ``gradients`` returns for ``ys`` by ``xs``, as a gradient call of a function's graph, unless one is under way."""
     if depth.value:
         return gradients()
@@ -49,7 +49,7 @@ def noted(graph: tf.Graph, ys: Any, xs: Any, gradients: Callable[[], Sequence[An
         captured = inside(graph)
         targets = [y for y in _in_graph(graph, captured, ys) if y is not None]
         sources = _in_graph(graph, captured, xs)
-        with gradient_call(graph, targets, [x for x in sources if x is not None]) as call:
+        with gradient_call(graph, targets, [x for x in sources if x is not None], first) as call:
             grads = gradients()
             call.grads = gradient_names([grad for grad, x in zip(grads, sources) if x is not None])
     finally:

@@ -4,7 +4,8 @@
   TaskGraph if there is one; else it joins its latest producer's (the highest index), else its first consumer's.
 * A backward op is in its forward op's TaskGraph, whatever it was created under.  Backward ops without a forward op
   (sums of gradients, initial gradients) come after all their backward producers, so they join the lowest index among
-  those, else the highest among the forward ops they read, else the highest among their consumers.
+  those, else the highest among the forward ops they read, else the highest among their consumers.  Tapes do not say which call
+  of a function a call in the backward pass belongs to: it is the latest one whose results it reads.
 * A variable's home is the first TaskGraph that reads it in the forward pass.
 """
 from __future__ import annotations
@@ -15,7 +16,7 @@ from whale_tf.capture.annotations import SHARD_ATTR, Annotations
 from whale_tf.capture.variables import Variables, find_variables
 from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.traits import READS
+from whale_tf.ir.traits import CALLS, READS
 
 
 class TaskGraphs(NamedTuple):
@@ -188,7 +189,8 @@ def _assign_backward(graph: OpGraph, of: List[int]) -> None:
             sources = [graph.ops[source] for source in graph.predecessors(op) if of[source] >= 0]
             made = [of[source.id] for source in sources if source.phase is Phase.BACKWARD]
             read = [of[source.id] for source in sources if source.phase is Phase.FORWARD]
-            of[op.id] = min(made) if made else max(read, default=-1)
+            calls = [of[source.id] for source in sources if source.phase is Phase.FORWARD and source.type in CALLS]
+            of[op.id] = max(calls) if calls and op.type in CALLS else min(made) if made else max(read, default=-1)
     users = _users(graph, Phase.BACKWARD)
     for op in reversed(backward):
         if of[op.id] < 0:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence
 
 import typer
@@ -11,22 +10,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whale_tf.cli.simulate import accuracy
+from whale_tf.cli.simulate import GIB, accuracy, limited
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, WhaleError
-from whale_tf.plan import Plan
+from whale_tf.plan import SCHEDULES, Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.candidate import Candidate
 from whale_tf.planner.explain import explain_plan, patterns_table
+from whale_tf.planner.measures import AUTO, OWN, Allowed
 from whale_tf.planner.search import METHODS, ON_GRAPHS, search
 from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_builtin
 from whale_tf.program import Program
 from whale_tf.simulator import MODELS, built_in_model, model_names
 from whale_tf.simulator.laws import LAYERS, default_laws
 
-GIB = float(1 << 30)
 COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
 
 
@@ -36,8 +35,14 @@ def plan(
     cluster: Optional[str] = typer.Option(None, help="a built-in name, a JSON file, or a short form such as 2xV100-32GB:8"),
     global_batch: Optional[int] = typer.Option(None, help="samples of one training step"),
     search_method: str = typer.Option("dapple", "--search", help=", ".join([*METHODS, *ON_GRAPHS])),
-    recompute: Optional[bool] = typer.Option(None, "--recompute/--no-recompute",
-                                             help="recompute activations (default: only if nothing fits without)"),
+    recompute: str = typer.Option(AUTO, help="what the backward pass computes again: none, full, stage, or auto: the "
+                                             "least that makes a plan fit"),
+    zero: str = typer.Option(AUTO, help="what replicas divide: none, v1 (optimizer state), v2 (gradients, too), v3 "
+                                        "(variables, too), or auto: as little as makes a plan fit"),
+    offload: str = typer.Option(AUTO, help="what lies on the host: none, states, v0 (variables, too), or auto"),
+    precision: str = typer.Option(OWN, help="own (the profile's), float32, float16, bfloat16, or auto: own or float16"),
+    schedule: str = typer.Option("backward_first", help="{}, or auto".format(", ".join(SCHEDULES))),
+    memory_limit: Optional[float] = typer.Option(None, help="GiB of each device that a step may have at most"),
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the plan to this file"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
     list_names: bool = typer.Option(False, "--list", help="list the built-in models, clusters and searches"),
@@ -49,9 +54,10 @@ def plan(
     if model is None or cluster is None or global_batch is None:
         raise typer.BadParameter("give --model, --cluster and --global-batch, or --list")
     try:
-        machines = Cluster.parse(cluster)
+        machines = limited(Cluster.parse(cluster), memory_limit)
         with Console(stderr=True).status(f"searching ({search_method})"):
-            found = _search(model, machines, global_batch, search_method, recompute)
+            allowed = Allowed(recompute, zero, offload, precision, schedule)
+            found = _search(model, machines, global_batch, search_method, allowed)
         if output is not None:
             with open(output, "w", encoding="utf8") as handle:
                 handle.write(plan_of(found).to_json() + "\n")
@@ -64,20 +70,23 @@ def plan(
         _show(found, machines)
 
 
-def _search(model: str, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool]) -> Candidate:
+def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowed: Allowed) -> Candidate:
     """Raises:
     PlanError: unknown search, or one that does not go with the model or the options.
     """
     name, kind = os.path.splitext(os.path.basename(model))
     is_graph = kind in (".py", ".pb", ".meta")
-    if method in ON_GRAPHS and recompute:
-        raise PlanError(f"search {method!r} does not recompute activations; leave --recompute out")
+    allowed.check()
+    asked = [name for name, value in allowed._asdict().items() if value not in (AUTO, "none", OWN, "backward_first")]
+    if asked and (method == "rhino" or (method in ON_GRAPHS and is_graph)):
+        raise PlanError(f"search {method!r} does nothing about memory on a graph; leave --{asked[0]} out")
     if is_graph:
         from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do without
 
         if method in ON_GRAPHS:
             return plan_model(model, name, cluster, method, global_batch)
         profile = profile_model(model, [], global_batch, name).profile
+        allowed = allowed._replace(**{key: "none" for key in ("zero", "offload") if getattr(allowed, key) == AUTO})
     elif model in MODELS and model not in builtin_names():
         raise PlanError(f"model {model!r} has sparse gradients, which a profile of layers cannot say; use "
                         f"`whale simulate --model {model}` with --dp, --tp and --pp, or another model (whale plan --list)")
@@ -88,8 +97,8 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, recomp
                         f"(.py), a frozen model "
                         "(.pb) or a MetaGraph (.meta), or use --search auto")
     if method == "auto":
-        return choose(profile, profile, cluster, Request("all", None, None, global_batch))
-    return replace(search(profile, cluster, global_batch, method, recompute), profile=profile)
+        return choose(profile, profile, cluster, Request("all", None, None, global_batch, allowed=allowed))
+    return search(profile, cluster, global_batch, method, allowed)
 
 
 def plan_of(found: Candidate) -> Plan:
@@ -97,6 +106,11 @@ def plan_of(found: Candidate) -> Plan:
     if found.plan is not None:
         return found.plan
     assert found.profile is not None, "stages are told in layers"
+    told = found.measures._replace(schedule="backward_first").described()
+    if found.profile.graph and told:
+        raise PlanError(
+            f"the plan is {', '.join(told)}, which a plan of a script says in tensors and variables, and one of layers cannot; "
+            "write it with --recompute none --zero none --offload none, or use auto_parallel in wh.init with recompute 'auto'")
     return found.to_plan(found.profile)
 
 
@@ -123,7 +137,7 @@ def explain(
         machines = None if cluster is None else Cluster.parse(cluster)
         if loaded is not None and machines is not None:
             check_plan(loaded, machines, loaded.processes)
-        names = [] if machines is None else [f"{device.kind}:{device.number}" for device in machines.devices]
+        names = [] if machines is None else [f"{device.kind}:{device.number}" for device in machines.devices] + ["host"]
         if script is not None:
             from whale_tf.profiling import script_program  # TensorFlow takes seconds to load
 
@@ -228,6 +242,8 @@ def _show(found: Candidate, cluster: Cluster) -> None:
     for row in picture(found, cluster):
         console.print(row)
     console.print(", ".join(_facts(found)))
+    for line in found.without:
+        console.print(line)
     runners = Table("", "plan")
     for place, text in enumerate((found.description, *found.runners_up), 1):
         runners.add_row(str(place), text)
@@ -256,9 +272,7 @@ def _facts(found: Candidate) -> List[str]:
     if found.warmup_policy is not None:
         facts.append(f"warm-up policy {found.warmup_policy}, activation-communication ratio "
                      f"{found.activation_communication_ratio or 0.0:.2f}")
-    if found.recompute:
-        facts.append("activations recomputed")
-    return facts + [
+    return facts + found.measures.described() + [
         f"at most {max(found.peak_memory_bytes) / GIB:.2f} GiB on a device",
         f"searched in {found.search_seconds:.2f} s"]
 

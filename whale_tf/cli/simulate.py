@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from whale_tf.cluster import PRECISIONS, Cluster
-from whale_tf.errors import PlanError, WhaleError, did_you_mean
+from whale_tf.errors import InfeasibleError, PlanError, WhaleError, did_you_mean
 from whale_tf.plan import Plan
+from whale_tf.planner.measures import ARITHMETIC
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import (
     MODELS,
@@ -49,8 +50,10 @@ from whale_tf.simulator.laws import (
     step_with,
 )
 from whale_tf.simulator.model_graph import ModelGraph
+from whale_tf.simulator.uniform import RECOMPUTE, attention_ops
 
 MIB = 2.0**20
+GIB = 2.0**30
 _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
 
 
@@ -117,8 +120,12 @@ def simulate(
     global_batch: Optional[int] = typer.Option(None, help="examples in a step; default: one per replica and micro-batch"),
     schedule: str = typer.Option("backward_first", help="backward_first or gpipe"),
     policy: str = typer.Option("PA", help="warm-up depths: DAPPLE's PA or PB"),
-    recompute: str = typer.Option("", help="'', stage or block"),
-    zero: int = typer.Option(0, min=0, max=3, help="shard over replicas: 1 optimizer state, 2 gradients, 3 parameters"),
+    recompute: str = typer.Option("none", help="none, selective (attention alone), full (but the inputs of blocks), stage "
+                                               "(but the inputs of stages), or auto: the first of these that fits"),
+    zero: str = typer.Option("none", help="what replicas divide: none, v1 (optimizer state), v2 (gradients, too), v3 "
+                                            "(variables, too)"),
+    offload: str = typer.Option("none", help="what lies on the host: none, states, v0 (variables, too)"),
+    memory_limit: Optional[float] = typer.Option(None, help="GiB of each device that a step may have at most"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
     trace: Optional[str] = typer.Option(None, help="write a Chrome/Perfetto trace here"),
     timeline: Optional[str] = typer.Option(None, help="write the timeline here (.png or .svg)"),
@@ -137,7 +144,7 @@ def simulate(
     try:
         measured = Calibration.parse(calibration) if calibration is not None else None
         known = default_laws() if laws is None else Laws.parse(laws)
-        machines = Cluster.parse(cluster)
+        machines = limited(Cluster.parse(cluster), memory_limit)
         execution = _execution(machines, precision, xla, known)
         options = Options(sharing, overlap, collapse, steady_state, calibration=measured, laws=known)
         loaded = Plan.parse(plan) if plan is not None else None
@@ -152,7 +159,8 @@ def simulate(
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
             result = _run_uniform(
-                simulator, source, Uniform(dp, tp, pp, micro_batches), global_batch, schedule, policy, recompute, zero
+                simulator, source, Uniform(dp, tp, pp, micro_batches), global_batch, schedule, policy,
+                recompute, zero, offload,
             )
         times = KERNELS if source.profile is None else LAYERS
         _finish(result, _tested(result, times, known), as_json, trace, timeline, memory, report)
@@ -197,7 +205,7 @@ def compare(
             else:
                 assert shape is not None
                 uniform = Uniform(*(int(value or 1) for value in shape.groups()))
-                result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "", 0)
+                result = _run_uniform(simulator, source, uniform, global_batch, schedule, "PA", "none", "none", "none")
             found.append((text, result))
     except WhaleError as error:
         typer.echo(f"error: {error}", err=True)
@@ -247,6 +255,8 @@ def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], 
     """What the options name; a plan made for a built-in model or profile names it itself."""
     if model is not None and profile is not None:
         raise PlanError(f"--model {model} and --profile {profile} both say what to simulate; keep one")
+    if plan is not None and plan.precision != "float32" and execution.precision is None:
+        execution = execution._replace(precision=ARITHMETIC[plan.precision])
     if profile is not None:
         parsed = ModelProfile.parse(profile)
         return Source(parsed.name, _layers(parsed, execution), execution)
@@ -280,14 +290,32 @@ def _run_uniform(
     schedule: str,
     policy: str,
     recompute: str,
-    zero: int,
+    zero: str,
+    offload: str,
 ) -> Simulation:
+    """Raises PlanError: ``auto``, and nothing fits; the message says the least."""
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
     graph = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp))
-    strategy = uniform_3d(
-        graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, schedule, policy, recompute=recompute, zero=zero
-    )
-    return simulator.run(strategy, source.estimator(strategy))
+    found: List[Simulation] = []
+    for how in RECOMPUTE if recompute == "auto" else (recompute,):
+        if recompute == "auto" and how == "selective" and not attention_ops(graph):
+            continue
+        strategy = uniform_3d(graph, shape.dp, shape.tp, shape.pp, shape.micro_batches, schedule, policy, None, how, zero,
+                              offload=offload)
+        found.append(simulator.run(strategy, source.estimator(strategy)))
+        if not found[-1].oom:
+            return found[-1]
+    if recompute != "auto":
+        return found[0]
+    least = min(max(one.peak_memory_bytes) for one in found)
+    raise InfeasibleError(
+        f"nothing fits, whatever is computed again: the least is {least / GIB:.2f} GiB on the fullest device, which has "
+        f"{min(found[0].usable_bytes) / GIB:.2f} for a step; use more devices, --zero, --offload, or a smaller batch", least)
+
+
+def limited(cluster: Cluster, limit_gib: Optional[float]) -> Cluster:
+    """The cluster with at most so much memory for a step on every device."""
+    return cluster if limit_gib is None else cluster.limited(limit_gib * GIB)
 
 
 def _check_size(simulator: Simulator, plan: Plan) -> None:

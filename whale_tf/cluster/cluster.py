@@ -1,6 +1,7 @@
 """The cluster: devices in nodes, and the links between any two of them."""
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -195,6 +196,13 @@ class Cluster:
                 nodes.append(part_of_node(self.description.nodes[number], kept))
         return Cluster(replace(self.description, nodes=tuple(nodes)))
 
+    def with_host(self, count: int) -> Cluster:
+        """The first ``count`` devices and, as one more device of the last of their nodes, that node's host."""
+        part = self if count == len(self) else self.subset(range(count))
+        kind = next((device.type for device in part.devices if device.kind == "CPU"), "CPU")
+        *nodes, last = part.description.nodes
+        return Cluster(replace(part.description, nodes=(*nodes, replace(last, devices=(*last.devices, kind)))))
+
     def _adapters(self, node: int, members: Sequence[int]) -> Link:
         """All adapters of ``node`` that ``members`` use, each reached from its nearest member."""
         topology = self._topologies[node]
@@ -205,6 +213,18 @@ class Cluster:
                 best[nic] = link
         widest = max(best.values())
         return Link(sum(link.bandwidth_bytes_per_s for link in best.values()), widest.latency_s, widest.name)
+
+    def limited(self, limit_bytes: float) -> Cluster:
+        """The cluster whose devices have at most so many bytes for a step.
+
+        Raises:
+            ClusterError: not above zero.
+        """
+        if not limit_bytes > 0:
+            raise ClusterError(f"the memory limit is {limit_bytes:.6g} bytes a device, expected more than 0")
+        made = copy.copy(self)
+        made.devices = tuple(replace(device, limit_bytes=float(limit_bytes)) for device in self.devices)
+        return made
 
     def _device(self, index: int) -> Device:
         if not 0 <= index < len(self.devices):

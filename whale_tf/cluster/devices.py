@@ -45,6 +45,7 @@ class Device:
         kind: TensorFlow's device kind, ``"CPU"`` or ``"GPU"``.
         number: number among all devices of this kind in the cluster; ``None`` means ``index``.
         local_number: number among the devices of this kind in its node; ``None`` means ``local_index``.
+        limit_bytes: what a step may have at most, if that is said.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Device:
     kind: str = "GPU"
     number: Optional[int] = None
     local_number: Optional[int] = None
+    limit_bytes: Optional[float] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peak_flops_per_s", MappingProxyType(dict(self.peak_flops_per_s)))
@@ -66,9 +68,10 @@ class Device:
     @property
     def usable_bytes(self) -> float:
         """What a training step can have of the memory: the one limit of planners and simulator."""
-        if self.kind != "GPU":
-            return float(self.memory_bytes)
-        return max(0.0, (self.memory_bytes - CONTEXT_BYTES) * (1.0 - SYSTEM_SHARE))
+        free = float(self.memory_bytes)
+        if self.kind == "GPU":
+            free = max(0.0, (self.memory_bytes - CONTEXT_BYTES) * (1.0 - SYSTEM_SHARE))
+        return free if self.limit_bytes is None else min(free, self.limit_bytes)
 
     def __getstate__(self) -> Dict[str, Any]:
         return dict(self.__dict__, peak_flops_per_s=dict(self.peak_flops_per_s))  # a mapping proxy cannot be pickled

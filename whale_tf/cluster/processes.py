@@ -153,6 +153,13 @@ def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
     return tuple(names[index] for index in range(len(cluster.devices)))
 
 
+def host_name(cluster: Cluster, processes: Processes) -> str:
+    """TensorFlow's name of the device that stands for this process' memory beside the cluster's devices: with GPUs the CPU, with
+    CPU devices one more of these."""
+    devices = range(len(cluster)) if processes.count == 1 else devices_of_processes(cluster, processes)[processes.rank]
+    return f"{processes.prefix(processes.rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
+
+
 def free_ports(count: int) -> List[int]:
     """Unused ports of this machine."""
     sockets = [socket.socket() for _ in range(count)]

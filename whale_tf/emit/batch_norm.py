@@ -20,18 +20,18 @@ new nodes of the step.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from whale_tf._tf_compat import NodeDef, static_dims, tf, v1
 from whale_tf.capture.annotations import CALL_ATTR, FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
-from whale_tf.capture.recording import Recording, renamed_call
+from whale_tf.capture.recording import Recording, renamed, renamed_call
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.names import names_taken
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph, Phase, Shape
-from whale_tf.ir.region import frames
 from whale_tf.ir.traits import BATCH_NORM_GRADIENTS, BATCH_NORMS
+from whale_tf.ir.units import frames
 
 TAGS = (TASK_GRAPH_ATTR, PHASE_ATTR, CALL_ATTR)
 _OUTSIDE = "outside"  # scope of what stands for the step's own ops
@@ -132,7 +132,7 @@ class _Decomposer:
             if fused and op.name not in successors:
                 edit.move_waits(op.name, fused, [successors[name] for name in fused])
         replaced = {self._graph.tensor_name(tensor): result.name for tensor, result in self._results.items()}
-        calls = [renamed_call(call, _renamed(call.ys, replaced), _renamed(call.xs, replaced), _renamed(call.grads, replaced))
+        calls = [renamed_call(call, renamed(call.ys, replaced), renamed(call.xs, replaced), renamed(call.grads, replaced))
                  for call in self._step.annotations.gradient_calls]
         return self._step.after(edit, calls, successors, self._shapes(), {**self._step.replaced, **replaced}, needed)
 
@@ -248,13 +248,6 @@ def _free(step: Recording, scope: str) -> str:
         count += 1
         name = f"{scope}_{count}"
     return name
-
-
-def _renamed(names: Any, replaced: Dict[str, str]) -> Any:
-    """Names of a gradient call, by what is in the place of each."""
-    if isinstance(names, (list, tuple)):
-        return type(names)([_renamed(name, replaced) for name in names])
-    return replaced.get(names, names)
 
 
 class _Channels:

@@ -24,6 +24,7 @@ from whale_tf.emit.convert import Converter
 from whale_tf.emit.division import Number, Shares
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
+from whale_tf.emit.xla import MUST_COMPILE
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import FunctionCopy
 from whale_tf.graph_editor.names import function_exists
@@ -141,7 +142,7 @@ class Calls:
             device=context.device(task_graph, clone),
             control_inputs=controls + list(barriers),
             attrs={"Tin": [argument.dtype for argument in function.arguments], "Tout": list(function.results),
-                   "f": function.name},
+                   "f": function.name, **({MUST_COMPILE: True} if body.name in context.compiled else {})},
         )
 
     # ---------------------------------------------------------------------------------------------------- functions
@@ -199,7 +200,7 @@ class Calls:
                 copy.insert(originals[record.op])
                 return copy.edge(originals[record.op], record.index)
             return arguments.add(("value", tensor), context.dtype(tensor),
-                                 lambda place: self._operands.value(tensor, body.task_graph, place))
+                                 lambda place: self._value(body, tensor, place))
 
         for index in body.runs:
             op = graph.ops[index]
@@ -211,8 +212,14 @@ class Calls:
         name = self._fresh(body.name)
         definition = copy.finish(name)
         definition.attr["_noinline"].b = True
+        if body.name in context.compiled:
+            definition.attr[MUST_COMPILE].b = True
         context.edit.add_function(definition)
         return Function(name, definition.signature.is_stateful, arguments.items(), [context.dtype(t) for t in body.outputs])
+
+    def _value(self, body: Body, tensor: int, clone: Clone) -> str:
+        name = self._operands.value(tensor, body.task_graph, clone)
+        return name if self._operands.reads is None else self._operands.reads.of_call(body, tensor, name, clone)
 
     def _operand(self, op: Op, position: int, value: Callable[[int], str], converter: _CallConverter, clone: Clone) -> str:
         """What an op's input reads inside the function."""

@@ -46,8 +46,8 @@ def clone_region(context: Context, operands: Operands, order: Order, after: Set[
             batch = _part(context, task_graph, batch_level=True)
             for clone in context.clones(task_graph):
                 _clone(context, operands, bodies, order, after, task_graph, batch, clone)
-            section = _part(context, task_graph, batch_level=True, sections=True)
-            _clone(context, operands, bodies, order, after, task_graph, section, EVERY)
+        section = _part(context, task_graph, batch_level=True, sections=True)  # one call, so never a function
+        _clone(context, operands, bodies, order, after, task_graph, section, EVERY)
     if context.is_called:
         calls.stage(order)
     enter_loops(context)
@@ -98,6 +98,7 @@ def _clone(
         else control_for(context, wait, task_graph, place, after)
         for wait in part.waits
     }
+    controls.update(dict.fromkeys(context.dropped))
     scope = context.scope(place)
     context.edit.clone(
         [context.tf_ops[op.id] for op in part.ops],

@@ -10,6 +10,7 @@ from whale_tf.cluster import ONE_PROCESS, Processes
 from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
+from whale_tf.passes.homes import Homes
 from whale_tf.passes.replicate import clones, copies, copy_for
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED, EVERY, ORIGINAL, Clone, Copy, Program
@@ -35,7 +36,9 @@ class Context:
         host: where input pipelines and small integer arithmetic run.
         edit: collects all new nodes.
         variables: home TaskGraph of every variable of the region and of the update, by op number.
-        pinned: names of ops that take a shared variable's handle, and so have to run on its device.
+        homes: what runs, and is merged, where a variable has its home.
+        pinned: ops that take a shared variable's handle, by name -> its device.
+        dropped: names of ops that clones do not wait for where the originals do.
         rescaled: operands that hold the size of one model replica's mini-batch where the whole batch's is meant.
     """
 
@@ -64,7 +67,10 @@ class Context:
         self.host = processes.host_device
         self.edit = edit
         self.variables: Dict[int, int] = {}
-        self.pinned: Set[str] = set()
+        self.homes = Homes()
+        self.pinned: Dict[str, str] = {}
+        self.dropped: Set[str] = set()
+        self.compiled: Set[str] = set()  # bodies that XLA compiles
         self.rescaled: AbstractSet[Tuple[int, int]] = frozenset()
         self._scopes: Dict[Tuple[int, ...], str] = {}
         bodies = [body for body in self.program.bodies if body.step in CLONED]
@@ -97,13 +103,28 @@ class Context:
             place = ORIGINAL
         return self.devices[task.devices[place[0]][shard if task.strategy == "split" else place[-1]]]
 
+    def device_of(self, op: Op) -> str:
+        """The device of an original op of the step level, of the update, or of a variable: its home, or else that of the first
+        copy of its TaskGraph."""
+        home = self.homes.ops.get(op.id)
+        if home is not None:
+            return self.devices[home]
+        return self.device(self.variables.get(op.id, self.home(op)), ORIGINAL, self.shard(op))
+
+    def merged_on(self, tensor: int) -> str:
+        """The device that the clones' values of a tensor meet on: the home of the variable that they are for, or else that of the
+        first copy of the tensor's TaskGraph."""
+        home = self.homes.tensors.get(tensor)
+        if home is not None:
+            return self.devices[home]
+        return self.device(self.home(self.graph.producer(tensor)), ORIGINAL, self.shard_of(tensor))
+
     def placement(self, task_graph: int, place: Tuple[int, ...]) -> Union[str, Callable[[Original], str]]:
         """The device of every op of a clone or copy: one for all, or by op."""
         if self.plan.task_graphs[task_graph].strategy != "split" and not self.pinned:
             return self.device(task_graph, place)
-        return lambda tf_op: self.device(
-            task_graph, ORIGINAL if tf_op.name in self.pinned else place, self.shard(self.graph.op(tf_op.name))
-        )
+        return lambda tf_op: self.pinned.get(tf_op.name) or self.device(
+            task_graph, place, self.shard(self.graph.op(tf_op.name)))
 
     @staticmethod
     def shard(op: Op) -> int:
@@ -182,11 +203,3 @@ class Context:
 
     def dtype(self, tensor: int) -> tf.DType:
         return tf.as_dtype(self.graph.tensors[tensor].dtype).base_dtype
-
-
-def group_by_copy(clones: Sequence[Clone]) -> Dict[Copy, List[Clone]]:
-    """Clones of the same device, in micro-batch order."""
-    result: Dict[Copy, List[Clone]] = {}
-    for clone in clones:
-        result.setdefault(Copy(clone.g, clone.r), []).append(clone)
-    return result

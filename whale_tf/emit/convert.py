@@ -57,12 +57,13 @@ class Converter:
         return self._converted[key]
 
     def scale(
-        self, name: str, tensor: int, power: int, task_graph: int, place: Clone, scope: str, source: Optional[int] = None
-    ) -> str:
-        """``w^power`` times a tensor."""
+        self, name: str, tensor: int, power: int, task_graph: int, place: Clone, scope: str, source: Optional[int] = None,
+        device: str = ""
+    ) -> str:  # fmt: skip
+        """``w^power`` times a tensor, by default on the clone's device."""
         if power == 0:
             return name
-        dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
+        dtype, device = self.context.dtype(tensor), device or self.context.device(task_graph, place)
         weight = self.weight(tensor, task_graph, place, dtype, source)
         if not isinstance(weight, str):
             if weight == 1.0:

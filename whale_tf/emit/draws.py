@@ -20,7 +20,7 @@ from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.batch_axis import BatchAxis, Slice, Whole
 from whale_tf.ir.graph import Op
-from whale_tf.ir.region import frames
+from whale_tf.ir.units import frames
 
 LOCAL = "local"
 

@@ -24,7 +24,9 @@ from whale_tf.emit.mirror import Mirror, VariableCopy
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
 from whale_tf.emit.processes import Shared, check_random, shared_scalars
+from whale_tf.emit.reads import Reads
 from whale_tf.emit.update import clone_update, copy_variables
+from whale_tf.emit.xla import explained, not_compiled
 from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.graph_editor.edges import COLOCATE
 from whale_tf.graph_editor.nodes import Nodes
@@ -35,9 +37,10 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import PULLS
-from whale_tf.passes import compile_program
+from whale_tf.passes import compile_program, parted
 from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
+from whale_tf.passes.homes import find_homes
 from whale_tf.plan import Plan
 
 JOINED = ("float32", "float64", "int32", "int64")  # types of sums that travel in one message
@@ -81,15 +84,19 @@ def emit(
     Raises:
         PlanError, UnsupportedOpError: the graph cannot run under this plan; nothing was edited.
     """
-    graph = captured.graph
     _check_writes(captured)
     edit = StagedEdit.after(captured.definitions)
     nodes = Nodes(edit)
-    step = captured.step(region, processes.graphs)
+    step = parted(captured.step(region, processes.graphs), plan)
+    region, graph = step.region, step.graph
     program = compile_program(step, plan)
     form = choose_form(program, region, plan)
+    compiled = not_compiled(program, plan, devices)
+    if compiled:
+        form = form._replace(reason=f"{form.reason}. {explained(compiled)}")
     context = Context(
         tf_graph, _tf_ops(tf_graph, graph, edit), graph, region, plan, devices, edit, processes, program, form.is_called)
+    context.compiled = {name for name, obstacle in compiled.items() if not obstacle}
     _check_rereads(context)
     sums = communicator(backend, nodes, processes.graphs, processes.rank, keys)
     sums.is_always_together = tf_graph.building_function
@@ -99,12 +106,22 @@ def emit(
     check_draws(context, division.own, processes.graphs)
     after = reroute.outside_after(graph, region)
     context.variables = step.update.variables
-    context.pinned = _pinned(captured, plan)
+    context.homes = find_homes(step, plan)
+    if context.homes.ops and has_run:
+        raise PlanError(
+            f"a Session has run ops of this graph before it was divided, and so has the variables on their old devices; zero "
+            f"({plan.zero!r}) and offload ({plan.offload!r}) need wh.parallelize() before the first run, or shapes that say the "
+            "rank of every input")
+    context.pinned = _pinned(context, captured)
+    context.dropped = {captured.graph.ops[wait].name for op, new in zip(captured.graph.ops, graph.ops) if op is not new
+                       for wait in set(op.control_inputs).difference(new.control_inputs)}
 
     copies = copy_variables(context, context.variables)
     inputs = Inputs(context, nodes, division, captured.sources)
     operands = Operands(context, nodes, division, inputs, copies, sums)
     order = Order(context, nodes)
+    if plan.reads_anew:
+        operands.reads = Reads(context, nodes, order)
     if not has_run:  # else a copy would draw in the op's place, whose generator begins anew
         draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, after)
@@ -120,6 +137,10 @@ def emit(
                       if op not in across.twice and graph.ops[op].inputs[position] in of_all})
         moves.update(_run_twice(context, across, merge, of_all))
         moves.update(_added_up(context, across, sums, division))
+    elif processes.graphs > 1 and not is_function:
+        of_all = _inputs_of_all(context, across, sums)
+        uses = [(use, graph.ops[use[0]].inputs[use[1]]) for use in across.uses]
+        moves.update({use: _resized(context, nodes, use, of_all[tensor]) for use, tensor in uses if tensor in of_all})
     update_clones = clone_update(context, operands, merge)
     own_writes = {graph.ops[index].name for index in update_clones}
     mirror = Mirror(tf_graph, _variable_copies(context, copies, context.variables), own_writes)
@@ -141,17 +162,18 @@ def emit(
     return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, instead)
 
 
-def _pinned(captured: Captured, plan: Plan) -> Set[str]:
-    """Ops that take the handle or the reference of a variable whose copy all replicas share."""
-    found: Set[str] = set()
-    variables = captured.phases.variables
-    for tensor, variable in variables.alias_of.items():
+def _pinned(context: Context, captured: Captured) -> Dict[str, str]:
+    """Ops that take the handle or the reference of a variable whose copy all replicas share, and where that is."""
+    found: Dict[str, str] = {}
+    graph = captured.graph
+    for tensor, variable in captured.phases.variables.alias_of.items():
         home = captured.variable_homes.get(variable)
-        if home is not None and plan.task_graphs[home].variables == "shared":
-            found.update(captured.graph.ops[op].name for op, _ in captured.graph.consumers(tensor))
-    for op in captured.graph.ops if found else ():  # in the order they were made: an op is colocated with an older one
-        if any(group.partition(COLOCATE.decode())[2] in found for group in op.attrs.get("_class", ())):
-            found.add(op.name)
+        if home is not None and context.plan.task_graphs[home].variables == "shared":
+            device = context.device_of(graph.ops[variable])
+            found.update(dict.fromkeys((graph.ops[op].name for op, _ in graph.consumers(tensor)), device))
+    for op in graph.ops if found else ():  # in the order they were made: an op is colocated with an older one
+        groups = (group.partition(COLOCATE.decode())[2] for group in op.attrs.get("_class", ()))
+        found.update((op.name, found[group]) for group in groups if group in found)
     return found
 
 
@@ -246,15 +268,23 @@ def _check_sections(context: Context) -> None:
         PlanError: an op needs that.
     """
     graph, region = context.graph, context.region
+    sources = region.batch.sources
+    pulled = {graph.tensors[tensor].op: graph.tensors[tensor].shape for tensor in sources}  # with the rest of each example
+    needed = [(op, tensor) for op in region.ops for tensor in graph.ops[op].inputs
+              if (tensor in sources and op in region.sections)
+              or (tensor not in sources and (graph.tensors[tensor].shape or ())[:1] == (
+                  pulled.get(graph.tensors[tensor].op) or (-1,))[:1])]
     for (op, position), steps in region.batch.conversions.items():
         tensor = graph.ops[op].inputs[position]
         of_section = graph.tensors[tensor].op in region.sections
         if any((isinstance(step, Reduce) and step.kind == CONCAT) or (isinstance(step, Slice) and of_section) for step in steps):
-            raise PlanError(
-                f"op {graph.ops[op].name!r} needs all examples of {graph.tensor_name(tensor)!r}, and model replicas or processes "
-                "take mini-batches of their own: set io.nested_batch to 'divide', let one process drive all devices, or write "
-                "the loss with sums and means over the batch"
-            )
+            needed.append((op, tensor))
+    for op, tensor in needed:
+        raise PlanError(
+            f"op {graph.ops[op].name!r} needs all examples of {graph.tensor_name(tensor)!r}, and model replicas or processes "
+            "take mini-batches of their own: set io.nested_batch to 'divide', let one process drive all devices, or write "
+            "the loss with sums and means over the batch"
+        )
 
 
 def _merge_leaving(
@@ -347,11 +377,13 @@ def _added_up(context: Context, across: Across, sums: Communicator, division: Di
 def _of_unknown_shape(context: Context, nodes: Nodes, use: reroute.Use, name: str) -> str:
     """The same tensor without a static shape, where all model replicas' mini-batches together have more rows than the
     graph says: TensorFlow refuses to move an edge between different static shapes."""
+    tensor = context.graph.ops[use[0]].inputs[use[1]]
+    return _resized(context, nodes, use, name) if context.region.batch.layout(tensor).is_sharded else name
+
+
+def _resized(context: Context, nodes: Nodes, use: reroute.Use, name: str) -> str:
     op, position = context.graph.ops[use[0]], use[1]
     tensor = op.inputs[position]
-    layout = context.region.batch.layout(tensor)
-    if not layout.is_sharded:
-        return name
     return nodes.add(
         "PlaceholderWithDefault",
         context.name("resized", op.name, str(position)),

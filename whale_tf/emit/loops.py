@@ -17,8 +17,9 @@ from whale_tf._tf_compat import NodeDef
 from whale_tf.emit.context import Clone, Context
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.function_copy import data_inputs
-from whale_tf.ir.region import frames
 from whale_tf.ir.traits import ENTERS, EXITS
+from whale_tf.ir.units import frames
+from whale_tf.program import EVERY
 
 Frames = Tuple[str, ...]  # frame names, outermost first
 
@@ -67,7 +68,7 @@ class _Entrance:
         self._entered: Dict[Tuple[str, Frames], str] = {}
         self._count = 0
         for task_graph in range(len(context.plan.task_graphs)):
-            for place in [*context.copies(task_graph)[1:], *context.clones(task_graph)]:
+            for place in [*context.copies(task_graph)[1:], *context.clones(task_graph), EVERY]:
                 level = isinstance(place, Clone)
                 members = [
                     index
@@ -75,6 +76,7 @@ class _Entrance:
                     if context.region.task_graph[index] == task_graph
                     and context.region.contains(context.graph.ops[index])
                     and (index in context.region.batch_level) == level
+                    and (index in context.region.sections) == (place == EVERY)
                 ]
                 self._add_clones(context.scope(place), members, frames_of)
 

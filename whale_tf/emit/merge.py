@@ -5,17 +5,18 @@ The program's calls say what is added up, synchronised and merged; what a user f
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from whale_tf.communicators import Communicator, Member
-from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy, group_by_copy
+from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy
 from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.batch_axis import EXTENT, EXTREMES
 from whale_tf.ir.layout import Layout
+from whale_tf.passes.collect import chains
 from whale_tf.passes.schedule import backward_order
 from whale_tf.program import ACCUMULATE, MERGE, SYNCHRONISE
 
@@ -51,8 +52,8 @@ class Merge:
         for call in program.calls:
             body = program.bodies[call.body]
             if body.step == ACCUMULATE:
-                for tensor in body.inputs:
-                    self._add(tensor, call.clone)
+                for tensor in body.inputs if body.home is None else ():
+                    self._add(tensor, call.clone, Copy(call.clone.g, call.clone.r))
             elif body.step == SYNCHRONISE:
                 self._synchronise(body.task_graph, body.inputs)
             elif body.step == MERGE:
@@ -77,7 +78,7 @@ class Merge:
             context = self._context
             home = context.home(context.graph.producer(tensor))
             scope = context.name("merged", context.flat(tensor))
-            dtype, device = context.dtype(tensor), context.device(home, Copy(0, 0), self._context.shard_of(tensor))
+            dtype, device = context.dtype(tensor), context.merged_on(tensor)
             layout = context.region.batch.layout(tensor)
             clones = list(context.clones(home))
             if layout.is_partial:
@@ -163,32 +164,46 @@ class Merge:
     def _accumulated(self, tensor: int, home: int) -> Dict[Copy, str]:
         """Weighted sums over micro-batches, one for each replica."""
         if tensor not in self._sums:
-            self._sums[tensor] = {copy: self._summed(tensor, home, copy, clones)
-                                  for copy, clones in group_by_copy(list(self._context.clones(home))).items()}
+            found = {}
+            for chain in chains(self._context.plan, home, self._chained_at(tensor)):
+                copy = Copy(chain[0].g, chain[0].r)
+                if (tensor, copy) not in self._running:
+                    for clone in chain:
+                        self._add(tensor, clone, copy)
+                found[copy] = self._summed(tensor, home, copy, chain)
+            self._sums[tensor] = found
         return self._sums[tensor]
 
+    def _chained_at(self, tensor: int) -> Optional[int]:
+        """The home that adds up all clones' values of a gradient as they come."""
+        plan = self._context.plan
+        return self._context.homes.tensors.get(tensor) if plan.adds_at_home and plan.num_micro_batch > 1 else None
+
     def _summed(self, tensor: int, home: int, copy: Copy, clones: List[Clone]) -> str:
-        if (tensor, copy) not in self._running:
-            for m in backward_order(self._context.plan, home):
-                self._add(tensor, next(clone for clone in clones if clone.m == m))
         total = self._running[tensor, copy]
         if not self._converter.division.is_even:
             return total
-        power = self._context.region.batch.layout(tensor).power
-        return self._converter.scale(total, tensor, power, home, clones[0], self._sum_scope(tensor, copy))
+        power, device = self._context.region.batch.layout(tensor).power, self._sum_device(tensor, copy)
+        return self._converter.scale(total, tensor, power, home, clones[0], self._sum_scope(tensor, copy), device=device)
 
-    def _add(self, tensor: int, clone: Clone) -> None:
-        """Add a micro-batch's value to the sum of those before: a chain, so that each value is freed as soon as it is added."""
-        context, copy = self._context, Copy(clone.g, clone.r)
+    def _add(self, tensor: int, clone: Clone, copy: Copy) -> None:
+        """Add a clone's value to the sum of those before: a chain, so that each value is freed as soon as it is added."""
+        context = self._context
         if (tensor, copy) not in self._running:
-            first = backward_order(context.plan, context.home(context.graph.producer(tensor)))[0]
-            self._running[tensor, copy] = self._weighted(tensor, clone._replace(m=first))
-            if clone.m == first:
+            first = Clone(copy.g, backward_order(context.plan, context.home(context.graph.producer(tensor)))[0], copy.r)
+            self._running[tensor, copy] = self._weighted(tensor, first)
+            if clone == first:
                 return
-        home, scope = context.home(context.graph.producer(tensor)), self._sum_scope(tensor, copy)
-        device = context.device(home, copy, context.shard_of(tensor))
+        name = context.sum_name(tensor, Copy(clone.g, clone.r), clone.m)
         terms = self._running[tensor, copy], self._weighted(tensor, clone)
-        self._running[tensor, copy] = self._nodes.binary("Add", *terms, f"{scope}/{clone.m}", context.dtype(tensor), device)
+        device = self._sum_device(tensor, copy)
+        self._running[tensor, copy] = self._nodes.binary("Add", *terms, name, context.dtype(tensor), device)
+
+    def _sum_device(self, tensor: int, copy: Copy) -> str:
+        context = self._context
+        if self._chained_at(tensor) is not None:
+            return context.merged_on(tensor)
+        return context.device(context.home(context.graph.producer(tensor)), copy, context.shard_of(tensor))
 
     def _weighted(self, tensor: int, clone: Clone) -> str:
         value = self._context.tensor_in(tensor, clone)

@@ -14,6 +14,7 @@ from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy, Place
 from whale_tf.emit.convert import Converter
 from whale_tf.emit.division import Division
 from whale_tf.emit.inputs import Inputs
+from whale_tf.emit.reads import Reads
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op
 from whale_tf.program import ALL, BRIDGE, DIVIDE, ONCE, WHOLE
@@ -35,6 +36,7 @@ class Operands:
         self.inputs = inputs
         self.variable_copies = variable_copies
         self.converter = Converter(context, nodes, division, inputs, communicator)
+        self.reads: Optional[Reads] = None  # of variables that calls read anew
         self._bridges = Bridges(self.converter)
         self._taken: Dict[Tuple[int, Clone, int], int] = {}  # (TaskGraph, clone, tensor) -> the call it is taken from
         program = context.program
@@ -50,6 +52,8 @@ class Operands:
         home = self.context.home(op)
         name = self.value(tensor, home, place, self.context.shard(op))
         if isinstance(place, Clone):
+            if self.reads is not None:
+                name = self.reads.of_op(op.id, tensor, name, place)
             constant = self.context.region.batch.localise.get((op.id, position))
             if constant:
                 return self.converter.localised(op, position, place)

@@ -20,7 +20,7 @@ from whale_tf._tf_compat import tf
 from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.ir.graph import Op
-from whale_tf.ir.region import frame_of_outputs, frames
+from whale_tf.ir.units import frame_of_outputs, frames
 from whale_tf.program import ACCUMULATE, Body, Call, Clone
 
 
@@ -34,6 +34,7 @@ class Order:
         self._barriers: Dict[Tuple[int, Clone], Dict[str, List[str]]] = {}
         self._gated: Dict[Tuple[int, Clone], Dict[Tuple[Op, int], List[str]]] = {}
         self._ends: Dict[str, Tuple[List[Op], List[Op]]] = {}
+        self._before: Dict[Tuple[str, Clone], str] = {}
         for call in context.program.calls:
             if call.after:
                 self._stage([context.program.calls[before] for before in call.after], call)
@@ -42,6 +43,10 @@ class Order:
         """Control inputs to add to those of a clone's ops that :meth:`gate` does not hold back, by original op name; for a
         called body by the body's name."""
         return self._barriers.get((task_graph, place)) if isinstance(place, Clone) else None
+
+    def before(self, body: Body, clone: Clone) -> List[str]:
+        """The barrier that a call waits for, if it waits."""
+        return [self._before[body.name, clone]] if (body.name, clone) in self._before else []
 
     def gate(self, task_graph: int, place: Clone) -> None:
         """Lets the other first ops of a clone's steps wait: through an Identity of their input, so once the inputs are set."""
@@ -62,6 +67,7 @@ class Order:
         waits = [name for call in before for name in self._exits(context.program.bodies[call.body], call.clone, scope)]
         barrier = self._nodes.no_op(scope, context.device(task_graph, copy), waits)
         key = (task_graph, after.clone)
+        self._before[then.name, after.clone] = barrier
         if context.is_called:
             self._barriers.setdefault(key, {}).setdefault(then.name, []).append(barrier)
             return
@@ -83,14 +89,14 @@ class Order:
             return [context.sum_name(tensor, Copy(clone.g, clone.r), clone.m) for tensor in body.outputs]
         if context.is_called:
             return [f"{context.scope(clone)}/{body.name}"]
-        return [self._end(op, clone, scope) for op in self._ends_of(body)[1]]
+        return [self.end(op, clone, scope) for op in self._ends_of(body)[1]]
 
     def _ends_of(self, body: Body) -> Tuple[List[Op], List[Op]]:
         if body.name not in self._ends:
             self._ends[body.name] = _ends(self._context, [self._context.graph.ops[i] for i in body.ops], self._frames)
         return self._ends[body.name]
 
-    def _end(self, op: Op, place: Clone, scope: str) -> str:
+    def end(self, op: Op, place: Clone, scope: str) -> str:
         """What is waited for in place of a clone of ``op``."""
         position = self._first_floating(op.outputs)
         name = f"{self._context.scope(place)}/{op.name}"

@@ -6,7 +6,8 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.emit.context import ORIGINAL, Context
-from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.graph_editor.edges import COLOCATE
+from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
 
@@ -72,6 +73,18 @@ def add_waits(context: Context, waits: Mapping[int, Sequence[str]]) -> None:
         context.edit.move_waits(context.graph.ops[index].name, (), befores)
 
 
+def _place_at_home(context: Context, op: Op) -> None:
+    """Place an op of the update.  What clips a gradient is colocated with the op that computes it in the original, and must not
+    be."""
+    at, graph = context.homes.ops, context.graph
+    groups = [group.partition(COLOCATE.decode())[2] for group in op.attrs.get("_class", ())]
+    if groups and any(name not in graph or at.get(graph.op(name).id) != at[op.id] for name in groups):
+        context.tf_ops[op.id]._clear_attr("_class")
+        groups = []
+    if not groups:
+        context.tf_ops[op.id]._set_device(context.device_of(op))
+
+
 def place_originals(context: Context, homes: Mapping[int, int]) -> None:
     """The original ops run on the first device of their TaskGraph: variables, and whatever a fetch without an update needs.
 
@@ -82,8 +95,10 @@ def place_originals(context: Context, homes: Mapping[int, int]) -> None:
         op = graph.ops[index]
         if "_class" in op.attrs and index not in homes:
             continue
-        home = homes.get(index, context.home(op))
-        context.tf_ops[index]._set_device(context.device(home, ORIGINAL, context.shard(op)))
+        context.tf_ops[index]._set_device(context.device_of(op))
     for op in graph.ops:
+        if op.phase is Phase.APPLY and op.id in context.homes.ops and op.id not in homes:
+            _place_at_home(context, op)
+            continue
         if op.phase in (Phase.APPLY, Phase.INIT) and SHARD_ATTR in op.attrs and op.id not in homes:
             context.tf_ops[op.id]._set_device(context.device(op.task_graph, ORIGINAL, context.shard(op)))

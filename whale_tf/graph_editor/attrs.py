@@ -7,7 +7,7 @@
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -174,6 +174,23 @@ class OpSignature:
             dtypes.extend([tf.as_dtype(enum) if enum else None]
                           * (self._attr(node, arg.number_attr).i if arg.number_attr else 1))
         return dtypes
+
+    def typed_by(self, node: NodeDef, attr: str) -> Tuple[List[int], List[int]]:
+        """Positions of the inputs and outputs of a node whose type its attribute ``attr`` says."""
+        found = []
+        for arguments in (self._inputs, self._outputs):
+            positions: List[int] = []
+            start = 0
+            for arg in arguments:
+                if arg.type_list_attr:
+                    length = len(self._attr(node, arg.type_list_attr).list.type)
+                else:
+                    length = self._attr(node, arg.number_attr).i if arg.number_attr else 1
+                if arg.type_attr == attr:
+                    positions.extend(range(start, start + length))
+                start += length
+            found.append(positions)
+        return found[0], found[1]
 
     def function_edge(self, node: NodeDef, index: int) -> str:
         """Output ``index`` of a node as an edge inside a function: ``node:output_name:place``."""

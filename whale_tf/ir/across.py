@@ -37,9 +37,16 @@ class Across(NamedTuple):
 
 
 def of_session(region: Region) -> Across:
-    """What Sessions run: everything that leads to a variable."""
-    decisive = leading_to_writes(region.graph)
-    return Across(frozenset(use for uses in region.leaving().values() for use in uses if use[0] in decisive))
+    """What Sessions run: everything that leads to a variable.  Where that reads rows of what clones compute (predictions), it
+    reads inputs with rows (labels) of all processes, too."""
+    graph, decisive = region.graph, leading_to_writes(region.graph)
+    uses = {use: tensor for tensor, users in region.leaving().items() for use in users if use[0] in decisive}
+    if any(is_of_rows(region.batch.layout(tensor)) for tensor in uses.values()):
+        sides = _Function(region, batch_size(graph, region.batch.sources))
+        uses.update({(index, position): tensor for index in decisive & sides.outside
+                     for position, tensor in enumerate(graph.ops[index].inputs)
+                     if graph.producer(tensor).phase is Phase.INPUT and sides.has_rows(tensor)})
+    return Across(frozenset(uses))
 
 
 def of_function(region: Region, sources: Iterable[int], results: Sequence[int]) -> Across:

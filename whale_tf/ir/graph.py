@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from copy import copy
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -110,6 +111,15 @@ class OpGraph:
         other = OpGraph()
         other.ops, other._by_name, other._consumers = self.ops, self._by_name, self._consumers
         other.tensors = [record._replace(shape=shapes[t]) if t in shapes else record for t, record in enumerate(self.tensors)]
+        return other
+
+    def with_waits(self, waits: Mapping[int, Tuple[int, ...]]) -> OpGraph:
+        """The same ops, of which these have other control inputs."""
+        other = OpGraph()
+        other.ops, other.tensors, other._by_name, other._consumers = list(self.ops), self.tensors, self._by_name, self._consumers
+        for index, control_inputs in waits.items():
+            other.ops[index] = copy(self.ops[index])
+            other.ops[index].control_inputs = control_inputs
         return other
 
     def op(self, name: str) -> Op:

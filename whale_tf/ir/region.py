@@ -11,14 +11,12 @@ Ops outside the region run once, on merged values.
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.traits import CONTAINERS, ENTERS, EXITS, FLOW, MERGES, NEXT_ITERATIONS, SWITCHES, Role, traits, types_of
-
-HANDLES = ("resource", "string_ref", "string")
-_HANDLE_MOVES = types_of(*FLOW, Role.CONTAINER_GRADIENT) | {"Identity"}
+from whale_tf.ir.traits import NEXT_ITERATIONS, Role, State, traits
+from whale_tf.ir.units import conditions, containers, frame_of_outputs, frames, loops_of
 
 
 class Region(NamedTuple):
@@ -84,8 +82,8 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     seeds = ({op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)).difference(batch.whole)
     divisors = _mean_divisors(graph, batch)
     seeds |= {op for op, _ in divisors}
-    loops = _loops(region, frames(graph))
-    units = loops + _containers(graph, region)  # each unit has one level and one TaskGraph
+    loops = loops_of(region, frames(graph))
+    units = loops + containers(graph, region)  # each unit has one level and one TaskGraph
     divided = [op for op in region if op.id not in batch.whole]
     cloned = _closed(graph, divided, set(sources), seeds, units)
     sections = _closed(graph, [op for op in region if op.id not in cloned], set(), set(batch.whole), units)
@@ -98,28 +96,37 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     return Region(graph, ops, batch_level, task_graph, late, early, batch, divisors, rereads, frozenset(sections))
 
 
+def without_groups(region: Region, later: Optional[AbstractSet[int]] = None) -> Region:
+    """The region in which backward ops do not wait for groups.  TensorFlow 1 makes one for the gradients of all operands of an
+    op: none of these would go anywhere before the last one is computed.
+
+    A group is an op without operands or results that waits for stateless ops, outside of loops.
+
+    Args:
+        later: only groups that wait for one of these ops are left out, and these wait as ever.  What is kept lets updates in
+            place wait for all that reads the variable; None: all groups are left out.
+    """
+    graph, in_loop = region.graph, frames(region.graph)
+
+    def is_group(op: Op) -> bool:
+        return op.phase is Phase.BACKWARD and traits(op.type).role is Role.NO_OP and not any(
+            before in in_loop or traits(graph.ops[before].type).state is not State.NONE
+            or traits(graph.ops[before].type).role is not Role.COMPUTE for before in op.control_inputs)
+
+    groups = {op.id for op in graph.ops if is_group(op) and (later is None or not later.isdisjoint(op.control_inputs))}
+    waits = {op.id: tuple(before for before in op.control_inputs if before not in groups)
+             for op in graph.ops if op.phase is Phase.BACKWARD and not groups.isdisjoint(op.control_inputs)
+             and (later is None or op.id not in later)}
+    return region._replace(graph=graph.with_waits(waits)) if waits else region
+
+
 def inseparable(region: Region) -> List[Set[int]]:
     """Sets of the region's ops that must run on one device: loops, all ops that use one stack or tensor array, and the forward
     ops from a condition's Switches to its Merges, because a tensor of a branch not taken has no value to send."""
     graph = region.graph
     ops = [graph.ops[index] for index in region.ops]
     forward = [op for op in ops if op.phase is Phase.FORWARD]
-    return _loops(ops, frames(graph)) + _containers(graph, ops) + _conditions(graph, forward)
-
-
-def _conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
-    """Forward ops of each v1 condition outside loops; nested conditions count with the outermost."""
-    in_loop = frames(graph)
-    unit_of: Dict[int, Set[int]] = {}
-    for op in forward:
-        if op.id in in_loop:
-            continue
-        units = [unit_of[source] for source in graph.predecessors(op)
-                 if source in unit_of and graph.ops[source].type not in MERGES]  # fmt: skip
-        if units or op.type in SWITCHES:
-            unit = set.union({op.id}, *units)
-            unit_of.update(dict.fromkeys(unit, unit))
-    return list({id(unit): unit for unit in unit_of.values()}.values())
+    return loops_of(ops, frames(graph)) + containers(graph, ops) + conditions(graph, forward)
 
 
 def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int]]:
@@ -223,57 +230,3 @@ def _reachable(graph: OpGraph, ops: Sequence[Op], tensors: Set[int], seeds: Set[
                 changed = True
         changed = changed and any(op.type in NEXT_ITERATIONS for op in ops)
     return found
-
-
-def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
-    """The v1 while-loop frames of each op inside a loop, outermost first.
-
-    An ``Enter`` belongs to the loop it enters, an ``Exit`` to the loop it leaves.  One pass suffices: producers precede
-    their consumers except on the back edges of ``NextIteration``, and every op of a loop is reached from an ``Enter``.
-    """
-    result: Dict[int, Tuple[str, ...]] = {}
-    if not any(op.type in ENTERS for op in graph.ops):
-        return result
-    for op in graph.ops:
-        frame: Tuple[str, ...] = ()
-        for source in graph.predecessors(op):
-            before = frame_of_outputs(graph.ops[source], result)
-            if len(before) > len(frame):
-                frame = before
-        if op.type in ENTERS:
-            frame += (str(op.attrs["frame_name"]),)
-        if frame:
-            result[op.id] = frame
-    return result
-
-
-def frame_of_outputs(op: Op, frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[str, ...]:
-    """The frames of an op's results: those of the op, except for an ``Exit``."""
-    frame = frames_of.get(op.id, ())
-    return frame[:-1] if op.type in EXITS else frame
-
-
-def _loops(region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> List[Set[int]]:
-    """The region's ops of every while loop; nested loops count with the outermost."""
-    loops: Dict[str, Set[int]] = {}
-    for op in region:
-        if op.id in frames_of:
-            loops.setdefault(frames_of[op.id][0], set()).add(op.id)
-    return list(loops.values())
-
-
-def _containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
-    """Sets of ops that use the same stack or tensor array."""
-    users: Dict[int, Set[int]] = {}
-    made_by: Dict[int, int] = {}  # handle -> op that created the stack or array
-    for op in region:
-        if op.type in CONTAINERS:
-            made_by[op.outputs[0]] = op.id
-            users[op.id] = {op.id}
-            continue
-        maker = next((made_by[t] for t in op.inputs if t in made_by), None)
-        if maker is not None:
-            users[maker].add(op.id)
-            if op.type in _HANDLE_MOVES:
-                made_by.update({t: maker for t in op.outputs if graph.tensors[t].dtype in HANDLES})
-    return list(users.values())

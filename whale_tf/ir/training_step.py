@@ -75,9 +75,20 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
         variables: op number -> home TaskGraph, for the region's variables.
         gradients: gradient tensor -> home TaskGraph of its variable.
     """
-    graph = region.graph
-    apply_ops = [op for op in graph.ops if op.phase is Phase.APPLY]
     task_graph = {index: region.task_graph[index] for index in region.ops}
+    single, homes = owned(region.graph, task_graph, variables, gradients)
+    return Update({index: single[index] for index in _leading_to_writes(region.graph, single)}, homes)
+
+
+def owned(
+    graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int], gradients: Mapping[int, int]
+) -> Tuple[Dict[int, int], Dict[int, int]]:
+    """APPLY ops that depend on what belongs to one owner alone (a TaskGraph, a device), and variables, the slots with them.
+
+    Args:
+        of: op of the region -> owner; ``variables``, ``gradients``: likewise of variables' ops and of gradient tensors.
+    """
+    apply_ops = [op for op in graph.ops if op.phase is Phase.APPLY]
     homes = dict(variables)
     nothing: FrozenSet[int] = frozenset()
     while True:
@@ -90,8 +101,8 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
                     found.add(gradients[tensor])
                 elif producer in homes:
                     found.add(homes[producer])
-                elif producer in task_graph:
-                    found.add(task_graph[producer])
+                elif producer in of:
+                    found.add(of[producer])
                 elif len(classes.get(producer, nothing)) == 1:
                     found |= classes[producer]
             classes[op.id] = frozenset(found)
@@ -105,8 +116,7 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
         if all(slot in homes for slot in slots):
             break
         homes = {**slots, **homes}
-    single = {index: next(iter(found)) for index, found in classes.items() if len(found) == 1}
-    return Update({index: single[index] for index in _leading_to_writes(graph, single)}, homes)
+    return {index: next(iter(found)) for index, found in classes.items() if len(found) == 1}, homes
 
 
 def _leading_to_writes(graph: OpGraph, single: Mapping[int, int]) -> List[int]:

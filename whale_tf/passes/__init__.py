@@ -21,7 +21,7 @@ from typing import Tuple
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.collect import accumulate, synchronise
 from whale_tf.passes.communicate import bridge, divide, whole
-from whale_tf.passes.outline import outline
+from whale_tf.passes.outline import outline, parted
 from whale_tf.passes.replicate import replicate
 from whale_tf.passes.schedule import order_calls
 from whale_tf.passes.spare import spare
@@ -29,7 +29,7 @@ from whale_tf.passes.verify import Pass, verify
 from whale_tf.plan import Plan
 from whale_tf.program import Program
 
-__all__ = ["PASSES", "compile_program"]
+__all__ = ["PASSES", "compile_program", "parted"]
 
 PASSES: Tuple[Pass, ...] = (
     Pass("outline", outline, ensures="bodies"),
@@ -50,6 +50,7 @@ def compile_program(step: TrainingStep, plan: Plan) -> Program:
     Raises:
         PlanError: the plan's schedule cannot order this graph, or a bucket's gradients cannot travel together.
     """
+    step = parted(step, plan)
     program = Program(step.graph, ())
     checked = os.environ.get("WHALE_VERIFY") == "1"
     for one in PASSES:

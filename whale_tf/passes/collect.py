@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.errors import PlanError
+from whale_tf.ir.graph import Phase
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.communicate import unique
+from whale_tf.passes.homes import find_homes
+from whale_tf.passes.outline import NO_HOME
 from whale_tf.passes.replicate import clones, copies
 from whale_tf.passes.schedule import backward_order
 from whale_tf.plan import Plan
@@ -20,10 +23,10 @@ from whale_tf.program import (
     SECTION,
     SYNCHRONISE,
     UPDATE,
+    WEIGHT,
     Body,
     Call,
     Clone,
-    Copy,
     Program,
     Value,
 )
@@ -34,30 +37,45 @@ UNSENT = ("variant", "resource")  # a loop's lists and handles have no merged va
 def accumulate(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """Of every replica, each micro-batch's gradients are added to those of the micro-batches before, as soon as they are there.
 
-    Only the last sum is taken further, so that one micro-batch's gradients are in memory at a time.
+    Only the last sum is taken further, so that one micro-batch's gradients are in memory at a time.  Where a gradient goes to its
+    variable's home at once, those of all replicas are added up there, one after the other.  What no update follows from
+    (gradients of constants) is left out: it is added up only where somebody fetches it.
     """
     if plan.num_micro_batch == 1:
         return program
     outside = leaving(step, plan)
+    at_once = find_homes(step, plan).tensors if plan.adds_at_home else {}
     number = {(call.body, call.clone): place for place, call in enumerate(program.calls)}
     bodies: List[Body] = []
     calls: List[Call] = []
-    for index, body in enumerate(program.bodies):
-        tensors = tuple(t for t in body.outputs if t in outside and step.region.batch.layout(t).is_partial)
-        if body.step != BACKWARD or not tensors:
-            continue
-        for copy in _replicas(plan, body.task_graph):
-            first, *others = (number[index, Clone(copy.g, m, copy.r)] for m in backward_order(plan, body.task_graph))
-            for call in others:
-                takes = tuple(Value(tensor, (first, call)) for tensor in tensors)
-                first = len(program.calls) + len(calls)
-                calls.append(program.calls[call]._replace(body=len(program.bodies) + len(bodies), takes=takes))
-        bodies.append(Body(f"t{body.task_graph}_accumulate", body.task_graph, ACCUMULATE, (), tensors, tensors))
+    for task_graph in range(len(plan.task_graphs)):
+        made_by = {t: index for index, body in enumerate(program.bodies)
+                   if body.task_graph == task_graph and body.step in (BACKWARD, WEIGHT)
+                   for t in body.outputs if t in outside and outside[t].is_applied and step.region.batch.layout(t).is_partial}
+        groups: Dict[Optional[int], List[int]] = {}
+        for tensor in made_by:
+            groups.setdefault(at_once.get(tensor), []).append(tensor)
+        for home, tensors in groups.items():
+            last = max(made_by[tensor] for tensor in tensors)
+            for first, *others in chains(plan, task_graph, home):
+                before = {tensor: number[made_by[tensor], first] for tensor in tensors}
+                for clone in others:
+                    takes = tuple(Value(tensor, (before[tensor], number[made_by[tensor], clone])) for tensor in tensors)
+                    before = dict.fromkeys(tensors, len(program.calls) + len(calls))
+                    added = program.calls[number[last, clone]]._replace(body=len(program.bodies) + len(bodies), takes=takes)
+                    calls.append(added if home is None else added._replace(devices=(home,)))
+            name = f"t{task_graph}_accumulate" + ("" if home is None else f"_on{home}")
+            bodies.append(Body(name, task_graph, ACCUMULATE, (), tuple(tensors), tuple(tensors), home=home))
     return program.with_calls(bodies, calls)
 
 
-def _replicas(plan: Plan, task_graph: int) -> List[Copy]:
-    return [Copy(g, r) for g in range(plan.num_model_replicas) for r in range(plan.task_graphs[task_graph].replica_count)]
+def chains(plan: Plan, task_graph: int, home: Optional[int] = None) -> List[List[Clone]]:
+    """The clones whose gradients are added up one after the other: each replica's, or, at a variable's home, those of all."""
+    replicas = [(g, r) for g in range(plan.num_model_replicas) for r in range(plan.task_graphs[task_graph].replica_count)]
+    order = backward_order(plan, task_graph)
+    if home is None:
+        return [[Clone(g, m, r) for m in order] for g, r in replicas]
+    return [[Clone(g, m, r) for m in order for g, r in replicas]]
 
 
 class Leaving(NamedTuple):
@@ -66,15 +84,18 @@ class Leaving(NamedTuple):
     Attributes:
         synchronised: TaskGraphs whose copies get the value over all copies and processes.
         is_merged: somebody reads the local script's value of it.
+        is_applied: an update follows from it, so that every step needs it.
     """
 
     synchronised: Tuple[int, ...]
     is_merged: bool
+    is_applied: bool
 
 
 def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
     """The tensors of the clones that ops outside of them read."""
     found: Dict[int, Leaving] = {}
+    at_home = find_homes(step, plan).tensors
     everywhere, twice = step.across.uses, step.across.twice
     for tensor, uses in step.region.leaving().items():
         if step.graph.tensors[tensor].dtype in UNSENT:
@@ -83,7 +104,7 @@ def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
         is_merged = False
         for op, position in uses:
             target = step.update.task_graph.get(op, ALL)
-            if target != ALL and _is_synchronised(step, plan, tensor, target):
+            if target != ALL and tensor not in at_home and _is_synchronised(step, plan, tensor, target):
                 targets.add(target)
             elif op in twice:
                 targets.add(step.home(tensor))
@@ -92,7 +113,8 @@ def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
                 targets.add(step.home(tensor))
             else:
                 is_merged = True
-        found[tensor] = Leaving(tuple(sorted(targets)), is_merged)
+        is_applied = any(step.graph.ops[op].phase is Phase.APPLY for op, _ in uses)
+        found[tensor] = Leaving(tuple(sorted(targets)), is_merged, is_applied)
     return found
 
 
@@ -126,15 +148,19 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
         takes = tuple(Value(tensor, sources[tensor]) for tensor in tensors)
         calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, ALL, ALL), devices, takes))
         bodies.append(Body(unique(f"t{target}_synchronise", bodies), target, SYNCHRONISE, (), tensors, tensors))
-    merges: Dict[int, List[int]] = {}
+    at_home = find_homes(step, plan).tensors
+    merges: Dict[Tuple[int, int], List[int]] = {}
     for tensor in sorted(found):
         if found[tensor].is_merged:
-            merges.setdefault(step.home(tensor), []).append(tensor)
-    for home, merged in sorted(merges.items()):
+            merges.setdefault((step.home(tensor), at_home.get(tensor, NO_HOME)), []).append(tensor)
+    for (task_graph, home), merged in sorted(merges.items()):
         made.update({(ALL, tensor): len(program.calls) + len(calls) for tensor in merged})
         takes = tuple(Value(tensor, sources[tensor]) for tensor in merged)
-        calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, ALL, ALL), plan.task_graphs[home].devices[0][:1], takes))
-        bodies.append(Body(f"t{home}_merge", home, MERGE, (), tuple(merged), tuple(merged)))
+        name, devices = f"t{task_graph}_merge", plan.task_graphs[task_graph].devices[0][:1]
+        if home != NO_HOME:
+            name, devices = f"{name}_on{home}", (home,)
+        calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, ALL, ALL), devices, takes))
+        bodies.append(Body(name, task_graph, MERGE, (), tuple(merged), tuple(merged), home=None if home == NO_HOME else home))
 
     def fed(call: Call) -> Call:
         body = program.bodies[call.body]
@@ -164,8 +190,7 @@ def _sources(program: Program, plan: Plan, step: TrainingStep) -> Dict[int, Tupl
             found.update(dict.fromkeys(body.outputs, (number[index, EVERY],)))
     for index, body in enumerate(program.bodies):
         if body.step == ACCUMULATE:
-            m = backward_order(plan, body.task_graph)[-1]
-            sums = tuple(number[index, Clone(copy.g, m, copy.r)] for copy in _replicas(plan, body.task_graph))
+            sums = tuple(number[index, chain[-1]] for chain in chains(plan, body.task_graph, body.home))
             found.update(dict.fromkeys(body.outputs, sums))
     return found
 

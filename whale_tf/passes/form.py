@@ -11,6 +11,7 @@ from typing import NamedTuple, Optional
 
 import networkx as nx
 
+from whale_tf.errors import PlanError
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import Op
 from whale_tf.ir.region import Region
@@ -18,7 +19,7 @@ from whale_tf.ir.traits import ENTERS, SWITCHES
 from whale_tf.passes.replicate import clones
 from whale_tf.passes.schedule import body_graph
 from whale_tf.plan import Plan
-from whale_tf.program import CLONED, SECTION, Program
+from whale_tf.program import BATCH_LEVEL, CLONED, Program
 
 INLINE, CALL = "inline", "call"
 MOST_INLINED_OPS = 20_000  # under emit: auto a larger step is called; see the table "Emission" in benchmarks/README.md
@@ -36,16 +37,25 @@ class Form(NamedTuple):
 
 
 def choose_form(program: Program, region: Region, plan: Plan) -> Form:
-    """The form that the plan asks for, or the better one; inlined where calls are not possible."""
+    """The form that the plan asks for, or the better one; inlined where calls are not possible.
+
+    Raises:
+        PlanError: XLA is to compile calls, and they are not possible, or not wanted.
+    """
     size = sum(len(body.ops) * len(clones(plan, body.task_graph)) for body in program.bodies if body.step in CLONED)
-    if plan.emit == INLINE:
+    xla = any(task.xla for task in plan.task_graphs)
+    if plan.emit == INLINE and not xla:
         return Form(INLINE, "asked for")
-    if plan.emit != CALL and size <= MOST_INLINED_OPS:
+    if plan.emit != CALL and not xla and size <= MOST_INLINED_OPS:
         return Form(INLINE, f"the step has {size} ops in its calls, at most {MOST_INLINED_OPS} are inlined")
     obstacle = why_not_called(program, region, plan)
-    if not obstacle and plan.emit != CALL and has_reference_variables(program):
+    if not obstacle and plan.emit != CALL and not xla and has_reference_variables(program):
         obstacle = ("reference variables are updated in place, so a tensor that is fetched beside an update cannot be computed "
                     "anew; use resource variables, or set emit to 'call' and fetch results only")
+    if xla and (obstacle or plan.emit == INLINE):
+        raise PlanError(f"xla compiles called functions, but {obstacle or 'emit is inline'}; set xla to false")
+    if xla:
+        return Form(CALL, "XLA compiles calls")
     if obstacle:
         return Form(INLINE, f"not called: {obstacle}")
     return Form(CALL, "asked for" if plan.emit == CALL else f"the step would have {size} ops inlined")
@@ -72,8 +82,6 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         if task.strategy == "split":
             return f"TaskGraph {task.name!r} divides its ops over devices"
     for body in program.bodies:
-        if body.step == SECTION:
-            return f"op {graph.ops[body.ops[0]].name!r} needs all examples of the mini-batch"
         for index in body.ops if body.step in CLONED else ():
             if graph.ops[index].type in ENTERS | SWITCHES:
                 return f"op {graph.ops[index].name!r} belongs to a loop or condition of TensorFlow 1"
@@ -84,6 +92,6 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         return f"op {seeded.name!r} is seeded by an operand, which would have to differ from call to call"
     if region.rereads:
         return f"op {graph.ops[min(region.rereads)].name!r} reads a variable after its update in the same step"
-    if not nx.is_directed_acyclic_graph(body_graph(program, CLONED)):
-        return "TaskGraphs need each other's results back and forth"
+    if not nx.is_directed_acyclic_graph(body_graph(program, BATCH_LEVEL)):
+        return "TaskGraphs, or clones and what needs all examples, need each other's results back and forth"
     return ""

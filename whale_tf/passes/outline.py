@@ -7,45 +7,59 @@
     bodies      t0_forward {matmul, relu} ──> t1_forward {loss} ──> t1_backward {grad} ──> t0_backward {grad_matmul}
 
 A backward op never comes before a forward op of its TaskGraph, and early ops come before both, so each TaskGraph's bodies follow
-one another.  The optimizer's ops are in several bodies where they go back and forth between a TaskGraph and what runs once.
+one another.  Where the schedule wants them apart, the backward ops that no other TaskGraph waits for are a body of their own,
+which follows the others: gradients of weights.  The optimizer's ops are in several bodies where they go back and forth between a
+TaskGraph and what runs once.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
-from whale_tf.ir.region import Region
+from whale_tf.ir.region import Region, inseparable, without_groups
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import VARIABLES
+from whale_tf.ir.units import frames, loops_of
+from whale_tf.passes.homes import Homes, find_homes, reads_anew
 from whale_tf.plan import Plan
-from whale_tf.program import ALL, BACKWARD, BATCH_LEVEL, EARLY, FORWARD, ONCE, SECTION, UPDATE, Body, Program
+from whale_tf.program import ALL, BACKWARD, BATCH_LEVEL, CLONED, EARLY, FORWARD, ONCE, SECTION, UPDATE, WEIGHT, Body, Program
+from whale_tf.schedule import schedule_of
 
 UNSENT = ("resource", "variant")  # nobody fetches tensors of these types
+NO_HOME = -1  # in place of a device
 
 
 def outline(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """The bodies of a step.  Variables, and ops that all clones share (``BatchAxis.shared``), stay outside."""
-    return program.with_calls(_once(step) + _cloned(step.region) + _updates(step), ())
+    homes = find_homes(step, plan)
+    cloned = _cloned(step.region, _weight(step.region) if splits_backward(plan) else frozenset())
+    if plan.reads_anew:
+        cloned = [body._replace(reads=reads_anew(step.graph, homes, body.ops) if body.step in CLONED else ()) for body in cloned]
+    return program.with_calls(_once(step, homes) + cloned + _updates(step, homes), ())
 
 
-def _once(step: TrainingStep) -> List[Body]:
+def _once(step: TrainingStep, homes: Homes) -> List[Body]:
     region, outside = step.region, {*step.update.variables, *step.region.batch.shared}
-    members: Dict[int, List[int]] = {}
-    for index in region.ops:
-        if index not in region.batch_level and index not in outside:
-            members.setdefault(region.task_graph[index], []).append(index)
-    return [_body(region.graph, f"t{task_graph}_once", task_graph, ONCE, members[task_graph]) for task_graph in sorted(members)]
+    ops = [region.graph.ops[i] for i in region.ops if i not in region.batch_level and i not in outside]
+    owner = {op.id: (homes.ops.get(op.id, NO_HOME),) for op in ops}
+    members: Dict[Tuple[int, int, int], List[int]] = {}
+    for (number, (home,)), found in _in_rounds(region.graph, ops, owner).items():
+        for index in found:
+            members.setdefault((region.task_graph[index], number, home), []).append(index)
+    return [_body(region.graph, f"t{task_graph}_once" + (f"_{number}" if number else ""), task_graph, ONCE,
+                  members[task_graph, number, home], home=home) for task_graph, number, home in sorted(members)]
 
 
-def _cloned(region: Region) -> List[Body]:
+def _cloned(region: Region, weight: AbstractSet[int]) -> List[Body]:
     graph, shared = region.graph, set(region.batch.shared)
     rounds = _rounds(region)
     members: Dict[Tuple[int, int, int], List[int]] = {}
     for index in region.ops:
         if index in region.batch_level and index not in shared:
-            key = region.task_graph[index], BATCH_LEVEL.index(step_of(region, index)), rounds.get(index, 0)
+            kind = WEIGHT if index in weight else step_of(region, index)
+            key = region.task_graph[index], BATCH_LEVEL.index(kind), rounds.get(index, 0)
             members.setdefault(key, []).append(index)
     leaving = read_elsewhere(region)
     bodies = []
@@ -60,43 +74,96 @@ def _cloned(region: Region) -> List[Body]:
     return bodies
 
 
+def splits_backward(plan: Plan) -> bool:
+    """Whether gradients of weights are bodies of their own."""
+    return plan.num_micro_batch > 1 and schedule_of(plan.schedule).splits
+
+
+def parted(step: TrainingStep, plan: Plan) -> TrainingStep:
+    """The step as passes and emission see it: where gradients of weights are apart, nothing that is sent waits for them."""
+    if not splits_backward(plan):
+        return step
+    return step._replace(region=without_groups(step.region, _weight(without_groups(step.region))))
+
+
+def _weight(region: Region) -> Set[int]:
+    """Backward ops that no other TaskGraph waits for, and no loop of those that one does; none of a TaskGraph that nobody waits
+    for."""
+    graph, home = region.graph, region.task_graph
+    late = {index for index in region.late if step_of(region, index) == BACKWARD}
+    units = [unit & late for unit in inseparable(region)]
+    stack = [index for op in graph.ops if region.contains(op) and step_of(region, op.id) != FORWARD
+             for index in graph.predecessors(op) if home[index] != home[op.id]]
+    sent: Set[int] = set()
+    while stack:
+        index = stack.pop()
+        if index in late and index not in sent:
+            sent.add(index)
+            stack.extend(p for p in graph.predecessors(graph.ops[index]))
+            stack.extend(other for unit in units if index in unit for other in unit)
+    waited = {home[index] for index in sent}
+    return {index for index in late - sent if home[index] in waited}
+
+
 def _rounds(region: Region) -> Dict[int, int]:
     """Early op, or op of a section -> how many values of the whole mini-batch, or updates, it follows from, one after another."""
     combined = {key for key, conversions in region.batch.conversions.items()
                 if any(isinstance(conversion, Reduce) for conversion in conversions)}
-    rounds: Dict[int, int] = {}
-    for op in region.graph.ops if combined or region.rereads or region.sections else ():
-        waits, is_whole = region.rereads.get(op.id, ()), op.id in region.sections
-        before = [rounds.get(source, 0) + ((op.id, position) in combined or (is_whole and source in region.early))
-                  for position, source in enumerate(region.graph.tensors[tensor].op for tensor in op.inputs)]
-        rounds[op.id] = max(before + [rounds.get(control, 0) + (control in waits) for control in op.control_inputs], default=0)
+    if not (combined or region.rereads or region.sections):
+        return {}
+    loops = loops_of([region.graph.ops[index] for index in region.ops], frames(region.graph))
+    least: Dict[int, int] = {}  # of the ops of a loop, which are in one body
+    while True:
+        rounds: Dict[int, int] = {}
+        for op in region.graph.ops:
+            waits, is_whole = region.rereads.get(op.id, ()), op.id in region.sections
+            before = [rounds.get(source, 0) + ((op.id, position) in combined or (is_whole and source in region.early))
+                      for position, source in enumerate(region.graph.tensors[tensor].op for tensor in op.inputs)]
+            rounds[op.id] = max([*before, *(rounds.get(control, 0) + (control in waits) for control in op.control_inputs),
+                                 least.get(op.id, 0)])
+        uneven = [loop for loop in loops if len({rounds[index] for index in loop}) > 1]
+        if not uneven:
+            break
+        for loop in uneven:
+            least.update(dict.fromkeys(loop, max(rounds[index] for index in loop)))
     return {index: number for index, number in rounds.items() if index in region.early or index in region.sections}
 
 
-def _updates(step: TrainingStep) -> List[Body]:
-    """The optimizer's ops by TaskGraph, in rounds: what follows from another's round comes in a later one."""
-    graph, home = step.graph, step.update.task_graph
-    rounds: Dict[int, int] = {}
-    members: Dict[Tuple[int, int], List[int]] = {}
-    for op in graph.ops:
-        if op.phase is Phase.APPLY and op.type not in VARIABLES:
-            own = home.get(op.id, ALL)
-            rounds[op.id] = max([rounds[before] + (home.get(before, ALL) != own)
-                                 for before in graph.predecessors(op) if before in rounds], default=0)
-            members.setdefault((rounds[op.id], own), []).append(op.id)
+def _updates(step: TrainingStep, homes: Homes) -> List[Body]:
+    """The optimizer's ops by TaskGraph and home."""
+    ops = [op for op in step.graph.ops if op.phase is Phase.APPLY and op.type not in VARIABLES]
+    owner = {op.id: (step.update.task_graph.get(op.id, ALL), homes.ops.get(op.id, NO_HOME)) for op in ops}
     bodies = []
-    for number, task_graph in sorted(members):
-        name = "update" if task_graph == ALL else f"t{task_graph}_update"
-        bodies.append(_body(graph, name + (f"_{number}" if number else ""), task_graph, UPDATE, members[number, task_graph]))
+    for (number, (task_graph, home)), members in sorted(_in_rounds(step.graph, ops, owner).items()):
+        name = ("update" if task_graph == ALL else f"t{task_graph}_update") + (f"_{number}" if number else "")
+        bodies.append(_body(step.graph, name, task_graph, UPDATE, members, home=home))
     return bodies
 
 
-def _body(graph: OpGraph, name: str, task_graph: int, kind: str, ops: Sequence[int], outputs: Iterable[int] = ()) -> Body:
+def _in_rounds(
+    graph: OpGraph, ops: Iterable[Op], owner: Mapping[int, Tuple[int, ...]]
+) -> Dict[Tuple[int, Tuple[int, ...]], List[int]]:
+    """Ops by round and owner: what follows from another owner's op comes in a later round than that."""
+    rounds: Dict[int, int] = {}
+    members: Dict[Tuple[int, Tuple[int, ...]], List[int]] = {}
+    for op in ops:
+        own = owner[op.id]
+        rounds[op.id] = max([rounds[before] + (owner[before] != own) for before in graph.predecessors(op) if before in rounds],
+                            default=0)
+        members.setdefault((rounds[op.id], own), []).append(op.id)
+    return members
+
+
+def _body(
+    graph: OpGraph, name: str, task_graph: int, kind: str, ops: Sequence[int], outputs: Iterable[int] = (), home: int = NO_HOME
+) -> Body:
+    if home != NO_HOME:
+        name += f"_on{home}"
     own = set(ops)
     inputs = dict.fromkeys(t for i in ops for t in graph.ops[i].inputs if graph.tensors[t].op not in own)
     if not outputs:
         outputs = [t for i in ops for t in graph.ops[i].outputs if any(user not in own for user, _ in graph.consumers(t))]
-    return Body(name, task_graph, kind, tuple(ops), tuple(inputs), tuple(outputs))
+    return Body(name, task_graph, kind, tuple(ops), tuple(inputs), tuple(outputs), home=None if home == NO_HOME else home)
 
 
 def step_of(region: Region, index: int) -> str:
@@ -109,8 +176,8 @@ def step_of(region: Region, index: int) -> str:
 
 
 def read_elsewhere(region: Region) -> Set[int]:
-    """Tensors that ops outside the region read, and those that are combined over all clones."""
-    found = set(region.leaving())
+    """Tensors that ops outside the region or in sections read, and those that are combined over all clones."""
+    found = set(region.leaving()).union(*(region.graph.ops[index].inputs for index in region.sections))
     for (op, position), conversions in region.batch.conversions.items():
         if any(isinstance(conversion, Reduce) for conversion in conversions):
             found.add(region.graph.ops[op].inputs[position])

@@ -32,7 +32,8 @@ def replicate(program: Program, step: TrainingStep, plan: Plan) -> Program:
                 pieces = _pieces(step, plan, program.bodies[source], body, tensor, clone)
                 if pieces:
                     takes.append(Value(tensor, tuple(number[source, piece] for piece in pieces)))
-        calls.append(Call(index, clone, devices_of(plan, body.task_graph, clone), tuple(takes)))
+        devices = devices_of(plan, body.task_graph, clone) if body.home is None else (body.home,)
+        calls.append(Call(index, clone, devices, tuple(takes)))
     return program._replace(calls=tuple(calls))
 
 

@@ -1,9 +1,11 @@
 """Calls into the order of each replica's schedule (``whale_tf.schedule``).
 
-A step waits for the last step before it of another micro-batch, and for the gradients of that step to be added up.  Data edges
-put the forward and the backward step of one micro-batch in order, so no edge is needed between these::
+There is one order for each device, over all TaskGraphs that it runs.  A step waits for the last step before it of another
+micro-batch, and for the gradients of that step to be added up.  Data edges put the forward and the backward steps of one
+micro-batch in order, so no edge is needed between these.  Gradients of weights, which are apart, wait for whatever is before::
 
-    F0 ──> F1 ──> B0 ──> F2 ──> B1 ...        (backward first, two forwards ahead)
+    F0 ──> F1 ──> B0 ──> F2 ──> B1 ...               (backward first, two forwards ahead)
+    F0 ──> F1 ──> B0 ──> W0 ──> F2 ──> B1 ...        (zero bubble)
 
 Early calls are not ordered: they run ahead of the schedule.
 """
@@ -29,13 +31,15 @@ from whale_tf.program import (
     SECTION,
     SYNCHRONISE,
     UPDATE,
+    WEIGHT,
     WHOLE,
     Program,
 )
-from whale_tf.schedule import Step, schedule
+from whale_tf.schedule import Step, in_flight, orders, schedule_of
 
 BEFORE = (DIVIDE, ONCE, EARLY, WHOLE, SECTION)
-SCHEDULED, AFTER = (BRIDGE, FORWARD, BACKWARD, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE)
+STEPS = (FORWARD, BACKWARD, WEIGHT)
+SCHEDULED, AFTER = (BRIDGE, *STEPS, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE)
 
 
 def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:
@@ -44,37 +48,62 @@ def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:
     Raises:
         PlanError: the steps would wait for each other.
     """
-    orders = [_order(program, plan, task_graph) for task_graph in range(len(plan.task_graphs))]
+    found = [[step for step in order if program.body(step.task_graph, step.kind) is not None] for order in orders_of(plan)]
     if plan.num_micro_batch > 1:
-        _check_acyclic(program, plan, orders)
-        program = _waiting(program, orders)
-    return program.in_order(_sequence(program, orders))
+        _check_acyclic(program, plan, found)
+        program = _waiting(program, found)
+    return program.in_order(_sequence(program, found))
 
 
-def _waiting(program: Program, orders: Sequence[Sequence[Step]]) -> Program:
+def orders_of(plan: Plan) -> List[Sequence[Step]]:
+    """The steps of each device, or of each TaskGraph's devices, in order.  A TaskGraph that holds another one's batch part
+    has the order of that one."""
+    whole = [task for task in plan.task_graphs if task.batch_of is None]
+    places: Dict[Tuple, int] = {}
+    homes = [places.setdefault(task.devices, len(places)) for task in whole] if schedule_of(plan.schedule).homes else None
+    found: List[Sequence[Step]] = list(orders(plan.schedule, plan.num_micro_batch, [task.warmup for task in whole], homes))
+    for number, task in enumerate(plan.task_graphs):
+        if task.batch_of is not None:
+            order = next(order for order in found if any(step.task_graph == task.batch_of for step in order))
+            found.append([step._replace(task_graph=number) for step in order if step.task_graph == task.batch_of])
+    return found
+
+
+def held(plan: Plan) -> Tuple[int, ...]:
+    """Of each TaskGraph, how many micro-batches' activations it holds at most."""
+    return in_flight(orders_of(plan), len(plan.task_graphs))
+
+
+def _waiting(program: Program, found: Sequence[Sequence[Step]]) -> Program:
     """Each call after those that the schedule puts before it."""
-    place: Dict[Tuple[int, str, int, int, int], int] = {}
+    places: Dict[Tuple[int, str, int, int, int], List[int]] = {}
     for number, call in enumerate(program.calls):
         body = program.bodies[call.body]
-        place[(body.task_graph, body.step) + call.clone] = number
-    before = [{following: first for first, following in pairs(order)} for order in orders]
+        places.setdefault((body.task_graph, body.step) + call.clone, []).append(number)
+        for source in call.takes[0].calls if body.step == ACCUMULATE else ():  # the first replica's gradients, at home
+            of, m = program.step_of(program.calls[source]), program.calls[source].clone.m
+            if of in (BACKWARD, WEIGHT) and m == call.clone.m and program.calls[source].clone != call.clone:
+                places.setdefault((body.task_graph, body.step) + program.calls[source].clone, []).append(number)
+    before = {following: first for order in found for first, following in pairs(order)}
     calls = []
     for call in program.calls:
         body, (g, m, r) = program.bodies[call.body], call.clone
+        first = before.get(Step(body.step, m, body.task_graph))
         after: List[int] = []
-        if body.step in (FORWARD, BACKWARD) and Step(body.step, m) in before[body.task_graph]:
-            first = before[body.task_graph][Step(body.step, m)]
-            kinds = [first.kind, ACCUMULATE] if first.kind == BACKWARD else [first.kind]
-            keys = [(body.task_graph, kind, g, first.micro_batch, r) for kind in kinds]
-            after = [place[key] for key in keys if key in place]
+        if first is not None:
+            last = BACKWARD if program.body(first.task_graph, WEIGHT) is None else WEIGHT
+            kinds = [first.kind, ACCUMULATE] if first.kind == last else [first.kind]
+            keys = [(first.task_graph, kind, g, first.micro_batch, r) for kind in kinds]
+            after = [place for key in keys for place in places.get(key, ())]
         calls.append(call._replace(after=tuple(after)))
     return program._replace(calls=tuple(calls))
 
 
-def _sequence(program: Program, orders: Sequence[Sequence[Step]]) -> List[int]:
+def _sequence(program: Program, found: Sequence[Sequence[Step]]) -> List[int]:
     """Call numbers: what comes before the schedule, each replica's schedule with its bridges and sums, what comes after."""
-    places = [{step: place for place, step in enumerate(order)} for order in orders]
-    is_pipeline = any(order[0].micro_batch != order[-1].micro_batch for order in orders if order)
+    places = {step: (number, place) for number, order in enumerate(found) for place, step in enumerate(order)}
+    first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}
+    is_pipeline = any(order[0].micro_batch != order[-1].micro_batch for order in found if order)
     readers: Dict[int, int] = {}
     for number, call in enumerate(program.calls):
         for value in call.takes:
@@ -89,40 +118,34 @@ def _sequence(program: Program, orders: Sequence[Sequence[Step]]) -> List[int]:
         if body.step in AFTER:
             return 2, AFTER.index(body.step), number
         reader = program.calls[readers.get(number, number)] if body.step == BRIDGE else call
-        step = BACKWARD if body.step == ACCUMULATE else program.step_of(reader)
-        place = places[body.task_graph].get(Step(step, call.clone.m), -1)
+        kinds = (WEIGHT, BACKWARD) if body.step == ACCUMULATE else (program.step_of(reader),)
+        steps = [Step(kind, call.clone.m, body.task_graph) for kind in kinds]
+        order, place = next((places[step] for step in steps if step in places), first.get(body.task_graph, (body.task_graph, -1)))
         where = (call.clone.g, call.clone.r, place) if is_pipeline else (place, call.clone.g, call.clone.r)
-        return (1, body.task_graph, *where, rank(body.step), number)
+        return (1, order, *where, rank(body.step), number)
 
     return sorted(range(len(program.calls)), key=key)
 
 
 def backward_order(plan: Plan, task_graph: int) -> List[int]:
     """Micro-batches in the order in which a TaskGraph's gradients become ready."""
-    warmup = plan.task_graphs[task_graph].warmup
-    steps = schedule(plan.schedule, task_graph, len(plan.task_graphs), plan.num_micro_batch, warmup)
-    return [step.micro_batch for step in steps if step.kind == BACKWARD]
+    kind = WEIGHT if schedule_of(plan.schedule).splits else BACKWARD
+    return [step.micro_batch for order in orders_of(plan) for step in order if (step.kind, step.task_graph) == (kind, task_graph)]
 
 
 def pairs(order: Sequence[Step]) -> List[Tuple[Step, Step]]:
-    """(step, next step) of different micro-batches; a step after its own micro-batch's waits for the one before that."""
+    """(step, next step): the step before it, or, where that is of the same micro-batch and so ordered by data, the one before
+    that."""
     found = []
     for i, after in enumerate(order):
         for before in reversed(order[:i]):
-            if before.micro_batch != after.micro_batch:
+            if before.micro_batch != after.micro_batch or WEIGHT in (before.kind, after.kind):
                 found.append((before, after))
                 break
     return found
 
 
-def _order(program: Program, plan: Plan, task_graph: int) -> List[Step]:
-    """A stage's steps, without those it has no ops in."""
-    warmup = plan.task_graphs[task_graph].warmup
-    steps = schedule(plan.schedule, task_graph, len(plan.task_graphs), plan.num_micro_batch, warmup)
-    return [step for step in steps if program.body(task_graph, step.kind) is not None]
-
-
-def _check_acyclic(program: Program, plan: Plan, orders: Sequence[Sequence[Step]]) -> None:
+def _check_acyclic(program: Program, plan: Plan, found: Sequence[Sequence[Step]]) -> None:
     """Refuse a schedule that would wait for itself (gradients of gradients that cross stages back and forth).
 
     Steps of one micro-batch that depend on each other both ways count as one.
@@ -133,10 +156,10 @@ def _check_acyclic(program: Program, plan: Plan, orders: Sequence[Sequence[Step]
     for m in range(plan.num_micro_batch):
         whole.add_edges_from(((group[a], m), (group[b], m)) for a, b in data.edges if group[a] != group[b])
     number = {(body.task_graph, body.step): index for index, body in enumerate(program.bodies)}
-    for task_graph, order in enumerate(orders):
+    for order in found:
         for step, following in pairs(order):
-            whole.add_edge((group[number[task_graph, step.kind]], step.micro_batch),
-                           (group[number[task_graph, following.kind]], following.micro_batch))
+            whole.add_edge((group[number[step.task_graph, step.kind]], step.micro_batch),
+                           (group[number[following.task_graph, following.kind]], following.micro_batch))
     if not nx.is_directed_acyclic_graph(whole):
         raise PlanError(
             f"schedule {plan.schedule!r} cannot order this graph: its stages wait for each other's gradients within a "
@@ -145,7 +168,7 @@ def _check_acyclic(program: Program, plan: Plan, orders: Sequence[Sequence[Step]
         )
 
 
-def body_graph(program: Program, steps: Sequence[str] = (FORWARD, BACKWARD)) -> nx.DiGraph:
+def body_graph(program: Program, steps: Sequence[str] = STEPS) -> nx.DiGraph:
     """Bodies of some steps, and an edge from each to those that wait for an op of it, by data or control.  The schedule leaves
     early bodies out: a value over all clones comes between them and the others."""
     body_of = {op: number for op, number in program.body_of().items() if program.bodies[number].step in steps}

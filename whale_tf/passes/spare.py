@@ -20,7 +20,7 @@ from whale_tf.passes.outline import UNSENT, read_elsewhere
 from whale_tf.passes.redo import Redo, one_example, waits
 from whale_tf.plan import Plan
 from whale_tf.profiler.op_cost import tensor_bytes
-from whale_tf.program import BACKWARD, CLONED, FORWARD, Body, Program
+from whale_tf.program import BACKWARD, CLONED, FORWARD, WEIGHT, Body, Program
 
 REDO = 0.25  # bytes that have to be saved for each byte that is computed again
 MOST_FLOPS = 1.0  # for each element; an op that takes more is not done again
@@ -36,7 +36,7 @@ def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
               for body in program.bodies]
     for number, body in enumerate(bodies):
         forward = next((b for b in bodies if b.task_graph == body.task_graph and b.step == FORWARD), None)
-        if body.step == BACKWARD and forward is not None:
+        if body.step in (BACKWARD, WEIGHT) and forward is not None:
             bodies[number] = _in_backward(region, forward, body)
     read = read_elsewhere(region).union(*(body.inputs for body in bodies))
     return program._replace(bodies=tuple(

@@ -64,7 +64,8 @@ def _calls(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
         body = program.bodies[call.body]
         if places.setdefault((call.body, call.clone), number) != number:
             wrong.append(f"{body.name} is called twice at {call.clone}")
-        if any(not 0 <= device < plan.num_devices for device in call.devices):
+        known = plan.num_devices + (plan.offload != "none")
+        if any(not 0 <= device < known for device in call.devices):
             wrong.append(f"#{number} is on unknown devices {call.devices}")
         for value in call.takes:
             if value.tensor not in body.inputs:

@@ -4,6 +4,11 @@ Devices are taken in order, one VirtualDevice after the other.  What is left ove
 
     cluster of 4 devices, replicate(1) + replicate(1):     model replica 0: stage 0 on 0, stage 1 on 1
                                                            model replica 1: stage 0 on 2, stage 1 on 3
+
+Where the schedule runs several TaskGraphs on a device, devices are counted by the first of these; the others follow it::
+
+    four replicate(1) on 2 devices:    interleaved: 0, 2 on device 0 and 1, 3 on device 1
+                                       zero_bubble_v: 0, 3 on device 0 and 1, 2 on device 1
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import AnnotationError, ConfigError, PlanError
 from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.assemble import Decision, ModelFacts, TaskGraphSpec, assemble, goes_across, spans
+from whale_tf.planner.assemble import Decision, ModelFacts, TaskGraphSpec, assemble, goes_across, homes_of, spans, stages_of
 from whale_tf.planner.virtual_device import dealt
 
 
@@ -60,7 +65,7 @@ def placed(
         AnnotationError: the device counts do not fit the cluster.
         ConfigError: the configuration contradicts itself.
     """
-    whole = [spec for spec in specs if spec.batch_of is None]
+    whole = stages_of(specs, len(cluster.devices), config)
     is_pipeline = (config.pipeline.num_micro_batch or 1) > 1 and len(whole) > 1
     colocate = config.cluster.colocate_split_and_replicate
     if goes_across(specs, config):
@@ -76,6 +81,9 @@ def placed(
         rows = virtual_devices(whole, len(cluster.devices), is_pipeline, colocate)
         if config.balance.algorithm != "even":
             rows = hardware_aware(rows, cluster, is_pipeline)
+    homes = homes_of(specs, len(cluster.devices), config)
+    if homes:
+        return [rows[home] for home in homes]
     return rows + [rows[spec.batch_of] for spec in specs if spec.batch_of is not None]
 
 

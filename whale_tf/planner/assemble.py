@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.bridges import cuts, pattern
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.errors import AnnotationError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout
 from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, TaskGraphPlan
 from whale_tf.planner.buckets import Gradient
 from whale_tf.planner.gradients import backend_of, buckets_of, travels_as_fp16, variables_of
 from whale_tf.planner.slices import follows_devices, replica_slices
-from whale_tf.schedule import auto_policy, warmup_depths
+from whale_tf.schedule import auto_policy, in_flight, orders, schedule_of, warmup_depths
 
 
 class TaskGraphSpec(NamedTuple):
@@ -108,9 +109,14 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
     used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
-    warmups = decision.warmups or _warmups(facts, rows, counts, cluster, config, micro_batches)
-    if len(used) > len(set(used)):
+    homes = homes_of(specs, total, config)
+    if homes:
+        warmups = in_flight(orders(config.pipeline.schedule, micro_batches, (1,) * len(homes), homes), len(homes))
+    elif len(used) > len(set(used)):
         warmups = (1,) * len(rows)
+    else:
+        chosen = None if schedule_of(config.pipeline.schedule).policy else decision.warmups
+        warmups = chosen or _warmups(facts, rows, counts, cluster, config, micro_batches)
     parts = micro_batches * (replicas if decision.nested_batch == "divide" else 1)
     batch = static_batch(graph, inputs)
     slices = decision.slices or tuple(
@@ -130,6 +136,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
         init=config.init,
         random=config.random,
         emit=config.emit,
+        precision=config.precision,
+        loss_scale=config.loss_scale,
         task_graphs=tuple(
             TaskGraphPlan(
                 name=spec.name,
@@ -139,6 +147,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
                 warmup=warmup,
                 slices=parts_of_batch,
                 batch_of=spec.batch_of,
+                xla=config.xla,
                 variables=variables_of(stage.read_in_loops, row, cluster, config, decision.processes, bool(sums)),
             )
             for spec, stage, row, warmup, parts_of_batch in zip(specs, stages, rows, warmups, slices)
@@ -210,9 +219,49 @@ def _slices(
     )
 
 
+def homes_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tuple[int, ...]:
+    """Under a schedule that puts several TaskGraphs on each device, the stage of devices of every TaskGraph, else nothing.
+
+    As few TaskGraphs go to a device, at least two, as let the stages' devices divide ``total``; there is one stage only where
+    that takes all devices.
+
+    Raises:
+        AnnotationError: there is no such number, or the TaskGraphs cannot share devices.
+    """
+    name = config.pipeline.schedule
+    folded = schedule_of(name).homes
+    if folded is None:
+        return ()
+    counts = {total if spec.device_count is None else spec.device_count for spec in specs}
+    asked = ", ".join(f"{spec.strategy}({'' if spec.device_count is None else spec.device_count})" for spec in specs)
+    if len(counts) > 1 or any(spec.strategy == "split" for spec in specs):
+        raise AnnotationError(
+            f"pipeline.schedule {name!r} runs several TaskGraphs on the same devices, so all of them need 'replicate' with "
+            f"the same number of devices, and they are {asked}; use backward_first or zero_bubble_h1, or equal annotations")
+    count, = counts
+    fits = [each for each in range(2, len(specs) + 1) if len(specs) % each == 0 and total % (len(specs) // each * count) == 0
+            and (each < len(specs) or count == total)]
+    if name == "zero_bubble_v":
+        fits = [each for each in fits if each == 2]
+    if not fits:
+        raise AnnotationError(
+            f"pipeline.schedule {name!r} puts {'two' if name == 'zero_bubble_v' else 'at least two'} TaskGraphs on each device, "
+            f"and {len(specs)} of {count} device(s) each ({asked}) do not divide over {total} device(s) like that; annotate "
+            f"{2 * max(1, total // count)} TaskGraphs, or use backward_first or zero_bubble_h1")
+    return folded(len(specs), fits[0])
+
+
+def stages_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> List[TaskGraphSpec]:
+    """The TaskGraphs that devices are counted by: the first one of those that share them by the schedule, and none that hold
+    another one's batch part."""
+    whole, homes = [spec for spec in specs if spec.batch_of is None], homes_of(specs, total, config)
+    return whole[:max(homes) + 1] if homes else whole
+
+
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
     """Whether a model replica spans processes: its TaskGraphs ask for more devices than a process has, or go across nodes."""
-    asked = sum(spec.device_count or 0 for spec in specs if spec.batch_of is None)
+    stages = stages_of(specs, sum(map(len, processes)), config)
+    asked = sum(spec.device_count or 0 for spec in stages)
     return bool(processes) and (asked > len(processes[0]) or goes_across(specs, config))
 
 
@@ -246,7 +295,10 @@ def _warmups(
         per_micro_batch = stage.activation_bytes // (micro_batches * count)
         free = int(device.usable_bytes) - stage.resident_bytes
         limits.append(max(1, free // per_micro_batch) if per_micro_batch else micro_batches)
-    policy: str = config.pipeline.warmup
+    schedule = schedule_of(config.pipeline.schedule)
+    policy: str = schedule.policy or config.pipeline.warmup
+    if schedule.splits:  # every stage holds as many micro-batches as the first one
+        limits = [min(limits)] * len(limits)
     if policy == "auto":
         policy = auto_policy(_activation_communication_ratio(stages, rows, crossings, cluster))
     depths = warmup_depths(policy, len(stages), limits, micro_batches)

@@ -9,6 +9,7 @@ from whale_tf.cluster import Cluster
 from whale_tf.documents import Record, plain
 from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.plan import Estimate, GradientPlan, Plan, TaskGraphPlan
+from whale_tf.planner.measures import PRECISION_OF, Measures
 from whale_tf.planner.sharding import Assignment
 from whale_tf.profiler.model_profile import ModelProfile
 
@@ -27,6 +28,7 @@ class Stage(Record):
         devices: ``[model replica][device]`` numbers; the devices of a row share the stage by ``strategy``.
         strategy: ``replicate`` (each takes a slice of the micro-batch) or ``split`` (tensor parallelism).
         warmup: forward micro-batches before the first backward one.
+        kept: as of a TaskGraphPlan of layers.
     """
 
     first_layer: int
@@ -34,6 +36,7 @@ class Stage(Record):
     devices: Tuple[Tuple[int, ...], ...]
     strategy: str = "replicate"
     warmup: int = 1
+    kept: Optional[Tuple[str, ...]] = None
 
     @property
     def all_devices(self) -> Tuple[int, ...]:
@@ -55,7 +58,9 @@ class Candidate:
         activation_communication_ratio: DAPPLE Table V.
         warmup_policy: DAPPLE's PA or PB.
         overlapped_all_reduce: the estimate has gradients summed beside the backward pass.
+        measures: what is done about memory.
         runners_up: the plans not taken, in words, best first.
+        without: what the search finds without each of the measures, in words.
         why_not: why the search gave no plan; then nothing else is known.
         profile: the layers that the stages are told in; None: every op is divided.
         assignment: how every op is divided.
@@ -76,12 +81,13 @@ class Candidate:
     formula_latency_s: float = float("inf")
     peak_memory_bytes: Tuple[int, ...] = ()
     fits: bool = True
-    recompute: bool = False
+    measures: Measures = Measures()
     activation_communication_ratio: Optional[float] = None
     warmup_policy: Optional[str] = None
     overlapped_all_reduce: bool = False
     search_seconds: float = 0.0
     runners_up: Tuple[str, ...] = ()
+    without: Tuple[str, ...] = ()
     why_not: str = ""
     profile: Optional[ModelProfile] = None
     assignment: Optional[Assignment] = None
@@ -96,6 +102,7 @@ class Candidate:
     def to_dict(self) -> Dict[str, Any]:
         """Plain values; the devices of a stage in one list."""
         value = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in UNTOLD}
+        value["measures"] = {name: part for name, part in self.measures._asdict().items() if name != "is_bounded"}
         value["stages"] = [dict(plain(stage), devices=list(stage.all_devices)) for stage in self.stages]
         return value
 
@@ -121,7 +128,7 @@ class Candidate:
         for number, stage in enumerate(self.stages):
             layers = profile.layers[stage.first_layer:stage.last_layer + 1]
             graphs.append(TaskGraphPlan(
-                name=f"stage_{number}", strategy=stage.strategy, devices=stage.devices, warmup=stage.warmup,
+                name=f"stage_{number}", strategy=stage.strategy, devices=stage.devices, warmup=stage.warmup, kept=stage.kept,
                 ops=tuple(op for layer in layers for op in layer.ops or (layer.name,))))
             if len(stage.all_devices) > 1:
                 size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
@@ -129,8 +136,8 @@ class Candidate:
         return Plan(
             graph=profile.graph or profile.name, num_devices=self.num_devices, num_model_replicas=self.model_replicas,
             num_micro_batch=self.micro_batches, nested_batch="divide" if self.model_replicas > 1 else "own",
-            task_graphs=tuple(graphs), gradients=tuple(gradients),
-            estimate=self.estimate)
+            task_graphs=tuple(graphs), gradients=tuple(gradients), schedule=self.measures.schedule, zero=self.measures.zero,
+            offload=self.measures.offload, precision=PRECISION_OF.get(profile.precision, "float32"), estimate=self.estimate)
 
 
 def no_candidate(search: str, reason: Exception) -> Candidate:
@@ -139,28 +146,38 @@ def no_candidate(search: str, reason: Exception) -> Candidate:
 
 
 def ranked(candidates: Sequence[Candidate]) -> List[Candidate]:
-    """Those that fit first, then fast ones; of nearly equal ones the simplest; last those without a plan.
+    """Those that fit first, then fast ones; of nearly equal ones that with the fewest measures; last those
+    without a plan.
 
     Of plans of one stage the fastest is taken, so that none is slower than the undivided graph or data parallelism.
     """
     ordered = sorted(candidates, key=lambda c: (bool(c.why_not), not c.fits, c.latency_s, len(c.stages)))
     near = [c for c in ordered if c.fits == ordered[0].fits and c.latency_s <= ordered[0].latency_s * TIE]
-    first = min(near, key=lambda c: (c.assignment is not None, len(c.stages), len(c.stages) > 1 and c.micro_batches, c.latency_s))
+    first = min(near, key=lambda c: (c.assignment is not None, len(c.measures.described()), len(c.stages),
+                                     len(c.stages) > 1 and c.micro_batches, c.latency_s))
     return [first] + [c for c in ordered if c is not first]
 
 
 def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
-    """The first one, with the others as its runners-up; why a search gave no plan is never left out.
+    """The first one, with the others as its runners-up; a reason why a search gave no plan is never left out.
 
     Raises:
         InfeasibleError: none fits in memory.
     """
     first, *others = ranked(candidates)
-    reasons = tuple(c.description for c in others if c.why_not)
+    reasons = tuple({c.search: c.description for c in reversed(others) if c.why_not}.values())  # one of each search
     if not first.fits:
         raise InfeasibleError(first.why_not or _too_large([c for c in candidates if not c.why_not], cluster))
-    told = tuple(c.description for c in others if not c.why_not)
-    return replace(first, runners_up=told[:RUNNERS_UP] + reasons)
+    return replace(first, runners_up=tuple(_told(first, [c for c in others if not c.why_not])) + reasons)
+
+
+def _told(first: Candidate, others: Sequence[Candidate]) -> List[str]:
+    """The plans that are told, best first: each once, and of every search the best."""
+    distinct = {c.description: c for c in reversed(others) if c.description != first.description}
+    ordered = list(reversed(list(distinct.values())))
+    searches = {c.search: c.description for c in reversed(ordered)}
+    leading = {c.description for c in sorted(ordered, key=lambda c: c.description not in searches.values())[:RUNNERS_UP]}
+    return [c.description for c in ordered if c.description in leading]
 
 
 def fit(peak_bytes: Sequence[int], cluster: Cluster) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import List, Mapping, Optional, Sequence, Set
+import itertools
+from typing import Dict, List, Mapping, Optional, Sequence, Set
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +41,8 @@ def explain_plan(
     console.print(_title(plan), highlight=False)
     for line in _estimate(plan.estimate):
         console.print(line, highlight=False, markup=False)
+    for line in _precision(plan, region):
+        console.print(line, highlight=False, markup=False)
     console.print(_task_graphs(plan, devices))
     if assignment is not None and assignment.choices:
         console.print(_shards(assignment.choices))
@@ -51,6 +54,8 @@ def explain_plan(
         if task.kept is not None:
             console.print(f"{task.name}: the backward pass computes activations again; {len(task.kept)} tensor(s) are kept.",
                           highlight=False, markup=False)
+    for line in _homes(plan, devices):
+        console.print(line, highlight=False, markup=False)
     if plan.bridges:
         console.print(_bridges(plan))
     if plan.gradients:
@@ -65,6 +70,24 @@ def explain_plan(
         for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):
             console.print(line, highlight=False, markup=False)
     return out.getvalue()
+
+
+def _homes(plan: Plan, devices: Sequence[str]) -> List[str]:
+    """Where variables live that have homes."""
+    count: Dict[int, int] = {}
+    for task in plan.task_graphs:
+        for home in task.homes.values():
+            count[home] = count.get(home, 0) + 1
+    if not count:
+        return []
+    names = ("the host" if home == plan.host else _short([devices[home]]) for home in sorted(count))
+    where = ", ".join(f"{name}: {count[home]}" for name, home in zip(names, sorted(count)))
+    gradients = "each micro-batch's gradients are added up there" if plan.adds_at_home else "gradients are summed there"
+    read = "by every call, forward and backward" if plan.reads_anew else "once a step"
+    lines = [f"Variables live and are updated at home (zero {plan.zero}, offload {plan.offload}); {gradients}, and replicas read "
+             f"them {read}. Variables on {where}."]
+    peaks = plan.estimate.peak_memory_bytes
+    return lines + (["Estimated peaks of the devices: " + ", ".join(map(_bytes, peaks)) + "."] if peaks else [])
 
 
 def _title(plan: Plan) -> str:
@@ -84,6 +107,19 @@ def _estimate(estimate: Estimate) -> List[str]:
     batch = "" if estimate.global_batch is None else f" of {estimate.global_batch} examples"
     lines = [f"Estimated: {1e3 * estimate.latency_s:.4g} ms for a step{batch}{peak}."]
     return lines + ["Not taken: " + text for text in estimate.runners_up]
+
+
+def _precision(plan: Plan, region: Optional[Region]) -> List[str]:
+    """Under mixed precision: what is low."""
+    if plan.precision == "float32":
+        return []
+    line = f"Mixed precision: {plan.precision}"
+    if region is not None:
+        ops = [region.graph.ops[index] for index in sorted(region.batch_level)]
+        low = sum(any(region.graph.tensors[tensor].dtype == plan.precision for tensor in op.outputs) for op in ops)
+        line += f" in {low} of {len(ops)} forward and backward ops of a micro-batch"
+    scale = "no scale" if plan.loss_scale is None else f"scale {plan.loss_scale}"
+    return [f"{line}; variables and updates in float32; gradients with {scale}."]
 
 
 def _task_graphs(plan: Plan, devices: Sequence[str]) -> Table:
@@ -201,7 +237,11 @@ def _sections(region: Region) -> List[str]:
     lines = [f"All examples together ({len(region.sections)} ops, once per mini-batch): they take {_sizes(graph, taken)} from "
              "the clones. What clones compute before runs ahead of the schedule, and holds "
              f"{_sizes(graph, held)} of all micro-batches."]
-    return lines + [f"  {graph.ops[op].name} ({graph.ops[op].type}): {reason}" for op, reason in sorted(whole.items())]
+    for reason, found in itertools.groupby(sorted(whole.items()), key=lambda item: item[1]):
+        (op, _), *others = found
+        more = f" and {len(others)} more" if others else ""
+        lines.append(f"  {graph.ops[op].name} ({graph.ops[op].type}){more}: {reason}")
+    return lines
 
 
 def _sizes(graph: OpGraph, tensors: Set[int]) -> str:

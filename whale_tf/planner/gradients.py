@@ -62,6 +62,17 @@ def variables_of(
         ConfigError: they are to, and cannot.
     """
     wanted: str = config.variables
+    key = "zero" if config.zero != "none" else "offload"
+    if config.zero != "none" or config.offload != "none":
+        if wanted == "mirrored":
+            raise ConfigError(
+                f"variables is 'mirrored', a copy for every replica, and {key} is {config[key]!r}, one copy at its home; leave "
+                "one of them out")
+        if config.communication.backend == "collective" or read_in_loops:
+            what = f"a while loop reads {read_in_loops[0]!r} on its own device" if read_in_loops else \
+                "communication.backend is 'collective', which sums gradients on every replica"
+            raise ConfigError(f"{key} is {config[key]!r}, which puts a variable in one place, but {what}; leave one of them out")
+        return "shared"
     by_collective = config.communication.backend == "collective" and not processes
     if wanted == "shared" and by_collective:
         raise ConfigError(

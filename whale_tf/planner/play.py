@@ -1,22 +1,32 @@
-"""A Program played on a cluster: the time of a step, by which plans of TaskGraphs are compared.
+"""A Program played on a cluster: the time of a step, by which plans of TaskGraphs are compared, and its peak memory.
 
 Each device runs its calls one after the other, in the order of the Program, and their ops in the graph's order; an op waits for
 what it takes from other devices.  Gradients and other recipes are sent and added up beside that.  Prices are those of
 :mod:`whale_tf.planner.rhino.executed`, which plays divided ops.
+
+Memory is of another run, as TensorFlow's executor goes: an op runs when its operands are there, and a buffer lives from the op
+that writes it to its last reader.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Iterable, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program
 from whale_tf.plan import Plan
+from whale_tf.planner.homes import Held
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
+from whale_tf.profiler.chain import takes_over
 from whale_tf.profiler.op_cost import OpCost
 from whale_tf.profiler.op_time import op_seconds
+from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import Network
+from whale_tf.simulator.program import Program
 from whale_tf.simulator.reader import Costs, Kernel, add_step
 from whale_tf.simulator.tasks import Tasks
 
@@ -31,15 +41,36 @@ def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster) -> float:
     Raises:
         PlanError: the plan's schedule cannot order this graph.
     """
+    return _tasks(step, plan, cluster, in_turn=True).makespan()
+
+
+def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held]) -> Tuple[int, ...]:
+    """The most bytes that each device holds at a time; not of the host that is offloaded to.
+
+    Args:
+        step, plan: see :func:`played_seconds`.
+    """
+    tasks = _tasks(step, replace(plan, emit="inline"), cluster, in_turn=False)
+    static = {device: {"parameters": 0.0} for device in tasks.used}
+    for one in variables:
+        for device in one.devices(plan):
+            static[device]["parameters"] += one.bytes
+    program, graph = Program(tuple(tasks.instructions), tuple(tasks.buffers), static, ()), tasks.graph()
+    curves = memory_curves(program, graph, tasks.times(graph))
+    return tuple(int(curve.peak_bytes) for curve in curves[:plan.num_devices])
+
+
+def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, in_turn: bool) -> Tasks:
+    if plan.offload != "none":
+        cluster = cluster.with_host(plan.num_devices)
     tasks = Tasks(cluster, Network(cluster))
-    add_step(tasks, _Prices(step, cluster), step, [(compile_program(step, plan), plan)])
-    return tasks.makespan()
+    add_step(tasks, _Prices(step, cluster, in_turn), step, [(compile_program(step, plan), plan)])
+    return tasks
 
 
 class _Prices(Costs):
-    in_turn = True
-
-    def __init__(self, step: TrainingStep, cluster: Cluster) -> None:
+    def __init__(self, step: TrainingStep, cluster: Cluster, in_turn: bool) -> None:
+        self.in_turn = in_turn
         gradients = frozenset(tensor for tensor, _ in step.gradients)
         self._prices = OpPrices(step.graph, find_scope(step.graph, gradients=gradients))
         self._needed = set(self._prices.scope.ops)
@@ -53,7 +84,8 @@ class _Prices(Costs):
         if op.id not in self._needed:
             return Kernel(0.0)  # a variable's value is the variable, and nobody asks for the rest
         shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
-        return Kernel(self._prices.seconds(op, min(shares, default=1.0), shares, self._cluster.devices[device]))
+        seconds = self._prices.seconds(op, min(shares, default=1.0), shares, self._cluster.devices[device])
+        return Kernel(seconds, takes_over=not self.in_turn and takes_over(self._prices.graph, op))
 
     def moving(self, device: int, size: float) -> float:
         return op_seconds(OpCost(0.0, size), self._cluster.devices[device], "float32")

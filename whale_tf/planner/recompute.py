@@ -31,6 +31,7 @@ from whale_tf.ir.region import Region, inseparable
 from whale_tf.ir.traits import SHAPE_ONLY, Role, State, traits
 from whale_tf.passes.outline import UNSENT
 from whale_tf.passes.redo import Redo, waits
+from whale_tf.passes.schedule import held
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.profiler.chain import buffer_of, linear_order, needed_by_updates
 from whale_tf.profiler.op_cost import OpCost, op_costs, tensor_bytes
@@ -129,15 +130,15 @@ def kept_tensors(
         if mode == FULL:
             choice: Optional[Choice] = row.parts.smallest()
         else:
-            memory = min(cluster.devices[d].memory_bytes for devices in task.devices for d in devices)
+            memory = min(cluster.devices[d].usable_bytes for devices in task.devices for d in devices)
             if row.parts.memory_without <= memory - resident_bytes[number]:
                 continue
             choice = row.parts.fastest(memory - resident_bytes[number])
             if choice is None:
                 raise InfeasibleError(
                     f"TaskGraph {task.name!r} needs {row.parts.smallest().memory + resident_bytes[number]:.0f} bytes on a device "
-                    f"even if it keeps as little as possible, and its smallest device has {memory}; use more micro-batches, more "
-                    "stages or replicas, or devices with more memory")
+                    f"even if it keeps as little as possible, and its smallest device has {memory:.0f}; use more micro-batches, "
+                    "more stages or replicas, or devices with more memory")
         assert choice is not None
         found[number] = row.tensors(choice)
     return found
@@ -249,7 +250,7 @@ class Parts(NamedTuple):
         room, step = budget - bound, (budget - bound) / STEPS
         time = np.full((self.size + 1, STEPS + 1), np.inf)  # [parts done, memory used]
         time[0, 0] = 0.0
-        came: Dict[Tuple[int, int], Tuple[int, int, bool]] = {}
+        came = np.zeros((self.size + 1, STEPS + 1, 3), int)  # (parts done, memory used, whether dropped) before
         for p, q, kept, seconds, dropped in self._segments(bound):
             used = int(np.ceil(self.in_flight * kept / step - 1e-9))
             if used > STEPS:
@@ -257,15 +258,15 @@ class Parts(NamedTuple):
             new = time[p, :STEPS + 1 - used] + seconds
             better = np.flatnonzero(new < time[q + 1, used:])
             time[q + 1, used + better] = new[better]
-            came.update(((q + 1, used + int(level)), (p, int(level), dropped)) for level in better)
+            came[q + 1, used + better] = np.stack([np.full_like(better, p), better, np.full_like(better, dropped)], axis=1)
         best = int(np.argmin(time[-1]))
         if not np.isfinite(time[-1, best]):
             return []
         part, level, segments = self.size, best, []  # type: int, int, List[Tuple[int, bool]]
         while part:
             before = came[part, level]
-            segments.append((part - 1, before[2]))
-            part, level = before[:2]
+            segments.append((part - 1, bool(before[2])))
+            part, level = int(before[0]), int(before[1])
         return [Choice(bound + room * best / STEPS, float(time[-1, best]), tuple(reversed(segments)))]
 
 
@@ -292,7 +293,7 @@ class _Row:
         self._wanted = readers.wanted(number)
         device = cluster.devices[task.devices[0][0]]
         rate, bandwidth = device.peak_flops_per_s["fp32"], device.memory_bandwidth_bytes_per_s
-        seconds, held = np.zeros(size), np.zeros(size)
+        seconds, read = np.zeros(size), np.zeros(size)
         for op, part in self._part.items():
             if op in readers.may:
                 arithmetic = costs[op].flops / rate if costs[op].is_contraction else 0.0
@@ -300,9 +301,8 @@ class _Row:
         for tensor in {buffer_of(self._graph, t) for t in self._wanted}:
             producer = self._graph.tensors[tensor].op
             if producer in self._part:
-                held[self._part[producer]] += self._bytes(tensor)
-        in_flight = min(task.warmup, plan.num_micro_batch) if plan.schedule == "backward_first" else plan.num_micro_batch
-        self.parts = Parts(held, seconds, *self._crossings(size), in_flight)
+                read[self._part[producer]] += self._bytes(tensor)
+        self.parts = Parts(read, seconds, *self._crossings(size), held(plan)[number])
 
     def _quietest(self, mine: Sequence[int], place: Dict[int, int], cuts: Sequence[int]) -> List[int]:
         """The cuts where the fewest bytes cross, at most :data:`MOST_CUTS`."""

@@ -10,12 +10,14 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs as AmpCosts
-from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, best, kind_of
+from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, kind_of
 from whale_tf.planner.dapple import search as dapple
-from whale_tf.planner.simulated import simulated
+from whale_tf.planner.joint import Joint
+from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.profiler.model_profile import ModelProfile
 
 GIB = float(1 << 30)
+SMALL = 32  # devices of a cluster for which the least memory is asked for before a search
 HANDED_OVER = 8  # plans of DAPPLE that are played
 OF_EACH = 2  # plans of AMP that are played of each degrees of parallelism
 
@@ -34,20 +36,24 @@ ON_GRAPHS: Mapping[str, str] = {
 
 
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
-           recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10,
+           allowed: Allowed = Allowed(), trial: Optional[amp.Trial] = None, budget: int = 10,  # noqa: B008 (a frozen tuple)
            micro_batches: Optional[int] = None) -> Candidate:
-    """The plan that the simulator plays fastest of those ``method`` finds (or the first of those that were run); see
-    :func:`searched`."""
+    """The plan that the simulator plays fastest of those ``method`` finds under what is ``allowed`` about memory (or the first of
+    those that were run); see :func:`searched`."""
     profile, cluster, start = ModelProfile.parse(profile), Cluster.parse(cluster), time.perf_counter()
-    found = searched(profile, cluster, global_batch, method, recompute, trial, budget, micro_batches)
     if trial is not None:
-        return found[0]
-    played = best([simulated(replace(one, profile=profile), cluster) for one in found], cluster)
-    return replace(played, search_seconds=time.perf_counter() - start)
+        return searched(profile, cluster, global_batch, method, Measures(), trial, budget, micro_batches)[0]
+
+    def under(measures: Measures) -> List[Candidate]:
+        layers = measures.of(profile, cluster)
+        return [replace(one, profile=layers) for one in
+                searched(layers, cluster, global_batch, method, measures, None, budget, micro_batches)]
+
+    return replace(Joint(profile, cluster, under).best(allowed), search_seconds=time.perf_counter() - start)
 
 
 def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
-             recompute: Optional[bool] = None, trial: Optional[amp.Trial] = None, budget: int = 10,
+             measures: Measures = Measures(), trial: Optional[amp.Trial] = None, budget: int = 10,  # noqa: B008
              micro_batches: Optional[int] = None) -> List[Candidate]:
     """The plans that ``method`` hands over, best first by its own costs: enough of different kinds that the one which the
     simulator plays fastest is among them.
@@ -57,7 +63,7 @@ def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], gl
         cluster: any spelling :meth:`Cluster.parse` takes.
         global_batch: samples of one step.
         method: a key of :data:`METHODS`.
-        recompute: DAPPLE family: keep only stage inputs; None: where that is faster, memory being short without.
+        measures: what is done about memory; the profile is in its precision already.
         micro_batches: of one model replica; None: chosen.
         trial: AMP alone: runs a strategy and returns its seconds; the ``budget`` best are run.
 
@@ -84,20 +90,20 @@ def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], gl
         raise PlanError(f"search {method!r} runs no trials; use 'amp'")
     start = time.perf_counter()
     if method == "amp":
-        return _amp(profile, cluster, global_batch, trial, budget, start, micro_batches)
-    return _dapple(profile, cluster, global_batch, method, recompute, start, micro_batches)
+        return _amp(profile, cluster, global_batch, trial, budget, measures, start, micro_batches)
+    return _dapple(profile, cluster, global_batch, method, measures, start, micro_batches)
 
 
-def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, recompute: Optional[bool], start: float,
+def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: str, measures: Measures, start: float,
             micro_batches: Optional[int]) -> List[Candidate]:
     solver = "exact" if method == "dapple" else method
     counts = None if micro_batches is None else [micro_batches]
-    found = dapple.search(profile, cluster, global_batch, solver, bool(recompute), counts)
-    if recompute is None and (not found or found[0].held_back):
-        found = dapple.ranked(found + dapple.search(profile, cluster, global_batch, solver, True, counts))
+    largest = max(measures.limit(device.usable_bytes) for device in cluster.devices)
+    is_hopeless = len(cluster) <= SMALL and dapple.least_memory(profile, cluster, global_batch, measures) > largest
+    found = [] if is_hopeless else dapple.search(profile, cluster, global_batch, solver, measures, counts)
     if not found:
-        least = dapple.least_memory(profile, cluster, global_batch, recompute is not False)
-        raise InfeasibleError(_too_large(profile, cluster, method, least, recompute is not False))
+        least = dapple.least_memory(profile, cluster, global_batch, measures)
+        raise InfeasibleError(_too_large(profile, cluster, method, least, measures), least)
     seconds = time.perf_counter() - start
     return [dapple_result(method, found[number:], seconds) for number in range(min(HANDED_OVER, len(found)))]
 
@@ -113,14 +119,14 @@ def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds
         search=method, model=costs.profile.name, cluster=servers.cluster.name, global_batch=costs.global_batch,
         num_devices=servers.num_devices, kind=kind_of(stages), stages=stages, micro_batches=best.micro_batches,
         latency_s=best.latency_s, formula_latency_s=best.formula_s, peak_memory_bytes=tuple(best.peak_bytes()),
-        recompute=costs.recompute, activation_communication_ratio=best.ratio, warmup_policy=best.policy,
+        measures=costs.measures, activation_communication_ratio=best.ratio, warmup_policy=best.policy,
         overlapped_all_reduce=best.overlapped, search_seconds=search_seconds, description=best.describe(),
         runners_up=tuple(c.describe() for c in found[1:1 + RUNNERS_UP]))
 
 
-def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Optional[amp.Trial], budget: int, start: float,
-         micro_batches: Optional[int]) -> List[Candidate]:
-    costs = AmpCosts(profile, cluster, global_batch)
+def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Optional[amp.Trial], budget: int,
+         measures: Measures, start: float, micro_batches: Optional[int]) -> List[Candidate]:
+    costs = AmpCosts(profile, cluster, global_batch, measures=measures)
     found = amp.search(costs, trial, budget)
     if micro_batches is not None:
         found = [c for c in found if costs.accumulation(c.strategy.degrees, c.strategy.micro_batch) == micro_batches]
@@ -132,7 +138,8 @@ def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Opti
                 "" if micro_batches is None else f" into {micro_batches} micro-batches"))
     if not found[0].estimate.fits:
         least = min(found, key=lambda c: max(c.estimate.peak_bytes))
-        raise InfeasibleError(_too_large(profile, cluster, "amp", float(max(least.estimate.peak_bytes)), False))
+        size = float(max(least.estimate.peak_bytes))
+        raise InfeasibleError(_too_large(profile, cluster, "amp", size, measures), size)
     seconds = time.perf_counter() - start
     seen: Counter = Counter()
     kept = []
@@ -167,10 +174,10 @@ def _amp_stage(rows: Sequence[Sequence[int]], first: int, last: int, stages: int
                  warmup=warmup)
 
 
-def _too_large(profile: ModelProfile, cluster: Cluster, method: str, least_bytes: float, recompute: bool) -> str:
+def _too_large(profile: ModelProfile, cluster: Cluster, method: str, least_bytes: float, measures: Measures) -> str:
     smallest = min(cluster.devices, key=lambda device: device.usable_bytes)
     return ("no plan of {!r} fits the {} devices of {!r} ({} has {:.1f} GiB, {:.1f} for a step){}: the least that {!r} could do "
             "with needs {:.1f} GiB on its fullest device; use devices with that, more of them, or a smaller batch".format(
                 profile.name, len(cluster), cluster.name, smallest.type, smallest.memory_bytes / GIB,
                 smallest.usable_bytes / GIB,
-                ", even with recomputation" if recompute else "", method, least_bytes / GIB))
+                ", even " + ", ".join(measures.described()) if measures.described() else "", method, least_bytes / GIB))

@@ -31,8 +31,6 @@ def simulated(found: Candidate, cluster: Cluster, balance: str = "exact") -> Can
     model = layered_model(profile, size)
     try:
         strategy = strategy_from_plan(with_slices(found, profile, cluster, balance), model, layer_names(profile))
-        if found.recompute:
-            strategy = strategy._replace(recompute=("stage",) * len(model.ops))
         costs = LayerEstimator(model, profile, tensor_parallel(strategy))
         played = Simulator(cluster, Options(steady_state=True)).run(strategy, costs)
     except PlanError as error:

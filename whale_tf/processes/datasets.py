@@ -102,10 +102,7 @@ class Adapter:
         self._is_seeded = is_seeded
         self._made: Any = None
         self._epochs = 0
-        if self.num_batches == 0:
-            raise UnsupportedOpError(
-                f"fit was given data of {adapter.num_batches} mini-batches, but each of {processes.count} processes takes one of "
-                f"every {processes.count}; use a smaller batch_size, or set io.slicing to false for data that is shared already")
+        _check_mini_batches(adapter.num_batches, processes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
@@ -128,6 +125,29 @@ class Adapter:
         self._epochs += 1
         with seeded(self._epochs):  # the order of this epoch, the same in all processes
             return iter(self._shared(self._adapter.get_tf_dataset()))
+
+
+def whole_rounds(dataset: Any, number: Optional[int], processes: Processes) -> Any:
+    """A dataset of several epochs without the last mini-batches of each that are too few for all processes.
+
+    Args:
+        number: mini-batches of an epoch; None: unknown, or of no importance.
+
+    Raises:
+        UnsupportedOpError: there are fewer mini-batches than processes.
+    """
+    _check_mini_batches(number, processes)
+    if number is None or number % processes.count == 0:
+        return dataset
+    kept = number - number % processes.count
+    return dataset.enumerate().filter(lambda place, _: place % number < kept).map(lambda _, batch: batch)
+
+
+def _check_mini_batches(number: Optional[int], processes: Processes) -> None:
+    if number is not None and number < processes.count:
+        raise UnsupportedOpError(
+            f"fit was given data of {number} mini-batches, but each of {processes.count} processes takes one of "
+            f"every {processes.count}; use a smaller batch_size, or set io.slicing to false for data that is shared already")
 
 
 def _of_open_size(part: Any) -> Any:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Optional
 
 from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.ir.region import frames
 from whale_tf.ir.traits import ENTERS, EXITS, MERGES, SWITCHES, WHILES, Gives, types_where
+from whale_tf.ir.units import frames
 
 _Value = Callable[[OpGraph, int], Optional[int]]
 _PASSING = ENTERS | SWITCHES | MERGES | types_where(lambda row: row.gives in (Gives.SAME, Gives.RESHAPED)) | {"Cast"}

@@ -1,55 +1,133 @@
-"""In which order a pipeline stage runs its micro-batches: pure generators, wired elsewhere.
+"""In which order the devices of a pipeline run its micro-batches: pure generators, wired elsewhere.
 
->>> " ".join(str(step) for step in schedule("backward_first", stage=0, num_stages=2, num_micro_batch=4, warmup=2))
-'F0 F1 B0 F2 B1 F3 B2 B3'
+    backward_first   1F1B: backward passes as early as possible         bubble 3 (S - 1)      at most S - i micro-batches
+    gpipe            all forward passes first                           bubble 3 (S - 1)      all micro-batches
+    zero_bubble_h1   weights' gradients where a stage would wait        bubble S - 1          S micro-batches
+    zero_bubble_h2   and more forward passes ahead                      bubble 0              2 S - 1 micro-batches
+    zero_bubble_v    and two TaskGraphs a device, there and back        bubble 0              S micro-batches
+    interleaved      V TaskGraphs a device, round and round             bubble 3 (S - 1) / V  more than S micro-batches
+
+of S stages, in the time of a forward pass, if gradients of activations and of weights take as long each.
+
+>>> orders("backward_first", 4, warmups=(2, 1))[0]
+F0 F1 B0 F2 B1 F3 B2 B3
 """
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator
+from functools import lru_cache
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import PlanError, did_you_mean
+from whale_tf.program import WEIGHT
 from whale_tf.schedule.backward_first import backward_first
 from whale_tf.schedule.gpipe import gpipe
-from whale_tf.schedule.step import BACKWARD, FORWARD, Step
+from whale_tf.schedule.interleaved import interleaved
+from whale_tf.schedule.step import BACKWARD, FORWARD, Step, text
 from whale_tf.schedule.warmup import POLICY_B_RATIO, auto_policy, check_warmups, warmup_depths
+from whale_tf.schedule.zero_bubble import zero_bubble
+from whale_tf.schedule.zero_bubble_v import zero_bubble_v
 
 __all__ = [
     "BACKWARD",
     "FORWARD",
     "POLICY_B_RATIO",
     "SCHEDULES",
+    "WEIGHT",
+    "Schedule",
     "Step",
     "auto_policy",
     "check_warmups",
-    "schedule",
+    "in_flight",
+    "orders",
+    "schedule_of",
+    "text",
     "warmup_depths",
 ]
 
-SCHEDULES: Dict[str, Callable[[int, int], Iterator[Step]]] = {
-    "backward_first": backward_first,
-    "gpipe": gpipe,
+Order = Tuple[Step, ...]
+
+
+def _each(one: Callable[[int, int], Iterator[Step]]) -> Callable[[Sequence[int], int, Sequence[int]], List[List[Step]]]:
+    """Of a schedule in which every stage's order follows from its own warm-up."""
+    return lambda homes, num_micro_batch, warmups: [
+        [step._replace(task_graph=stage) for step in one(num_micro_batch, warmup)] for stage, warmup in enumerate(warmups)]
+
+
+class Schedule(NamedTuple):
+    """What there is to know of a schedule.
+
+    Attributes:
+        order: (place of every TaskGraph, micro-batches, warm-ups) -> the order of every place.
+        policy: warm-up policy; None: the configuration's (see :func:`warmup_depths`).
+        splits: gradients of weights are steps of their own.
+        homes: (TaskGraphs, TaskGraphs a device) -> their places; None: one TaskGraph a device.
+    """
+
+    order: Callable[[Sequence[int], int, Sequence[int]], List[List[Step]]]
+    policy: Optional[str] = None
+    splits: bool = False
+    homes: Optional[Callable[[int, int], Tuple[int, ...]]] = None
+
+
+SCHEDULES: Dict[str, Schedule] = {
+    "backward_first": Schedule(_each(backward_first)),
+    "gpipe": Schedule(_each(gpipe)),
+    "interleaved": Schedule(interleaved, homes=lambda count, each: tuple(t % (count // each) for t in range(count))),
+    "zero_bubble_h1": Schedule(zero_bubble, "PA", True),
+    "zero_bubble_h2": Schedule(zero_bubble, "PB", True),
+    "zero_bubble_v": Schedule(zero_bubble_v, None, True, lambda count, each: tuple(min(t, count - 1 - t) for t in range(count))),
 }
 
 
-def schedule(name: str, stage: int, num_stages: int, num_micro_batch: int, warmup: int) -> Iterator[Step]:
-    """The order of steps on one stage.
-
-    Args:
-        name: a key of :data:`SCHEDULES`.
-        stage: the stage, from 0 to ``num_stages - 1``.
-        warmup: forward micro-batches started before the first backward one (``backward_first``); see
-            :func:`check_warmups` for which depths go together.
+def schedule_of(name: str) -> Schedule:
+    """A schedule by its name.
 
     Raises:
-        PlanError: unknown schedule, or a number out of its range.
+        PlanError: there is none of this name.
     """
     if name not in SCHEDULES:
         raise PlanError(
-            "schedule is {!r}, expected one of {}.{}".format(name, ", ".join(sorted(SCHEDULES)), did_you_mean(name, SCHEDULES))
-        )
-    if not 0 <= stage < num_stages:
-        raise PlanError(f"stage is {stage}, expected 0 to {num_stages - 1}")
-    if num_micro_batch < 1 or warmup < 1:
-        raise PlanError(f"num_micro_batch is {num_micro_batch} and warmup is {warmup}, expected at least 1 each")
-    return SCHEDULES[name](num_micro_batch, warmup)
+            "schedule is {!r}, expected one of {}.{}".format(name, ", ".join(sorted(SCHEDULES)), did_you_mean(name, SCHEDULES)))
+    return SCHEDULES[name]
+
+
+def orders(
+    name: str, num_micro_batch: int, warmups: Sequence[int], homes: Optional[Sequence[int]] = None
+) -> Tuple[Order, ...]:
+    """The order of steps at each place.
+
+    Args:
+        name: a key of :data:`SCHEDULES`.
+        warmups: of each TaskGraph, the forward micro-batches started before the first backward one; see :func:`check_warmups` for
+            which depths go together.
+        homes: the place of each TaskGraph, counted from 0 as they first come up; None: one each.
+
+    Raises:
+        PlanError: unknown schedule, a number out of its range, or TaskGraphs on other places than the schedule puts them on.
+    """
+    folded, places = schedule_of(name).homes, tuple(range(len(warmups)) if homes is None else homes)
+    if num_micro_batch < 1 or not warmups or min(warmups) < 1:
+        raise PlanError(f"num_micro_batch is {num_micro_batch} and warmups are {tuple(warmups)}, expected at least 1 each")
+    if folded is not None:
+        wanted = folded(len(places), max(1, len(places) // (max(places) + 1)))
+        if places != wanted:
+            raise PlanError(f"schedule {name!r} runs TaskGraphs on devices (by their first TaskGraphs) {wanted}, and they are on "
+                            f"{places}; use another schedule, or change the plan's devices")
+    return _orders(name, num_micro_batch, tuple(warmups), places)
+
+
+@lru_cache(maxsize=256)
+def _orders(name: str, num_micro_batch: int, warmups: Tuple[int, ...], homes: Tuple[int, ...]) -> Tuple[Order, ...]:
+    return tuple(map(tuple, SCHEDULES[name].order(homes, num_micro_batch, warmups)))
+
+
+def in_flight(orders_of_places: Sequence[Sequence[Step]], count: int) -> Tuple[int, ...]:
+    """Of each of ``count`` TaskGraphs, how many micro-batches it has at most between a forward step and what frees it."""
+    most, now = [0] * count, [0] * count
+    for order in orders_of_places:
+        last = WEIGHT if any(step.kind == WEIGHT for step in order) else BACKWARD
+        for step in order:
+            now[step.task_graph] += (step.kind == FORWARD) - (step.kind == last)
+            most[step.task_graph] = max(most[step.task_graph], now[step.task_graph])
+    return tuple(most)

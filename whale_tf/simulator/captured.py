@@ -38,7 +38,8 @@ def captured_step(
     """
     check_ops(plan)
     stages = tuple(tuple(device for row in task.devices for device in row) for task in plan.task_graphs)
-    used = sorted({device for stage in stages for device in stage})
+    homes = {device for task in plan.task_graphs for device in task.homes.values()}
+    used = sorted(homes.union(device for stage in stages for device in stage))
     if used[-1] >= len(cluster):
         raise PlanError(f"the plan uses device {used[-1]}, cluster {cluster.name!r} has devices 0 to {len(cluster) - 1}; use a "
                         "larger cluster")
@@ -56,7 +57,8 @@ def captured_step(
     static_bytes: Dict[int, Dict[str, float]] = {device: {} for device in used}
     for task, one in ((part.task_graphs[one.task_graph], one) for part in parts for one in graph.variables):
         rows = task.devices if task.variables == "mirrored" else task.devices[:1]
-        for device in [row[one.shard] for row in rows] if task.strategy == "split" else task.variable_devices:
+        devices = [row[one.shard] for row in rows] if task.strategy == "split" else task.variable_devices
+        for device in [task.homes[one.name]] if one.name in task.homes else devices:
             static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + one.bytes
     program = Program(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
     subject = Subject(graph.name, graph.precision, graph.batch * own, plan.num_micro_batch, plan.schedule, tasks.matrix_flops)

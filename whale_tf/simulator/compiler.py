@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from whale_tf.cluster import Cluster
+from whale_tf.schedule import schedule_of
 from whale_tf.simulator.configs import (
     REPLICATED,
     OpConfig,
@@ -26,6 +27,7 @@ from whale_tf.simulator.program import (
     COMPUTATION,
     FEATURE,
     FORWARD,
+    WEIGHT,
     BlockKey,
     Buffer,
     Instruction,
@@ -62,7 +64,13 @@ class Compiler:
         self.gradients: Table = {}
         self.parameter_gradients: List[Tuple[int, TensorConfig, int]] = []  # (parameter, config, instruction), as ready
         self.uses = parameter_uses(self.model)
-        self.stage_of_device = {device: number for number, stage in enumerate(strategy.stages) for device in stage.devices}
+        self.stage_of_op = {op: number for number, stage in enumerate(strategy.stages) for op in stage.ops}
+        self.stage = 0  # of the op that is compiled
+        self.splits = schedule_of(strategy.schedule).splits
+        self._stages_of_device: Dict[int, List[int]] = {}
+        for number, stage in enumerate(strategy.stages):
+            for device in stage.devices:
+                self._stages_of_device.setdefault(device, []).append(number)
         self._unit_of_tensor: Dict[int, str] = {
             use.tensor: strategy.recompute[number] for number, op in enumerate(self.model.ops) for use in op.outputs
         }
@@ -77,10 +85,11 @@ class Compiler:
     def forward(self, number: int, table: Table, phase: str, label: str) -> None:
         """Emit one op's forward into its stage's block of ``phase``."""
         op, config = self.model.ops[number], self.strategy.op_configs[number]
+        self.stage = self.stage_of_op[number]
         if op.kind == "wire":
             self._wire(op, config, table, phase)
             return
-        instruction = self.computation(op.name, config.devices, phase, label)
+        instruction = self.computation(op.name, phase, label)
         moved = float(op.scratch_bytes)
         for use in op.inputs:
             tensor = self.model.tensors[use.tensor]
@@ -120,9 +129,9 @@ class Compiler:
     def backward(self, number: int) -> None:
         """Emit the backward of one op; before it, the recomputation of its unit if it is the unit's first."""
         op, config = self.model.ops[number], self.strategy.op_configs[number]
-        unit = self.strategy.recompute[number]
+        unit, self.stage = self.strategy.recompute[number], self.stage_of_op[number]
         if unit:
-            self._recompute(unit, self.stage_of_device[config.devices[0]])
+            self._recompute(unit, self.stage)
         incoming: List[Held] = []
         for use in op.outputs:
             held = self._gradient(use.tensor, tensor_config(config, use.dims, True).summed())
@@ -144,13 +153,22 @@ class Compiler:
             self._backward_op(number, incoming, parameters, (), op.flops, 1.0)
         elif kind.backward == "one" and targets:
             read = op.inputs if kind.saved == "inputs" else op.outputs if kind.saved == "outputs" else ()
-            self._backward_op(number, incoming, targets, read, op.flops * kind.factor, 1.0)
+            for part in self._apart(op, targets):
+                share = len(part) / len(targets)
+                self._backward_op(number, incoming, part, read, op.flops * kind.factor * share, share)
         elif kind.backward == "each":
             # gradients of activations first: others wait for them, while parameters' gradients can be computed
             # meanwhile
             for use in sorted(targets, key=lambda use: self.model.tensors[use.tensor].role == PARAMETER):
                 others = tuple(other for other in op.inputs if other is not use)
                 self._backward_op(number, incoming, (use,), others, op.flops, 1.0 / len(targets))
+
+    def _apart(self, op: ModelOp, targets: Tuple[Use, ...]) -> List[Tuple[Use, ...]]:
+        """What one backward op computes at once: a whole layer is half for its activations and half for its weights, where the
+        schedule has these apart."""
+        parameters = tuple(use for use in targets if self.model.tensors[use.tensor].role == PARAMETER)
+        others = tuple(use for use in targets if use not in parameters)
+        return [others, parameters] if self.splits and op.kind == "layer" and parameters and others else [targets]
 
     def _backward_op(
         self,
@@ -167,7 +185,8 @@ class Compiler:
             if len(targets) != 1
             else "{} d_{}".format(op.name, self.model.tensors[targets[0].tensor].name.rsplit("/", 1)[-1])
         )
-        instruction = self.computation(name, config.devices, BACKWARD, "backward")
+        is_late = self.splits and all(self.model.tensors[use.tensor].role == PARAMETER for use in targets)
+        instruction = self.computation(name, WEIGHT if is_late else BACKWARD, "weight" if is_late else "backward")
         for held in incoming:
             self._need(instruction, held)
         for use in read:
@@ -264,7 +283,8 @@ class Compiler:
         config = group[0].config
         size = self.model.tensors[tensor].bytes
         name = "gradient of " + self.model.tensors[tensor].name
-        instruction = self.computation(name + " (sum)", config.devices, BACKWARD, "backward")
+        block = self._stage_of(config.devices[0], group[0]), BACKWARD
+        instruction = self.instruction(name + " (sum)", block, COMPUTATION, "backward")
         for held in group:
             self._need(instruction, held)
         instruction.parts = self.parts_of(config)
@@ -286,8 +306,8 @@ class Compiler:
     def _need_parameter(self, instruction: Instruction, use: Use, wanted: TensorConfig) -> None:
         """With ZeRO 3 a parameter is gathered before its use, with offloading it is copied from the host: once in the
         forward and once in the backward."""
-        zero = self.strategy.zero >= 3
-        offload = self.strategy.offload == "parameters"
+        zero = self.strategy.zero == "v3"
+        offload = self.strategy.offload == "v0"
         stored = self.zero_config(use.tensor, wanted) if zero else wanted
         if not offload and stored == wanted:
             return
@@ -336,7 +356,7 @@ class Compiler:
 
     def _communicate(self, name: str, category: str, size: float, held: Held, step: Communication, phase: str) -> Held:
         first = step.groups[0].pairs[0][0] if step.groups[0].pairs else step.groups[0].devices[0]
-        instruction = self.instruction(name, (self.stage_of_device[first], phase), FEATURE, step.kind)
+        instruction = self.instruction(name, (self._stage_of(first, held), phase), FEATURE, step.kind)
         if held.dependency >= 0:
             instruction.dependencies.append(held.dependency)
         if held.buffer >= 0:
@@ -348,8 +368,14 @@ class Compiler:
 
     # ---- instructions and buffers -----------------------------------------------------------------------------------
 
-    def computation(self, name: str, devices: Sequence[int], phase: str, label: str) -> Instruction:
-        return self.instruction(name, (self.stage_of_device[devices[0]], phase), COMPUTATION, label)
+    def _stage_of(self, device: int, held: Held) -> int:
+        """The stage of what a device does with a tensor: of several the one that needs it, or that made it."""
+        stages = self._stages_of_device[device]
+        makers = [self.instructions[held.dependency].block[0]] if held.dependency >= 0 else []
+        return next((stage for stage in [self.stage, *makers] if stage in stages), stages[0])
+
+    def computation(self, name: str, phase: str, label: str) -> Instruction:
+        return self.instruction(name, (self.stage, phase), COMPUTATION, label)
 
     def instruction(self, name: str, block: BlockKey, lane: int, label: str) -> Instruction:
         return Instruction(-1, name, block, lane, label)

@@ -14,7 +14,8 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf.schedule import check_warmups, schedule
+from whale_tf.errors import PlanError
+from whale_tf.schedule import check_warmups, orders, schedule_of
 from whale_tf.simulator.buffers import BufferRows, BufferTable, is_per_step, joined
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.network import Network
@@ -24,6 +25,7 @@ from whale_tf.simulator.program import (
     FORWARD,
     GRADIENT,
     UPDATE,
+    WEIGHT,
     BlockKey,
     Instruction,
     Parts,
@@ -106,9 +108,11 @@ class Unfolder:
         self.place: Dict[int, Dict[int, int]] = {}  # instruction -> device (computation) or group place -> local task
         self._parts_slots: Dict[int, List[Tuple[int, int, int]]] = {}
         self.templates: Dict[BlockKey, _Template] = {}
+        splits = any(instruction.block[1] == WEIGHT for instruction in program.instructions)
+        phases = (FORWARD, BACKWARD, WEIGHT, UPDATE) if splits else (FORWARD, BACKWARD, UPDATE)
         for number, stage in enumerate(program.stages):
             slots = [self.slot_of[device] for device in stage if device in self.slot_of]
-            for phase in (FORWARD, BACKWARD, UPDATE):
+            for phase in phases:
                 self.templates[number, phase] = _Template((number, phase), slots)
         for instruction in program.instructions:
             template = self.templates[instruction.block]
@@ -228,17 +232,17 @@ class Unfolder:
         order: List[Tuple[BlockKey, int]] = []
         total = 0
         chains: List[List[Tuple[BlockKey, int]]] = []
-        for number, stage in enumerate(strategy.stages):
-            chain: List[Tuple[BlockKey, int]] = []
-            for step in schedule(strategy.schedule, number, len(strategy.stages), strategy.num_micro_batch, stage.warmup):
-                chain.append(((number, FORWARD if step.kind == "forward" else BACKWARD), step.micro_batch))
-            chain.append(((number, UPDATE), 0))
+        last: Dict[BlockKey, int] = {}  # block -> the micro-batch that is its last
+        homes = homes_of(strategy)
+        for place, steps in enumerate(orders(strategy.schedule, strategy.num_micro_batch, warmups, homes)):
+            chain: List[Tuple[BlockKey, int]] = [((step.task_graph, step.kind), step.micro_batch) for step in steps]
+            last.update(chain)
+            chain += [((number, UPDATE), 0) for number, home in enumerate(homes) if home == place]
             for key, micro_batch in chain:
                 offsets[key][micro_batch] = total
                 total += len(self.templates[key])
             order += chain
             chains.append(chain)
-        last = [micro_batch for (_, phase), micro_batch in chains[0] if phase == BACKWARD][-1]  # in all stages
         sources, targets = self._edges(offsets, chains, last)
         arrays = self._repeat(order, strategy)
         by_source = np.argsort(sources, kind="stable")
@@ -284,7 +288,7 @@ class Unfolder:
         self,
         offsets: Dict[BlockKey, np.ndarray],
         chains: Sequence[Sequence[Tuple[BlockKey, int]]],
-        last_backward: int,
+        last: Dict[BlockKey, int],
     ) -> Tuple[np.ndarray, np.ndarray]:
         sources: List[np.ndarray] = []
         targets: List[np.ndarray] = []
@@ -301,7 +305,7 @@ class Unfolder:
                 pairs = np.array(edges, np.int64)
                 there = offsets[block]
                 if key[1] == UPDATE and block[1] != UPDATE:
-                    there = there[last_backward : last_backward + 1]
+                    there = there[last[block] : last[block] + 1]
                 elif key[1] != UPDATE and block[1] == UPDATE:
                     there = np.repeat(there, len(here))  # once a step, for all micro-batches
                 sources.append((there[:, None] + pairs[:, 0]).ravel())
@@ -309,9 +313,9 @@ class Unfolder:
         for chain in chains:
             for (key, micro_batch), (next_key, next_micro_batch) in zip(chain, chain[1:]):
                 template, following = self.templates[key], self.templates[next_key]
-                last = np.array([template.last[slot] for slot in following.slots], np.int64)
-                sources.append(offsets[key][micro_batch] + last)
-                targets.append(offsets[next_key][next_micro_batch] + np.arange(len(last)))
+                ends = np.array([template.last[slot] for slot in following.slots], np.int64)
+                sources.append(offsets[key][micro_batch] + ends)
+                targets.append(offsets[next_key][next_micro_batch] + np.arange(len(ends)))
         return np.concatenate(sources), np.concatenate(targets)
 
     def _per_communication(
@@ -349,6 +353,21 @@ class Unfolder:
                     if task is not None:
                         table.read(row, instructions[reader].block, task)
         return joined(per_micro_batch.unfold(offsets, count), per_step.unfold(offsets, 1))
+
+
+def homes_of(strategy: Strategy) -> Tuple[int, ...]:
+    """The place of each stage: those on the same devices are at one.
+
+    Raises:
+        PlanError: the schedule runs several stages at a place, and there is one at each.
+    """
+    first: Dict[Tuple[int, ...], int] = {}
+    homes = tuple(first.setdefault(stage.devices, len(first)) for stage in strategy.stages)
+    if schedule_of(strategy.schedule).homes is not None and len(first) == len(homes):
+        raise PlanError(
+            f"schedule {strategy.schedule!r} runs several TaskGraphs on each device, and this plan has one; use backward_first "
+            "or zero_bubble_h1, or a plan with more TaskGraphs than devices")
+    return homes
 
 
 def _micro_batch_factors(strategy: Strategy) -> Optional[List[float]]:

@@ -59,10 +59,32 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
         plan.num_micro_batch,
         plan.schedule,
         stages,
-        ("",) * len(model.ops),
+        _recomputed(plan, model, stages, aliases or {}),
+        plan.zero,
+        offload=plan.offload,
         buckets=_buckets(plan, model, stages),
         micro_batch_slices=plan.micro_batch_slices,
     )
+
+
+def _recomputed(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...], aliases: Mapping[str, str]) -> Tuple[str, ...]:
+    """The unit that each op is computed again with: what lies between two kept tensors; "": all that its backward pass reads is
+    kept."""
+    units = [""] * len(model.ops)
+    stage_of = {device: number for number, stage in enumerate(stages) for device in stage.devices}
+    for task in plan.task_graphs:
+        if task.kept is None:
+            continue
+        named = {aliases.get(name.partition(":")[0], name.partition(":")[0]).split("/")[0]: ":" not in name for name in task.kept}
+        unit, kept_before = "", True
+        for number in stages[stage_of[task.devices[0][0]]].ops:
+            node = model.ops[number].path[0]
+            if kept_before:
+                unit = node
+            units[number] = "" if named.get(node) else unit
+            following = number + 1 < len(model.ops) and model.ops[number + 1].path[0] == node
+            kept_before = node in named and not following
+    return tuple(units)
 
 
 def check_ops(plan: Plan) -> None:

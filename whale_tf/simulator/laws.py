@@ -7,7 +7,8 @@ An op is kernels that move its tensors ``passes`` times, and for contractions on
 * **occupancy**: a product of ``m x n x k`` is cut into tiles, which the ``units`` (streaming multiprocessors) compute in waves;
   the last wave and tiles at the edge are not full, and short ``k`` does not fill the pipelines: ``k / (k + depth)``.  Libraries
   have tiles of several sizes, and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
-* **tensor cores** compute in 16 bits if ``n`` and ``k`` are multiples of 8; what is not eligible runs at twice float32's rate.
+* **tensor cores** compute in TF32, and in 16 bits if ``n`` and ``k`` are multiples of 8; what is not eligible runs at twice
+  float32's rate.
 * **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them.
 * **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h), so
   softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast on both sides; XLA casts
@@ -38,6 +39,7 @@ from whale_tf.simulator.step_graph import StepGraph
 
 VERSION = 1
 HALF = ("fp16", "bf16")
+TF32 = "tf32"  # float32 of 10 bits on tensor cores
 ANY = "GPU"  # the row of devices without one of their own
 # Tiles by their edge, with their speed relative to the largest: small ones read operands more often, which float32 can afford.
 TILES = {False: ((128, 1.0), (64, 0.97), (32, 0.85)), True: ((128, 1.0), (64, 0.85), (32, 0.6))}
@@ -288,7 +290,8 @@ class Kernels:
     def _rate(self, op: ModelOp, product: Product, device: Device, law: DeviceLaw) -> float:
         """FLOP/s of full tiles."""
         peak, is_convolution = device.peak_flops_per_s[self.model.precision], op.kind == "convolution"
-        if self.half and is_eligible(product):
+        in_tf32 = self.model.precision == TF32 and peak > device.peak_flops_per_s["fp32"]
+        if in_tf32 or self.half and is_eligible(product):
             return peak * (law.convolution_half if is_convolution else law.matmul_half)
         if self.half:
             peak = min(peak, 2 * device.peak_flops_per_s["fp32"])

@@ -13,7 +13,7 @@ from whale_tf.cluster.devices import Device
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, ModelProfile
 from whale_tf.simulator.costs import Efficiency, OpEstimator, OpPart
-from whale_tf.simulator.model_graph import Builder, ModelGraph, Optimizer
+from whale_tf.simulator.model_graph import OPTIMIZERS, Builder, ModelGraph, Optimizer
 from whale_tf.simulator.strategy_tree import Strategy
 
 BYTE = 1  # tensors are counted in bytes here: shapes come from a profile, not from a graph
@@ -22,7 +22,9 @@ BYTE = 1  # tensors are counted in bytes here: shapes come from a profile, not f
 def layered_model(profile: ModelProfile, batch: int) -> ModelGraph:
     """The profile's layers for a micro-batch of ``batch`` samples; op ``<layer>/layer`` is the layer itself."""
     slots = profile.optimizer_bytes_per_parameter_byte
-    b = Builder(profile.name, batch, profile.precision, Optimizer(profile.optimizer, 4 * slots, 3 + 2 * slots))
+    known = OPTIMIZERS.get(profile.optimizer)
+    passes = max(3 + 2 * slots, known.passes if known is not None else 0)
+    b = Builder(profile.name, batch, profile.precision, Optimizer(profile.optimizer, 4 * slots, passes))
     tied: Dict[str, int] = {}
     x = b.tensor("samples", "b u", (batch, 0.0), "input", BYTE)
     for layer in profile.layers:

@@ -14,6 +14,7 @@ from whale_tf.simulator.transformation import Group
 
 FORWARD = "forward"
 BACKWARD = "backward"
+WEIGHT = "weight"  # gradients of parameters, where the schedule has them apart
 UPDATE = "update"
 
 COMPUTATION = 0

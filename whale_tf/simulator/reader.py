@@ -26,13 +26,15 @@ from whale_tf.program import (
     ACCUMULATE,
     ALL,
     BACKWARD,
+    BATCH_LEVEL,
     BRIDGE,
-    CLONED,
     DIVIDE,
     FORWARD,
     MERGE,
+    ONCE,
     SYNCHRONISE,
     UPDATE,
+    WEIGHT,
     WHOLE,
     Body,
     Call,
@@ -44,7 +46,7 @@ from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
 SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
-LABELS = {BACKWARD: BACKWARD, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
+LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
 
 class Kernel(NamedTuple):
@@ -145,7 +147,7 @@ class _Reader:
 
     def __init__(self, tasks: Tasks, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
         self.tasks, self.costs, self.step, self.program, self.plan = tasks, costs, step, program, plan
-        self.graph, self.batch, self.peers = step.graph, step.region.batch, [self]
+        self.graph, self.batch, self.peers = program.graph, step.region.batch, [self]
         self.host = min(device for task in plan.task_graphs for row in task.devices for device in row)
         self.replicas = 1 if takes_own(step, plan) else plan.num_model_replicas  # that divide one mini-batch
         self.body_of = program.body_of()
@@ -219,7 +221,9 @@ class _Reader:
 
     def _at(self, call: Call, shard: int) -> int:
         """The device of a call; of a divided TaskGraph that of a part."""
-        task_graph = self.program.bodies[call.body].task_graph
+        task_graph, home = self.program.bodies[call.body].task_graph, self.program.bodies[call.body].home
+        if home is not None:
+            return home
         if task_graph != ALL and self.plan.task_graphs[task_graph].strategy == "split":
             return self.plan.task_graphs[task_graph].devices[max(0, call.clone.g)][max(0, shard)]
         return call.devices[0] if call.devices else self.host
@@ -349,8 +353,8 @@ class _Reader:
         return _together([*read, Value((), self._controls(number, piece))])
 
     def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
-        """That an op of a clone writes a result to: its operand's, if it takes that over, or its own."""
-        if self._step(number) not in CLONED or self.costs.in_turn or task == START:
+        """That an op of a clone or section writes a result to: its operand's, if it takes that over, or its own."""
+        if self._step(number) not in BATCH_LEVEL or self.costs.in_turn or task == START:
             return -1
         device, = self.tasks.devices[task]
         place = self.piece_of[self.program.calls[number].body][op.id]
@@ -359,7 +363,7 @@ class _Reader:
             for part in self._value(number, operand).parts:
                 if part.buffer >= 0 and part.tensor == operand and part.device == device:
                     return part.buffer
-        category = "gradients of activations" if self._step(number) == BACKWARD else "activations"
+        category = "gradients of activations" if self._step(number) in (BACKWARD, WEIGHT) else "activations"
         category = "gradients" if tensor in self.gradients else category
         return self.tasks.buffer(op.name, category, task, device, self._size(number, tensor))
 
@@ -376,10 +380,23 @@ class _Reader:
         body = self.program.bodies[self.program.calls[source].body]
         if body.step == UPDATE and self._step(reader) != UPDATE:
             return Value()  # of the step before
+        if body.step == ONCE and body.home is not None and self.program.bodies[self.program.calls[reader].body].reads:
+            return self._read_anew(self._value(source, tensor), tensor, reader)
         if body.step == DIVIDE:
             m = self.program.calls[reader].clone.m
             return Value((Held(START, self.host, -1, tensor, self._size(reader, tensor), m),))
         return self._recipe(source, tensor) if body.is_recipe else self._value(source, tensor)
+
+    def _read_anew(self, value: Value, tensor: int, reader: int) -> Value:
+        """A variable's value for one call: sent from its home after an op of that call."""
+        call = self.program.calls[reader]
+        before = dict(self.program.bodies[call.body].reads).get(tensor, -1)
+        waits = {START}
+        if before >= 0:
+            made = self._value(reader, self.graph.ops[before].outputs[0])
+            waits |= made.waits.union(part.task for part in made.parts)
+        gate = self.tasks.add(NOTHING, 0.0, (), sorted(waits.union(part.task for part in value.parts)))
+        return Value(tuple(part._replace(task=gate, m=call.clone.m) for part in value.parts), value.waits)
 
     def _here(self, value: Value, device: int) -> List[Held]:
         """A value's parts on a device."""
@@ -510,9 +527,15 @@ class _Reader:
         made = max(part.size for part in parts) if is_sum else size
         step = self._step(number)
         about = self._about(number, f"{self._name(tensor)} ({step})")
-        total = self._op(about, device, parts, waits, size + made, made, is_sum and step != WHOLE)
+        is_written_over = is_sum and step != WHOLE
+        if self.program.bodies[self.program.calls[number].body].home is not None:  # not where a gradient has come from
+            is_written_over = is_written_over and self._is_on(parts[0].buffer, device)
+        total = self._op(about, device, parts, waits, size + made, made, is_written_over)
         self._send_at_once([(total, other, frozenset()) for other in self.program.calls[number].devices if step == SYNCHRONISE])
         return Value((total,))
+
+    def _is_on(self, buffer: int, device: int) -> bool:
+        return buffer >= 0 and self.tasks.buffers[buffer].parts[0] == (device,)
 
     def _op(self, about: About, device: int, parts: Sequence[Held], waits: Iterable[int], moved: float, made: float,
             is_written_over: bool = False) -> Held:

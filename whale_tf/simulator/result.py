@@ -230,7 +230,7 @@ def device_uses(
         uses.append(
             DeviceUse(
                 device,
-                stage_of[device],
+                stage_of.get(device, 0),
                 busy,
                 max(0.0, union - busy),
                 max(0.0, step_time_s - union),

@@ -8,6 +8,7 @@ from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tupl
 
 from whale_tf.cluster import Cluster
 from whale_tf.plan import Plan
+from whale_tf.schedule import schedule_of
 from whale_tf.simulator.calibration import Calibration, calibrated
 from whale_tf.simulator.captured import captured_step
 from whale_tf.simulator.collapse import Collapse
@@ -18,13 +19,14 @@ from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
 from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
-from whale_tf.simulator.model_graph import OPTIMIZERS, PARAMETER, ModelGraph
+from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
 from whale_tf.simulator.network import ALGORITHMS, Network
 from whale_tf.simulator.program import GRADIENT, Program, Subject
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
 from whale_tf.simulator.step_graph import StepGraph
 from whale_tf.simulator.strategy_tree import Strategy
+from whale_tf.simulator.synchronise import sums_every_micro_batch
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 
@@ -106,8 +108,7 @@ class Simulator:
         result = result or self._simulate(strategy, program, unfolder, compiled)
         if not self._in_tensorflow:
             return result
-        size = sum(tensor.bytes for tensor in strategy.model.tensors if tensor.role == PARAMETER)
-        return self._with_waiting(self._with_holes(result), size)
+        return self._with_waiting(self._with_holes(result), summed_bytes(program))
 
     @staticmethod
     def _with_holes(result: Simulation) -> Simulation:
@@ -120,7 +121,7 @@ class Simulator:
         return result._replace(devices=tuple(devices))
 
     def _with_waiting(self, result: Simulation, size: float) -> Simulation:
-        """With what the framework adds to a step of several GPUs; ``size``: bytes of the model's parameters."""
+        """With what the framework adds to a step of several GPUs; ``size``: bytes of summed gradients."""
         lanes = enumerate(zip(result.graph.lane, result.graph.slots))
         slots = {task: places[0] for task, (lane, places) in lanes if lane == GRADIENT}
         if not slots:
@@ -148,6 +149,11 @@ class Simulator:
         Raises:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
         """
+        if plan.offload != "none":
+            return Simulator(self.cluster.with_host(plan.num_devices), self.options)._run_step(plan, step, global_batch)
+        return self._run_step(plan, step, global_batch)
+
+    def _run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int]) -> Simulation:
         began = time.process_time()
         known = self.options.calibration
         model = ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ())
@@ -244,10 +250,13 @@ class Simulator:
             strategy.recompute,
             stages,
             strategy.zero,
+            sums_every_micro_batch(strategy),
+            schedule_of(strategy.schedule).splits,
             strategy.partition_activations,
             strategy.offload,
             strategy.bucket_bytes,
             strategy.buckets,
+            strategy.fp16_gradients,
         )
         found = self._programs.pop(key, None)
         if found is None:
@@ -263,6 +272,11 @@ class Simulator:
         if len(self._programs) > self._keep:
             self._programs.popitem(last=False)
         return found
+
+
+def summed_bytes(program: Program) -> float:
+    """What one device puts into the collectives of a step's gradients; those of experts are not summed."""
+    return sum(one.size_bytes for one in program.instructions if one.lane == GRADIENT)
 
 
 class _Same:

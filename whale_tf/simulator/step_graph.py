@@ -18,7 +18,7 @@ from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import ENTERS
 from whale_tf.plan import Plan
-from whale_tf.program import BACKWARD, CLONED, EARLY, UPDATE
+from whale_tf.program import BACKWARD, BATCH_LEVEL, EARLY, SECTION, UPDATE
 from whale_tf.simulator.calibration import Points, interpolated
 
 VERSION = 2
@@ -36,7 +36,7 @@ class StepOp(NamedTuple):
     """One op.
 
     Attributes:
-        step: the kind of body that it is in: once, early, forward, backward or update.
+        step: the kind of body that it is in: once, early, section, forward, backward or update.
         task_graph, shard: where; ``shard`` is the place among the devices of a divided TaskGraph.
         origin: the op of the local script this is a part of (its own name where it is not divided).
         follows: the forward op that this backward op was made from, or "".
@@ -109,7 +109,7 @@ class StepGraph(NamedTuple):
             op._replace(
                 outputs=tuple(tensor._replace(bytes=tensor.bytes * (factor if tensor.layout == SHARDED else 1.0))
                               for tensor in op.outputs),
-                flops=op.flops * factor, size_bytes=op.size_bytes * factor) if op.step in CLONED else op
+                flops=op.flops * factor, size_bytes=op.size_bytes * factor) if op.step in BATCH_LEVEL else op
             for op in self.ops)
         return self._replace(batch=batch, ops=ops)
 
@@ -254,8 +254,9 @@ def training_step(graph: StepGraph, processes: int = 1) -> TrainingStep:
     batch.layouts = {tensor: layout for tensor, layout in layouts.items() if not layout.is_replicated}
     batch.conversions = {(number, place): (Reduce("sum"),) for number, row in enumerate(graph.ops) for place in row.whole}
     members = [op.id for op in ops.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)]
-    of = {step: {number for number, row in enumerate(graph.ops) if row.step == step} for step in CLONED}
-    region = Region(ops, tuple(members), set().union(*of.values()), home, of[BACKWARD], of[EARLY], batch)
+    of = {step: {number for number, row in enumerate(graph.ops) if row.step == step} for step in BATCH_LEVEL}
+    region = Region(ops, tuple(members), set().union(*of.values()), home, of[BACKWARD], of[EARLY], batch,
+                    sections=frozenset(of[SECTION]))
     gradients = tuple((ops.ops[number].outputs[place], ops.op(name).id) for name, number, place in graph.gradients)
     update = find_update(region, variables, {tensor: variables[variable] for tensor, variable in gradients})
     return TrainingStep(region, batch.sources, update, gradients, processes)

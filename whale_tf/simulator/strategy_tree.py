@@ -17,6 +17,7 @@ import fnmatch
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import PlanError, did_you_mean
+from whale_tf.plan import ZERO
 from whale_tf.simulator.configs import (
     PARTIAL,
     OpAxis,
@@ -27,7 +28,7 @@ from whale_tf.simulator.configs import (
     op_fractions,
     tensor_config,
 )
-from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp
+from whale_tf.simulator.model_graph import KINDS, PARAMETER, ModelGraph, ModelOp, ModelTensor
 from whale_tf.simulator.program import Subject
 
 
@@ -44,15 +45,16 @@ class Strategy(NamedTuple):
 
     Attributes:
         op_configs: computation config per op.
-        zero: 0 none; what else than the parts implied by the ops is partitioned over data-parallel devices: 1 optimizer
-            state, 2 also gradients, 3 also parameters (ZeRO; Proteus section II "Memory Optimization").
+        zero: what else than the parts implied by the ops is partitioned over data-parallel devices: ``v1`` optimizer state,
+            ``v2`` also gradients, ``v3`` also parameters (ZeRO; Proteus section II "Memory Optimization").
         partition_activations: activations that wait for their backward are divided over the devices that hold copies.
-        offload: what lies in the host's memory: ``""`` nothing, ``optimizer`` its state, ``parameters`` also values and
-            gradients, copied to the device for their use.
+        offload: what lies in the host's memory: ``states``, the optimizer's; ``v0``, also values and gradients, copied to the
+            device for their use.
         recompute: per op the name of the recomputation unit it belongs to, or "".
         stages: in the order of the data flow.
         buckets: per stage, parameter tensors per gradient collective; None: by ``bucket_bytes``.
         micro_batch_slices: relative sizes of the micro-batches; None: equal.
+        fp16_gradients: dense gradients of float32 are sent in 16 bits.
     """
 
     model: ModelGraph
@@ -61,16 +63,25 @@ class Strategy(NamedTuple):
     schedule: str
     stages: Tuple[Stage, ...]
     recompute: Tuple[str, ...]
-    zero: int = 0
+    zero: str = "none"
     partition_activations: bool = False
-    offload: str = ""
+    offload: str = "none"
     bucket_bytes: float = 25 * 2.0**20
     buckets: Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]] = None
     micro_batch_slices: Optional[Tuple[int, ...]] = None
+    fp16_gradients: bool = False
+
+    def sent_bytes(self, parameter: ModelTensor) -> float:
+        """What is sent for the dense gradient of a parameter."""
+        return parameter.size * min(parameter.itemsize, 2) if self.fp16_gradients else parameter.bytes
 
     @property
     def global_batch(self) -> int:
         return self.model.batch * self.num_micro_batch
+
+    @property
+    def zero_level(self) -> int:
+        return ZERO.index(self.zero)
 
     def subject(self) -> Subject:
         """With the matrix arithmetic of forward and backward (no recomputation)."""
@@ -108,9 +119,9 @@ class StrategyTree:
         self.root = Node("")
         self.configs: Dict[int, OpConfig] = {}
         self.order = "backward_first"
-        self.zero = 0
+        self.zero = "none"
         self.partition_activations = False
-        self.offload = ""
+        self.offload = "none"
         for number, op in enumerate(model.ops):
             node = self.root
             for name in op.path[:-1]:

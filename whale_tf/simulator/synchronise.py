@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from whale_tf.cluster.hardware import HOST_BYTES_PER_S
 from whale_tf.simulator.compiler import Compiler
 from whale_tf.simulator.configs import TensorConfig, fractions, tensor_config
 from whale_tf.simulator.model_graph import ModelTensor
 from whale_tf.simulator.network import host_link
-from whale_tf.simulator.program import GRADIENT, UPDATE, Instruction
-from whale_tf.simulator.strategy_tree import sharded_over_replicas
+from whale_tf.simulator.program import BACKWARD, GRADIENT, UPDATE, Instruction
+from whale_tf.simulator.strategy_tree import Strategy, sharded_over_replicas
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, Group, transformation
 
 STATE_BYTES_PER_MASTER = 4.0  # float32 copy of a parameter kept in 16 bits
@@ -31,6 +32,11 @@ class Bucket(NamedTuple):
     kind: str
     groups: Tuple[Group, ...]
     members: List[Ready]
+
+
+def sums_every_micro_batch(strategy: Strategy) -> bool:
+    """Whether no device has room for a sum over micro-batches but of its own part of the gradients."""
+    return strategy.zero_level >= 2 and strategy.num_micro_batch > 1
 
 
 class Synchroniser:
@@ -59,7 +65,7 @@ class Synchroniser:
         by_bucket: Dict[int, List[Ready]] = {}
         for one in ready:
             update = self._update(one, synchronised.get((one.parameter, one.stage)))
-            if self.strategy.zero in (1, 2) and self._stored(one) != one.value:
+            if self.strategy.zero in ("v1", "v2") and self._stored(one) != one.value:
                 by_bucket.setdefault(synchronised.get((one.parameter, one.stage), -1), []).append(one)
                 synchronised[one.parameter, one.stage] = update
         for members in by_bucket.values():
@@ -70,7 +76,7 @@ class Synchroniser:
         """Gradients in the order they become ready, several uses of a parameter on one stage joined."""
         joined: Dict[Tuple[int, int], Ready] = {}
         for parameter, gradient, instruction in self.compiler.parameter_gradients:
-            stage = self.compiler.stage_of_device[gradient.devices[0]]
+            stage = self.compiler.instructions[instruction].block[0]
             before = joined.pop((parameter, stage), None)
             after = (before.after if before else ()) + (instruction,)
             if before is not None and transformation(before.gradient, before.value):
@@ -87,7 +93,7 @@ class Synchroniser:
 
     def _stored(self, one: Ready) -> TensorConfig:
         """Where the optimizer works: with ZeRO each replica on its own part."""
-        return sharded_over_replicas(one.gradient) if self.strategy.zero else one.value
+        return sharded_over_replicas(one.gradient) if self.strategy.zero != "none" else one.value
 
     # ---- collectives ------------------------------------------------------------------------------------------------
 
@@ -131,6 +137,8 @@ class Synchroniser:
         instruction = self._collective(
             name, first.stage, bucket.kind, bucket.groups, sum(self._gradient_bytes(one) for one in bucket.members)
         )
+        if sums_every_micro_batch(self.strategy):
+            instruction.block = (first.stage, BACKWARD)
         for one in bucket.members:
             instruction.dependencies += one.after
         self.compiler.place(instruction)
@@ -138,7 +146,8 @@ class Synchroniser:
         buffer = self.compiler.buffer(instruction, name, "gradient buckets", parts, (instruction.size_bytes,) * len(parts.first))
         for one in bucket.members:
             synchronised[one.parameter, one.stage] = instruction.id
-            self._bucket_of[one.parameter, one.stage] = buffer
+            if instruction.block[1] == UPDATE:  # else its own part is added to the sum
+                self._bucket_of[one.parameter, one.stage] = buffer
 
     def _collective(self, name: str, stage: int, kind: str, groups: Tuple[Group, ...], size: float) -> Instruction:
         instruction = self.compiler.instruction(name, (stage, UPDATE), GRADIENT, kind)
@@ -192,25 +201,35 @@ class Synchroniser:
     def _update(self, one: Ready, after: Optional[int]) -> int:
         tensor = self.model.tensors[one.parameter]
         stored = self._stored(one)
-        instruction = self.compiler.computation("update " + tensor.name, stored.devices, UPDATE, "update")
+        self.compiler.stage = one.stage
+        instruction = self.compiler.computation("update " + tensor.name, UPDATE, "update")
         instruction.dependencies += [after] if after is not None else list(one.after)
         if (one.parameter, one.stage) in self._bucket_of:
             instruction.reads.append(self._bucket_of[one.parameter, one.stage])
         instruction.parts = self.compiler.parts_of(stored)
         shares = fractions(stored)
         moved = tensor.size * _rows_fraction(tensor) * 4.0 * self.optimizer.passes
-        copied = tensor.bytes * _rows_fraction(tensor) if self.strategy.offload else 0.0
+        copied = tensor.bytes * _rows_fraction(tensor)
         instruction.seconds = tuple(
-            self.compiler.estimator.roofline(self.compiler.cluster.devices[device], 0.0, moved * share)
-            + self._host_seconds(device, copied * share)
+            self._update_seconds(device, moved * share, copied * share)
             for device, share in ((stored.devices[first], shares[first]) for first in instruction.parts.first)
         )
         self.compiler.place(instruction)
         return instruction.id
 
-    def _host_seconds(self, device: int, size: float) -> float:
-        """An offloaded update: the gradient goes to the host, the value comes back; the links are full duplex."""
-        return host_link(self.compiler.cluster, device).seconds(size) if size else 0.0
+    def _update_seconds(self, device: int, moved: float, copied: float) -> float:
+        """An update of ``moved`` bytes.
+
+        An offloaded one runs on the host, whose memory the devices of its node share: a gradient of ``copied`` bytes goes out and
+        the value comes in, over a full-duplex link and double-buffered, so that the slower of copies and update counts.
+        """
+        cluster = self.compiler.cluster
+        one = cluster.devices[device]
+        if self.strategy.offload == "none":
+            return self.compiler.estimator.roofline(one, 0.0, moved)
+        host_s = moved * len(cluster.nodes[one.node]) / HOST_BYTES_PER_S if one.kind == "GPU" else (
+            self.compiler.estimator.roofline(one, 0.0, moved))
+        return max(host_s, host_link(cluster, device).seconds(copied))
 
     def _bytes(self, one: Ready, config: TensorConfig) -> float:
         return self.model.tensors[one.parameter].bytes * max(fractions(config))
@@ -220,11 +239,11 @@ class Synchroniser:
         tensor = self.model.tensors[one.parameter]
         if tensor.sparse_rows is not None:
             return tensor.bytes * _rows_fraction(tensor)
-        return self._bytes(one, one.gradient)
+        return self.strategy.sent_bytes(tensor) * max(fractions(one.gradient))
 
     def _count_static(self, one: Ready) -> None:
         tensor = self.model.tensors[one.parameter]
-        zero, cut = self.strategy.zero, self._stored(one)
+        zero, cut, offload = self.strategy.zero_level, self._stored(one), self.strategy.offload
         per_element = self.optimizer.state_bytes
         if tensor.itemsize < 4:
             per_element += STATE_BYTES_PER_MASTER
@@ -234,7 +253,7 @@ class Synchroniser:
             ("optimizer state", tensor.size * per_element, cut),
         )
         for category, size, config in held:
-            if category == "optimizer state" and self.strategy.offload or self.strategy.offload == "parameters":
+            if offload == "v0" or (category == "optimizer state" and offload == "states"):
                 continue
             for device, share in zip(config.devices, fractions(config)):
                 table = self.static_bytes[device]

@@ -14,7 +14,7 @@ from whale_tf.profiler.op_time import op_seconds
 from whale_tf.simulator.buffers import BufferTable
 from whale_tf.simulator.calibration import MEMORY
 from whale_tf.simulator.costs import DEFAULT_GAMMA
-from whale_tf.simulator.engine import run
+from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.program import COMPUTATION, FEATURE, Buffer, Instruction, Parts
@@ -192,7 +192,10 @@ class Tasks:
             [tuple(self._slot[device] for device in devices) for devices in self.devices], self._queues, self._links,
             pairs[:, 1].tolist(), first.tolist(), np.bincount(pairs[:, 1], minlength=total).tolist(), self.used, {}, buffers)
 
+    def times(self, graph: ExecutionGraph) -> Times:
+        """When the tasks run."""
+        return run(graph, self.network.bandwidths, [DEFAULT_GAMMA[self.cluster.devices[device].kind] for device in self.used])
+
     def makespan(self) -> float:
         """Seconds until all is done."""
-        gammas = [DEFAULT_GAMMA[self.cluster.devices[device].kind] for device in self.used]
-        return run(self.graph(), self.network.bandwidths, gammas).makespan
+        return self.times(self.graph()).makespan

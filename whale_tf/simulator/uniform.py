@@ -7,15 +7,20 @@ Tensor parallelism is innermost (neighbouring devices), then data, then pipeline
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
-from whale_tf.errors import PlanError
-from whale_tf.schedule import check_warmups, warmup_depths
+from whale_tf.errors import PlanError, did_you_mean
+from whale_tf.plan import OFFLOAD, ZERO
+from whale_tf.schedule import check_warmups, schedule_of, warmup_depths
 from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
 from whale_tf.simulator.model_graph import ACTIVATION, KINDS, ModelGraph
-from whale_tf.simulator.strategy_tree import Strategy, StrategyTree, checked_config
+from whale_tf.simulator.strategy_tree import Stage, Strategy, StrategyTree, checked_config
 
 EXPERTS = "e"  # the dimension of a mixture of experts: always over all devices of a stage, tokens go to their experts
+
+# What is kept for the backward pass: everything; all but attention's inside (Megatron); the inputs of every block; what crosses
+# stages (GPipe, DAPPLE).
+RECOMPUTE = ("none", "selective", "full", "stage")
 
 
 def micro_batch_size(global_batch: int, num_micro_batch: int, dp: int = 1) -> int:
@@ -46,11 +51,12 @@ def uniform_3d(
     schedule: str = "backward_first",
     policy: str = "PA",
     warmups: Optional[Sequence[int]] = None,
-    recompute: str = "",
-    zero: int = 0,
+    recompute: str = "none",
+    zero: str = "none",
     partition_activations: bool = False,
-    offload: str = "",
+    offload: str = "none",
     devices: Optional[Sequence[int]] = None,
+    chunks: int = 2,
 ) -> Strategy:
     """The strategy of ``dp x tp x pp`` (Proteus Table V's DP x MP x PP).
 
@@ -58,19 +64,26 @@ def uniform_3d(
         model: built for a micro-batch of all data-parallel replicas together.
         warmups: K_i per stage; None: DAPPLE's ``policy``.
         devices: device of every (stage, replica, tensor part), the last changing fastest; None: in order.
-        offload: what lies in the host's memory: ``""``, ``"optimizer"`` or ``"parameters"``.
-        recompute: ``""``, ``"stage"`` (keep only what crosses stages) or ``"block"`` (keep the inputs of every block).
+        zero, offload: as of :class:`~whale_tf.simulator.strategy_tree.Strategy`.
+        recompute: one of :data:`RECOMPUTE`.
+        chunks: stages that each group of devices runs, under a schedule that has several.
 
     Raises:
         PlanError: a degree below 1, more stages than blocks, or an op that cannot be partitioned.
     """
     if min(dp, tp, pp, num_micro_batch) < 1:
         raise PlanError(f"dp {dp}, tp {tp}, pp {pp} and {num_micro_batch} micro-batches: expected at least 1 each")
-    if recompute not in ("", "stage", "block"):
-        raise PlanError(f"recompute is {recompute!r}, expected '', 'stage' or 'block'")
-    if offload not in ("", "optimizer", "parameters"):
-        raise PlanError(f"offload is {offload!r}, expected '', 'optimizer' or 'parameters'")
-    depths = tuple(warmups) if warmups is not None else warmup_depths(policy, pp, None, num_micro_batch)
+    for name, value, values in (("recompute", recompute, RECOMPUTE), ("zero", zero, ZERO), ("offload", offload, OFFLOAD)):
+        if value not in values:
+            raise PlanError(f"{name} is {value!r}, expected one of {', '.join(values)}.{did_you_mean(value, values)}")
+    if zero != "none" and dp == 1:
+        raise PlanError(f"zero is {zero!r}, which divides over data-parallel replicas, and dp is 1; use more, or zero 'none'")
+    known = schedule_of(schedule)
+    if known.homes is not None and partition_activations:
+        raise PlanError(f"schedule {schedule!r} runs several stages a device, and activations are kept in parts only where each "
+                        "has one; use backward_first, or zero_bubble_h1")
+    homes = known.homes(pp * chunks, chunks) if known.homes is not None else tuple(range(pp))
+    depths = tuple(warmups) if warmups is not None else warmup_depths(known.policy or policy, pp, None, num_micro_batch)
     if len(depths) != pp:
         raise PlanError(f"{len(depths)} warm-up depths for {pp} stages")
     check_warmups(depths, num_micro_batch)
@@ -80,15 +93,55 @@ def uniform_3d(
     tree = StrategyTree(model)
     tree.order = schedule
     tree.zero, tree.partition_activations, tree.offload = zero, partition_activations, offload
-    for stage, ops in enumerate(balanced_stages(model, pp)):
-        part = placed[stage * dp * tp : (stage + 1) * dp * tp]
+    parts = balanced_stages(model, len(homes))
+    for home, ops in zip(homes, parts):
+        part = placed[home * dp * tp : (home + 1) * dp * tp]
         tree.configs.update(_stage_configs(model, ops, part, dp, tp))
         for block in {model.ops[number].path[0] for number in ops}:
-            tree.schedule(block, ScheduleConfig(num_micro_batch, depths[stage], bool(recompute)))
-    strategy = tree.propagate()
-    if recompute == "stage":
-        strategy = strategy._replace(recompute=("stage",) * len(model.ops))
-    return strategy
+            tree.schedule(block, ScheduleConfig(num_micro_batch, depths[home]))
+    strategy = recomputing(tree.propagate(), recompute)
+    if known.homes is None:
+        return strategy
+    devices_of = [strategy.stages[home].devices for home in homes]
+    return strategy._replace(stages=tuple(Stage(ops, row, 1) for ops, row in zip(parts, devices_of)))
+
+
+def recomputing(strategy: Strategy, how: str) -> Strategy:
+    """The strategy with what the backward pass computes again.
+
+    Raises:
+        PlanError: ``selective``, of a model without attention.
+    """
+    ops = strategy.model.ops
+    if how == "none":
+        return strategy
+    if how == "stage":
+        return strategy._replace(recompute=("stage",) * len(ops))
+    if how == "full":
+        return strategy._replace(recompute=tuple(op.path[0] for op in ops))
+    again = attention_ops(strategy.model) if how == "selective" else frozenset()
+    if how == "selective" and not again:
+        raise PlanError(
+            f"recompute 'selective' is of attention alone, and {strategy.model.name!r} has none; use 'full', or 'stage'")
+    return strategy._replace(recompute=tuple("/".join(op.path[:-1]) if n in again else "" for n, op in enumerate(ops)))
+
+
+def attention_ops(model: ModelGraph) -> FrozenSet[int]:
+    """What Megatron's selective recomputation computes again (Korthikanti et al. 2022, section 5): products of activations with
+    each other (scores, and values by weights), and what lies between the two."""
+    maker = {use.tensor: number for number, op in enumerate(model.ops) for use in op.outputs}
+    products = {number for number, op in enumerate(model.ops) if op.kind == "matmul" and len(op.inputs) == 2
+                and all(model.tensors[use.tensor].role == ACTIVATION for use in op.inputs)}
+    found: Set[int] = set()
+    for last in products:
+        for use in model.ops[last].inputs:
+            path, tensor = [last], use.tensor
+            while tensor in maker and maker[tensor] not in products and len(model.ops[maker[tensor]].inputs) == 1:
+                path.append(maker[tensor])
+                tensor = model.ops[maker[tensor]].inputs[0].tensor
+            if maker.get(tensor) in products:
+                found.update(path + [maker[tensor]])
+    return frozenset(found)
 
 
 def _stage_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int], dp: int, tp: int) -> Dict[int, OpConfig]:

@@ -1,7 +1,8 @@
 """A Program as a picture: a row for each device, a box for each call, in the order in which they run.
 
-Times are nominal, as papers draw schedules: a forward body takes one unit, a backward body two, everything else a fraction.  For
-times in seconds simulate the plan (``whale simulate``).  The number in a box is its micro-batch.
+Times are nominal, as papers draw schedules: a forward body takes one unit, a backward body two (one, with the gradients of
+weights apart, which take another), everything else a fraction.  For times in seconds simulate the plan (``whale simulate``).  The
+number in a box is its micro-batch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from whale_tf.program import (
     ALL,
     BACKWARD,
     BRIDGE,
+    CLONED,
     DIVIDE,
     EARLY,
     FORWARD,
@@ -23,16 +25,18 @@ from whale_tf.program import (
     SECTION,
     SYNCHRONISE,
     UPDATE,
+    WEIGHT,
     WHOLE,
     Program,
 )
 from whale_tf.viz.timeline import COLOURS, FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR, Figure, Patch, new_figure, save
 
 HOST = -1
-LENGTHS = {EARLY: 1.0, SECTION: 0.5, FORWARD: 1.0, BACKWARD: 2.0, ONCE: 0.2, UPDATE: 0.4, SYNCHRONISE: 0.5}
+LENGTHS = {EARLY: 1.0, SECTION: 0.5, FORWARD: 1.0, BACKWARD: 2.0, WEIGHT: 1.0, ONCE: 0.2, UPDATE: 0.4, SYNCHRONISE: 0.5}
 RECIPE_LENGTH = 0.25
 COLOUR_OF = {
     EARLY: COLOURS["recompute"], SECTION: COLOURS["update"], FORWARD: COLOURS["forward"], BACKWARD: COLOURS["backward"],
+    WEIGHT: COLOURS["weight"],
     UPDATE: COLOURS["update"], ONCE: IDLE_COLOUR, DIVIDE: FEATURE_COLOUR, BRIDGE: FEATURE_COLOUR, WHOLE: FEATURE_COLOUR,
     ACCUMULATE: GRADIENT_COLOUR, SYNCHRONISE: GRADIENT_COLOUR, MERGE: GRADIENT_COLOUR,
 }
@@ -72,7 +76,9 @@ def boxes(program: Program) -> List[Box]:
             heapq.heappush(ready, (start, number))
             continue
         waiting.discard(number)
-        ends[number] = start + LENGTHS.get(program.step_of(program.calls[number]), RECIPE_LENGTH)
+        body = program.bodies[program.calls[number].body]
+        is_part = body.step == BACKWARD and program.body(body.task_graph, WEIGHT) is not None
+        ends[number] = start + LENGTHS.get(WEIGHT if is_part else body.step, RECIPE_LENGTH)
         found += [Box(number, device, start, ends[number]) for device in devices]
         free.update(dict.fromkeys(devices, ends[number]))
         for reader in readers[number]:
@@ -95,7 +101,7 @@ def program_figure(program: Program, devices: Sequence[str] = ()) -> Figure:
         call = program.calls[box.call]
         axes.barh(rows.index(box.device), box.end - box.start, left=box.start, height=0.8, edgecolor="white",
                   color=COLOUR_OF[program.step_of(call)])
-        if call.clone.m != ALL and program.step_of(call) in (EARLY, FORWARD, BACKWARD):
+        if call.clone.m != ALL and program.step_of(call) in CLONED:
             axes.text((box.start + box.end) / 2, rows.index(box.device), str(call.clone.m), ha="center", va="center")
     axes.set_yticks(range(len(rows)))
     axes.set_yticklabels(["host" if row == HOST else devices[row] if devices else f"device {row}" for row in rows])

@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise MissingPackageError(f'pictures need matplotlib ({error}); install it: pip install "whale_tf[viz]"') from error
 
-COLOURS = {"forward": "#5b8fd6", "backward": "#6dbb63", "recompute": "#a9c9f2", "update": "#8e6bb8"}
+COLOURS = {"forward": "#5b8fd6", "backward": "#6dbb63", "weight": "#b7dca0", "recompute": "#a9c9f2", "update": "#8e6bb8"}
 FEATURE_COLOUR, GRADIENT_COLOUR, IDLE_COLOUR = "#e8a33d", "#d65f5f", "#e9e9e9"
 MAX_ROWS = 32
 GIB = 2.0**30

@@ -55,7 +55,7 @@ def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int]) ->
     calls = [mover.call(call) for call in step.annotations.gradient_calls]
     shapes = with_new_shapes(step, edit, [node.name for node in edit.nodes()[staged:]], mover.shapes())
     mover.move_waits()
-    replaced = dict(step.replaced, **mover.replaced())
+    replaced = {**mover.replaced(), **step.replaced}
     parts = [_parts(step.definitions.graph, captured.graph.ops[op], names, assignment)
              for op, names in lowering.variables.items()]
     for variable in parts:

@@ -1,7 +1,7 @@
 """The analysis: sweep, promote, collect the result."""
 from __future__ import annotations
 
-from typing import Container, Mapping, Optional
+from typing import Container, Mapping, Optional, Set
 
 from whale_tf.ir.batch_axis import control_flow, cutting, functional, positions, reshaping
 from whale_tf.ir.batch_axis.promote import promote
@@ -10,6 +10,8 @@ from whale_tf.ir.batch_axis.result import BatchAxis
 from whale_tf.ir.batch_axis.state import Given, Options
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import sharded
+from whale_tf.ir.traits import traits
+from whale_tf.ir.units import whole_loops
 
 HANDLER_MODULES = (control_flow, cutting, functional, positions, reshaping)  # imported for the handlers they register
 
@@ -27,10 +29,26 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
     seeds = {tensor: Given(stated.get(tensor, sharded(dim))) for tensor, dim in sources.items()}
     seeds.update((tensor, Given(layout)) for tensor, layout in stated.items() if tensor not in sources)
     plain = {tensor: dim for tensor, dim in sources.items() if seeds[tensor].layout.blocks == (1,)}
-    state = Propagation(graph, seeds, static_batch(graph, plain), options, scope, dict(sources))
-    state.sweep()
-    promote(state)
-    return state.finish()
+    together: Set[int] = set()
+    while True:
+        state = Propagation(graph, seeds, static_batch(graph, plain), options, scope, dict(sources))
+        state.together = together
+        state.sweep()
+        promote(state)
+        more = _whole_loops(state) - together
+        if not more:
+            return state.finish()
+        together = together | more
+
+
+def _whole_loops(state: Propagation) -> Set[int]:
+    """Ops of version 1 loops that have to run whole: what is in them cannot be divided, or not exactly."""
+    if not state.options.sections:
+        return set()
+    causes = state.looped.union(unknown.op for unknown in state.result.unknown.values())
+    units = whole_loops(state.graph, state.scope) if causes else []
+    return {index for unit in units if not unit.isdisjoint(causes) and not any(
+        traits(state.graph.ops[index].type).is_write for index in unit) for index in unit}
 
 
 def static_batch(graph: OpGraph, sources: Mapping[int, int]) -> Optional[int]:

@@ -90,8 +90,10 @@ class Operands:
         state, layout, tensor = self.state, self.layouts[i], self.op.inputs[i]
         is_known = not state.flags[tensor] & VARIABLE
         exact = is_known or (state.options.sync is not None and state.options.sync(self.op))
-        in_section = not exact and state.options.sections and not (state.flags[tensor] & LOOP and state.can_reduce) and (
-            not of_normalisation(state, self.op, tensor))
+        in_section = not exact and state.options.sections and not of_normalisation(state, self.op, tensor)
+        if in_section and state.flags[tensor] & LOOP and state.can_reduce:
+            in_section = False
+            state.looped.add(self.op.id)
         kind = "sum" if layout.is_partial else layout.kind
         if in_section and not (has_batch and state.can_reduce):
             raise Refuse(f"it needs {state.graph.tensor_name(tensor)!r} over all examples")
@@ -184,6 +186,15 @@ def run_whole(state: State, op: Op, reason: str) -> None:
             row.state is not VariableState.NONE) or any(state.flags[t] & LOOP for t in op.inputs) or any(
             dtype.endswith("_ref") or dtype == "resource" for dtype in types):
         raise Refuse(reason)
+    combine_operands(state, op, reason)
+
+
+def combine_operands(state: State, op: Op, reason: str) -> None:
+    """Make an op whole.
+
+    Raises:
+        Refuse: an operand cannot be combined.
+    """
     # a batch input is there whole
     found = {i: combination(state, t) for i, t in enumerate(op.inputs)
              if state.layout(t) != REPLICATED_0 and t not in state.result.sources}

@@ -10,7 +10,7 @@ import heapq
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, blocks_of, factor_at, result_layout, unify
-from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, run_whole
+from whale_tf.ir.batch_axis.operands import Operands, carry_offsets, combine_operands, run_whole
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Inexact, Unknown
 from whale_tf.ir.batch_axis.state import (
     BATCHED,
@@ -95,7 +95,9 @@ class Propagation(State):
                 self.waiting.setdefault(tensors[t].op, []).append(op.id)
                 return
         first = not visited[op.id]
-        if not flag & BATCHED and first and op.type not in _ALWAYS and op.id not in self.special:
+        if op.id in self.together:
+            self._visit_together(op, flag)
+        elif not flag & BATCHED and first and op.type not in _ALWAYS and op.id not in self.special:
             carried = flag & (VARIABLE | LOOP | OF_SECTION) if op.type not in SHAPE_ONLY else flag & (LOOP | OF_SECTION)
             if op.type == "ZerosLike":
                 carried |= ZERO
@@ -143,6 +145,17 @@ class Propagation(State):
         if before is not None and self._state(op) != before:
             self._push_consumers(op)
 
+    def _visit_together(self, op: Op, flag: int) -> None:
+        """An op of a loop that runs once, on all examples."""
+        self._forget(op)
+        self.visited[op.id] = 1
+        for t in op.outputs:
+            self.flags[t] = flag & VARIABLE
+        try:
+            combine_operands(self, op, "its loop goes over all examples")
+        except Refuse as why:
+            self.lose(op, str(why))
+
     def _plant(self, tensor: int, seed: Given) -> None:
         self.flags[tensor] |= seed.flags
         if seed.layout is UNKNOWN:
@@ -187,6 +200,7 @@ class Propagation(State):
             self.result.localise.pop((op.id, position), None)
         self.inexact.pop(op.id, None)
         self.whole.pop(op.id, None)
+        self.looped.discard(op.id)
         self.seeded.discard(op.id)
         self.shared.discard(op.id)
 

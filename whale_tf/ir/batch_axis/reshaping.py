@@ -24,7 +24,7 @@ from whale_tf.ir.extents import (
     static_ints,
     vector,
 )
-from whale_tf.ir.graph import Op
+from whale_tf.ir.graph import Op, Shape
 from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.rules import rule_for
 
@@ -57,6 +57,8 @@ def cast(state: Propagation, op: Op) -> None:
 @handler
 def broadcast_args(state: Propagation, op: Op) -> None:
     """One operand's shape may be a constant with the whole batch's size while the other's is the clone's."""
+    if op.forward in state.whole:
+        raise Refuse("it compares shapes of operands that were there for all examples")
     values = [state.value(t) for t in op.inputs]
     if values[0] is None or values[1] is None:
         raise Refuse("the shapes it compares are not known")
@@ -134,12 +136,24 @@ def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeL
     dim = next(j for j, s in enumerate(target) if isinstance(s, Size) and s.depends_on_batch)
     size = target[dim]
     blocks = blocks_of(size) if isinstance(size, Size) else None
-    if shape is None or dim >= len(shape) or list(shape[:dim]) != target[:dim]:
+    dim = _kept(shape, target, dim)
+    if shape is None or dim < 0:
         raise Refuse("a whole tensor is given the shape of a part of the batch")
     plan = Operands(state, op, "mn", [layout, layout])
     plan.slice(0, dim, blocks)
     plan.record()
     return sharded(dim, blocks, layout.power)
+
+
+def _kept(shape: Shape, target: Sequence[SizeLike], dim: int) -> int:
+    """Where a tensor has the dimension that is ``dim`` in its new shape, sizes of one aside; -1: it is not kept, or that is not
+    known."""
+    sizes, leading = shape or (), [size for size in target[:dim] if size != 1]
+    place = next((j for j, size in enumerate(sizes) if size != 1 and [s for s in sizes[:j] if s != 1] == leading), -1)
+    rest, after = [s for s in sizes[place + 1:] if s != 1], [s for s in target[dim + 1:] if s != 1]
+    is_free = len(rest) == len(after) or any(isinstance(size, Size) or size < 0 for size in after)
+    is_equal = is_free or (None not in rest and product(rest) == product(after))  # type: ignore[arg-type]
+    return place if is_equal else -1
 
 
 def _target(state: Propagation, op: Op, value: Optional[Value]) -> List[SizeLike]:

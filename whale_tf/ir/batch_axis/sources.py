@@ -10,6 +10,7 @@ from whale_tf.ir.batch_axis.result import BatchAxis, Slice
 from whale_tf.ir.batch_axis.state import Options
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout, replicated, sharded
+from whale_tf.ir.traits import Role, traits
 
 MAX_BLOCKS = 64  # examples of the batch that one row of the smallest input may go with
 PLAIN, NONE = sharded(0), replicated()
@@ -107,13 +108,14 @@ class _Search:
             raise _unknown(unknown)
         sizes = {t: self.size(t, 0) for t in candidates if t not in stated and graph.tensors[t].shape}
         divided = {t: layout for t, layout in stated.items() if layout.is_sharded}
-        if None in sizes.values():
+        computed = {t for t in sizes if traits(graph.producer(t).type).role is Role.HOST and graph.producer(t).inputs}
+        if None in (sizes[t] for t in sizes.keys() - computed or sizes):
             return [{**divided, **{t: PLAIN for t in sizes if graph.tensors[t].shape[0] is None}}]  # type: ignore[index]
-        counts = collections.Counter(sizes.values())
+        counts = collections.Counter(sizes.values())  # a Python function's open size is that of its operands
         given = [size for size in (self.size(t, layout.dim) for t, layout in divided.items()) if size is not None]
         found = []
         for batch in given or [size for size, _ in counts.most_common() if size is not None]:
-            found.append({t: PLAIN for t, size in sizes.items() if size == batch})
+            found.append({t: PLAIN for t, size in sizes.items() if size in (batch, None)})
             multiples = {t: size // batch for t, size in sizes.items()
                          if size is not None and batch and size != batch and size % batch == 0 and size // batch <= MAX_BLOCKS}
             if multiples:

@@ -91,6 +91,8 @@ class State(View):
         self.promoted_beside: Dict[int, Optional[int]] = {}
         self.inexact: Dict[int, str] = {}
         self.whole = self.result.whole
+        self.together: Set[int] = set()  # ops of loops that run whole
+        self.looped: Set[int] = set()  # ops that would be exact if their loop did
         self.forced: Set[int] = set()  # ops that have to run whole, because a section needs their sizes
         self.gathered: Set[int] = set()  # divided tensors that a section has whole
         self.per_replica: Set[int] = set()  # ops of normalisation layers, from their statistics to where these are used
@@ -221,16 +223,18 @@ class State(View):
     def _evaluate(self, tensor: int) -> Optional[Value]:
         if tensor in self.layouts or self._depth > 200:
             return None
-        op = self.graph.producer(tensor)
-        if op.type in ("Shape", "ShapeN"):
-            sizes = self.local_shape(op.inputs[self.graph.tensors[tensor].index])
+        op, record = self.graph.producer(tensor), self.graph.tensors[tensor]
+        if op.id in self.whole:  # the value of the whole mini-batch, while those of its operands may be a clone's
+            value = None
+        elif op.type in ("Shape", "ShapeN"):
+            sizes = self.local_shape(op.inputs[record.index])
             return None if sizes is None else vector(sizes)
-        self._depth += 1
-        try:
-            value = super()._evaluate(tensor)
-        finally:
-            self._depth -= 1
-        record = self.graph.tensors[tensor]
+        else:
+            self._depth += 1
+            try:
+                value = super()._evaluate(tensor)
+            finally:
+                self._depth -= 1
         if value is None and record.dtype.startswith("int") and record.shape is not None and None not in record.shape:
             count = 1
             for size in record.shape:

@@ -2,7 +2,7 @@
 
 ``traits(op.type)`` returns the row; :func:`types_where` and the sets below are views of the table.  To add an op type, add
 a row to one of the sections ``graph``, ``variables``, ``arithmetic`` and ``moving``.  The row states its sharding rule, its
-handler along the batch axis, its role and effect on variables, its memory and its cost.  Rule makers, handlers and
+handler along the batch axis, its role and effect on variables, its memory, its precision and its cost.  Rule makers, handlers and
 evaluators are functions elsewhere, referred to by name.
 
 Open-ended families of types (datasets, readers, custom optimizers) are recognised by name; a type neither in the table nor
@@ -16,10 +16,11 @@ from typing import Callable, Dict, FrozenSet, Pattern, Tuple
 from whale_tf.ir.traits.arithmetic import ARITHMETIC
 from whale_tf.ir.traits.graph import GRAPH
 from whale_tf.ir.traits.moving import MOVING
+from whale_tf.ir.traits.precision import with_precision
 from whale_tf.ir.traits.row import FLOW, Buffer, Cost, Gives, OpTraits, Recipe, Role, State, merged
 from whale_tf.ir.traits.variables import STATE
 
-TABLE = merged(GRAPH, STATE, ARITHMETIC, MOVING)
+TABLE = with_precision(merged(GRAPH, STATE, ARITHMETIC, MOVING))
 UNKNOWN = OpTraits()
 
 # Tried in this order for types without a row.

@@ -95,6 +95,16 @@ class Recipe(Enum):
     LOOK_UP = "look up"  # along the rows of the table
 
 
+class Precision(Enum):
+    """Whether an op computes in a type of half the bytes under mixed precision."""
+
+    FIXED = "fixed"  # its types stay
+    LOW = "low"  # always: limited by arithmetic, and sums are float32 inside
+    INFERRED = "inferred"  # between low ones, but not behind one that needs float32
+    NEUTRAL = "neutral"  # beside a low one: moves, picks or compares elements, so that nothing is lost
+    HIGH = "high"  # never: float32
+
+
 class OpTraits(NamedTuple):
     """One row: everything the package knows of an op type.  The defaults are assumed for an unknown type.
 
@@ -104,6 +114,7 @@ class OpTraits(NamedTuple):
         batch: handler in :mod:`whale_tf.ir.batch_axis`, if the rule alone does not determine the batch axis.
         value: evaluator in :mod:`whale_tf.ir.extents`, for integer operands.
         role, state, gives, buffer, recipe: see the enumerations.
+        precision: under mixed precision; given by :mod:`whale_tf.ir.traits.precision`.
         cost: what to count, and ``flops`` for each of it.
         is_dear: takes several times as long as a product of as many elements, though ``flops`` says 1.
         passes_terms: terms of a sum may pass through; before any other op they are added up, so that this is done once.
@@ -127,6 +138,7 @@ class OpTraits(NamedTuple):
     cost: Cost = Cost.RESULT
     flops: float = 1.0
     recipe: Recipe = Recipe.NONE
+    precision: Precision = Precision.FIXED
     is_dear: bool = False
     passes_terms: bool = False
     stops_gradient: bool = False

@@ -21,6 +21,7 @@ import numpy
 
 from whale_tf.cluster import Cluster, Link
 from whale_tf.planner.amp import layer_assignment
+from whale_tf.planner.measures import Measures
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
 
@@ -62,9 +63,9 @@ class Costs:
     """
 
     def __init__(self, profile: ModelProfile, cluster: Cluster, global_batch: int, blocking: bool = False,
-                 shared_adapters: bool = True) -> None:
+                 shared_adapters: bool = True, measures: Measures = Measures()) -> None:  # noqa: B008 (a frozen tuple)
         self.profile, self.cluster, self.global_batch = profile, cluster, global_batch
-        self.blocking, self.shared_adapters = blocking, shared_adapters
+        self.blocking, self.shared_adapters, self.measures = blocking, shared_adapters, measures
         layers = profile.layers
         self.outputs = numpy.array([layer.output_bytes for layer in layers], dtype=float)
         self._split = numpy.array([layer.tensor_parallel_bytes is not None for layer in layers])
@@ -222,14 +223,19 @@ class Costs:
         """Of each device of a stage: parameters with their gradients and states, and the activations of the micro-batches in
         flight."""
         kept = self._kept[first:end] / numpy.where(self._split[first:end], degrees.tmp, 1)
-        fixed = self.device_parameters(first, end, degrees.tmp) * self.profile.bytes_per_parameter_byte
-        return float(fixed + min(gas, degrees.pp - stage) * micro_batch * float(kept.sum()))
+        fixed = self.device_parameters(first, end, degrees.tmp) * self.measures.parameter_bytes(self.profile, degrees.dp)
+        each = float(kept.sum())
+        if self.measures.recompute != "none":
+            fixed += micro_batch * float(kept.max() if self.measures.recompute == "full" else each)
+            passed = self.outputs[[max(0, layer - 1) for layer in range(first, end)]]
+            each = float(passed.sum() if self.measures.recompute == "full" else passed[0])
+        return float(fixed + min(gas, degrees.pp - stage) * micro_batch * each)
 
     def _lowest(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray, gas: int) -> List[List[int]]:
         """``[pp][L + 1]``: the first layer with which a stage that ends there fits the smallest of its devices."""
         rows = []
         for p in range(degrees.pp):
-            limit = min(self.cluster.devices[device].usable_bytes for device in placement[p].ravel().tolist())
+            limit = self.measures.limit(min(self.cluster.devices[d].usable_bytes for d in placement[p].ravel().tolist()))
             row, first = [0], 0
             for end in range(1, len(self.profile.layers) + 1):
                 while first < end and self._stage_bytes(degrees, micro_batch, gas, p, first, end) > limit:
@@ -246,7 +252,7 @@ class Costs:
             for device in placement[p].ravel().tolist():
                 peak[device] = size
         devices = self.cluster.devices
-        return tuple(peak), all(size <= devices[index].usable_bytes for index, size in enumerate(peak))
+        return tuple(peak), all(size <= self.measures.limit(devices[index].usable_bytes) for index, size in enumerate(peak))
 
 
 def tensor_degrees(profile: ModelProfile, cluster: Cluster) -> List[int]:

@@ -13,9 +13,10 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
-from whale_tf.planner.candidate import Candidate, Stage, best, kind_of, no_candidate, ranked
+from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate, ranked
+from whale_tf.planner.joint import Joint
+from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.search import searched
-from whale_tf.planner.simulated import simulated
 from whale_tf.profiler.model_profile import ModelProfile
 
 MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
@@ -36,6 +37,7 @@ class Request(NamedTuple):
         micro_batches: of one model replica; None: chosen.
         global_batch: examples of one step.
         balance: a key of :data:`whale_tf.balance.SOLVERS`, for replicas on unequal devices.
+        allowed: what may be done about memory.
     """
 
     method: str
@@ -43,13 +45,14 @@ class Request(NamedTuple):
     micro_batches: Optional[int]
     global_batch: int
     balance: str = "exact"
+    allowed: Allowed = Allowed("none")
 
 
 def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
            more: Sequence[Candidate] = ()) -> Candidate:
     """The best plan for a model; see :func:`candidates`."""
     began = time.perf_counter()
-    found = best(candidates(layers, pieces, cluster, request, more), cluster)
+    found = _joint(layers, pieces, cluster, request, more).best(request.allowed)
     return replace(found, search_seconds=time.perf_counter() - began)
 
 
@@ -66,11 +69,19 @@ def candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, req
         InfeasibleError: no search finds a plan, or there are more stages than ops.
         PlanError: the request fits no cluster of this size.
     """
+    return ranked(_joint(layers, pieces, cluster, request, more).played(request.allowed))
+
+
+def _joint(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, more: Sequence[Candidate]) -> Joint:
     if request.num_stages is not None and request.num_stages > len(pieces.layers):
         raise InfeasibleError(f"num_task_graph is {request.num_stages}, but {pieces.name!r} can be cut into at most "
                               f"{len(pieces.layers)} parts; use at most that many")
-    found = list(more) + _candidates(layers, pieces, cluster, request)
-    return ranked([simulated(one, cluster, request.balance) for one in _distinct(found)])
+
+    def under(measures: Measures) -> List[Candidate]:
+        coarse, fine = measures.of(layers, cluster), measures.of(pieces, cluster)
+        return _distinct([*more, *_candidates(coarse, fine, cluster, request, measures)])
+
+    return Joint(layers, cluster, under, request.balance)
 
 
 def to_play(found: Sequence[Candidate]) -> List[Candidate]:
@@ -87,11 +98,12 @@ def undivided(profile: ModelProfile, cluster: Cluster, request: Request) -> Cand
         request.micro_batches or 1, peak_memory_bytes=(0,) * len(cluster), profile=profile)
 
 
-def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request) -> List[Candidate]:
+def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
+                measures: Measures) -> List[Candidate]:
     found: List[Candidate] = []
     for count in _stage_counts(pieces, cluster, request):
         try:
-            found += _partitions(layers, pieces, cluster, request, count)
+            found += _partitions(layers, pieces, cluster, request, count, measures)
         except InfeasibleError as error:
             if request.num_stages is not None:
                 raise
@@ -100,7 +112,7 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
         found.append(undivided(layers, cluster, request))
         for name in SEARCHES.get(request.method, ("data-parallel", request.method)):
             try:
-                found += _searched(layers, cluster, request, name)
+                found += _searched(layers, cluster, request, name, measures)
             except InfeasibleError as error:
                 found.append(no_candidate(name, error))
     return found
@@ -115,12 +127,12 @@ def _distinct(found: Sequence[Candidate]) -> List[Candidate]:
     return list(kept.values())
 
 
-def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str) -> List[Candidate]:
+def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str, measures: Measures) -> List[Candidate]:
     """What a search hands over, without plans of more replicas than a micro-batch has examples.  TaskGraphs of a graph are
     replicated, so nothing of one is split there."""
     whole = tuple(replace(layer, tensor_parallel_bytes=None) for layer in layers.layers)
     found = searched(replace(layers, layers=whole) if layers.graph else layers, cluster, request.global_batch, name,
-                     recompute=False, micro_batches=request.micro_batches)
+                     measures, micro_batches=request.micro_batches)
     fine = [one for one in found if _samples(one, request) >= max(map(_replicas, one.stages))]
     if not fine:
         raise InfeasibleError(
@@ -147,33 +159,35 @@ def _stage_counts(pieces: ModelProfile, cluster: Cluster, request: Request) -> L
     return [count for count in range(2, min(total, len(pieces.layers)) + 1) if total % count == 0]
 
 
-def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, count: int) -> List[Candidate]:
+def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, count: int,
+                measures: Measures) -> List[Candidate]:
     """The best numbers of micro-batches for ``count`` stages, the cuts between blocks unless finer ones are worth it."""
     if count == 1:
-        return _searched(layers, cluster, request, "data-parallel")
+        return _searched(layers, cluster, request, "data-parallel", measures)
     profile = layers if count <= len(layers.layers) else pieces
     found: List[Candidate] = []
     error: Optional[InfeasibleError] = None
     for micro_batches in _micro_batch_counts(cluster, request, count):
         try:
-            found.append(auto_partition(profile, cluster, request.global_batch, count, micro_batches))
+            found.append(auto_partition(profile, cluster, request.global_batch, count, micro_batches, measures))
         except InfeasibleError as failed:
             error = failed
     if not found:
-        return [_finer(pieces, cluster, request, count, error)]
+        return [_finer(pieces, cluster, request, count, measures, error)]
     choices = []
     for result in sorted(found, key=lambda r: r.latency_s)[:SCORED]:
-        finer = auto_partition(pieces, cluster, request.global_batch, count, result.micro_batches)
+        finer = auto_partition(pieces, cluster, request.global_batch, count, result.micro_batches, measures)
         taken = respecting_blocks(result, finer)
         choices.append(replace(taken, profile=pieces if taken is finer else profile))
     return choices
 
 
-def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int, error: Optional[InfeasibleError]) -> Candidate:
+def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int, measures: Measures,
+           error: Optional[InfeasibleError]) -> Candidate:
     """Where no cut between blocks fits in memory, a finer one may."""
     most = max(_micro_batch_counts(cluster, request, count))
     try:
-        return replace(auto_partition(pieces, cluster, request.global_batch, count, most), profile=pieces)
+        return replace(auto_partition(pieces, cluster, request.global_batch, count, most, measures), profile=pieces)
     except InfeasibleError:
         raise error or InfeasibleError(f"no partition of {pieces.name!r} fits") from None
 

@@ -13,6 +13,7 @@ from whale_tf.balance import PartitionProblem, StagePartition, exact_stages, par
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.planner.candidate import Candidate, Stage, kind_of
+from whale_tf.planner.measures import Measures
 from whale_tf.planner.virtual_device import dealt
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
@@ -24,6 +25,7 @@ BLOCK_GAIN = 1.02
 
 def auto_partition(
     profile: ModelProfile, cluster: Cluster, global_batch: int, num_stages: int, micro_batches: int,
+    measures: Measures = Measures(),  # noqa: B008 (a frozen tuple)
     solve: Callable[[PartitionProblem], StagePartition] = exact_stages,
 ) -> Candidate:
     """The profile's layers on ``num_stages`` stages.
@@ -31,6 +33,7 @@ def auto_partition(
     Args:
         global_batch: samples of one step, of all model replicas together.
         micro_batches: of one model replica.
+        measures: what is done about memory.
         solve: gives each stage its layers and device.
 
     Raises:
@@ -39,7 +42,7 @@ def auto_partition(
     """
     began = time.perf_counter()
     rows = stage_devices(cluster, num_stages)
-    problem = partition_problem(profile, cluster, rows, global_batch, micro_batches)
+    problem = partition_problem(profile, cluster, rows, global_batch, micro_batches, measures)
     found = solve(problem)
     stages = _stages(found, rows, micro_batches)
     seconds = partition_latency_s(problem, found) + _all_reduce_s(profile, cluster, stages)
@@ -72,7 +75,8 @@ def stage_devices(cluster: Cluster, num_stages: int) -> List[Tuple[int, ...]]:
 
 
 def partition_problem(
-    profile: ModelProfile, cluster: Cluster, rows: Sequence[Tuple[int, ...]], global_batch: int, micro_batches: int
+    profile: ModelProfile, cluster: Cluster, rows: Sequence[Tuple[int, ...]], global_batch: int, micro_batches: int,
+    measures: Measures = Measures(),  # noqa: B008
 ) -> PartitionProblem:
     """The layers' balance problem; work is in seconds on the first device, speeds are relative to it."""
     samples = global_batch / (micro_batches * len(rows))
@@ -90,12 +94,18 @@ def partition_problem(
     latency_s = max((link.latency_s for link in links), default=0.0)
     return PartitionProblem(
         flops=tuple(reference),
-        resident_bytes=tuple(layer.parameter_bytes * profile.bytes_per_parameter_byte for layer in profile.layers),
-        activation_bytes=tuple(layer.activation_bytes * samples for layer in profile.layers),
+        resident_bytes=tuple(layer.parameter_bytes * measures.parameter_bytes(profile, len(rows)) for layer in profile.layers),
+        activation_bytes=tuple(_kept_bytes(profile, number, measures) * samples for number in range(len(profile.layers))),
         handover_s=tuple(2 * (latency_s + layer.output_bytes * samples / slowest) for layer in profile.layers[:-1]),
         speeds=tuple(speed(place) for place in places),
-        memory_bytes=tuple(min(cluster.devices[row[place]].usable_bytes for row in rows) for place in places),
+        memory_bytes=tuple(measures.limit(min(cluster.devices[row[place]].usable_bytes for row in rows)) for place in places),
         micro_batches=micro_batches)
+
+
+def _kept_bytes(profile: ModelProfile, number: int, measures: Measures) -> float:
+    """Of one layer and sample: all that its backward pass reads, or just what it is computed again from."""
+    layer = profile.layers[number]
+    return float(layer.activation_bytes if measures.recompute == "none" else profile.layers[max(0, number - 1)].output_bytes)
 
 
 def _stages(found: StagePartition, rows: Sequence[Tuple[int, ...]], micro_batches: int) -> Tuple[Stage, ...]:

@@ -10,6 +10,7 @@ from whale_tf.errors import ConfigError, MissingPackageError
 from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import Request, candidates
 from whale_tf.planner.candidate import Candidate, no_candidate
+from whale_tf.planner.measures import Allowed
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.rhino.stages import pipelines
 from whale_tf.planner.simulated import with_slices
@@ -54,7 +55,7 @@ def request_of(config: Config, batch: int) -> Request:
             f"pipeline.num_stages is {stages}; leave it "
             "out, or set auto.auto_parallel to true")
     method = search if isinstance(search, str) else "all" if search and stages is None else "auto"
-    return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm)
+    return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm, Allowed(config.recompute))
 
 
 def search_plans(chain: Chain, source: Source, cluster: Cluster, config: Config) -> List[Candidate]:

@@ -34,6 +34,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy
 
 from whale_tf.planner.dapple.device_sets import Counts, Servers
+from whale_tf.planner.measures import Measures
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
 
@@ -130,8 +131,8 @@ class Costs:
     """
 
     def __init__(self, profile: ModelProfile, servers: Servers, global_batch: int, micro_batches: int,
-                 recompute: bool = False) -> None:
-        self.profile, self.servers, self.recompute = profile, servers, recompute
+                 measures: Measures = Measures()) -> None:  # noqa: B008 (a frozen tuple)
+        self.profile, self.servers, self.measures = profile, servers, measures
         self.global_batch, self.micro_batches = global_batch, micro_batches
         self.micro_batch = -(-global_batch // micro_batches)
         self.num_layers = len(profile.layers)
@@ -141,6 +142,9 @@ class Costs:
         for layer in profile.layers:
             kept.append(kept[-1] + layer.activation_bytes)
         self._kept = kept
+        self._passed = [0.0]  # what layers take from the ones before them
+        for size in [self.outputs[0], *self.outputs[:-1]]:
+            self._passed.append(self._passed[-1] + size)
         self._prefixes: Dict[Tuple[str, int], Tuple[List[float], List[float]]] = {}
         self._sets: Dict[Tuple[Counts, Counts], _SetCost] = {}
         self._wires: Dict[Tuple[Counts, Counts, Counts], Tuple[float, float]] = {}
@@ -173,12 +177,20 @@ class Costs:
 
     def memory(self, stage: Stage) -> StageMemory:
         cost = self.set_cost(stage.used, stage.taken)
-        fixed = self.parameters[stage.first][stage.end] * self.profile.bytes_per_parameter_byte
-        each = self.kept_bytes(stage.first, stage.end) * cost.slice_samples
-        if self.recompute:
-            fixed += each
-            each = float((self.outputs[stage.first - 1] if stage.first else self.outputs[0]) * cost.slice_samples)
-        return StageMemory(fixed, each, cost.memory_bytes)
+        fixed = self.parameters[stage.first][stage.end] * self.measures.parameter_bytes(self.profile, cost.replicas)
+        again, each = self.held_bytes(stage.first, stage.end)
+        return StageMemory(fixed + again * cost.slice_samples, each * cost.slice_samples, self.measures.limit(cost.memory_bytes))
+
+    def held_bytes(self, first: int, end: int) -> Tuple[float, float]:
+        """Activations of layers first to end - 1 for one sample: of the one micro-batch that is computed again, and of every one
+        in flight."""
+        whole, how = self.kept_bytes(first, end), self.measures.recompute
+        if how == "none":
+            return 0.0, whole
+        if how == "stage":
+            return whole, float(self.outputs[max(0, first - 1)])
+        largest = max(self.kept_bytes(layer, layer + 1) for layer in range(first, end))
+        return largest, self._passed[end] - self._passed[first]
 
     def element(self, stage: Stage, depth: Optional[int] = None) -> Element:
         """The stage as Eq. 1 sees it; ``depth``: micro-batches in flight (default: what memory allows)."""
@@ -243,7 +255,7 @@ class Costs:
             for layer in self.profile.layers:
                 time = layer_seconds(self.profile, layer, self.servers.cluster.devices[device], samples)
                 forward.append(forward[-1] + time.forward_s)
-                backward.append(backward[-1] + time.backward_s + (time.forward_s if self.recompute else 0.0))
+                backward.append(backward[-1] + time.backward_s + (time.forward_s if self.measures.recompute != "none" else 0.0))
             self._prefixes[key] = (forward, backward)
         return self._prefixes[key]
 

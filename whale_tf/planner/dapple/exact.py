@@ -285,7 +285,7 @@ def _insert(labels: List[_Label], new: _Label, with_round_trip: bool) -> None:
 
 def _memory_binds(costs: Costs) -> bool:
     """Whether some stage might hold fewer micro-batches than there are, so that round trips matter."""
-    memory = min(device.usable_bytes for device in costs.servers.cluster.devices)
+    memory = costs.measures.limit(min(device.usable_bytes for device in costs.servers.cluster.devices))
     whole = costs.memory(Stage(0, costs.num_layers, costs.servers.none(), _single(costs)))
     return whole.fixed + costs.micro_batches * whole.each > memory
 

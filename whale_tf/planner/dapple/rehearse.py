@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, Sequence, Tuple
 
 from whale_tf.planner.dapple.cost import Costs, Element, Stages
-from whale_tf.schedule import BACKWARD, FORWARD, schedule, warmup_depths
+from whale_tf.schedule import BACKWARD, FORWARD, orders, warmup_depths
 
 
 def depths_of(costs: Costs, stages: Stages, policy: str) -> Tuple[int, ...]:
@@ -26,7 +26,7 @@ def rehearse(elements: Sequence[Element], micro_batches: int, depths: Sequence[i
         depths: K_i of the computation stages.
     """
     stages, wires = elements[0::2], elements[1::2]
-    orders = [list(schedule("backward_first", s, len(stages), micro_batches, depths[s])) for s in range(len(stages))]
+    sequences = orders("backward_first", micro_batches, depths)
     clock = [0.0] * len(stages)
     forth, back = [0.0] * len(wires), [0.0] * len(wires)
     arrived: Dict[Tuple[str, int, int], float] = {(FORWARD, 0, m): 0.0 for m in range(micro_batches)}
@@ -35,8 +35,8 @@ def rehearse(elements: Sequence[Element], micro_batches: int, depths: Sequence[i
     waiting = list(range(len(stages)))  # stages that may have a step ready
     while waiting:
         s = waiting.pop()
-        while position[s] < len(orders[s]):
-            kind, m = orders[s][position[s]]
+        while position[s] < len(sequences[s]):
+            kind, m, _ = sequences[s][position[s]]
             if (kind, s, m) not in arrived:
                 break
             start = max(clock[s], arrived[kind, s, m])

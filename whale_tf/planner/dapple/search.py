@@ -14,6 +14,7 @@ from whale_tf.planner.dapple import exact, restricted
 from whale_tf.planner.dapple.cost import Costs, Stages
 from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.rehearse import depths_of, rehearse
+from whale_tf.planner.measures import Measures
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.schedule import warmup_depths
 
@@ -83,7 +84,7 @@ class Candidate(NamedTuple):
                                            "+".join(str(stage.end - stage.first) for stage in self.stages))
         return "{}, {} micro-batch{}{}, {:.4g} s ({})".format(
             what, self.micro_batches, "es" if self.micro_batches > 1 else "",
-            ", recomputed" if self.costs.recompute else "", self.latency_s, self.origin)
+            "".join(f", {text}" for text in self.costs.measures.described()), self.latency_s, self.origin)
 
 
 def micro_batch_counts(profile: ModelProfile, global_batch: int) -> List[int]:
@@ -92,18 +93,18 @@ def micro_batch_counts(profile: ModelProfile, global_batch: int) -> List[int]:
     return [m for m in range(1, global_batch + 1) if global_batch % m == 0 and (global_batch // m >= least or m == 1)]
 
 
-def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact", recompute: bool = False,
-           counts: Optional[Sequence[int]] = None) -> List[Candidate]:
+def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact",
+           measures: Measures = Measures(), counts: Optional[Sequence[int]] = None) -> List[Candidate]:
     """Candidates from fast to slow; empty when nothing fits memory.
 
     Args:
         solver: a key of :data:`SOLVERS`.
-        recompute: keep only stage inputs and compute the rest again in the backward pass.
+        measures: what is done about memory.
         counts: numbers of micro-batches to try; None: all of :func:`micro_batch_counts`.
     """
     servers = Servers(cluster)
     counts = counts or micro_batch_counts(profile, global_batch)
-    every = [Costs(profile, servers, global_batch, count, recompute) for count in counts]
+    every = [Costs(profile, servers, global_batch, count, measures) for count in counts]
     if solver == "exact":
         found = _exact(every)
     else:
@@ -115,9 +116,9 @@ def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: s
 
 def ranked(found: List[Candidate]) -> List[Candidate]:
     """Fast plans first; of two that differ by less than 0.1% the one with fewer stages (section IV-D1)."""
-    unique: Dict[Tuple[int, Stages, bool, bool], Candidate] = {}
+    unique: Dict[Tuple[int, Stages, bool, Measures], Candidate] = {}
     for candidate in found:
-        key = (candidate.micro_batches, candidate.stages, candidate.overlapped, candidate.costs.recompute)
+        key = (candidate.micro_batches, candidate.stages, candidate.overlapped, candidate.costs.measures)
         unique.setdefault(key, candidate)
     ranked = sorted(unique.values(), key=lambda c: (c.latency_s, len(c.stages)))
     if ranked:
@@ -225,25 +226,21 @@ def overlapped_seconds(costs: Costs, stages: Stages) -> float:
     return forward_s * costs.micro_batches + backward_s * (costs.micro_batches - 1) + max(ready_s, sent_s)
 
 
-def least_memory(profile: ModelProfile, cluster: Cluster, global_batch: int, recompute: bool) -> float:
+def least_memory(profile: ModelProfile, cluster: Cluster, global_batch: int, measures: Measures) -> float:
     """Bytes per device of the plan that needs least on its fullest device: the smallest micro-batch, one in flight, layers
     spread over as many stages as help (dynamic programming over layers and devices)."""
     servers = Servers(cluster)
-    costs = Costs(profile, servers, global_batch, max(micro_batch_counts(profile, global_batch)), recompute)
+    costs = Costs(profile, servers, global_batch, max(micro_batch_counts(profile, global_batch)), measures)
     devices = min(servers.num_devices, 4 * costs.num_layers)
     widths = [1 << k for k in range(devices.bit_length()) if 1 << k <= devices]
-    fixed_rate = profile.bytes_per_parameter_byte
     best = [[0.0 if layer == 0 else float("inf")] * (devices + 1) for layer in range(costs.num_layers + 1)]
     for end in range(1, costs.num_layers + 1):
         for used in range(1, devices + 1):
             for width in widths:
                 if width > used:
                     break
-                samples = -(-costs.micro_batch // width)
+                samples, rate = -(-costs.micro_batch // width), measures.parameter_bytes(profile, width)
                 for first in range(end):
-                    kept = costs.kept_bytes(first, end) * samples
-                    need = costs.parameters[first][end] * fixed_rate + kept
-                    if recompute:
-                        need += costs.outputs[max(0, first - 1)] * samples
+                    need = costs.parameters[first][end] * rate + sum(costs.held_bytes(first, end)) * samples
                     best[end][used] = min(best[end][used], max(need, best[first][used - width]))
     return min(best[costs.num_layers])

@@ -1,0 +1,70 @@
+"""Schedules with numbers of micro-batches that no number of stages divides, and the one that is chosen."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whale_tf as wh
+from tests.numeric.equality import check
+from tests.numeric.plans import FOLDED, SCHEDULES, SHAPES, Parallel, Shape
+from tests.numeric.script import Setting
+from whale_tf._tf_compat import v1
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("schedule, shape, micro_batches", [
+    ("zero_bubble_h1", "counts2:1:1", 2), ("zero_bubble_h2", "nested2x2", 3), ("zero_bubble_v", "folded2x2", 3),
+    ("interleaved", "folded2x2", 3)])
+@pytest.mark.parametrize("emit", ["inline", "call"])
+def test_any_number_of_micro_batches(schedule: str, shape: str, micro_batches: int, emit: str) -> None:
+    check("clipped_adam", Setting(), Parallel(SHAPES[shape], micro_batches, schedule, extra=(("emit", emit),)))
+
+
+def test_two_devices_for_each_of_two_task_graphs_on_them() -> None:
+    check("mlp_sum", Setting(), Parallel(Shape((2,) * 4, 4, 2), 2, "zero_bubble_v"))
+
+
+def layers(count: int, width: int = 64) -> Any:
+    x = v1.placeholder(v1.float64, [32, width])
+    h = x
+    for number in range(count):
+        with wh.replicate(1):
+            kernel = v1.get_variable(f"kernel{number}", [width, width], v1.float64, use_resource=True)
+            h = v1.tanh(v1.matmul(h, kernel))
+            loss = v1.reduce_mean(h) if number == count - 1 else None
+    return x, loss
+
+
+@pytest.fixture(autouse=True)
+def _shutdown() -> Any:
+    yield
+    wh.shutdown()
+
+
+@pytest.mark.parametrize("count, allowed", [(2, SCHEDULES), (4, FOLDED)])
+def test_auto_takes_the_fastest_and_names_the_others(count: int, allowed: Any) -> None:
+    wh.init({"num_micro_batch": 4, "pipeline.schedule": "auto"}, cluster="cpu:2")
+    with v1.Graph().as_default():
+        x, loss = layers(count)
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run([loss, train], {x: np.ones(x.shape)})
+        plan = wh.current_plan()
+    assert plan is not None and plan.schedule in allowed
+    assert sorted([plan.schedule] + [text.partition(":")[0] for text in plan.estimate.runners_up]) == sorted(allowed)
+    assert plan.estimate.latency_s is not None
+    others = [float(text.split(": ")[1].split()[0]) for text in plan.estimate.runners_up]
+    assert 1e3 * plan.estimate.latency_s <= min(others) * 1.001
+
+
+@pytest.mark.parametrize("schedule, counts, message", [
+    ("interleaved", (1, 2), "with the same number of devices"),
+    ("zero_bubble_v", (1, 1, 1), "puts two TaskGraphs on each device"),
+    ("interleaved", (1, 1, 1), "do not divide over 2 device")])
+def test_refusals(schedule: str, counts: Any, message: str) -> None:
+    with pytest.raises(wh.WhaleError, match=message):
+        check("mlp_mean", Setting(), Parallel(Shape(counts, 2, 2), 2, schedule))

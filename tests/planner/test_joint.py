@@ -1,0 +1,120 @@
+"""The search over partition, recomputation, ZeRO, offloading, precision and schedule."""
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, List
+
+import pytest
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.plan import OFFLOAD, ZERO, Plan
+from whale_tf.planner.candidate import TIE, Candidate
+from whale_tf.planner.joint import played
+from whale_tf.planner.measures import AUTO, Allowed, Measures
+from whale_tf.planner.search import search, searched
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.simulator import LayerEstimator, Options, layer_names, layered_model, simulate, strategy_from_plan
+
+pytestmark = pytest.mark.once
+EVERYTHING = Allowed(AUTO, AUTO, AUTO)
+GB = 1e9
+
+
+def model(layers: int = 5, activations: float = 2.0, parameters: float = 0.5) -> ModelProfile:
+    """``activations``: GB that a layer keeps of a sample; ``parameters``: GB of a layer."""
+    return ModelProfile.parse({"name": "m", "batch_granularity": 1, "layers": [
+        {"name": f"l{i}", "forward_flops": 3e12, "parameter_bytes": int(parameters * GB), "output_bytes": 4 * 10 ** 7,
+         "activation_bytes": int(activations * GB)} for i in range(layers)]})
+
+
+def every(profile: ModelProfile, cluster: Cluster, batch: int) -> List[Candidate]:
+    """Every plan of every division, with and without a limit, all played with the least computed again that fits."""
+    found = []
+    for zero, offload in itertools.product(ZERO, OFFLOAD):
+        for recompute, bounded in itertools.product(("none", "full"), (True, False)):
+            measures = Measures(recompute, zero, offload, is_bounded=bounded)
+            try:
+                plans = searched(profile, cluster, batch, "dapple", measures)
+            except InfeasibleError:
+                continue
+            found += [played(replace(one, profile=profile), measures._replace(recompute=AUTO), cluster) for one in plans]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit, devices, activations, parameters", [
+    (15.0, 2, 2.0, 0.5), (6.0, 2, 2.0, 0.5), (15.0, 4, 1.0, 1.0), (6.0, 4, 1.0, 1.0), (10.0, 4, 3.0, 0.1)])
+def test_the_plan_is_as_fast_as_the_best_of_all_divisions(limit: float, devices: int, activations: float,
+                                                           parameters: float) -> None:
+    profile, cluster = model(4, activations, parameters), Cluster.parse(f"H200-141GB:{devices}").limited(limit * GB)
+    best_s = min((one.latency_s for one in every(profile, cluster, 4) if one.fits), default=None)
+    if best_s is None:
+        with pytest.raises(InfeasibleError):
+            search(profile, cluster, 4, "dapple", EVERYTHING)
+    else:
+        found = search(profile, cluster, 4, "dapple", EVERYTHING)
+        assert found.fits and found.latency_s <= best_s * TIE
+
+
+def short(limit: float, **allowed: Any) -> Candidate:
+    return search(model(), Cluster.parse("V100-32GB:4").limited(limit * GB), 4, "dapple", Allowed(**allowed))
+
+
+@pytest.mark.slow
+def test_no_more_is_done_than_memory_asks_for() -> None:
+    assert not short(30.0, zero=AUTO, offload=AUTO).measures.described()
+    tight = short(9.0, zero=AUTO, offload=AUTO)
+    assert tight.measures.described() and max(tight.peak_memory_bytes) <= 9.0 * GB
+    assert len(tight.without) >= 1 and all(text.startswith("without ") for text in tight.without)
+
+
+@pytest.mark.slow
+def test_what_is_computed_again_is_the_least_that_fits() -> None:
+    free, full = short(30.0, recompute="none"), short(30.0, recompute="full")
+    found = short(max(free.peak_memory_bytes) / GB - 1.0)
+    assert max(full.peak_memory_bytes) < max(found.peak_memory_bytes) < max(free.peak_memory_bytes)
+    assert free.latency_s <= found.latency_s < full.latency_s
+
+
+@pytest.mark.slow
+def test_a_limit_below_the_smallest_peak_says_that() -> None:
+    with pytest.raises(InfeasibleError, match="needs [0-9.]+ GiB on its fullest device") as caught:
+        short(0.2)
+    least = caught.value.least_bytes
+    assert least is not None and short(1.1 * least / GB + 0.5).fits
+
+
+def test_zero_needs_replicas() -> None:
+    with pytest.raises(PlanError, match="zero is 'v2', which divides over replicas"):
+        search(model(), Cluster.parse("V100-32GB:1"), 4, "dapple", Allowed(zero="v2"))
+
+
+@pytest.mark.slow
+def test_a_schedule_is_chosen_by_playing() -> None:
+    profile, cluster = model(8, 0.1, 1.0), Cluster.parse("4xV100-32GB:1")  # gradients too large for data parallelism
+    plain = search(profile, cluster, 8, "dapple", Allowed())
+    found = search(profile, cluster, 8, "dapple", Allowed(schedule=AUTO))
+    assert len(found.stages) > 1 and found.measures.schedule.startswith("zero_bubble") and found.latency_s < plain.latency_s
+
+
+@pytest.mark.slow
+def test_sixteen_bits_are_faster_and_smaller() -> None:
+    own, half = (search(model(), "V100-32GB:4", 4, "dapple", Allowed("none", precision=name)) for name in ("own", "float16"))
+    assert half.latency_s < own.latency_s and max(half.peak_memory_bytes) < max(own.peak_memory_bytes)
+    assert half.profile is not None and half.to_plan(half.profile).precision == "float16"
+
+
+@pytest.mark.slow
+def test_a_plan_says_what_was_played() -> None:
+    """Written, read and simulated again, it takes as long and as much."""
+    cluster = Cluster.parse("V100-32GB:4").limited(6.5 * GB)
+    found = search(model(), cluster, 4, "dapple", EVERYTHING)
+    assert found.profile is not None and len(found.measures.described()) > 1
+    plan = Plan.parse(found.to_plan(found.profile).to_json())
+    graph = layered_model(found.profile, 4 // plan.num_micro_batch)
+    strategy = strategy_from_plan(plan, graph, layer_names(found.profile))
+    result = simulate(strategy, cluster, Options(), LayerEstimator(graph, found.profile))
+    assert result.step_time_s == pytest.approx(found.latency_s) and not result.oom
+    assert max(result.peak_memory_bytes) == pytest.approx(max(found.peak_memory_bytes), abs=2)

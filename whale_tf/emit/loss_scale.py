@@ -1,0 +1,298 @@
+"""The pass ``loss_scale``: gradients go through the low type multiplied by a number; a step in which they overflow is skipped.
+
+::
+
+    before   1 ──> backward ops ──> gradient (sum of clones) ──> update
+
+    after    1 ──> Mul ──> backward ops ──> gradient (sum) ──> Mul ──┬──────────────> update
+                    ^                                           ^    └─> finite? ──┬─> runs the update's writes, or none of them
+                  scale ────────────────────────────────── 1 / scale               └─> next scale
+
+The first gradients are multiplied, not the loss: a backward pass is linear in them.  Whether all gradients are finite is asked of
+the sums over all clones and processes, which are equal everywhere, so that all take the step or none.  What is not written keeps
+its value: variables, slots, counters of steps.  Writes wait for one half of a Switch, and what waited for them waits for a Merge
+of both halves.  A dynamic scale is halved when a step is skipped, and doubled after ``GROWTH_STEPS`` steps in a row (Micikevicius
+et al. 2018, section 3.2).  The scale is in variables that no checkpoint holds: it is found anew within a few steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple, Union
+
+from whale_tf._tf_compat import tf
+from whale_tf.capture.annotations import CALL_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
+from whale_tf.capture.handles import captured_variables
+from whale_tf.capture.recording import Recording, recording_of, renamed, renamed_call
+from whale_tf.cluster import Cluster
+from whale_tf.emit.precision import FLOAT32, mixed_precision
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.graph import Op, Phase, Shape
+from whale_tf.ir.traits import VARIABLES, traits
+from whale_tf.ir.traits.row import Role
+
+DYNAMIC = "dynamic"
+FIRST, GROWTH_STEPS, MOST = 2.0 ** 15, 2000, 2.0 ** 60
+ROOT = "whale/loss_scale"
+INITIAL = ROOT + "/initial"  # the op that gives the variables their first values
+_OWN = ("current_loss_scale", "dynamic_scale")  # variables of TensorFlow's and Keras' optimizers that scale losses
+_STATES: Dict[Any, Tuple[Any, Dict[str, Any]]] = {}  # (id of a variable, scale) -> the variable, and those of the scale
+_FLOATS = ("float32", "float16", "bfloat16")
+
+
+def scales_itself(graph: tf.Graph) -> bool:
+    """Whether the script's optimizer scales losses."""
+    names = [op.name for op in graph.get_operations() if op.type in VARIABLES]
+    names += [variable.name for variable in captured_variables(graph)] if graph.building_function else []
+    return any(name.rpartition("/")[2].startswith(_OWN) for name in names)
+
+
+def recorded_low(graph: tf.Graph, precision: str, scale: Union[None, float, str], cluster: Cluster) -> Recording:
+    """A graph as it was written down, then in mixed precision, its gradients scaled, as far as a plan or a configuration says."""
+    state = captured_state(graph, scale) if graph.building_function and scale is not None else {}
+    step = recording_of(graph)
+    if precision != FLOAT32:
+        step = mixed_precision(step, precision, {device.kind for device in cluster.devices})
+    return step if scale is None else loss_scale(step, scale, state)
+
+
+def captured_state(graph: tf.Graph, scale: Union[float, str]) -> Mapping[str, str]:
+    """The variables of a tf.function's scale, which it captures: what each is for -> the op that stands for its handle.
+
+    They belong to the function's first variable, so that all traces of a training step have the same ones.
+
+    Raises:
+        UnsupportedOpError: the function captures no variables.
+    """
+    first = next(iter(captured_variables(graph)), None)
+    if first is None:
+        raise UnsupportedOpError(
+            f"amp.loss_scale: tf.function {graph.name!r} gets its variables as arguments; let it use the variables themselves, "
+            "or use amp 'bfloat16'")
+    key = id(first), scale
+    if key not in _STATES or _STATES[key][0]() is not first:
+        with tf.init_scope():
+            _STATES[key] = weakref.ref(first), {
+                name: tf.Variable(value, trainable=False, name=f"{ROOT}/{name}") for name, value in _first_values(scale)}
+    return {name: graph.capture(variable.handle).op.name for name, variable in _STATES[key][1].items()}
+
+
+def _first_values(scale: Union[float, str]) -> Sequence[Tuple[str, float]]:
+    return ("scale", FIRST if scale == DYNAMIC else float(scale)), ("steps", 0.0)
+
+
+def loss_scale(step: Recording, scale: Union[float, str], state: Mapping[str, str]) -> Recording:
+    """The step with scaled gradients; nothing happens to a graph that has no update of a variable yet.
+
+    Args:
+        scale: the number, or ``dynamic``.
+        state: of a tf.function: see :func:`captured_state`; empty: a Session's graph gets variables of its own.
+
+    Raises:
+        UnsupportedOpError: a variable is read again after its update, or there is nothing that gradients begin with.
+    """
+    phases = step.phases
+    writes = {op for op in phases.variables.written_by if step.graph.ops[op].phase is Phase.APPLY}
+    if step.returned is not None:
+        writes |= _counters(step)
+    return _Scaler(step, scale, state, writes).run() if writes else step
+
+
+def _counters(step: Recording) -> Set[int]:
+    """Writes of integers that grow by a constant: what a function counts its steps with, beside the update (Keras does)."""
+    graph, found = step.graph, set()
+    for write, variables in step.phases.variables.written_by.items():
+        op = graph.ops[write]
+        handle = graph.tensors[op.inputs[0]].op if op.inputs else -1
+        if len(op.inputs) != 2 or handle not in variables or graph.ops[handle].attrs.get("dtype") not in ("int32", "int64") \
+                or graph.ops[handle].attrs.get("shape") != ():
+            continue
+        stack, seen = [graph.tensors[op.inputs[1]].op], {handle}
+        while stack:
+            index = stack.pop()
+            if index not in seen:
+                seen.add(index)
+                stack.extend(graph.tensors[tensor].op for tensor in graph.ops[index].inputs)
+        begins = (graph.ops[index].type for index in seen if index != handle and not graph.ops[index].inputs)
+        if all(traits(kind).role is Role.CONSTANT for kind in begins):
+            found.add(write)
+    return found
+
+
+class _Scaler:
+    """Stages the ops, then moves the edges.
+
+    Attributes:
+        shapes: of new tensors, by name.
+    """
+
+    def __init__(self, step: Recording, scale: Union[float, str], state: Mapping[str, str], writes: Set[int]) -> None:
+        self._step, self._graph, self._scale, self._state, self._writes = step, step.graph, scale, state, writes
+        self._edit = StagedEdit.after(step.definitions)
+        self.shapes: Dict[str, Shape] = {}
+
+    def run(self) -> Recording:
+        graph, step = self._graph, self._step
+        cut = {edge.tensor for edge in step.phases.cut if graph.tensors[edge.tensor].dtype in _FLOATS}
+        calls = {target.call for target in step.phases.targets if not cut.isdisjoint(target.tensors)}
+        first, makers = self._first_gradients(calls)
+        variables = self._state
+        if not variables:
+            variables = {name: self._variable(name, value) for name, value in _first_values(self._scale)}
+            self._add("NoOp", "initial", [], control=[f"{ROOT}/{name}/first" for name in variables])
+        products = self._multiply(first, makers, variables["scale"])
+        scale = self._read(variables["scale"], "scale_again")
+        inverse = self._add("Reciprocal", "inverse", [scale])
+        gone: Dict[str, Any] = {}
+        finite = [self._unscale(tensor, products, inverse, number, gone) for number, tensor in enumerate(sorted(cut))]
+        every = finite[0] if len(finite) == 1 else self._all(
+            self._add("Pack", "each", finite, shape=(len(finite),), N=len(finite), axis=0), 1, "all")
+        end = self._gate(every, self._next(every, scale, variables))
+        found = [renamed_call(call, call.ys, call.xs, renamed(call.grads, products if call.index in calls else {}))
+                 for call in step.annotations.gradient_calls]
+        if step.returned is not None:  # a function's caller waits for its writes
+            gone.update({graph.ops[write].name: (end,) for write in self._writes})
+        return step.after(self._edit, found, {}, self.shapes, {**step.replaced, **gone})
+
+    # -- the beginning of the backward pass ---------------------------------------------------------------------------
+    def _first_gradients(self, calls: Set[int]) -> Tuple[Set[int], Set[int]]:
+        """The tensors that the backward passes begin with, and the ops that make these: ops of a gradient call that were made
+        from no forward op, and to which nothing leads that was.  They make zeros, too, which stay zeros."""
+        graph = self._graph
+        makers: Set[int] = set()
+        for op in graph.ops:
+            if op.attrs.get(CALL_ATTR) in calls and op.forward < 0 and all(
+                    wait in makers or graph.ops[wait].attrs.get(CALL_ATTR) not in calls for wait in graph.predecessors(op)):
+                makers.add(op.id)
+        found = {tensor for index in makers for tensor in graph.ops[index].outputs
+                 if graph.tensors[tensor].dtype in _FLOATS
+                 and (not graph.consumers(tensor) or any(reader not in makers for reader, _ in graph.consumers(tensor)))}
+        if not found or any(call.given for call in self._step.annotations.gradient_calls if call.index in calls):
+            raise UnsupportedOpError(
+                "amp.loss_scale: the script gives tf.gradients its first gradients (grad_ys, output_gradients); multiply "
+                "them there, and divide the gradients of variables, or set amp.loss_scale to 1")
+        return found, makers
+
+    def _multiply(self, first: Set[int], makers: Set[int], handle: str) -> Dict[str, str]:
+        """Let readers of the first gradients read their products with the scale."""
+        graph, replaced = self._graph, {}  # type: ignore[var-annotated]
+        reads: Dict[int, str] = {}
+        for number, tensor in enumerate(sorted(first)):
+            producer = graph.producer(tensor)
+            reader = next((graph.ops[r] for r, _ in graph.consumers(tensor) if graph.ops[r].forward >= 0), producer)
+            home = graph.ops[reader.forward].task_graph if reader.forward >= 0 else -1
+            if home not in reads:
+                reads[home] = self._read(handle, f"scale_{home + 1}", home)
+            factor, dtype = reads[home], graph.tensors[tensor].dtype
+            if dtype != "float32":
+                factor = self._add("Cast", f"low_{number}", [factor], DstT=tf.as_dtype(dtype), SrcT=tf.float32)
+            product = self._add("Mul", f"first_{number}", [graph.tensor_name(tensor), factor], graph.tensors[tensor].shape)
+            self._tag(product, reader)
+            for other, position in graph.consumers(tensor):
+                if graph.ops[other].phase is Phase.BACKWARD and other not in makers:
+                    self._edit.move_input(graph.ops[other].name, position, product)
+            replaced[graph.tensor_name(tensor)] = product
+        return replaced
+
+    def _tag(self, name: str, reader: Op) -> None:
+        """A node is of the backward pass, beside its reader."""
+        attrs, node = self._step.definitions.node(reader.name).attr, self._edit.node(name.partition(":")[0])
+        for key in (PHASE_ATTR, CALL_ATTR, TASK_GRAPH_ATTR):
+            if key in attrs:
+                node.attr[key].CopyFrom(attrs[key])
+
+    # -- the update ---------------------------------------------------------------------------------------------------
+    def _unscale(self, tensor: int, products: Mapping[str, str], inverse: str, number: int, gone: Dict[str, Any]) -> str:
+        """Let what comes behind the cut read the gradient itself, and note it in ``gone``; whether it is finite."""
+        graph, name = self._graph, self._graph.tensor_name(tensor)
+        shape = graph.tensors[tensor].shape
+        value = self._add("Mul", f"gradient_{number}", [products.get(name, name), inverse], shape)
+        for edge in self._step.phases.cut:
+            if edge.tensor == tensor:
+                self._edit.move_input(graph.ops[edge.op].name, edge.position, value)
+        gone[name] = value
+        is_finite = self._add("IsFinite", f"is_finite_{number}", [value], shape)
+        if shape is None:
+            is_finite = self._add("Reshape", f"flat_{number}", [is_finite, self._const([-1], f"flat_{number}/shape")], (None,))
+        return self._all(is_finite, 1 if shape is None else len(shape), f"finite_{number}")
+
+    def _next(self, every: str, scale: str, variables: Mapping[str, str]) -> List[str]:
+        """Writes of the next scale."""
+        one, nothing = self._const(1.0, "one"), self._const(0.0, "nothing")
+        steps = self._add("Add", "more", [self._read(variables["steps"], "steps"), one])
+        new = scale
+        if self._scale == DYNAMIC:
+            grows = self._add("GreaterEqual", "grows", [steps, self._const(float(GROWTH_STEPS), "growth_steps")])
+            larger = self._add("Minimum", "larger", [
+                self._add("Mul", "twice", [scale, self._const(2.0, "two")]), self._const(MOST, "most")])
+            smaller = self._add("Maximum", "smaller", [self._add("Mul", "half_of", [scale, self._const(0.5, "half")]), one])
+            new = self._add("Select", "next", [every, self._add("Select", "grown", [grows, larger, scale]), smaller])
+            steps = self._add("Select", "counted", [grows, nothing, steps])
+        steps = self._add("Select", "next_steps", [every, steps, nothing])
+        return [self._assign(variables["scale"], new, "write_scale"), self._assign(variables["steps"], steps, "write_steps")]
+
+    def _gate(self, every: str, states: Sequence[str]) -> str:
+        """The update's writes run in a step whose gradients are all finite.
+
+        Returns:
+            The op that is done when the writes are, or are skipped.
+        """
+        graph, edit = self._graph, self._edit
+        switch = self._add("Switch", "which", [every, every], control=states).partition(":")[0]
+        taken, skipped = (self._add("Identity", name, [f"{switch}:{index}"]) for index, name in ((1, "taken"), (0, "skipped")))
+        ends: Dict[Tuple[str, ...], str] = {}
+
+        def end(waits: Tuple[str, ...]) -> str:
+            if waits not in ends:
+                done = self._add("Identity", f"done_{len(ends)}", [taken], control=waits)
+                ends[waits] = self._add("Merge", f"end_{len(ends)}", [done, skipped], N=2).partition(":")[0]
+            return ends[waits]
+
+        for op in graph.ops:
+            waits = tuple(graph.ops[wait].name for wait in op.control_inputs if wait in self._writes)
+            if op.id in self._writes:
+                edit.move_waits(op.name, (), [taken.partition(":")[0]])
+            elif waits:
+                if op.phase in (Phase.FORWARD, Phase.BACKWARD):
+                    raise UnsupportedOpError(
+                        f"amp.loss_scale: {op.name!r} waits for an update in the same step ({waits[0]!r}), which may be skipped; "
+                        "use amp 'bfloat16', which needs no scale, or set amp.loss_scale to 1")
+                edit.move_waits(op.name, waits, [end(waits)])
+        return end(tuple(graph.ops[write].name for write in sorted(self._writes)))
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+    def _variable(self, name: str, first: float) -> str:
+        """A variable, and ``first``, which gives it its first value."""
+        handle = self._edit.add("VarHandleOp", f"{ROOT}/{name}", attrs={
+            "dtype": tf.float32, "shape": tf.TensorShape([]), "shared_name": f"{ROOT}/{name}",
+            "container": self._edit.graph._container or ""})
+        self.shapes[f"{handle}:0"] = ()
+        self._assign(f"{handle}:0", self._const(first, f"{name}/value"), f"{name}/first")
+        return handle
+
+    def _read(self, handle: str, name: str, home: int = -1) -> str:
+        read = self._add("ReadVariableOp", name, [handle], dtype=tf.float32)
+        if home >= 0:
+            self._edit.node(read.partition(":")[0]).attr[TASK_GRAPH_ATTR].i = home
+        return read
+
+    def _assign(self, handle: str, value: str, name: str) -> str:
+        return self._edit.add("AssignVariableOp", f"{ROOT}/{name}", [handle, value], attrs={"dtype": tf.float32})
+
+    def _all(self, x: str, rank: int, name: str) -> str:
+        axes = self._const(list(range(rank)), name + "/axes", tf.int32)
+        return self._add("All", name, [x, axes], keep_dims=False)
+
+    def _const(self, value: Any, name: str, dtype: Any = None) -> str:
+        node = self._edit.const(value, f"{ROOT}/{name}", dtype=dtype or (tf.float32 if isinstance(value, float) else tf.int32))
+        self.shapes[f"{node}:0"] = (len(value),) if isinstance(value, list) else ()
+        return f"{node}:0"
+
+    def _add(self, op_type: str, name: str, inputs: Sequence[str], shape: Shape = (), control: Sequence[str] = (),
+             **attrs: Any) -> str:
+        """Stage a node; the name of its first result."""
+        node = self._edit.add(op_type, f"{ROOT}/{name}", inputs, control_inputs=control, attrs=attrs)
+        for index in range(2):
+            self.shapes[f"{node}:{index}"] = shape
+        return f"{node}:0"

@@ -1,0 +1,80 @@
+"""Which bodies XLA compiles: those whose ops all have kernels of XLA's, as TensorFlow says."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, Sequence, Set
+
+from whale_tf._tf_compat import has_kernel, has_xla, tf
+from whale_tf.errors import ConfigError
+from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.traits import traits
+from whale_tf.ir.traits.row import Role
+from whale_tf.plan import Plan
+from whale_tf.program import CLONED, Body, Program
+
+MUST_COMPILE = "_XlaMustCompile"
+_EDGES = (Role.ARGUMENT, Role.RESULT, Role.NO_OP)
+
+
+def not_compiled(program: Program, plan: Plan, devices: Sequence[str]) -> Dict[str, str]:
+    """Bodies of TaskGraphs under ``xla``, and what stands against compiling each; "": nothing does.
+
+    Args:
+        devices: TensorFlow's name of each of the cluster's devices.
+
+    Raises:
+        ConfigError: this TensorFlow compiles no calls, or nothing can be compiled.
+    """
+    found: Dict[str, str] = {}
+    for body in program.bodies:
+        task = plan.task_graphs[body.task_graph] if body.step in CLONED else None
+        if task is not None and task.xla and body.runs:
+            kinds = {tf.DeviceSpec.from_string(devices[device]).device_type for row in task.devices for device in row}
+            lacking = sorted(kind for kind in kinds if not has_xla(kind))
+            if lacking:
+                raise ConfigError(
+                    f"xla is true for TaskGraph {task.name!r}, but TensorFlow {tf.__version__} compiles no called functions for "
+                    f"{lacking[0]} devices; use a TensorFlow 2 with XLA, or set xla to false")
+            found[body.name] = _obstacle(program.graph, body, kinds)
+    if found and all(found.values()):
+        raise ConfigError(f"xla is true, but no part of the step can be compiled: {'; '.join(_text(found))}; set xla to false")
+    return found
+
+
+def explained(bodies: Dict[str, str]) -> str:
+    """For ``wh.explain()``."""
+    done = [name for name, reason in bodies.items() if not reason]
+    rest = "".join(f"; not {text}" for text in _text(bodies))
+    return f"XLA compiles {', '.join(done)}, each when it first runs{rest}"
+
+
+def _text(bodies: Dict[str, str]) -> Sequence[str]:
+    return [f"{name}: {reason}" for name, reason in bodies.items() if reason]
+
+
+def _obstacle(graph: OpGraph, body: Body, kinds: Set[str]) -> str:
+    for op in _all_ops([graph.ops[index] for index in body.runs]):
+        row = traits(op.type)
+        if row.role is Role.RANDOM:
+            return f"op {op.name!r} ({op.type}) draws numbers, and XLA draws others than TensorFlow"
+        if row.role not in _EDGES and not all(_has_kernel(op, kind) for kind in kinds):
+            return f"op {op.name!r} ({op.type}) has no kernel of XLA's"
+    return ""
+
+
+def _has_kernel(op: Op, kind: str) -> bool:
+    dtype = next((op.attrs[name] for name in ("T", "Tparams") if isinstance(op.attrs.get(name), str)), None)
+    return has_kernel(op.type, f"XLA_{kind}_JIT", None if dtype in (None, "invalid") else tf.as_dtype(dtype))
+
+
+def _all_ops(ops: Sequence[Op]) -> Iterator[Op]:
+    """Ops, and those of the functions that they call."""
+    seen: Set[int] = set()
+    stack = list(ops)
+    while stack:
+        op = stack.pop()
+        yield op
+        for body in (op.body or {}).values():
+            if id(body) not in seen:
+                seen.add(id(body))
+                stack.extend(body.ops)

@@ -1,0 +1,91 @@
+"""Ops of version 1 control flow that belong together: loops, conditions, and all that use one stack or tensor array."""
+
+from __future__ import annotations
+
+from typing import Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.traits import CONTAINERS, ENTERS, EXITS, FLOW, MERGES, SWITCHES, Role, types_of
+
+HANDLES = ("resource", "string_ref", "string")
+_HANDLE_MOVES = types_of(*FLOW, Role.CONTAINER_GRADIENT) | {"Identity"}
+
+
+def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
+    """The v1 while-loop frames of each op inside a loop, outermost first.
+
+    An ``Enter`` belongs to the loop it enters, an ``Exit`` to the loop it leaves.  One pass suffices: producers precede
+    their consumers except on the back edges of ``NextIteration``, and every op of a loop is reached from an ``Enter``.
+    """
+    result: Dict[int, Tuple[str, ...]] = {}
+    if not any(op.type in ENTERS for op in graph.ops):
+        return result
+    for op in graph.ops:
+        frame: Tuple[str, ...] = ()
+        for source in graph.predecessors(op):
+            before = frame_of_outputs(graph.ops[source], result)
+            if len(before) > len(frame):
+                frame = before
+        if op.type in ENTERS:
+            frame += (str(op.attrs["frame_name"]),)
+        if frame:
+            result[op.id] = frame
+    return result
+
+
+def frame_of_outputs(op: Op, frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[str, ...]:
+    """The frames of an op's results: those of the op, except for an ``Exit``."""
+    frame = frames_of.get(op.id, ())
+    return frame[:-1] if op.type in EXITS else frame
+
+
+def loops_of(region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> List[Set[int]]:
+    """The region's ops of every while loop; nested loops count with the outermost."""
+    loops: Dict[str, Set[int]] = {}
+    for op in region:
+        if op.id in frames_of:
+            loops.setdefault(frames_of[op.id][0], set()).add(op.id)
+    return list(loops.values())
+
+
+def containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
+    """Sets of ops that use the same stack or tensor array."""
+    users: Dict[int, Set[int]] = {}
+    made_by: Dict[int, int] = {}  # handle -> op that created the stack or array
+    for op in region:
+        if op.type in CONTAINERS:
+            made_by[op.outputs[0]] = op.id
+            users[op.id] = {op.id}
+            continue
+        maker = next((made_by[t] for t in op.inputs if t in made_by), None)
+        if maker is not None:
+            users[maker].add(op.id)
+            if op.type in _HANDLE_MOVES:
+                made_by.update({t: maker for t in op.outputs if graph.tensors[t].dtype in HANDLES})
+    return list(users.values())
+
+
+def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
+    """Forward ops of each v1 condition outside loops; nested conditions count with the outermost."""
+    in_loop = frames(graph)
+    unit_of: Dict[int, Set[int]] = {}
+    for op in forward:
+        if op.id in in_loop:
+            continue
+        units = [unit_of[source] for source in graph.predecessors(op)
+                 if source in unit_of and graph.ops[source].type not in MERGES]  # fmt: skip
+        if units or op.type in SWITCHES:
+            unit = set.union({op.id}, *units)
+            unit_of.update(dict.fromkeys(unit, unit))
+    return list({id(unit): unit for unit in unit_of.values()}.values())
+
+
+def whole_loops(graph: OpGraph, scope: Optional[Container[int]]) -> List[Set[int]]:
+    """Ops of loops with all that use the same stacks and tensor arrays, so a loop's gradient, too; and what fills and reads a
+    tensor array without any loop."""
+    ops = [op for op in graph.ops if scope is None or op.id in scope]
+    unit_of: Dict[int, Set[int]] = {}
+    for members in loops_of(ops, frames(graph)) + containers(graph, ops):
+        unit = members.union(*(unit_of[index] for index in members if index in unit_of))
+        unit_of.update(dict.fromkeys(unit, unit))
+    return list({id(unit): unit for unit in unit_of.values()}.values())

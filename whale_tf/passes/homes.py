@@ -1,0 +1,97 @@
+"""Homes of variables: where ops run that belong to a variable which has one.
+
+A variable with a home (:class:`whale_tf.plan.TaskGraphPlan`) stands there with what its optimizer keeps for it.  The ops of the
+step level that follow from it alone (its value, a cast of it, its weight decay) run there, as do those of the update that depend
+on no other variable; what they read of the clones, its gradient, is merged there::
+
+    replica 0   forward, backward ──> gradient ─┐
+    replica 1   forward, backward ──> gradient ─┴─> sum ──> clip by norm ──> ApplyAdam(v, m)     home of v
+                                                      └──> L2Loss ─┐
+    homes of others                                   L2Loss ──────┴─> global norm               runs once, on no home
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+
+from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.training_step import TrainingStep, owned
+from whale_tf.ir.traits import MERGES, SWITCHES
+from whale_tf.ir.units import frames
+from whale_tf.plan import Plan
+
+AHEAD = 2  # ops that read variables between the one that a value is sent after and the one that reads it
+
+
+class Homes(NamedTuple):
+    """Attributes:
+    ops: op that runs at a home -> device.
+    tensors: tensor of the clones whose merged value a home alone reads, or that is a gradient -> device.
+    """
+
+    ops: Mapping[int, int] = {}
+    tensors: Mapping[int, int] = {}
+
+
+def find_homes(step: TrainingStep, plan: Plan) -> Homes:
+    """See the module's docstring."""
+    graph, region = step.graph, step.region
+    variables = {graph.op(name).id: device for task in plan.task_graphs for name, device in task.homes.items() if name in graph}
+    if not variables:
+        return Homes()
+    of: Dict[int, int] = dict(variables)
+    outside = {*region.batch_level, *region.batch.shared, *step.update.variables}
+    for index in region.ops:
+        if index not in outside and index not in of:
+            found: Set[int] = {of[before] for before in (graph.tensors[t].op for t in graph.ops[index].inputs) if before in of}
+            if len(found) == 1:
+                of[index], = found
+    gradients = {tensor: variables[variable] for tensor, variable in step.gradients if variable in variables}
+    updates, variables = owned(graph, of, variables, gradients)
+    ops = {**of, **updates, **variables}
+    tensors = dict(gradients)
+    for tensor, uses in region.leaving().items():
+        found = {ops.get(op, -1) for op, _ in uses}
+        if tensor not in tensors and len(found) == 1 and -1 not in found:
+            tensors[tensor], = found
+    return Homes(ops, tensors)
+
+
+def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
+    """What a body reads of variables at their homes, and the op of its own after which each value is sent: the reader of
+    variables that is :data:`AHEAD` before its own first reader; of the first ones the op that this reader follows from.  So few
+    values are on a device at a time, and yet none is waited for::
+
+        reads w0, w1, w2, w3 ...      w2 is sent after the op that reads w0, w3 after the one that reads w1
+    """
+    own, seen = set(ops), set()  # type: Set[int], Set[int]
+    first: Dict[int, List[int]] = {}  # reader -> tensors
+    for index in ops:
+        for tensor in graph.ops[index].inputs:
+            if tensor not in seen and is_value_at_home(graph, homes, tensor):
+                first.setdefault(index, []).append(tensor)
+                seen.add(tensor)
+    readers, may_wait = list(first), own - _dead_or_looped(graph, ops)
+    found = []
+    for place, reader in enumerate(readers):
+        behind = own.intersection(graph.predecessors(graph.ops[reader]))
+        before = readers[place - AHEAD] if place >= AHEAD else max(behind, default=-1)
+        found += [(tensor, before if before in may_wait else -1) for tensor in first[reader]]
+    return tuple(found)
+
+
+def is_value_at_home(graph: OpGraph, homes: Homes, tensor: int) -> bool:
+    """Whether a tensor is a value, and no handle, of an op that runs at a variable's home."""
+    record = graph.tensors[tensor]
+    return record.op in homes.ops and record.dtype != "resource" and not record.dtype.endswith("_ref")
+
+
+def _dead_or_looped(graph: OpGraph, ops: Sequence[int]) -> Set[int]:
+    """Ops that nothing outside may wait for: of loops, and in branches of conditions that may not be taken."""
+    in_loops = frames(graph)
+    found: Set[int] = set()
+    for index in ops:
+        op = graph.ops[index]
+        if op.id in in_loops or op.type in SWITCHES or (op.type not in MERGES and not found.isdisjoint(graph.predecessors(op))):
+            found.add(index)
+    return found

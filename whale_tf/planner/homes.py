@@ -1,0 +1,133 @@
+"""Where variables live: on the host (offload), or divided over the replicas of their TaskGraph (ZeRO; Rajbhandari et al. 2020).
+
+ZeRO divides what data parallelism keeps once per replica: an optimizer's state, gradients, parameters.  Here a variable as a
+whole has a home among the replicas, and its update runs there as the script wrote it, so that any optimizer computes what it
+would locally.  Homes are chosen so that every device has about the same bytes: the largest variable first, each to the device
+with least (Graham 1969; at most 4/3 - 1/(3n) times the least possible maximum).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, NamedTuple, Sequence
+
+from whale_tf.cluster import Cluster
+from whale_tf.config import Config
+from whale_tf.errors import ConfigError
+from whale_tf.passes.homes import AHEAD
+from whale_tf.plan import Plan
+
+NONE = "none"
+
+
+class Held(NamedTuple):
+    """A trained variable: its bytes, and those that its optimizer keeps for it; ``shard``: its place under ``split``."""
+
+    name: str
+    task_graph: int
+    shard: int
+    parameter: int
+    state: int
+
+    @property
+    def bytes(self) -> int:
+        return self.parameter + self.state
+
+    def readers(self, plan: Plan) -> List[int]:
+        """The devices of all replicas of its TaskGraph."""
+        task = plan.task_graphs[self.task_graph]
+        return [d for row in task.devices for d in (row if task.strategy != "split" else row[self.shard:self.shard + 1])]
+
+    def devices(self, plan: Plan) -> List[int]:
+        """Those that keep it, with what the optimizer keeps for it."""
+        task, readers = plan.task_graphs[self.task_graph], self.readers(plan)
+        if self.name in task.homes:
+            return [task.homes[self.name]]
+        return readers if task.variables == "mirrored" else readers[:1]
+
+
+def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
+    """The plan with homes for its variables, as the configuration asks for.
+
+    Raises:
+        ConfigError: there is nothing to divide them over.
+    """
+    if config.zero == NONE and config.offload == NONE:
+        return plan
+    _check(plan, config)
+    load = [0] * plan.num_devices
+    homes: List[Dict[str, int]] = [{} for _ in plan.task_graphs]
+    for one in sorted(variables, key=lambda one: -one.bytes):
+        if config.offload != NONE:
+            homes[one.task_graph][one.name] = plan.host
+            continue
+        devices = one.readers(plan)
+        if len(devices) > 1:
+            home = min(devices, key=lambda device: load[device])
+            homes[one.task_graph][one.name] = home
+            load[home] += one.bytes
+    tasks = tuple(replace(task, homes=found) for task, found in zip(plan.task_graphs, homes))
+    return replace(plan, task_graphs=tasks, zero=config.zero, offload=config.offload)
+
+
+class Resident(NamedTuple):
+    """Bytes of each device, the host last: of variables at home there; of the sums of their gradients, where these are not
+    written over a replica's own; and of the values that it reads of others' homes, for a whole step or as long as a call needs
+    one."""
+
+    held: List[int]
+    sums: List[int]
+    read: List[int]
+
+
+def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Resident:
+    """What variables with homes take on each device.
+
+    Args:
+        one_memory: the devices are CPU devices of one process, which hand values over without copying them.
+    """
+    found = Resident(*([0] * (plan.num_devices + 1) for _ in range(3)))
+    largest: Dict[int, List[int]] = {}
+    for one in variables:
+        home = plan.task_graphs[one.task_graph].homes.get(one.name)
+        if home is None:
+            continue
+        found.held[home] += one.bytes
+        found.sums[home] += one.parameter * (plan.adds_at_home or plan.num_micro_batch == 1)
+        for device in () if one_memory else set(one.readers(plan)) - {home}:
+            largest.setdefault(device, []).append(one.parameter)
+    for device, sizes in largest.items():
+        found.read[device] = sum(sorted(sizes)[-AHEAD - 1:]) if plan.reads_anew else sum(sizes)
+    return found
+
+
+def resident_of_task_graphs(plan: Plan, variables: Sequence[Held], one_memory: bool) -> List[int]:
+    """What a device of each TaskGraph holds beside activations: variables, what optimizers keep, gradients."""
+    at_home = resident(plan, variables, one_memory)
+    found = []
+    for number, task in enumerate(plan.task_graphs):
+        own = [one for one in variables if one.task_graph == number]
+        goes_home = [one for one in own if one.name in task.homes]
+        size = sum(one.parameter + one.bytes for one in own if one.name not in task.homes)
+        if plan.num_micro_batch > 1 and not plan.adds_at_home:
+            size += sum(one.parameter for one in goes_home)
+        most = max(at_home.held[d] + at_home.sums[d] + at_home.read[d] for row in task.devices for d in row)
+        found.append(size + (most if goes_home else 0))
+    return found
+
+
+def has_one_memory(cluster: Cluster) -> bool:
+    return all(device.kind == "CPU" for device in cluster.devices)
+
+
+def _check(plan: Plan, config: Config) -> None:
+    key, value = ("zero", config.zero) if config.zero != NONE else ("offload", config.offload)
+    if len(plan.processes) > 1:
+        raise ConfigError(
+            f"{key} is {value!r}, and there are {len(plan.processes)} processes; variables have homes inside one process: start "
+            f"one process that sees all devices, or leave {key} out")
+    most = max(plan.num_model_replicas * task.replica_count for task in plan.task_graphs)
+    if config.zero != NONE and most == 1:
+        raise ConfigError(
+            f"zero is {config.zero!r}, which divides variables over the replicas of a TaskGraph, and no TaskGraph of this plan "
+            "has two; use wh.replicate(n) with n > 1, a cluster with room for several model replicas, or zero 'none'")

@@ -1,0 +1,298 @@
+"""Partition, schedule, recomputation, ZeRO, offloading and precision, decided together: the fastest plan that fits, as played.
+
+State: what a search finds (stages, devices, micro-batches) under :class:`Measures`, played by the simulator.  Of every precision
+and schedule:
+
+1. The search runs once as if devices had no end of memory.  Under a division (ZeRO and offloading) no plan is faster than the
+   fastest of these is there, so a division is left out where that is no faster than what fits already.
+2. Divisions come in the order of what they cost.  Where the fastest plan fits as it is, divisions that save more only cost more,
+   and are left out.
+3. Else the search runs again under the memory of the division, with everything kept and with as little as possible, and every
+   plan is played: what its stages compute again is the least that makes it fit
+   (:meth:`whale_tf.planner.recompute.Parts.fastest`, over at most :data:`PARTS` groups of layers).
+
+The assumptions: saving gains no more than :data:`GAIN`, and the plan that is fastest without a limit is among those that the
+search hands over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.planner.candidate import Candidate, Stage, best
+from whale_tf.planner.measures import AUTO, Allowed, Measures, costs_less
+from whale_tf.planner.recompute import Choice, Parts
+from whale_tf.planner.simulated import simulated, with_slices
+from whale_tf.profiler.layer_time import layer_seconds
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.schedule import in_flight, orders, schedule_of, warmup_depths
+
+GIB = float(1 << 30)
+GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
+PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
+AGAIN = 12  # plans under one division, the fastest, for which what to compute again is looked for; more, if none fits
+NEVER_S = float("inf")
+TRIES = 4  # times that a stage's room is made smaller by what a plan did not fit by
+LABELS = {
+    "recompute": "recomputation", "zero": "ZeRO", "offload": "offloading", "precision": "16 bits", "schedule": "its schedule"}
+
+Search = Callable[[Measures], List[Candidate]]
+
+
+class Joint:
+    """Searches of one model on one cluster, each made once.
+
+    Args:
+        profile: of the model, in its own precision.
+        search: plans under measures, with their profiles; raises InfeasibleError.
+        balance: a key of :data:`whale_tf.balance.SOLVERS`.
+    """
+
+    def __init__(self, profile: ModelProfile, cluster: Cluster, search: Search, balance: str = "exact") -> None:
+        self.profile, self.cluster, self.balance = profile, cluster, balance
+        self._search = search
+        self._searched: Dict[Measures, List[Candidate]] = {}
+        self._errors: Dict[Measures, InfeasibleError] = {}
+        self._played: Dict[Tuple[int, Measures], Candidate] = {}
+
+    def best(self, allowed: Allowed) -> Candidate:
+        """The fastest plan that fits, with what it would take without each of its measures.
+
+        Raises:
+            PlanError: a value that is none, or ZeRO without replicas to divide over.
+            InfeasibleError: nothing fits; the message says the smallest memory that would.
+        """
+        allowed.check()
+        found = self.played(allowed)
+        if not any(one.fits for one in found):
+            self._raise(allowed, found)
+        taken = best(found, self.cluster)
+        return replace(taken, without=tuple(self._without(taken, allowed)))
+
+    def played(self, allowed: Allowed) -> List[Candidate]:
+        """Every plan that was played, and reasons why searches gave none."""
+        found: List[Candidate] = []
+        for precision in allowed.precisions(self.profile):
+            for schedule in allowed.schedules():
+                enough: List[Tuple[str, str]] = []
+                for zero, offload in allowed.divisions():
+                    if any(costs_less(one, (zero, offload)) for one in enough):
+                        continue
+                    measures = Measures(allowed.recompute, zero, offload, precision, schedule)
+                    quickest_s = min((one.latency_s for one in found if one.fits), default=NEVER_S)
+                    more, is_enough = self._division(measures, quickest_s)
+                    found += more
+                    if is_enough:
+                        enough.append((zero, offload))
+        bare = self._find(Measures(is_bounded=False))
+        return found + [one for one in bare if one.why_not]
+
+    def _division(self, measures: Measures, quickest_s: float) -> Tuple[List[Candidate], bool]:
+        """What is played under one division, and whether the fastest fits as it is."""
+        as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
+        unlimited = self._find(as_is._replace(zero="none", offload="none", is_bounded=False))
+        bare = as_is._replace(recompute="none", zero="none", offload="none")
+        free = [self._play(one, as_is) for one in unlimited
+                if _divides(one, measures) and self._play(one, bare).latency_s * GAIN < quickest_s]
+        fastest = min(free, key=lambda one: one.latency_s, default=None)
+        if fastest is None or fastest.fits or fastest.latency_s >= quickest_s:
+            return free, fastest is not None and fastest.fits
+        stages: List[Candidate] = []
+        for recompute in ("none", "full", "stage") if measures.recompute == AUTO else (measures.recompute,):
+            stages += self._find(measures._replace(recompute=recompute))
+        if not stages:
+            return free, False
+        stages += unlimited
+        plain = {id(one): self._play(one, as_is) for one in stages if _divides(one, measures)}
+        found = []
+        ordered = sorted((one for one in stages if id(one) in plain), key=lambda one: plain[id(one)].latency_s)
+        for place, one in enumerate(ordered):
+            is_late = place >= AGAIN and quickest_s < NEVER_S
+            is_slow = plain[id(one)].latency_s >= quickest_s or is_late  # computing again is no faster
+            found.append(plain[id(one)] if is_slow else self._play(one, measures))
+            quickest_s = min([quickest_s] + [one.latency_s for one in found[-1:] if one.fits])
+        return found, False
+
+    def _find(self, measures: Measures) -> List[Candidate]:
+        measures = measures._replace(schedule="backward_first")  # plans are found for this one, and played under others
+        if measures not in self._searched:
+            try:
+                kept = {(one.stages, one.micro_batches, one.why_not): one for one in reversed(self._search(measures))}
+                self._searched[measures] = list(reversed(list(kept.values())))
+            except InfeasibleError as error:
+                self._searched[measures], self._errors[measures] = [], error
+        return self._searched[measures]
+
+    def _play(self, found: Candidate, measures: Measures) -> Candidate:
+        key = (id(found), measures)  # candidates are kept
+        if key not in self._played:
+            self._played[key] = played(found, measures, self.cluster, self.balance)
+        return self._played[key]
+
+    def _without(self, taken: Candidate, allowed: Allowed) -> List[str]:
+        lines = []
+        for name, label in LABELS.items():
+            least = allowed.without(name)
+            if getattr(taken.measures, name) == getattr(least, name) or getattr(allowed, name) != AUTO:
+                continue
+            others = self.played(least)
+            fast = min((one.latency_s for one in others if one.fits), default=None)
+            if fast is not None:
+                lines.append(f"without {label}: {fast:.4g} s ({fast / taken.latency_s:.2f} times)")
+            else:
+                lines.append(f"without {label}: does not fit by {self._lacking(least, others) / GIB:.2f} GiB")
+        return lines
+
+    def _lacking(self, allowed: Allowed, others: Sequence[Candidate]) -> float:
+        """Bytes by which the smallest plan is too large for its fullest device."""
+        usable = [device.usable_bytes for device in self.cluster.devices]
+        lacking = [max(peak - room for peak, room in zip(one.peak_memory_bytes, usable)) for one in others if not one.why_not]
+        lacking += [least - min(usable) for least in self._least_bytes(allowed).values()]
+        return min(lacking, default=float("nan"))
+
+    def _least_bytes(self, allowed: Allowed) -> Dict[Measures, float]:
+        divisions = allowed.divisions()
+        return {measures: error.least_bytes for measures, error in self._errors.items()
+                if error.least_bytes is not None and (measures.zero, measures.offload) in divisions
+                and (allowed.recompute == AUTO or measures.recompute == allowed.recompute)}
+
+    def _raise(self, allowed: Allowed, found: Sequence[Candidate]) -> None:
+        if allowed.zero not in ("none", AUTO) and not any(one for one in found if not one.why_not):
+            raise PlanError(
+                f"zero is {allowed.zero!r}, which divides over replicas, and no plan of {self.profile.name!r} on "
+                f"{self.cluster.name!r} has any; use zero 'none', or more devices")
+        least = self._least_bytes(allowed)
+        if least:
+            raise self._errors[min(least, key=lambda measures: least[measures])]
+        if self._errors and not found:
+            raise next(iter(self._errors.values()))
+        best(found, self.cluster)
+
+
+def _divides(found: Candidate, measures: Measures) -> bool:
+    """Whether the plan has what ZeRO divides over, and the stages of a schedule that is about several."""
+    is_pipeline = measures.schedule == "backward_first" or len(found.stages) > 1
+    return is_pipeline and (measures.zero == "none" or any(_replicas(stage) > 1 for stage in found.stages))
+
+
+def _replicas(stage: Stage) -> int:
+    return len(stage.devices) if stage.strategy == "split" else len(stage.all_devices)
+
+
+def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str = "exact") -> Candidate:
+    """A plan under measures, as played; what is computed again under ``auto``: the least that makes it fit, if anything does."""
+    if found.why_not:
+        return found
+    if measures.recompute != AUTO:
+        return simulated(_keeping(found, measures), cluster, balance)
+    plain = simulated(_keeping(found, measures._replace(recompute="none")), cluster, balance)
+    if plain.fits or plain.why_not:
+        return plain
+    rows = _rows(plain, cluster, balance)
+    choice: List[Optional[Choice]] = [row.parts.smallest() for row in rows]
+    least = simulated(_choosing(plain, rows, choice), cluster, balance)
+    if not least.fits:
+        full = simulated(_keeping(found, measures._replace(recompute="full")), cluster, balance)
+        return min(least, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
+    room = [_room(plain, row, cluster) for row in rows]
+    for _ in range(TRIES):
+        choice = [row.parts.fastest(size) for row, size in zip(rows, room)]
+        if any(one is None for one in choice):
+            return least
+        tried = simulated(_choosing(plain, rows, choice), cluster, balance)
+        if tried.fits:
+            return min(tried, least, key=lambda one: one.latency_s)
+        over = [max(0.0, _over(tried, row.stage, cluster)) for row in rows]
+        room = [size - more for size, more in zip(room, over)]
+    return least
+
+
+class _Row(NamedTuple):
+    """A stage's layers as :class:`Parts`; ``names``: of the layers of each."""
+
+    stage: Stage
+    names: Tuple[Tuple[str, ...], ...]
+    parts: Parts
+
+
+def _rows(found: Candidate, cluster: Cluster, balance: str) -> List[_Row]:
+    profile = found.profile
+    assert profile is not None, "stages are told in layers"
+    plan = with_slices(found, profile, cluster, balance)
+    samples = found.global_batch / (found.micro_batches * found.model_replicas)
+    rows = []
+    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages])
+    held_at_once = in_flight(steps, len(found.stages))
+    for stage, task, count in zip(found.stages, plan.task_graphs, held_at_once):
+        layers = profile.layers[stage.first_layer:stage.last_layer + 1]
+        split = len(stage.devices[0]) if stage.strategy == "split" else 1
+        slices = task.slices or (1,) * len(stage.devices[0])
+        share = samples if stage.strategy == "split" else samples * max(slices) / sum(slices)
+        device = cluster.devices[stage.devices[0][0]]
+        each = -(-len(layers) // PARTS)
+        groups = [layers[first:first + each] for first in range(0, len(layers), each)]
+        parts = [1 if layer.tensor_parallel_bytes is None else split for layer in layers]
+        held = [layer.activation_bytes * share / part for layer, part in zip(layers, parts)]
+        seconds = [layer_seconds(profile, layer, device, share, split).forward_s for layer in layers]
+        behind = np.tile(np.array([group[-1].output_bytes * share for group in groups]), (len(groups), 1))
+        starts = range(0, len(layers), each)
+        rows.append(_Row(stage, tuple(tuple(layer.name for layer in group) for group in groups), Parts(
+            np.add.reduceat(held, starts), np.add.reduceat(seconds, starts), behind, behind, count)))
+    return rows
+
+
+def again_seconds(found: Candidate, cluster: Cluster) -> float:
+    """What the slowest stage of a plan computes again in a step."""
+    seconds, profile = 0.0, found.profile
+    assert profile is not None, "stages are told in layers"
+    for stage in found.stages:
+        if stage.kept is None:
+            continue
+        again = [layer for layer in profile.layers[stage.first_layer:stage.last_layer + 1] if layer.name not in stage.kept]
+        share = found.global_batch / (found.micro_batches * found.model_replicas * len(stage.devices[0]))
+        device = cluster.devices[stage.devices[0][0]]
+        each_s = sum(layer_seconds(profile, layer, device, share).forward_s for layer in again)
+        seconds = max(seconds, found.micro_batches * each_s)
+    return seconds
+
+
+def _room(plain: Candidate, row: _Row, cluster: Cluster) -> float:
+    """What the activations of a stage may take."""
+    rest = max(plain.peak_memory_bytes[device] for device in row.stage.all_devices) - row.parts.memory_without
+    return min(cluster.devices[device].usable_bytes for device in row.stage.all_devices) - max(0.0, rest)
+
+
+def _over(tried: Candidate, stage: Stage, cluster: Cluster) -> float:
+    return max(tried.peak_memory_bytes[device] - cluster.devices[device].usable_bytes for device in stage.all_devices)
+
+
+def _choosing(found: Candidate, rows: Sequence[_Row], choices: Sequence[Optional[Choice]]) -> Candidate:
+    """With what every stage keeps: a dropped segment's last result, and all of a layer that is not dropped."""
+    stages = []
+    for row, choice in zip(rows, choices):
+        assert choice is not None
+        kept = tuple(name for end, dropped in choice.segments
+                     for name in ((row.names[end][-1] + ":0",) if dropped else row.names[end]))
+        is_whole = not any(dropped for _, dropped in choice.segments)
+        stages.append(replace(row.stage, kept=None if is_whole else kept))
+    again = AUTO if any(stage.kept is not None for stage in stages) else "none"
+    return replace(found, stages=tuple(stages), measures=found.measures._replace(recompute=again))
+
+
+def _keeping(found: Candidate, measures: Measures) -> Candidate:
+    """With the same kept by every stage, and the schedule's warm-up."""
+    profile, stages = found.profile, []
+    assert profile is not None, "stages are told in layers"
+    policy = schedule_of(measures.schedule).policy
+    depths = [stage.warmup for stage in found.stages]
+    if policy is not None:
+        depths = list(warmup_depths(policy, len(depths), None, found.micro_batches))
+    for stage, depth in zip(found.stages, depths):
+        names = tuple(f"{layer.name}:0" for layer in profile.layers[stage.first_layer:stage.last_layer + 1])
+        stages.append(replace(stage, warmup=depth, kept={"none": None, "stage": ()}.get(measures.recompute, names)))
+    return replace(found, stages=tuple(stages), measures=measures)

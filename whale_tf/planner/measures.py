@@ -1,0 +1,127 @@
+"""What a plan does about memory, and what a search may do about it."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Tuple
+
+from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError, did_you_mean
+from whale_tf.plan import OFFLOAD, PRECISIONS, SCHEDULES, ZERO
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.schedule import schedule_of
+from whale_tf.simulator.laws import HALF, default_laws, layers_with
+
+AUTO = "auto"
+NO_LIMIT = 1e18  # bytes
+SEARCHED = ("backward_first", "zero_bubble_h1", "zero_bubble_h2")  # gpipe is as fast as the first, and takes more memory
+RECOMPUTE = ("none", "full", "stage", AUTO)
+OWN = "own"  # precision: what the model's profile was made for
+ARITHMETIC = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+PRECISION_OF = {own: name for name, own in ARITHMETIC.items()}
+
+
+class Measures(NamedTuple):
+    """One choice of each.
+
+    Attributes:
+        recompute: ``full`` keeps the inputs of every layer, ``stage`` those of every stage (GPipe, DAPPLE), ``auto`` as much as
+            fits, at the least cost of time.
+        zero, offload, schedule: as of a Plan.
+        precision: a key of :data:`ARITHMETIC`, or :data:`OWN`.
+        is_bounded: whether devices have a memory at all: what a search would find if not is a bound for what it finds.
+    """
+
+    recompute: str = "none"
+    zero: str = "none"
+    offload: str = "none"
+    precision: str = OWN
+    schedule: str = "backward_first"
+    is_bounded: bool = True
+
+    def parameter_bytes(self, profile: ModelProfile, replicas: int) -> float:
+        """What a device holds for each byte of its layers' parameters, if so many hold the same: value, gradient and states.
+
+        What offloading and ZeRO bring to the device for its use is not counted; the simulator does.
+        """
+        level, offload = ZERO.index(self.zero), self.offload
+        value, gradient, states = (1.0 / replicas if level >= least else 1.0 for least in (3, 2, 1))
+        if offload == "v0":
+            return 0.0
+        return value + gradient + (0.0 if offload == "states" else states * profile.optimizer_bytes_per_parameter_byte)
+
+    def limit(self, usable_bytes: float) -> float:
+        return usable_bytes if self.is_bounded else NO_LIMIT
+
+    def of(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
+        """The profile in the precision that this asks for.
+
+        Raises:
+            PlanError: a layer is known by its times alone.
+        """
+        if self.precision == OWN:
+            return profile
+        return layers_with(profile, default_laws(), cluster, ARITHMETIC[self.precision], False)
+
+    def described(self) -> List[str]:
+        """In words, without what is as always."""
+        words = {"full": "recomputed", "stage": "recomputed between stages", AUTO: "recomputed in part"}
+        found = [words[self.recompute]] if self.recompute != "none" else []
+        found += [f"ZeRO {self.zero}"] if self.zero != "none" else []
+        found += [f"offload {self.offload}"] if self.offload != "none" else []
+        found += [self.precision] if self.precision != OWN else []
+        return found + ([self.schedule] if self.schedule != "backward_first" else [])
+
+
+class Allowed(NamedTuple):
+    """What a search may choose: of each dimension one value, or ``auto``.
+
+    Attributes:
+        precision: ``auto`` tries the profile's own and float16.
+    """
+
+    recompute: str = AUTO
+    zero: str = "none"
+    offload: str = "none"
+    precision: str = OWN
+    schedule: str = "backward_first"
+
+    def check(self) -> None:
+        """Raises PlanError for a value that is none."""
+        if self.schedule != AUTO and self.schedule in SCHEDULES and schedule_of(self.schedule).homes is not None:
+            raise PlanError(
+                f"schedule {self.schedule!r} runs several TaskGraphs on each device, which no search makes; annotate them, use "
+                f"`whale simulate --schedule {self.schedule}`, or one of {', '.join(SEARCHED)}")
+        known = {"recompute": RECOMPUTE, "zero": ZERO, "offload": OFFLOAD, "precision": (OWN, *PRECISIONS), "schedule": SCHEDULES}
+        for name, values in known.items():
+            value, options = getattr(self, name), list(dict.fromkeys((*values, AUTO)))
+            if value not in options:
+                raise PlanError(f"{name} is {value!r}, expected one of {', '.join(options)}.{did_you_mean(value, options)}")
+
+    def schedules(self) -> Tuple[str, ...]:
+        return SEARCHED if self.schedule == AUTO else (self.schedule,)
+
+    def precisions(self, profile: ModelProfile) -> Tuple[str, ...]:
+        """The profile's own first: a profile in 16 bits is not tried in another."""
+        if self.precision != AUTO:
+            return (OWN if ARITHMETIC.get(self.precision) == profile.precision else self.precision,)
+        return (OWN,) if profile.precision in HALF else (OWN, "float16")
+
+    def divisions(self) -> List[Tuple[str, str]]:
+        """(zero, offload), those that cost less first: each before every one that saves at least as much by both."""
+        zero = ZERO if self.zero == AUTO else (self.zero,)
+        return [(level, place) for place in (OFFLOAD if self.offload == AUTO else (self.offload,)) for level in zero]
+
+    def without(self, name: str) -> Allowed:
+        """The same without one of its means."""
+        least = {"recompute": "none", "zero": "none", "offload": "none", "precision": OWN, "schedule": "backward_first"}
+        return self._replace(**{name: least[name]})
+
+
+def costs_less(a: Tuple[str, str], b: Tuple[str, str]) -> bool:
+    """Whether (zero, offload) ``a`` saves no more than ``b``, and costs no more: dividing what lies on the host may cost less
+    than not to, since every device then copies its part alone."""
+    if ZERO.index(a[0]) > ZERO.index(b[0]) or OFFLOAD.index(a[1]) > OFFLOAD.index(b[1]):
+        return False
+    return a[0] == b[0] or a[1] == "none"
+
+

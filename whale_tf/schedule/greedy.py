@@ -1,0 +1,72 @@
+"""Orders found by playing a step: every place starts the best of the steps that it can start first.
+
+Forward and backward of one micro-batch in one TaskGraph take one unit of time each, as do gradients of weights where they are
+apart; else a backward step takes two.  What one TaskGraph needs of another arrives at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from whale_tf.errors import PlanError
+from whale_tf.program import WEIGHT
+from whale_tf.schedule.step import BACKWARD, FORWARD, Step
+
+Done = Mapping[Tuple[str, int], int]  # (kind, TaskGraph) -> how many micro-batches of it a place has run
+Rank = Callable[[Step, Done], Optional[Tuple[int, ...]]]
+
+
+def greedy(homes: Sequence[int], num_micro_batch: int, rank: Rank, splits: bool) -> List[List[Step]]:
+    """The order of each place.
+
+    Args:
+        homes: the place of every TaskGraph; a TaskGraph needs the results of the one before it, and gradients of the one after.
+        rank: of the steps that can start at one time, the one of the lowest rank starts; None: it may not start yet.
+        splits: gradients of weights are steps of their own.
+
+    Raises:
+        PlanError: all places wait, by ``rank``.
+    """
+    kinds = (FORWARD, BACKWARD, WEIGHT) if splits else (FORWARD, BACKWARD)
+    ends: Dict[Step, int] = {}
+    free, found = [0] * (max(homes) + 1), [[] for _ in range(max(homes) + 1)]  # type: List[int], List[List[Step]]
+    done: List[Counter] = [Counter() for _ in free]
+    here: List[List[int]] = [[t for t, home in enumerate(homes) if home == place] for place in range(len(free))]
+
+    def first(place: int) -> Optional[Tuple]:
+        """(start, rank, step) of what a place runs next, as far as is known."""
+        steps = [Step(kind, done[place][kind, t], t)
+                 for t in here[place] for kind in kinds if done[place][kind, t] < num_micro_batch]
+        keys = [(_ready(step, len(homes), ends), rank(step, done[place]), step) for step in steps]
+        return min(((max(ready, free[place]), key, step) for ready, key, step in keys if ready is not None and key is not None),
+                   default=None)
+
+    following = [first(place) for place in range(len(free))]
+    for _ in range(len(homes) * len(kinds) * num_micro_batch):
+        start, _, step = min((one for one in following if one is not None), default=(0, (), None))
+        if step is None:
+            raise PlanError(f"no order for {len(homes)} TaskGraphs on {len(free)} places and {num_micro_batch} micro-batches: "
+                            "all wait for each other")
+        place = homes[step.task_graph]
+        ends[step] = free[place] = start + (2 if step.kind == BACKWARD and not splits else 1)
+        done[place][step.kind, step.task_graph] += 1
+        found[place].append(step)
+        near = range(max(0, step.task_graph - 1), min(len(homes), step.task_graph + 2))
+        for other in {homes[task_graph] for task_graph in near}:
+            following[other] = first(other)
+    return found
+
+
+def _ready(step: Step, count: int, ends: Mapping[Step, int]) -> Optional[int]:
+    """When what a step needs is there; None: that is not known yet."""
+    kind, task_graph = step.kind, step.task_graph
+    needed = []
+    if kind == FORWARD and task_graph:
+        needed = [step._replace(task_graph=task_graph - 1)]
+    elif kind == BACKWARD:
+        needed = [step._replace(kind=FORWARD)] + [step._replace(task_graph=task_graph + 1)] * (task_graph < count - 1)
+    elif kind == WEIGHT:
+        needed = [step._replace(kind=BACKWARD)]
+    times = [ends.get(one) for one in needed]
+    return None if None in times else max([0] + times)  # type: ignore[type-var]

@@ -1,0 +1,44 @@
+"""Interleaved 1F1B: several TaskGraphs a device (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
+Clusters Using Megatron-LM", section 2.2).
+
+Device ``i`` of S runs TaskGraphs ``i``, ``S + i``, ``2 S + i`` and so on, V of them, each for S micro-batches before the next.
+Filling the pipeline takes S of these smaller steps, so a device waits ``(S - 1) / V`` of a whole stage's F and B::
+
+    2 devices, 4 TaskGraphs, 4 micro-batches; F1' is the forward pass of the device's second TaskGraph
+
+    device 0 (TaskGraphs 0, 2)   F0 F1 F0' F1' F2 . B0' F3 B1' F2' B0 F3' B1 . B2' . B3' B2 B3
+    device 1 (TaskGraphs 1, 3)   .  F0 F1 F0' B0' F1' B1' F2 B0 F3 B1 F2' B2' F3' B3' B2 B3
+
+Device ``i`` starts ``2 (S - i - 1) + (V - 1) S + 1`` forward steps before its first backward one, and holds so many at most: for
+two TaskGraphs on the first of many devices 1.5 times what 1F1B holds.  The last round of S micro-batches may be smaller; then
+devices wait longer (S divides the number of micro-batches in the paper).
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence, Tuple
+
+from whale_tf.schedule.greedy import Done, greedy
+from whale_tf.schedule.step import BACKWARD, FORWARD, Step
+
+
+def interleaved(homes: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
+    """The order of every device; ``warmups`` limit nothing here."""
+    devices = max(homes) + 1
+
+    def turn(kind: str, task_graph: int, done: Done) -> Tuple[int, int]:
+        """Rounds of as many micro-batches as there are devices, in each round TaskGraph by TaskGraph."""
+        return done[kind, task_graph] // devices, task_graph if kind == FORWARD else -task_graph
+
+    def rank(step: Step, done: Done) -> Optional[Tuple[int, ...]]:
+        place = homes[step.task_graph]
+        mine = range(place, len(homes), devices)
+        own = turn(step.kind, step.task_graph, done)
+        if own > min(turn(step.kind, one, done) for one in mine if done[step.kind, one] < num_micro_batch):
+            return None
+        if step.kind != FORWARD:
+            return (1,)
+        held = sum(done[FORWARD, one] - done[BACKWARD, one] for one in mine)
+        return None if held > 2 * (devices - place - 1) + len(homes) - devices else (0,)
+
+    return greedy(homes, num_micro_batch, rank, splits=False)
