@@ -21,7 +21,6 @@ from whale_tf.emit.emit import Emitted
 from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
-from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.traits import CONTROL_FLOW, traits
 from whale_tf.plan import Plan
 from whale_tf.variable_parts import VariableParts
@@ -182,20 +181,21 @@ def finish(
 def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tensors: Sequence[tf.Tensor]) -> List[tf.Tensor]:
     """Results that clones compute, of all of them.  TensorFlow puts an Identity before most results; these are outside of what is
     cloned and read merged values already."""
-    context = emitted.context
-    context.edit = emitted.nodes.edit = StagedEdit(graph)
+    context, computed = emitted.context, emitted.beside_update()
+    edit = computed.begin_edit()
     names = []
 
     def whole(name: str) -> str:
         op = name.partition(":")[0]
         if op in context.graph and context.graph.op(op).id in context.region.batch_level:
             number = context.graph.tensor(name)
-            if not context.is_exported(number):
-                emitted.calls.export(number)
+            merge = emitted.merge if context.is_returned(number) else computed.merge
+            if not computed.context.is_exported(number):
+                emitted.calls.export(number, computed.context)
             if context.region.batch.layout(number).is_sharded:  # rows stay this process' own
-                name = emitted.merge.whole(number)
+                name = merge.whole(number)
             else:
-                name = emitted.merge.of_all_processes(number)
+                name = merge.of_all_processes(number)
         return name if ":" in name else name + ":0"
 
     for tensor in tensors:
@@ -207,7 +207,7 @@ def _merged(graph: tf.Graph, emitted: Emitted, replaced: Mapping[str, Any], tens
                 "joined", tensor.name.replace(":", "_")), tensor.dtype, context.host) + ":0")
         else:
             names.append(whole(name))
-    context.edit.commit()
+    edit.commit()
     return [graph.get_tensor_by_name(name) for name in names]
 
 

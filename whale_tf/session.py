@@ -10,7 +10,7 @@ import contextlib
 import functools
 import weakref
 from collections import ChainMap
-from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableSet, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.annotations import annotations_of
@@ -78,7 +78,8 @@ class Fetches:
         self._graph = context.tf_graph
         self._after = {context.graph.ops[i].name for i in outside_after(context.graph, context.region)}
         self._parallel: Dict[str, bool] = {}
-        self._merged: Dict[str, Fetch] = {}
+        self._merged: Dict[Tuple[str, bool], Fetch] = {}
+        self._beside_update = rewritten.beside_update()
         self._seen = -1
         self._initial = self._graph.get_operation_by_name(INITIAL) if rewritten.context.plan.loss_scale is not None else None
         self._initialised: MutableSet[Any] = weakref.WeakSet()
@@ -164,7 +165,8 @@ class Fetches:
                     f"parallel region, once "
                     "for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
                 )
-        writes = self._runs.writes(_op_of(part) for group in parts for part in group) if self._shared else set()
+        asks = self._shared or context.is_called
+        writes = self._runs.writes(_op_of(part) for group in parts for part in group) if asks else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
 
     def _loads(self, fetches: Sequence[Fetch], feeds: Sequence[tf.Tensor]) -> List[Fetch]:
@@ -227,28 +229,29 @@ class Fetches:
         """What to run in a fetch's place.
 
         Args:
-            writes: the run's writes of variables; a loss whose update is among them is fetched over all processes.
+            writes: the run's writes of variables, where they matter: a loss whose update is among them is fetched over all
+                processes, and no call reads a variable again beside them.
         """
         context = self._rewritten.context
         shared = self._shared.get(fetch.name)
         if shared is not None and any(context.graph.ops[index].name in writes for index in shared.writes):
             return self._graph.get_tensor_by_name(shared.value + ":0")
         op = fetch if isinstance(fetch, tf.Operation) else fetch.op
-        if fetch.name in self._merged:
-            return self._merged[fetch.name]
         if op.name not in context.graph:
             return fetch
         index = context.graph.op(op.name).id
-        if index in context.region.batch_level:
-            self._merged[fetch.name] = self._merge(fetch)
+        if index not in context.region.batch_level:
+            return fetch
+        is_computed = not isinstance(fetch, tf.Operation) and not context.is_returned(context.graph.tensor(fetch.name))
+        key = fetch.name, bool(writes) and is_computed
+        if key not in self._merged:
+            self._merged[key] = self._merge(fetch, self._beside_update if key[1] else self._rewritten)
             self._seen = self._graph.version
-            return self._merged[fetch.name]
-        return fetch
+        return self._merged[key]
 
-    def _merge(self, fetch: Fetch) -> Fetch:
+    def _merge(self, fetch: Fetch, rewritten: Emitted) -> Fetch:
         """Stage and add the merged value of a tensor (or, for an op, something that runs all its clones)."""
-        rewritten, context = self._rewritten, self._rewritten.context
-        context.edit = rewritten.nodes.edit = StagedEdit(self._graph)
+        context, edit = rewritten.context, rewritten.begin_edit()
         if isinstance(fetch, tf.Operation):
             op = context.graph.op(fetch.name)
             clones = [context.op_in(op, clone) for clone in context.clones(context.home(op))]
@@ -256,10 +259,10 @@ class Fetches:
         else:
             tensor = context.graph.tensor(fetch.name)
             if not context.is_exported(tensor):
-                rewritten.calls.export(tensor)
+                rewritten.calls.export(tensor, context if rewritten is self._beside_update else None)
             name = rewritten.merge.whole(tensor)
         with unfinalized(self._graph):
-            context.edit.commit()
+            edit.commit()
         if isinstance(fetch, tf.Operation):
             return self._graph.get_operation_by_name(name)
         return self._graph.get_tensor_by_name(name if ":" in name else name + ":0")

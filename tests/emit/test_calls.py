@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -115,21 +115,26 @@ def test_clones_draw_numbers_of_their_own() -> None:
 
 def test_a_random_tensor_inside_a_function_is_computed_anew_and_says_so() -> None:
     with pytest.warns(UserWarning, match="computed anew for the fetch, and random op .* draws other numbers"):
-        _fetch_before_dropout()
+        _random_tensor_and_loss(lambda x: x + v1.random_normal(tf.shape(x), seed=7))
 
 
-def _fetch_before_dropout() -> None:
+def test_a_random_tensor_beside_an_update_is_the_steps_own() -> None:
+    dropped, loss = _random_tensor_and_loss(lambda x: v1.nn.dropout(x, rate=0.5, seed=7))
+    np.testing.assert_allclose(loss, np.mean(np.square(dropped + 1.0)), rtol=1e-5)
+
+
+def _random_tensor_and_loss(noise: Callable[[Any], Any]) -> List[Any]:
     with v1.Graph().as_default():
         wh.init({"num_micro_batch": 2, "emit": "call"}, cluster="cpu:1")
         x = v1.placeholder(tf.float32, [BATCH, 6])
         with v1.variable_scope("", use_resource=True), wh.replicate(1):
             w = v1.get_variable("w", [6, 5])
-            dropped = v1.nn.dropout(tf.matmul(x, w), rate=0.5, seed=7)
-            loss = tf.reduce_mean(tf.square(dropped + 1.0))
+            noisy = noise(tf.matmul(x, w))
+            loss = tf.reduce_mean(tf.square(noisy + 1.0))
         train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
-            session.run([dropped, train], {x: np.ones([BATCH, 6])})
+            return session.run([noisy, loss, train], {x: np.ones([BATCH, 6])})[:-1]
 
 
 def test_the_program_is_what_was_emitted() -> None:
@@ -157,3 +162,33 @@ def test_reference_variables_refuse_tensors_inside_a_function() -> None:
 
 def test_reference_variables_train_and_return_results() -> None:
     close(values("call", ("loss",), resource=False), values("", ("loss",), resource=False))
+
+
+def _lookups(emit: str) -> List[Any]:
+    """Features of five steps that each update the table which they are looked up in."""
+    with v1.Graph().as_default() as graph:
+        if emit:
+            wh.init({"num_micro_batch": 2, "emit": emit}, cluster="cpu:2")
+        v1.set_random_seed(3)
+        ids, labels = v1.placeholder(tf.int32, [BATCH]), v1.placeholder(tf.float64, [BATCH, 4])
+        with wh.replicate(1) if emit else v1.name_scope(""), v1.variable_scope("", use_resource=True):
+            table = v1.get_variable("table", [7, 4], tf.float64, v1.random_normal_initializer())
+            features = tf.nn.embedding_lookup(table, ids) * 2.0  # which no gradient needs, so no function returns it
+            loss = tf.reduce_mean(tf.square(tf.tanh(features) - labels))
+        train = v1.train.GradientDescentOptimizer(0.5).minimize(loss)
+        random = np.random.RandomState(0)
+        feeds = [{ids: random.randint(0, 7, [BATCH]), labels: random.randn(BATCH, 4)} for _ in range(5)]
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            found = [session.run([features, train], feed)[0] for feed in feeds]
+            found.append(session.run(features, {ids: feeds[0][ids]}))  # needs no label
+            found.append(session.run([features, train], feeds[1])[0])
+        if emit == "call":
+            again = [op for op in graph.get_operations() if op.name.startswith("whale/") and "beside_update" in op.name]
+            assert again and not any(t.dtype == tf.resource for op in again for t in op.inputs), "one that may follow the update"
+        wh.shutdown()
+        return found
+
+
+def test_a_tensor_fetched_beside_an_update_follows_from_the_lookup_before_it() -> None:
+    close([_lookups("call")], [_lookups("")])

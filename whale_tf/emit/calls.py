@@ -8,7 +8,8 @@
 
 A function holds the constants and conversions of a clone (see ``emit/convert.py``), so clones with the same sizes share one.
 Numbers that are known at run time only, and values of the whole mini-batch, are further arguments.  A tensor that is fetched but
-that no function returns is computed by calls of its own.
+that no function returns is computed by calls of its own: anew, or, in a run that updates variables, from what the step's calls
+return, since these have read the variables before the update.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Calls:
     """
 
     def __init__(self, context: Context, operands: Operands, bodies: Bodies, after: Set[int]) -> None:
-        self._context = context
+        self.context = context
         self._operands = operands
         self._bodies = bodies
         self._after = after
@@ -90,20 +91,23 @@ class Calls:
 
     def stage(self, order: Order) -> None:
         """Stage all calls of the program."""
-        for call in self._context.program.calls:
-            body = self._context.program.bodies[call.body]
+        for call in self.context.program.calls:
+            body = self.context.program.bodies[call.body]
             if body.step not in CLONED:
                 continue
             barriers = (order.barriers(body.task_graph, call.clone) or {}).get(body.name, ())
             self._call(body, call.clone, barriers)
 
-    def export(self, tensor: int) -> None:
+    def export(self, tensor: int, beside_update: Optional[Context] = None) -> None:
         """Stage calls that compute a tensor which no function returns.
+
+        Args:
+            beside_update: where its names go if the same run updates variables.
 
         Raises:
             UnsupportedOpError: it would be computed from variables that the same run updates in place.
         """
-        context, graph = self._context, self._context.graph
+        context, graph = beside_update or self.context, self.context.graph
         if has_reference_variables(context.program):
             raise UnsupportedOpError(
                 f"{graph.tensor_name(tensor)!r} is fetched in a run that updates reference variables in place, and emit is "
@@ -115,12 +119,13 @@ class Calls:
         needed, stack = {graph.tensors[tensor].op}, [graph.tensors[tensor].op]
         while stack:
             op = graph.ops[stack.pop()]
-            before = {graph.tensors[t].op for t in op.inputs if graph.tensors[t].op in body.ops or not context.is_exported(t)}
+            before = {graph.tensors[t].op for t in op.inputs
+                      if not context.is_exported(t) or (beside_update is None and graph.tensors[t].op in body.ops)}
             before.update(index for index in op.control_inputs if index in body.ops)
             stack.extend((before & own) - needed)
             needed |= before & own
         drawn = [graph.ops[index].name for index in sorted(needed & self._seeded)]
-        if drawn:
+        if drawn and beside_update is not None:
             warnings.warn(
                 f"{graph.tensor_name(tensor)!r} is fetched from a step whose bodies are called as functions. It is computed anew "
                 f"for the fetch, and random op {drawn[0]!r} draws other numbers for it than for the step; set emit to 'inline' "
@@ -131,7 +136,7 @@ class Calls:
         context.exported(tensor, f"{part.name}:0")
 
     def _call(self, body: Body, clone: Clone, barriers: Sequence[str]) -> None:
-        context, task_graph = self._context, body.task_graph
+        context, task_graph = self.context, body.task_graph
         function = self._function(body, clone)
         waits = (control_for(context, wait, task_graph, clone, self._after) for wait in self._facts_of(body).waits)
         controls = [name for name in waits if name]
@@ -164,7 +169,7 @@ class Calls:
 
     def _facts_of(self, body: Body) -> _Facts:
         if body.name not in self._facts:
-            graph, axis, members = self._context.graph, self._context.region.batch, set(body.runs)
+            graph, axis, members = self.context.graph, self.context.region.batch, set(body.runs)
             functional = members & self._functional
             numbered = functional.union(op for op, _ in (*axis.conversions, *axis.localise) if op in members)
             self._facts[body.name] = _Facts(
@@ -177,7 +182,7 @@ class Calls:
 
     def _build(self, body: Body, clone: Clone) -> Function:
         """The function that a clone calls, staged."""
-        context, graph = self._context, self._context.graph
+        context, graph = self.context, self.context.graph
         copy = FunctionCopy(context.tf_graph)
         arguments = _Arguments(copy)
         inner = BodyContext(context, context.region.batch, body.task_graph)
@@ -223,26 +228,26 @@ class Calls:
 
     def _operand(self, op: Op, position: int, value: Callable[[int], str], converter: _CallConverter, clone: Clone) -> str:
         """What an op's input reads inside the function."""
-        axis, key, home = self._context.region.batch, (op.id, position), self._context.home(op)
+        axis, key, home = self.context.region.batch, (op.id, position), self.context.home(op)
         tensor = op.inputs[position]
         if key in axis.localise:
             return converter.localised(op, position, clone)
         conversions = axis.conversions.get(key, ())
         reduced = [n for n, each in enumerate(conversions) if isinstance(each, Reduce)]
         # a value of the whole mini-batch takes the place of the clone's
-        name = self._context.flat(tensor) if reduced else value(tensor)
+        name = self.context.flat(tensor) if reduced else value(tensor)
         for conversion in conversions[reduced[-1] if reduced else 0:]:
             name = converter.convert(name, tensor, conversion, home, clone, op)
-        if key in self._context.rescaled:
+        if key in self.context.rescaled:
             name = converter.times_mini_batches(name, tensor, home, clone)
         return name
 
     def _attributes(self, op: Op, copy: FunctionCopy, clone: Clone, arguments: _Arguments) -> None:
         """What differs from the original beside operands: shapes, seeds, and the functions that it calls itself."""
         if op.id in self._shaped:
-            open_shapes(copy.node(op.name), op, self._context.region.batch)
+            open_shapes(copy.node(op.name), op, self.context.region.batch)
         if op.id in self._seeded:
-            reseed(copy.node(op.name), self._context.seed(Copy(clone.g, clone.r)))
+            reseed(copy.node(op.name), self.context.seed(Copy(clone.g, clone.r)))
         if op.id in self._functional:
             self._bodies.localise_in(
                 op, copy.node(op.name), clone,
@@ -253,7 +258,7 @@ class Calls:
         while True:
             name = "whale_{}_{}".format("".join(c if c.isalnum() else "_" for c in body), self._count)
             self._count += 1
-            if not function_exists(self._context.tf_graph, name):
+            if not function_exists(self.context.tf_graph, name):
                 return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copying
 from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
@@ -76,6 +77,8 @@ class Context:
         bodies = [body for body in self.program.bodies if body.step in CLONED]
         self._body_of = {op: body.name for body in bodies for op in body.ops}
         self._results = {t: f"{body.name}:{i}" for body in bodies for i, t in enumerate(body.outputs)}
+        self._returned = frozenset(self._results)
+        self._suffix = ""
         self._scope = ROOT
         index = 0
         while self._scope in graph:  # a user's op may be called so
@@ -192,11 +195,21 @@ class Context:
 
     def is_exported(self, tensor: int) -> bool:
         """Whether a batch-level tensor has a name outside of the functions that are called."""
-        return not self.is_called or tensor in self._results or self.graph.tensors[tensor].op not in self._body_of
+        return self.is_returned(tensor) or tensor in self._results
+
+    def is_returned(self, tensor: int) -> bool:
+        """Whether the step's own calls make a batch-level tensor known outside."""
+        return not self.is_called or tensor in self._returned or self.graph.tensors[tensor].op not in self._body_of
+
+    def beside_update(self) -> Context:
+        """The same with other names for what is exported from now on: for runs that update variables."""
+        view = copying.copy(self)
+        view._results, view._suffix = dict(self._results), "_beside_update"
+        return view
 
     def flat(self, tensor: int) -> str:
         """A tensor's name as one part of another name."""
-        return self.graph.tensor_name(tensor).replace(":", "_")
+        return self.graph.tensor_name(tensor).replace(":", "_") + self._suffix
 
     def static_shape(self, tensor: int) -> Tuple:
         return self.graph.tensors[tensor].shape or ()

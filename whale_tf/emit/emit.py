@@ -59,6 +59,17 @@ class Emitted(NamedTuple):
     shared: Sequence[Shared] = ()
     instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> what runs in their place
 
+    def beside_update(self) -> Emitted:
+        """The same with merged values of its own for runs that update variables."""
+        context = self.context.beside_update()
+        return self._replace(context=context, merge=self.merge.of(context))
+
+    def begin_edit(self) -> StagedEdit:
+        """What is staged from now on, such as merged values, goes into a new edit."""
+        edit = StagedEdit(self.context.tf_graph)
+        self.context.edit = self.calls.context.edit = self.nodes.edit = edit
+        return edit
+
 
 def emit(
     tf_graph: tf.Graph,

@@ -46,6 +46,10 @@ class Merge:
         self._everywhere: Dict[Tuple[int, int], Dict[Copy, str]] = {}
         self._compressed = compressed
 
+    def of(self, context: Context) -> Merge:
+        """The merged values of what is exported under the names of another context."""
+        return Merge(context, self._nodes, self._converter, self._communicator)
+
     def stage(self) -> None:
         """Stage what the program's calls add up, synchronise and merge."""
         program = self._context.program

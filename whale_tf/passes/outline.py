@@ -184,11 +184,17 @@ def read_elsewhere(region: Region) -> Set[int]:
     return found
 
 
+def reads_by_handle(graph: OpGraph, tensor: int) -> bool:
+    """Whether an op makes a tensor of a variable's handle, as a lookup does."""
+    return any(graph.tensors[t].dtype == "resource" for t in graph.producer(tensor).inputs)
+
+
 def _is_result(region: Region, op: Op, tensor: int) -> bool:
-    """What a user is likely to fetch: results that nothing reads, and scalars that no gradient function made."""
+    """What a user is likely to fetch: results that nothing reads, and scalars that no gradient function made.  And what is
+    read by a variable's handle: a fetch that followed from another read could see the variable after its update."""
     record = region.graph.tensors[tensor]
     if record.dtype in UNSENT or record.dtype.endswith("_ref"):
         return False
-    if not any(region.graph.consumers(t) for t in op.outputs):
+    if reads_by_handle(region.graph, tensor) or not any(region.graph.consumers(t) for t in op.outputs):
         return True
     return record.shape == () and op.forward < 0

@@ -16,7 +16,7 @@ from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import Buffer, Cost, Role, State, traits
 from whale_tf.passes.form import choose_form
-from whale_tf.passes.outline import UNSENT, read_elsewhere
+from whale_tf.passes.outline import UNSENT, read_elsewhere, reads_by_handle
 from whale_tf.passes.redo import Redo, one_example, waits
 from whale_tf.plan import Plan
 from whale_tf.profiler.op_cost import tensor_bytes
@@ -67,7 +67,11 @@ def _is_shown(region: Region, tensor: int) -> bool:
     """Whether a body returns a tensor for the user alone: what a gradient function made and nothing reads, it does not."""
     graph, record = region.graph, region.graph.tensors[tensor]
     op = graph.ops[record.op]
-    if op.forward >= 0 or record.dtype in UNSENT or record.dtype.endswith("_ref"):
+    if record.dtype in UNSENT or record.dtype.endswith("_ref"):
+        return False
+    if reads_by_handle(graph, tensor):
+        return True
+    if op.forward >= 0:
         return False
     return record.shape == () or not any(graph.consumers(t) for t in op.outputs)
 
