@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from tests.numeric.cases import CASES, SYNCHRONISED, Case
 from tests.numeric.plans import Parallel
+from tests.numeric.races import no_races
 from tests.numeric.script import Script, Setting, Stages, source
 from tests.numeric.section_cases import SECTIONS
 
@@ -99,7 +100,7 @@ def run_script(case: Case, setting: Setting, stages: Stages, pulls: int, factor:
 def train(script: Script, feeds: Sequence[Dict], setting: Setting) -> Outcome:
     variables = {v.name: v for v in tf.global_variables()}
     trace: Dict[str, List[np.ndarray]] = {name: [] for name in list(script.losses) + list(script.outputs)}
-    with _session(setting) as session:
+    with no_races(), _session(setting) as session:
         initial = session.run(variables, feed_dict=feeds[0])
         calls = [_caller(session, dict(script.losses, **script.outputs), run, list(feeds[0]), setting)
                  for run in script.runs]
