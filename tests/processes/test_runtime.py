@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from tests.numeric.script import dense
 from tests.numeric.unequal import described
+from whale_tf import active
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.emit import processes
 from whale_tf.processes import datasets, runtime
@@ -88,7 +89,7 @@ def test_gradients_of_constants_are_not_exchanged(monkeypatch: Any) -> None:
 def test_with_an_open_batch_size_a_loss_alone_waits_for_nobody(monkeypatch: Any) -> None:
     """Neither for the loss of the others, nor for how many examples they have."""
     graph = build(monkeypatch, 0, batch=None)
-    fetches = wh.api._active.fetches[graph]
+    fetches = active.require("tests").fetches[graph]
     value, = fetches.substitutes([graph.get_tensor_by_name("loss:0")], {})
     shared, = fetches._shared.values()
     assert value.shape == graph.get_tensor_by_name(shared.value + ":0").shape == []
@@ -98,7 +99,7 @@ def test_with_an_open_batch_size_a_loss_alone_waits_for_nobody(monkeypatch: Any)
 
 def test_a_run_that_would_wait_in_vain_is_refused(monkeypatch: Any) -> None:
     graph = build(monkeypatch, 0)
-    fetches = wh.api._active.fetches[graph]
+    fetches = active.require("tests").fetches[graph]
     update = next(op for op in graph.get_operations() if "ApplyGradientDescent" in op.type)
     gradient = update.inputs[2]
     with pytest.raises(wh.UnsupportedOpError, match="Fetch it together with the train op"):
@@ -112,7 +113,7 @@ def test_a_run_that_would_wait_in_vain_is_refused(monkeypatch: Any) -> None:
 
 def test_a_training_loop_follows_its_graph_once(monkeypatch: Any) -> None:
     graph = build(monkeypatch, 0)
-    fetches = wh.api._active.fetches[graph]
+    fetches = active.require("tests").fetches[graph]
     loss, train = graph.get_tensor_by_name("loss:0"), graph.get_operation_by_name("train")
     first = fetches.substitutes([loss, train], {})
     fetches.kind(first)
@@ -292,7 +293,7 @@ def test_a_driver_refuses_a_built_in_share(graph: tf.Graph) -> None:
 @pytest.mark.parametrize("slicing", [True, False])
 def test_a_driver_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicing: bool) -> None:
     """Under ``io.slicing: false`` a one-shot iterator has no share built in, and one process may drive a pipeline with it."""
-    from whale_tf import api
+    from whale_tf import triggers
 
     runtime = SimpleNamespace(drive=lambda: None)
     state: Any = SimpleNamespace(runtime=runtime, shares_input=slicing, termination=SimpleNamespace(serves=False))
@@ -300,6 +301,6 @@ def test_a_driver_takes_back_only_shares_that_were_taken(graph: tf.Graph, slicin
     tf.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
     if slicing:
         with pytest.raises(wh.UnsupportedOpError, match="set io.slicing to false"):
-            api._take_part(state, graph, done)
+            triggers.take_part(state, graph, done)
     else:
-        assert api._take_part(state, graph, done) is None
+        assert triggers.take_part(state, graph, done) is None

@@ -1,0 +1,151 @@
+"""What ``wh.init`` sets and ``wh.shutdown`` drops: the one place with global state, which TensorFlow's hooks force on us."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+import weakref
+from typing import Any, Callable, ContextManager, Dict, MutableMapping, MutableSet, NamedTuple, Optional, Sequence
+
+from whale_tf._tf_compat import tf
+from whale_tf.cluster import Cluster, Device, Processes, devices_of_processes
+from whale_tf.config import Config
+from whale_tf.errors import WhaleError
+from whale_tf.feeds import Waiting
+from whale_tf.parallelize import Parallelized
+from whale_tf.plan import Plan
+from whale_tf.planner.auto.settings import wants_search
+from whale_tf.processes.functions import Functions
+from whale_tf.processes.runtime import runtime_of
+from whale_tf.processes.termination import Termination
+from whale_tf.session import Fetches
+from whale_tf.variable_parts import VariableParts
+
+
+class Observer:
+    """Looks at a script's graphs and runs in place of rewriting them (see :func:`whale_tf.api.observing`)."""
+
+    def graph(self, graph: tf.Graph) -> None:
+        """A graph with gradients, about to be finalized or run."""
+
+    def run(self, graph: tf.Graph, original: Callable, *arguments: Any) -> Any:
+        """``Session.run`` with (fetches, feed_dict, options, run_metadata)."""
+        return original(*arguments)
+
+
+class Default(NamedTuple):
+    """The arguments of ``wh.set_default_strategy``."""
+
+    kind: str
+    device_count: Optional[int]
+    name: Optional[str]
+
+
+class Active:
+    """Everything that one ``wh.init`` set.
+
+    Args:
+        plans: by the names of the functions that they are for; that of everything under "".
+    """
+
+    def __init__(self, config: Config, cluster: Cluster, plans: Dict[str, Plan], processes: Processes) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.plan = plans.get("")  # of everything
+        self.plans = plans
+        self.processes = processes
+        self.runtime = runtime_of(processes, config.communication.start_timeout_s)
+        self.functions = None if self.runtime is None else Functions(self.runtime, lambda: self.shares_input)
+        self.termination = Termination(processes, self.runtime)
+        self.done: MutableMapping[tf.Graph, Parallelized] = weakref.WeakKeyDictionary()
+        self.fetches: MutableMapping[tf.Graph, Fetches] = weakref.WeakKeyDictionary()
+        self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
+        self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
+        self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # for the shapes of inputs
+        self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
+        self.shares_input = False  # tf.data pipelines with the other processes
+        self.shuffles = itertools.count()
+        self.said: MutableSet[str] = set()  # warnings
+        self.met: MutableSet[str] = set()  # names of functions that train
+        self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions that take one by variables
+        self.said_no_gradients = False
+        self.default: Optional[Default] = None  # of functions
+        self.undo_devices: Callable[[], None] = lambda: None
+        self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
+        self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # those of them that are traced again before they run
+        self.variable_parts = VariableParts()
+
+    def driving(self) -> ContextManager:
+        """A run that needs the other processes' devices, where this process drives them."""
+        if self.runtime is None or not self.runtime.is_driver:
+            return contextlib.nullcontext()
+        return self.runtime.driving()
+
+    @property
+    def asked_for(self) -> Optional[str]:
+        """What wh.init was asked for beyond local training on one device."""
+        pipeline, count = self.config.pipeline, len(self.cluster.devices)
+        if self.plans:
+            return "a plan"
+        if wants_search(self.config):
+            return "auto_parallel or num_task_graph"
+        if count > 1:
+            return f"{count} devices"
+        return f"{pipeline.num_micro_batch} micro-batches" if (pipeline.num_micro_batch or 1) > 1 else None
+
+    @property
+    def own_devices(self) -> Sequence[Device]:
+        """Those of the cluster that this process has."""
+        devices = self.cluster.devices
+        if self.runtime is None:
+            return devices
+        return [devices[i] for i in devices_of_processes(self.cluster, self.processes)[self.processes.rank]]
+
+    @property
+    def sharing(self) -> Optional[Cluster]:
+        """What says in which parts processes share input pipelines; None: in equal ones."""
+        return None if self.config.balance.algorithm == "even" else self.cluster
+
+    def plan_of(self, graph: tf.Graph) -> Optional[Plan]:
+        """The plan that wh.init was given for a graph."""
+        return self.plans.get(graph.name, self.plan) if graph.building_function else self.plan
+
+    def say(self, text: str) -> None:
+        """A warning, once."""
+        if text not in self.said:
+            self.said.add(text)
+            warnings.warn(text)
+
+
+_active: Optional[Active] = None
+_observer: Optional[Observer] = None
+
+
+def current() -> Optional[Active]:
+    """None: before ``wh.init``, after ``wh.shutdown``."""
+    return _active
+
+
+def activate(state: Optional[Active]) -> None:
+    global _active
+    _active = state
+
+
+def observer() -> Optional[Observer]:
+    """Who looks at graphs in place of rewriting them, whatever the script's own ``wh.init`` says."""
+    return _observer
+
+
+def observe(new: Optional[Observer]) -> None:
+    global _observer
+    _observer = new
+
+
+def require(caller: str) -> Active:
+    """Raises:
+        WhaleError: ``wh.init`` was not called.
+    """
+    if _active is None:
+        raise WhaleError(f"{caller} needs wh.init(): call it first, before building the graph")
+    return _active

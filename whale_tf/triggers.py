@@ -1,0 +1,341 @@
+"""When a graph is rewritten: what TensorFlow's hooks call, and what follows from it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any, Callable, Mapping, Optional, Tuple
+
+from whale_tf import functions, refusals
+from whale_tf import session as whale_session
+from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
+from whale_tf.active import Active, observer
+from whale_tf.capture import hooks
+from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
+from whale_tf.cluster import device_names, devices_of_processes
+from whale_tf.communicators import ProcessCommunicator
+from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
+from whale_tf.feeds import Waiting, elements, trains
+from whale_tf.graph_editor.garbage import garbage_collection_paused
+from whale_tf.parallelize import Parallelized, parallelize
+from whale_tf.passes.form import INLINE
+from whale_tf.planner.assemble import TaskGraphSpec, spans
+from whale_tf.processes.datasets import Adapter, share, take_all, whole_rounds
+from whale_tf.processes.runtime import Runtime
+from whale_tf.processes.termination import step_value
+
+
+def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
+    """Rewrite ``graph`` once it has an update; where the rank of an input is not known, after its first training run has begun.
+
+    Raises:
+        WhaleError: see :func:`whale_tf.parallelize.parallelize`.
+    """
+    calls = annotations_of(graph).gradient_calls
+    if graph in state.done:
+        known = len(state.done[graph].captured.gradient_calls)
+        if len(calls) > known:
+            raise PlanError(
+                "gradients of {} were added to a graph that is already rewritten: build every optimizer before the first "
+                "training step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
+            )
+        return
+    if state.looked_at.get(graph) == graph.version and (may_wait or graph not in state.waiting):
+        return
+    state.waiting.pop(graph, None)
+    if not calls:
+        refusals.check_gradients(state, graph)
+        if state.plan is None:
+            state.looked_at[graph] = graph.version
+            return
+    watching = observer()
+    if watching is not None:
+        watching.graph(graph)
+        state.looked_at[graph] = graph.version
+        return
+    if calls and state.plan is None and state.plans:
+        raise PlanError(f"wh.init() was given plans of tf.functions ({', '.join(state.plans)}), but a graph of Sessions trains; "
+                        "give its plan alone: wh.init(plan=...)")
+    if calls:
+        give_default(state, graph)
+    with whale_session.unfinalized(graph), garbage_collection_paused():
+        keys = state.runtime.keys if state.runtime is not None else None
+        try:
+            has_run = bool(annotations_of(graph).shapes)  # what runs before the first training step took over
+            done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run)
+        except UnknownShapeError as error:
+            if not may_wait or state.processes.count > 1:
+                raise
+            done, state.waiting[graph] = None, Waiting(graph, error.tensors)
+        if done is not None:
+            state.done[graph] = done
+            state.latest = weakref.ref(graph)
+            runtime = take_part(state, graph, done)
+            if done.emitted is not None:
+                state.fetches[graph] = whale_session.Fetches(done.emitted, done.replaced, done.variables, runtime)
+    state.looked_at[graph] = graph.version
+
+
+def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, Any]) -> None:
+    """Rewrite a tf.function that trains, right after it was traced."""
+    state.traced.add(graph)
+    known = annotations_of(graph)
+    if known.trains:
+        give_default(state, graph)
+    meant = [item.name for item in known.items if not known.trains and item.name not in known.remembered]
+    if meant and not state.said_no_gradients:
+        state.said_no_gradients = True
+        warnings.warn(f"tf.function {graph.name!r} has annotations ({meant[0]!r}), but takes no gradients of "
+                      "variables: it runs where its variables are, on one device, as do all functions that do not train")
+    if not known.trains:
+        return
+    if state.asked_for is None and not known.items and observer() is None:
+        functions.untag(graph)
+        return
+    if functions.makes_variables(graph):
+        state.drafts.add(graph)
+        return
+    watching = observer()
+    if watching is not None:
+        watching.graph(graph)
+        return
+    plan = state.plan_of(graph)
+    note_plan(state, graph)
+    functions.check(graph.name, known, attributes, state.config, plan, state.processes)
+    with garbage_collection_paused():
+        keys = state.runtime.keys if state.runtime is not None else None
+        try:
+            done = parallelize(graph, state.cluster, functions.settings(state.config), plan, state.processes, keys)
+        except OtherGraphError as error:
+            raise PlanError(f"tf.function {graph.name!r}: {error}. Where functions have a plan each, or only some of them one, "
+                            "name them: wh.init(plan={'name of the function': plan})") from None
+        if done is None and graph in state.jacobians:
+            raise refusals.no_jacobian(graph)
+        if done is None:
+            raise PlanError(
+                f"tf.function {graph.name!r} takes gradients of variables, but writes no variable with them; update the "
+                "variables in the same function, so that whale_tf can divide the step")
+        if done.emitted is not None:
+            own = done.plan.local_part(state.processes.rank)
+            functions.check_devices(graph.name, own, device_names(state.cluster, state.processes))
+            divided = done.variables.parts if done.variables is not None else ()
+            functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts)
+            if state.functions is not None:
+                assert isinstance(done.emitted.communicator, ProcessCommunicator)
+                state.functions.rewritten(graph, done.emitted.communicator)
+    state.done[graph] = done
+    state.latest = weakref.ref(graph)
+
+
+def note_plan(state: Active, graph: tf.Graph) -> None:
+    """A function that trains is about to be divided: it may have been meant by a name that no function has."""
+    state.met.add(graph.name)
+    unmet = sorted(name for name in state.plans if name and name not in state.met)
+    if unmet and graph.name not in state.plans:
+        state.say(f"wh.init() was given plans of tf.functions {', '.join(map(repr, unmet))}; tf.function {graph.name!r} trains "
+                    "without a plan of its own, as its annotations and the configuration say")
+
+
+def function_made(state: Active, function: Any) -> None:
+    """A concrete function is there."""
+    if function.graph in state.drafts:
+        functions.refuse_to_run(function)
+    state.variable_parts.watch(function)
+
+
+def give_default(state: Active, graph: tf.Graph) -> None:
+    """A graph that trains gets the default strategy that was set in eager execution, unless it has one of its own."""
+    default = state.default
+    if default is not None and annotations_of(graph).default is None:
+        set_default_strategy(graph, default.kind, default.device_count, default.name)
+
+
+def take_part(state: Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
+    """What this process does for a rewritten graph: serve the one that drives it, drive the others, or train beside them.
+
+    Returns:
+        The runtime where several processes train beside each other.
+    """
+    if state.runtime is None or not done.plan.spans_processes:
+        return state.runtime
+    if done.serves:
+        state.termination.serves = True
+        state.runtime.serve(_session_config(state, None))
+    state.runtime.drive()
+    if state.shares_input:
+        take_all(graph)
+    return None
+
+
+def withdraw_in_graph_mode(state: Active) -> None:
+    """A script that builds graphs trains in Sessions, which start the server.  Eager execution would start it for no more than a
+    function that is registered with it."""
+    if state.runtime is not None and not tf.executing_eagerly() and not v1.get_default_graph().building_function:
+        state.runtime.withdraw()
+
+
+def _may_span(state: Active, graph: tf.Graph) -> bool:
+    """Whether a Session of this graph must see all processes' devices, if anybody can tell yet."""
+    if state.plan is not None:
+        return state.plan.spans_processes
+    items = annotations_of(graph).items
+    specs = [TaskGraphSpec(item.name, item.strategy, item.device_count) for item in items]
+    return spans(specs, devices_of_processes(state.cluster, state.processes), state.config)
+
+
+def _session_config(state: Active, config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
+    """The ConfigProto of a Session of this process."""
+    kinds = [device.kind for device in state.own_devices]
+    emit = state.config.emit if state.plan is None else state.plan.emit
+    offload = state.config.offload if state.plan is None else state.plan.offload
+    num_cpus = kinds.count("CPU") + (offload != "none")  # the last one stands for the host
+    return whale_session.with_devices(config, num_cpus, "GPU" in kinds, emit != INLINE)
+
+
+def callbacks(state: Active) -> hooks.Callbacks:
+    """What the hooks of capture/ call."""
+
+    def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
+        rewrite(state, graph)
+        return state.fetches.get(graph)
+
+    def planned(graph: tf.Graph, wanted: Any) -> Optional[whale_session.Fetches]:
+        """For what prepares training runs without feeds: a graph that waits for shapes is refused by name."""
+        fetches = fetch_map(graph)
+        if graph in state.waiting and trains(elements(graph, wanted)[1]):
+            rewrite(state, graph, may_wait=False)
+        return fetches
+
+    def gradients(grads: Any, xs: Any) -> Any:
+        withdraw_in_graph_mode(state)
+        return densified(grads, xs) if state.config.communication.sparse_as_dense else grads
+
+    def session_config(target: str, graph: Optional[tf.Graph], config: Optional[v1.ConfigProto]) -> v1.ConfigProto:
+        if state.runtime is None:
+            return _session_config(state, config)
+        graph = graph or v1.get_default_graph()
+        if not state.runtime.is_free and _may_span(state, graph):
+            rewrite(state, graph)
+        return state.runtime.session_config(_session_config(state, config))
+
+    def session_target(target: str, config: v1.ConfigProto) -> str:
+        return target if state.runtime is None else state.runtime.target(target, config)
+
+    def create_session(creator: Any, original: Callable, is_chief: bool) -> Any:
+        if state.runtime is None:
+            return original()
+        if not is_chief:  # every process has variables of its own to initialise, whatever the script says
+            creator = v1.train.ChiefSessionCreator(creator._scaffold, creator._master, creator._config)
+            return creator.create_session()
+        session = original()
+        fetches = fetch_map(session.graph)
+        if fetches is not None:
+            fetches.make_equal(session, hooks.original_run(session))
+        return session
+
+    def save(
+        saver: Any, original: Callable, session: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if state.processes.is_chief:
+            return state.termination.save(saver, original, session, save_path, global_step, *args, **kwargs)
+        return save_path if global_step is None else f"{save_path}-{step_value(session, global_step)}"
+
+    def add_event(original: Callable, event: Any) -> None:
+        if state.processes.is_chief:
+            original(event)
+
+    def dataset(given: Any) -> Any:
+        if state.runtime is None or not state.config.io.slicing:
+            return given
+        state.shares_input = True
+        return share(given, state.processes, state.sharing, state.config.io.slicing == "file")
+
+    def training_data(adapter: Any) -> Any:
+        if state.runtime is None or not state.config.io.slicing:
+            return adapter
+        return Adapter(adapter, state.processes, dataset, global_seed() is not None)
+
+    def training_batches(given: Any, number: Optional[int]) -> Tuple[Any, int]:
+        if state.runtime is None or not state.config.io.slicing:
+            return given, 1
+        return dataset(whole_rounds(given, number, state.processes)), state.processes.count
+
+    def shuffle(seed: Optional[int]) -> Optional[int]:
+        if seed is None and state.runtime is not None and state.config.io.slicing and global_seed() is None:
+            seed = 1 + next(state.shuffles)  # the same in all processes: their shares must not overlap
+        return seed
+
+    def run(session: Any, original: Callable, *arguments: Any) -> Any:
+        fetches = fetch_map(session.graph)
+        watching = observer()
+        if watching is not None:
+            return watching.run(session.graph, original, *arguments)
+        with state.termination.between(session, arguments[0]):
+            if session.graph in state.waiting:
+                is_made, result = state.waiting[session.graph].learn(original, *arguments)
+                state.early[session] = True
+                if state.waiting[session.graph].is_over:
+                    state.looked_at.pop(session.graph)
+                if is_made:
+                    return result
+                fetches = fetch_map(session.graph)
+            if fetches is None:
+                state.early[session] = True
+                return original(*arguments)
+            if state.early.pop(session, False):
+                fetches.catch_up(original)
+            with state.driving():
+                return whale_session.run(fetches, session, original, *arguments)
+
+    def make_callable(session: Any, original: Callable, *arguments: Any) -> Callable:
+        fetches = planned(session.graph, arguments[0])
+        found = original(*arguments) if fetches is None else whale_session.make_callable(
+            fetches, session, original, hooks.original_run(session), *arguments)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with state.termination.between(session, arguments[0]), state.driving():
+                return found(*args, **kwargs)
+
+        return call
+
+    def partial_run_setup(session: Any, original: Callable, *arguments: Any) -> Any:
+        fetches = planned(session.graph, arguments[0])
+        if fetches is not None:
+            whale_session.check_partial_run(fetches, session, *arguments)
+        return original(*arguments)
+
+    def before_extend(session: Any) -> None:
+        fetches = fetch_map(session.graph)
+        if fetches is not None:
+            fetches.prepare()
+
+    return hooks.Callbacks(
+        gradients=gradients,
+        outside_graph=lambda: refusals.refuse_outside_graph(state),
+        function_gradients=lambda graph: refusals.check_function_gradients(state, graph),
+        jacobian=state.jacobians.add,
+        forward_mode=lambda: refusals.refuse_forward_mode(state),
+        function_called=lambda function: refusals.check_called(state, function),
+        may_use_xla=lambda: refusals.may_use_xla(state),
+        arguments=lambda function_type: relaxed_type(function_type) if state.functions is not None else function_type,
+        call=lambda function, original: original() if state.functions is None else state.functions.call(function, original),
+        shuffle=shuffle,
+        training_data=training_data,
+        training_batches=training_batches,
+        divides=lambda: state.asked_for is not None,
+        writes=lambda: state.processes.is_chief,
+        traced=lambda graph, attributes: rewrite_function(state, graph, attributes),
+        made=lambda function: function_made(state, function),
+        before_call=state.variable_parts.before_call,
+        before_finalize=lambda graph: rewrite(state, graph),
+        session_config=session_config,
+        session_target=session_target,
+        create_session=create_session,
+        save=save,
+        add_event=add_event,
+        dataset=dataset,
+        run=run,
+        make_callable=make_callable,
+        partial_run_setup=partial_run_setup,
+        before_extend=before_extend,
+    )
