@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Iterator, List
+from typing import Any, Iterator, List
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 import whale_tf as wh
+from tests.numeric.races import unordered
+from whale_tf import functions
 from whale_tf._tf_compat import function_tracing, make_logical_cpus
 
 DEVICES = 4
@@ -24,6 +26,19 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
         for item in items:
             if str(item.fspath).startswith(os.path.dirname(__file__)):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def no_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every function that is rewritten is checked once."""
+    original = functions.finish
+
+    def finish(graph: tf.Graph, *arguments: Any) -> None:
+        original(graph, *arguments)
+        found = unordered([tensor.op for tensor in graph.outputs] + list(graph.control_outputs))
+        assert not found, "a call may read these before or after the write:\n  " + "\n  ".join(found[:10])
+
+    monkeypatch.setattr(functions, "finish", finish)
 
 
 @pytest.fixture(autouse=True)

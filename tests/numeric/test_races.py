@@ -1,0 +1,44 @@
+"""The check for races finds one, and nothing where there is none."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.numeric.races import no_races, unordered
+
+
+def _step(order: str, scope: str = "whale") -> Any:
+    """A lookup in a variable, and its update."""
+    with tf.variable_scope("", use_resource=True):
+        table = tf.get_variable("table", initializer=[1.0, 2.0, 3.0])
+    with tf.name_scope(scope):
+        read = tf.gather(table, [0])
+        with tf.control_dependencies([read] if order == "read first" else []):
+            update = table.assign_add([1.0, 1.0, 1.0], read_value=False)
+        if order == "write first":
+            with tf.control_dependencies([update]):
+                read = tf.gather(table, [0])
+    return read, update
+
+
+@pytest.mark.parametrize("order", ["read first", "write first", "none"])
+def test_what_follows_from_the_other_is_in_order(graph: tf.Graph, order: str) -> None:
+    read, update = _step(order)
+    assert bool(unordered([read.op, update])) == (order == "none")
+    assert not unordered([read.op]), "without the write"
+
+
+def test_the_local_scripts_own_races_are_left_alone(graph: tf.Graph) -> None:
+    read, update = _step("none", "model")
+    assert not unordered([read.op, update])
+
+
+def test_runs_of_sessions_are_checked(graph: tf.Graph) -> None:
+    read, update = _step("none")
+    with no_races(), tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(update)
+        with pytest.raises(AssertionError, match="before or after the write"):
+            session.run([read, update])
