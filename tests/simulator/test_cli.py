@@ -99,6 +99,8 @@ def test_a_plan_file_with_a_built_in_model(tmp_path: Any) -> None:
     assert result.exit_code == 0, result.output
     uniform = call("simulate", "--model", "mlp", "--cluster", "cpu:2", "--dp", "2", "--global-batch", "8", "--json")
     assert json.loads(result.stdout)["step_time_s"] == json.loads(uniform.stdout)["step_time_s"]
+    least = json.loads(call("simulate", "--plan", str(path), "--cluster", "cpu:2", "--json").stdout)
+    assert least["samples_per_s"] == pytest.approx(2 / least["step_time_s"]), "one example for each replica"
     ranked = call("compare", str(path), "1x2x1", "2x1x1", "--model", "mlp", "--cluster", "cpu:2", "--global-batch", "8", "--json")
     rows = [json.loads(line) for line in ranked.stdout.splitlines()]
     assert [row["step_time_s"] for row in rows] == sorted(row["step_time_s"] for row in rows) and len(rows) == 3
@@ -112,11 +114,11 @@ def test_models_of_both_kinds_by_name_and_the_plans_that_searches_write_for_them
         options_of_plan = ("--search", "data-parallel", "--zero", "none", "--offload", "none", "-o", path)
         assert call("plan", *options, *options_of_plan).exit_code == 0
         steps = []
-        for more in ((), ("--model", name)):
-            result = call("simulate", "--plan", path, *more, "--cluster", "dapple-c:2", "--global-batch", batch, "--json")
+        for more in ((), ("--model", name), ("--global-batch", batch)):
+            result = call("simulate", "--plan", path, *more, "--cluster", "dapple-c:2", "--json")
             assert result.exit_code == 0, result.output
             steps.append(json.loads(result.stdout)["step_time_s"])
-        assert steps[0] == steps[1]
+        assert steps[0] == steps[1] == steps[2], "without a size that which the plan was searched for"
 
 
 def test_a_profile(tmp_path: Any) -> None:

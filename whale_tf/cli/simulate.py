@@ -106,6 +106,10 @@ class Uniform(NamedTuple):
     pp: int
     micro_batches: int
 
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp
+
 
 def simulate(
     plan: Optional[str] = typer.Option(None, help="plan.json (written by `whale plan` or wh.current_plan())"),
@@ -117,7 +121,8 @@ def simulate(
     tp: int = typer.Option(1, help="tensor parallelism"),
     pp: int = typer.Option(1, help="pipeline stages"),
     micro_batches: int = typer.Option(1, help="micro-batches in a step"),
-    global_batch: Optional[int] = typer.Option(None, help="examples in a step; default: one per replica and micro-batch"),
+    global_batch: Optional[int] = typer.Option(
+        None, help="examples in a step; default: those that the plan was searched for, else one per replica and micro-batch"),
     schedule: str = typer.Option("backward_first", help="backward_first or gpipe"),
     policy: str = typer.Option("PA", help="warm-up depths: DAPPLE's PA or PB"),
     recompute: str = typer.Option("none", help="none, selective (attention alone), full (but the inputs of blocks), stage "
@@ -158,10 +163,10 @@ def simulate(
         if loaded is not None:
             result = _run_plan(simulator, source, loaded, global_batch)
         else:
-            result = _run_uniform(
-                simulator, source, Uniform(dp, tp, pp, micro_batches), global_batch, schedule, policy,
-                recompute, zero, offload,
-            )
+            shape = Uniform(dp, tp, pp, micro_batches)
+            if shape.devices < len(machines):
+                typer.echo(f"note: only {shape.devices} of {len(machines)} devices are used; set --dp, --tp or --pp", err=True)
+            result = _run_uniform(simulator, source, shape, global_batch, schedule, policy, recompute, zero, offload)
         times = KERNELS if source.profile is None else LAYERS
         _finish(result, _tested(result, times, known), as_json, trace, timeline, memory, report)
     except WhaleError as error:
@@ -328,7 +333,9 @@ def _check_size(simulator: Simulator, plan: Plan) -> None:
 
 def _run_plan(simulator: Simulator, source: Source, plan: Plan, global_batch: Optional[int]) -> Simulation:
     _check_size(simulator, plan)
-    batch = global_batch if global_batch is not None else plan.num_model_replicas * plan.num_micro_batch
+    batch = global_batch if global_batch is not None else plan.estimate.global_batch
+    if batch is None:
+        batch = plan.num_model_replicas * plan.num_micro_batch * max(task.replica_count for task in plan.task_graphs)
     graph = source.graph(micro_batch_size(batch, plan.num_micro_batch, plan.num_model_replicas))
     aliases = layer_names(source.profile) if source.profile is not None else None
     strategy: Strategy = strategy_from_plan(plan, graph, aliases)
