@@ -45,7 +45,7 @@ from whale_tf.cluster import (
 )
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.config import Config
-from whale_tf.errors import AnnotationError, OtherGraphError, PlanError, UnknownShapeError, WhaleError
+from whale_tf.errors import AnnotationError, OtherGraphError, PlanError, ProcessLostError, UnknownShapeError, WhaleError
 from whale_tf.feeds import Waiting, elements, trains
 from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.graph import OpGraph
@@ -186,6 +186,10 @@ def _cluster(cluster: Union[None, Cluster, Dict, str], processes: Processes) -> 
 def shutdown() -> None:
     """Remove every hook: TensorFlow behaves as if whale_tf had never been imported.  Rewritten graphs stay rewritten."""
     global _active
+    if _active is not None:
+        with contextlib.suppress(ProcessLostError):  # what a process took with it nobody reads any more
+            for fetches in list(_active.fetches.values()):
+                fetches.bring()
     hooks.uninstall()
     capture_annotations.forget()
     layers.forget()
