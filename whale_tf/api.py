@@ -24,7 +24,7 @@ from whale_tf.cluster import (
     whole_cluster,
 )
 from whale_tf.config import Config
-from whale_tf.errors import AnnotationError, PlanError
+from whale_tf.errors import AnnotationError, PlanError, ProcessLostError
 from whale_tf.ir.graph import OpGraph
 from whale_tf.parallelize import Parallelized
 from whale_tf.passes import compile_program
@@ -91,10 +91,14 @@ def _cluster(cluster: Union[None, Cluster, Dict, str], processes: Processes) -> 
 
 def shutdown() -> None:
     """Remove every hook: TensorFlow behaves as if whale_tf had never been imported.  Rewritten graphs stay rewritten."""
+    state = current()
+    if state is not None:
+        with contextlib.suppress(ProcessLostError):  # what a process took with it nobody reads any more
+            for fetches in list(state.fetches.values()):
+                fetches.bring()
     hooks.uninstall()
     capture_annotations.forget()
     layers.forget()
-    state = current()
     if state is not None:
         state.termination.remove()
         if state.runtime is not None:

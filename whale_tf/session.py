@@ -26,6 +26,7 @@ from whale_tf.feeds import Fetch, check_fed, elements, fed
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.processes.runtime import Runtime
+from whale_tf.processes.state import StateElsewhere
 
 
 def with_devices(config: Optional[v1.ConfigProto], num_cpus: int, uses_gpu: bool, may_call: bool) -> v1.ConfigProto:
@@ -71,7 +72,7 @@ class Fetches:
             copies[name] = (new,)
             for tensor in rewritten.context.tf_graph.get_operation_by_name(name).outputs:
                 copies[tensor.name] = f"{new}:{tensor.value_index}"
-        self._replaced = ChainMap(replaced, copies)  # type: ignore[arg-type]  # grows with ops that are added later
+        self._replaced = ChainMap(replaced, copies, rewritten.sent.replaced)  # type: ignore[arg-type]  # grows with ops that are added later
         self._variables = variables
         self._joined: Dict[str, Fetch] = {}
         context = rewritten.context
@@ -84,11 +85,16 @@ class Fetches:
         self._initial = self._graph.get_operation_by_name(INITIAL) if rewritten.context.plan.loss_scale is not None else None
         self._initialised: MutableSet[Any] = weakref.WeakSet()
         self._runtime = runtime
-        self._runs = Runs(rewritten.communicator)
+        sent = rewritten.sent
+        self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept])
+        self._ends = sent.ends
+        self._elsewhere: Optional[StateElsewhere] = None
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
         if runtime is not None:
             assert isinstance(rewritten.communicator, ProcessCommunicator)
             self._start = stage_start(self._graph, context.host, rewritten.nodes, rewritten.communicator)
+            if sent.ends:
+                self._elsewhere = StateElsewhere(self._graph, sent.kept, runtime)
 
     def kind(self, fetches: Sequence[Fetch]) -> Kind:
         """What a run of (substituted) fetches means to other processes.
@@ -99,9 +105,23 @@ class Fetches:
         return Kind() if self._runtime is None else self._runs.check([_op_of(fetch) for fetch in fetches])
 
     def together(self, session: Any, original_run: Callable, function: Callable, *arguments: Any) -> Any:
-        """Call ``function``, a run that waits for other processes."""
+        """Call ``function``, a run that waits for other processes.  It begins without what these keep."""
         assert self._runtime is not None
-        return self._runtime.together(session, self._start, original_run, function, *arguments)
+        if self._elsewhere is None:
+            return self._runtime.together(session, self._start, original_run, function, *arguments)
+        if not self._runtime.is_equal(session):
+            self._elsewhere.bring()
+        return self._runtime.together(session, self._start, original_run, self._without_state, function, *arguments)
+
+    def _without_state(self, function: Callable, *arguments: Any) -> Any:
+        assert self._elsewhere is not None
+        self._elsewhere.drop()
+        return function(*arguments)
+
+    def bring(self, kind: Optional[Kind] = None) -> None:
+        """Call before each run by itself: what it needs of what other processes keep has its values here; by default all."""
+        if self._elsewhere is not None and (kind is None or kind.elsewhere):
+            self._elsewhere.bring(() if kind is None else kind.elsewhere)
 
     def make_equal(self, session: Any, original_run: Callable) -> None:
         """A session has been initialised or restored: its variables take process 0's values, where there are several."""
@@ -234,7 +254,7 @@ class Fetches:
         """
         context = self._rewritten.context
         shared = self._shared.get(fetch.name)
-        if shared is not None and any(context.graph.ops[index].name in writes for index in shared.writes):
+        if shared is not None and any(self._is_among(index, writes) for index in shared.writes):
             return self._graph.get_tensor_by_name(shared.value + ":0")
         op = fetch if isinstance(fetch, tf.Operation) else fetch.op
         if op.name not in context.graph:
@@ -248,6 +268,11 @@ class Fetches:
             self._merged[key] = self._merge(fetch, self._beside_update if key[1] else self._rewritten)
             self._seen = self._graph.version
         return self._merged[key]
+
+    def _is_among(self, write: int, writes: Set[str]) -> bool:
+        """Whether an update, or what this process does in its place, is among the writes of a run."""
+        name = self._rewritten.context.graph.ops[write].name
+        return name in writes or self._ends.get(name) in writes
 
     def _merge(self, fetch: Fetch, rewritten: Emitted) -> Fetch:
         """Stage and add the merged value of a tensor (or, for an op, something that runs all its clones)."""
@@ -323,6 +348,7 @@ def run(
         feed_dict = dict(feed_dict or {}, **{name + ":0": False for name in kind.alone})
     if kind.waits:
         call = functools.partial(fetch_map.together, session, original, original)
+    fetch_map.bring(kind)
     if substitutes == wanted:
         return call(fetches, feed_dict, options, run_metadata)
     return mapper.build_results(call(substitutes, feed_dict, options, run_metadata))
@@ -356,9 +382,19 @@ def make_callable(
         inner = _with_values(inner, len(feeds), [False] * len(alone))
     if kind.waits:
         inner = functools.partial(fetch_map.together, session, run, inner)
+    elif kind.elsewhere:
+        inner = _after(functools.partial(fetch_map.bring, kind), inner)
     if substitutes == wanted:
         return inner
     return lambda *args, **kwargs: mapper.build_results(inner(*args, **kwargs))
+
+
+def _after(before: Callable[[], None], function: Callable) -> Callable:
+    """``function``, with a call of ``before`` before each of its calls."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before()
+        return function(*args, **kwargs)
+    return call
 
 
 def _with_values(function: Callable, count: int, values: Sequence[Any]) -> Callable:

@@ -136,6 +136,14 @@ JOBS: Dict[str, Job] = {
     "of unequal speed, two losses": Job("gan", speeds=(100, 300)),
     "features replicated and the rest split, in each process": Job(
         "momentum", counts=(None, None), split=(1,), devices=2, config=(("init", "sharded"),)),
+    # variables are updated in one process and sent to the others
+    "zero, reference variables, fed, clipped by norm": Job(
+        "clipped_adam", FED._replace(resource=False), devices=2, config=(("zero", "v1"),)),
+    "zero, clipped by norm": Job("clipped_adam", devices=2, micro_batches=2, config=(("zero", "v2"),)),
+    "zero, monitored": Job("momentum", Setting(dataset=True, runner="monitored"), config=(("zero", "v1"),)),
+    "zero, make_callable, pipeline": Job("momentum", Setting(dataset=True, runner="callable"), counts=(1, 1), devices=2,
+                                         micro_batches=2, config=(("zero", "v1"),)),
+    "zero, sparse gradient": Job("sparse_embedding", devices=2, config=(("zero", "v1"),)),
 }
 
 

@@ -57,8 +57,22 @@ def test_what_devices_hold() -> None:
     assert resident(away, variables, False).held == [0, 3 * 117] and resident(away, variables, False).read == [90, 0]
 
 
+def test_over_processes() -> None:
+    """Parameters are in both processes, and what the optimizer keeps in one."""
+    variables = held(30, 20, 10, 10)
+    done = with_homes(shared([2], model_replicas=2, processes=((0, 1), (2, 3))), variables, Config({"zero": "v1"}))
+    assert done.task_graphs[0].homes == {"v0_0": 0, "v0_1": 1, "v0_2": 2, "v0_3": 3}
+    assert resident(done, variables, True).held == [90 + 10, 60 + 10, 30 + 30, 30 + 20, 0]
+    assert done.local_part(1).here(1) == 3 and done.local_part(0).here(2) == 0
+
+
 def test_refused() -> None:
-    with pytest.raises(ConfigError, match="zero is 'v2', and there are 2 processes; variables have homes inside one process"):
-        with_homes(shared([1], model_replicas=2, processes=((0,), (1,))), held(1), Config({"zero": "v2"}))
+    two = shared([1], model_replicas=2, processes=((0,), (1,)))
+    with pytest.raises(ConfigError, match="zero is 'v3', and there are 2 processes; parameters are divided within one process"):
+        with_homes(two, held(1), Config({"zero": "v3"}))
+    with pytest.raises(ConfigError, match="offload is 'v0', and there are 2 processes; a host is that of one process"):
+        with_homes(two, held(1), Config({"offload": "v0"}))
+    with pytest.raises(ConfigError, match="which skips updates, while new values are sent in every step"):
+        with_homes(two, held(1), Config({"zero": "v1", "amp": "float16", "amp.loss_scale": "dynamic"}))
     with pytest.raises(ConfigError, match="no TaskGraph of this plan has two"):
         with_homes(shared([1, 1]), held(1), Config({"zero": "v1"}))

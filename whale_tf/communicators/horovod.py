@@ -44,13 +44,10 @@ class HorovodCommunicator(ProcessCommunicator):
     def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any) -> str:
         return self._gather(member, name, dtype)
 
-    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
-        if not self.is_first:
-            dims = self._nodes.const(list(shape), name + "/shape", tf.int32, member.device)
-            zero = self._nodes.const(0, name + "/zero", dtype, member.device)
-            value = self._nodes.add("Fill", name + "/zeros", [dims, zero], member.device, T=dtype, index_type=tf.int32)
-            member = Member(value, member.device)
-        return self._op("HorovodBroadcast", name, member, T=dtype, root_rank=0)
+    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int) -> str:
+        if self._rank != root:
+            member = Member(self._zeros(shape, name, dtype, member.device), member.device)
+        return self._op("HorovodBroadcast", name, member, T=dtype, root_rank=root)
 
     def _agreement(self, own: str, device: str) -> str:
         return self._nodes.add(

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf._tf_compat import collectives_carry_float16, tf
+from whale_tf._tf_compat import collectives_carry_float16, collectives_send_from_any, tf
 from whale_tf.communicators.base import Communicator, Member
 from whale_tf.communicators.halves import GATHER_UP_TO, sum_by_gather, sum_by_ring
 from whale_tf.communicators.local import LocalCommunicator
@@ -248,22 +248,31 @@ class ProcessCommunicator(Communicator):
             "GatherV2", name + "/rows", [rows, index, constant(0, "axis")], device, Tparams=dtype, Tindices=tf.int64,
             Taxis=i32)  # fmt: skip
 
-    def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
-        """Process 0's value on every process.  ``member.value`` is read only there; all have the same static shape."""
+    def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int = 0) -> str:
+        """Process ``root``'s value on every process.  ``member.value`` is read only there; all have the same static shape."""
         wire = self._wire_type(name, dtype)
         value = member.value
-        if self.is_first and wire != dtype:
+        if self._rank == root and wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-        value = self._broadcast(Member(value, member.device), shape, name, wire)
+        value = self._broadcast(Member(value, member.device), shape, name, wire, root)
         if wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + dtype.name, wire, dtype, member.device)
         return value
 
-    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any) -> str:
+    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int) -> str:
+        if root > 0 and not collectives_send_from_any():
+            value = member.value if self._rank == root else self._zeros(shape, name, dtype, member.device)
+            return self._reduce(Member(value, member.device), "sum", name, dtype)
         attrs = {"T": dtype, "shape": tf.TensorShape(shape)}
-        if self.is_first:
+        if self._rank == root:
             return self._collective("CollectiveBcastSend", name, [member.value], member.device, **attrs)
         return self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
+
+    def _zeros(self, shape: Sequence[int], name: str, dtype: Any, device: str) -> str:
+        """Zeros that take no memory between runs."""
+        dims = self._nodes.const(list(shape), name + "/shape", tf.int32, device)
+        zero = self._nodes.const(0, name + "/zero", dtype, device)
+        return self._nodes.add("Fill", name + "/zeros", [dims, zero], device, T=dtype, index_type=tf.int32)
 
     @property
     def staged(self) -> str:

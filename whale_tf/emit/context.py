@@ -12,6 +12,7 @@ from whale_tf.graph_editor.staged import Original, StagedEdit
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.passes.homes import Homes
+from whale_tf.passes.owners import Owners
 from whale_tf.passes.replicate import clones, copies, copy_for
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED, EVERY, ORIGINAL, Clone, Copy, Program
@@ -38,6 +39,7 @@ class Context:
         edit: collects all new nodes.
         variables: home TaskGraph of every variable of the region and of the update, by op number.
         homes: what runs, and is merged, where a variable has its home.
+        owners: which process updates a variable, where homes are divided over several.
         pinned: ops that take a shared variable's handle, by name -> its device.
         dropped: names of ops that clones do not wait for where the originals do.
         rescaled: operands that hold the size of one model replica's mini-batch where the whole batch's is meant.
@@ -69,6 +71,7 @@ class Context:
         self.edit = edit
         self.variables: Dict[int, int] = {}
         self.homes = Homes()
+        self.owners = Owners()
         self.pinned: Dict[str, str] = {}
         self.dropped: Set[str] = set()
         self.compiled: Set[str] = set()  # bodies that XLA compiles

@@ -11,7 +11,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tup
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
 from whale_tf.cluster import ONE_PROCESS, Processes
-from whale_tf.communicators import Communicator, Keys, Member, communicator
+from whale_tf.communicators import Communicator, Keys, Member, ProcessCommunicator, communicator
 from whale_tf.emit import reroute
 from whale_tf.emit.calls import Calls
 from whale_tf.emit.clones import clone_region
@@ -23,6 +23,7 @@ from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
 from whale_tf.emit.operands import Operands
 from whale_tf.emit.order import Order
+from whale_tf.emit.owners import Sent, send_updates
 from whale_tf.emit.processes import Shared, check_random, shared_scalars
 from whale_tf.emit.reads import Reads
 from whale_tf.emit.update import clone_update, copy_variables
@@ -41,6 +42,7 @@ from whale_tf.passes import compile_program, parted
 from whale_tf.passes.collect import compressed
 from whale_tf.passes.form import Form, choose_form
 from whale_tf.passes.homes import find_homes
+from whale_tf.passes.owners import find_owners
 from whale_tf.plan import Plan
 
 JOINED = ("float32", "float64", "int32", "int64")  # types of sums that travel in one message
@@ -57,6 +59,7 @@ class Emitted(NamedTuple):
     calls: Calls
     form: Form
     shared: Sequence[Shared] = ()
+    sent: Sent = Sent()
     instead: Mapping[str, str] = {}  # ops that a Session had before the rewrite -> what runs in their place
 
     def beside_update(self) -> Emitted:
@@ -117,7 +120,7 @@ def emit(
     check_draws(context, division.own, processes.graphs)
     after = reroute.outside_after(graph, region)
     context.variables = step.update.variables
-    context.homes = find_homes(step, plan)
+    context.homes, context.owners = find_homes(step, plan), find_owners(step, plan)
     if context.homes.ops and has_run:
         raise PlanError(
             f"a Session has run ops of this graph before it was divided, and so has the variables on their old devices; zero "
@@ -165,12 +168,17 @@ def emit(
     for scalar in shared:
         reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
 
+    sent = Sent()
+    if context.owners.process:
+        assert isinstance(sums, ProcessCommunicator)
+        sent = send_updates(context, nodes, sums, context.owners)
+
     instead = edit.copy_instead(context.name("instead")) if has_run else {}
     mirror.finish(edit.commit())
     context.tf_ops = _tf_ops(tf_graph, graph, edit)
     if not has_run:
         reroute.place_originals(context, context.variables)
-    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, instead)
+    return Emitted(context, nodes, merge, mirror, sums, calls, form, shared, sent, instead)
 
 
 def _pinned(context: Context, captured: Captured) -> Dict[str, str]:

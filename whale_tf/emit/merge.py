@@ -125,6 +125,10 @@ class Merge:
         """Values over all copies and processes, on every copy of a TaskGraph."""
         context = self._context
         first, copies = tensors[0], context.copies(task_graph)
+        if context.owners.gradients.keys() >= set(tensors):
+            for tensor, total in zip(tensors, self._at_owner(task_graph, tensors)):
+                self._everywhere[tensor, task_graph] = dict.fromkeys(copies, total)
+            return
         names = [context.name("sync", context.flat(tensor)) for tensor in tensors]
         layout, dtype = context.region.batch.layout(first), context.dtype(first)
         members = [self._members(tensor, task_graph) for tensor in tensors] if layout.is_partial else []
@@ -143,6 +147,56 @@ class Merge:
         else:
             found = [dict.fromkeys(copies, self._across(first, layout))]
         self._everywhere.update({(tensor, task_graph): values for tensor, values in zip(tensors, found)})
+
+    def _at_owner(self, task_graph: int, tensors: Sequence[int]) -> List[str]:
+        """Each micro-batch's gradients are summed over replicas and processes at once; only a variable's owner adds them up::
+
+            micro-batch 0    all replicas ──> sum over processes ──┐
+            micro-batch 1    all replicas ──> sum over processes ──┴─> Add      in another process: dropped
+
+        Returns:
+            The sums; in other processes what is there when all micro-batches have been summed.
+        """
+        context, owners, dtype = self._context, self._context.owners, self._context.dtype(tensors[0])
+        fp16, totals = self._compressed.issuperset(tensors), {}  # type: bool, Dict[int, List[str]]
+        clones = chains(context.plan, task_graph, 0)[0]
+        for m in dict.fromkeys(clone.m for clone in clones):
+            members = [[Member(self._of_micro_batch(tensor, [clone for clone in clones if clone.m == m], m == clones[0].m),
+                               context.merged_on(tensor))] for tensor in tensors]
+            names = [context.name("sync", context.flat(tensor), str(m)) for tensor in tensors]
+            if len(tensors) > 1:
+                shapes = [context.static_shape(tensor) for tensor in tensors]
+                found = self._communicator.all_reduce_together(members, names, shapes, dtype, fp16)
+            else:
+                found = [self._communicator.all_reduce(members[0], names[0], dtype, fp16)]
+            for tensor, (total,) in zip(tensors, found):
+                totals.setdefault(tensor, []).append(total)
+        results = []
+        for tensor in tensors:
+            device, scope = context.merged_on(tensor), context.name("sync", context.flat(tensor), "all")
+            total, *others = totals[tensor]
+            if owners.is_own(owners.gradients[tensor]):
+                for number, other in enumerate(others):
+                    total = self._nodes.binary("Add", total, other, f"{scope}/{number}", dtype, device)
+                if self._converter.division.is_even:
+                    power = context.region.batch.layout(tensor).power
+                    total = self._converter.scale(total, tensor, power, task_graph, clones[0], scope, device=device)
+            else:
+                total = self._nodes.identity(total, scope, dtype, device, others)
+            results.append(total)
+        return results
+
+    def _of_micro_batch(self, tensor: int, clones: Sequence[Clone], is_first: bool) -> str:
+        """The sum of a gradient over the replicas; the ops that bring a value have the names that the schedule waits for."""
+        context, dtype, device = self._context, self._context.dtype(tensor), self._context.merged_on(tensor)
+        value = self._weighted(tensor, clones[0])
+        if not is_first:
+            name = context.sum_name(tensor, Copy(clones[0].g, clones[0].r), clones[0].m)
+            value = self._nodes.identity(value, name, dtype, device)
+        for clone in clones[1:]:
+            name = context.sum_name(tensor, Copy(clone.g, clone.r), clone.m)
+            value = self._nodes.binary("Add", value, self._weighted(tensor, clone), name, dtype, device)
+        return value
 
     def _across(self, tensor: int, layout: Layout) -> str:
         """The value over all processes of a tensor that is no sum, on its TaskGraph's first device."""

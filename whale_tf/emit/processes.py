@@ -6,7 +6,7 @@ only be reached by what all of them do: the updates.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import Collection, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import Captured
@@ -109,10 +109,17 @@ def check_random(context: Context) -> None:
 
 
 class Kind(NamedTuple):
-    """Of a run: whether it waits for other processes, and names of the booleans that it must feed with False."""
+    """Of a run.
+
+    Attributes:
+        waits: for other processes.
+        alone: names of the booleans that it must feed with False.
+        elsewhere: variables that it reads or writes and that another process keeps.
+    """
 
     waits: bool = False
     alone: Tuple[str, ...] = ()
+    elsewhere: FrozenSet[str] = frozenset()
 
 
 class Runs:
@@ -120,10 +127,13 @@ class Runs:
 
     Args:
         communicator: staged all that waits for other processes.
+        follow: what of it follows from a write.
+        elsewhere: variables that other processes keep.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, follow: Collection[str] = (), elsewhere: Collection[str] = ()) -> None:
         self._communicator = communicator
+        self._follow, self._elsewhere = frozenset(follow), frozenset(elsewhere)
         self._known: Dict[Tuple[str, ...], Kind] = {}
         self._writes: Dict[Tuple[str, ...], Set[str]] = {}
 
@@ -139,7 +149,8 @@ class Runs:
         """What running ``ops`` means to the other processes.
 
         Raises:
-            UnsupportedOpError: it would, and without the update that makes the others wait for this one.
+            UnsupportedOpError: it would, and without the update that makes the others wait for this one; or it needs what another
+                process keeps beside an update.
         """
         key = tuple(op.name for op in ops)
         if key not in self._known:
@@ -147,7 +158,7 @@ class Runs:
             reached = ancestors(ops)
             found = {op.name for op in reached if op.name in collectives}
             updated = {op.name for op in ancestors([op for op in reached if traits(op.type).is_write])}
-            vain = found - updated
+            vain = found - updated - self._follow
             refused = sorted(vain - set(together))
             if refused:
                 raise UnsupportedOpError(
@@ -155,7 +166,12 @@ class Runs:
                     "it for; they would not take part, and this one would wait for ever. Fetch it together with the train "
                     "op".format(", ".join(repr(op.name) for op in ops[:5]), refused[0])
                 )
-            self._known[key] = Kind(bool(found - vain), tuple(sorted(together[name] for name in vain)))
+            elsewhere = frozenset(op.name for op in reached if op.name in self._elsewhere)
+            if elsewhere and found - vain:
+                raise UnsupportedOpError(
+                    "the run of {} trains, and also needs variable {!r}, which zero lets another process keep; fetch what "
+                    "follows from it in a run of its own".format(", ".join(repr(op.name) for op in ops[:5]), min(elsewhere)))
+            self._known[key] = Kind(bool(found - vain), tuple(sorted(together[name] for name in vain)), elsewhere)
         return self._known[key]
 
 

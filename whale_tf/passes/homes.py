@@ -8,6 +8,9 @@ on no other variable; what they read of the clones, its gradient, is merged ther
     replica 1   forward, backward ──> gradient ─┴─> sum ──> clip by norm ──> ApplyAdam(v, m)     home of v
                                                       └──> L2Loss ─┐
     homes of others                                   L2Loss ──────┴─> global norm               runs once, on no home
+
+In each of several processes a variable of another one (:mod:`whale_tf.passes.owners`) has its place on the device that is there
+what the home is in its own process.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class Homes(NamedTuple):
 def find_homes(step: TrainingStep, plan: Plan) -> Homes:
     """See the module's docstring."""
     graph, region = step.graph, step.region
-    variables = {graph.op(name).id: device for task in plan.task_graphs for name, device in task.homes.items() if name in graph}
+    variables = {graph.op(name).id: plan.here(device) if step.processes > 1 else device
+                 for task in plan.task_graphs for name, device in task.homes.items() if name in graph}
     if not variables:
         return Homes()
     of: Dict[int, int] = dict(variables)

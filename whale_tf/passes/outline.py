@@ -23,6 +23,7 @@ from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.ir.units import frames, loops_of
 from whale_tf.passes.homes import Homes, find_homes, reads_anew
+from whale_tf.passes.owners import find_owners
 from whale_tf.plan import Plan
 from whale_tf.program import ALL, BACKWARD, BATCH_LEVEL, CLONED, EARLY, FORWARD, ONCE, SECTION, UPDATE, WEIGHT, Body, Program
 from whale_tf.schedule import schedule_of
@@ -37,7 +38,7 @@ def outline(program: Program, step: TrainingStep, plan: Plan) -> Program:
     cloned = _cloned(step.region, _weight(step.region) if splits_backward(plan) else frozenset())
     if plan.reads_anew:
         cloned = [body._replace(reads=reads_anew(step.graph, homes, body.ops) if body.step in CLONED else ()) for body in cloned]
-    return program.with_calls(_once(step, homes) + cloned + _updates(step, homes), ())
+    return program.with_calls(_once(step, homes) + cloned + _updates(step, homes, find_owners(step, plan).left_out), ())
 
 
 def _once(step: TrainingStep, homes: Homes) -> List[Body]:
@@ -129,9 +130,9 @@ def _rounds(region: Region) -> Dict[int, int]:
     return {index: number for index, number in rounds.items() if index in region.early or index in region.sections}
 
 
-def _updates(step: TrainingStep, homes: Homes) -> List[Body]:
-    """The optimizer's ops by TaskGraph and home."""
-    ops = [op for op in step.graph.ops if op.phase is Phase.APPLY and op.type not in VARIABLES]
+def _updates(step: TrainingStep, homes: Homes, left_out: AbstractSet[int]) -> List[Body]:
+    """The optimizer's ops by TaskGraph and home, without those that only other processes run."""
+    ops = [op for op in step.graph.ops if op.phase is Phase.APPLY and op.type not in VARIABLES and op.id not in left_out]
     owner = {op.id: (step.update.task_graph.get(op.id, ALL), homes.ops.get(op.id, NO_HOME)) for op in ops}
     bodies = []
     for (number, (task_graph, home)), members in sorted(_in_rounds(step.graph, ops, owner).items()):

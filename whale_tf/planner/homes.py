@@ -38,12 +38,14 @@ class Held(NamedTuple):
         task = plan.task_graphs[self.task_graph]
         return [d for row in task.devices for d in (row if task.strategy != "split" else row[self.shard:self.shard + 1])]
 
-    def devices(self, plan: Plan) -> List[int]:
-        """Those that keep it, with what the optimizer keeps for it."""
+    def kept(self, plan: Plan) -> Dict[int, int]:
+        """The devices that keep it -> its bytes there, with those of what the optimizer keeps for it."""
         task, readers = plan.task_graphs[self.task_graph], self.readers(plan)
-        if self.name in task.homes:
-            return [task.homes[self.name]]
-        return readers if task.variables == "mirrored" else readers[:1]
+        home = task.homes.get(self.name)
+        if home is not None:
+            found = {plan.here(home, rank): self.parameter for rank in range(len(plan.processes))}
+            return {**found, home: self.bytes}
+        return dict.fromkeys(readers if task.variables == "mirrored" else readers[:1], self.bytes)
 
 
 def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
@@ -92,9 +94,10 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
         home = plan.task_graphs[one.task_graph].homes.get(one.name)
         if home is None:
             continue
-        found.held[home] += one.bytes
+        for device, size in one.kept(plan).items():
+            found.held[device] += size
         found.sums[home] += one.parameter * (plan.adds_at_home or plan.num_micro_batch == 1)
-        for device in () if one_memory else set(one.readers(plan)) - {home}:
+        for device in () if one_memory else set(one.readers(plan)).difference(one.kept(plan)):
             largest.setdefault(device, []).append(one.parameter)
     for device, sizes in largest.items():
         found.read[device] = sum(sorted(sizes)[-AHEAD - 1:]) if plan.reads_anew else sum(sizes)
@@ -123,11 +126,23 @@ def has_one_memory(cluster: Cluster) -> bool:
 def _check(plan: Plan, config: Config) -> None:
     key, value = ("zero", config.zero) if config.zero != NONE else ("offload", config.offload)
     if len(plan.processes) > 1:
-        raise ConfigError(
-            f"{key} is {value!r}, and there are {len(plan.processes)} processes; variables have homes inside one process: start "
-            f"one process that sees all devices, or leave {key} out")
+        _check_processes(plan, config, f"{key} is {value!r}, and there are {len(plan.processes)} processes")
     most = max(plan.num_model_replicas * task.replica_count for task in plan.task_graphs)
     if config.zero != NONE and most == 1:
         raise ConfigError(
             f"zero is {config.zero!r}, which divides variables over the replicas of a TaskGraph, and no TaskGraph of this plan "
             "has two; use wh.replicate(n) with n > 1, a cluster with room for several model replicas, or zero 'none'")
+
+
+def _check_processes(plan: Plan, config: Config, what: str) -> None:
+    if plan.spans_processes:
+        raise ConfigError(f"{what}, over which model replicas span; let each process have the devices of a model replica, start "
+                          "one process that sees all devices, or leave zero and offload out")
+    if config.offload != NONE:
+        raise ConfigError(f"{what}; a host is that of one process: start one process that sees all devices, or leave offload out")
+    if config.zero == "v3":
+        raise ConfigError(f"{what}; parameters are divided within one process only: use 'v2', which divides states and sums of "
+                          "gradients, or start one process that sees all devices")
+    if config.loss_scale is not None:
+        raise ConfigError(f"{what}, and amp.loss_scale is {config.loss_scale!r}, which skips updates, while new values are sent "
+                          "in every step: use amp 'bfloat16', or leave zero out")

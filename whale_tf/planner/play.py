@@ -53,8 +53,8 @@ def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: It
     tasks = _tasks(step, replace(plan, emit="inline"), cluster, in_turn=False)
     static = {device: {"parameters": 0.0} for device in tasks.used}
     for one in variables:
-        for device in one.devices(plan):
-            static[device]["parameters"] += one.bytes
+        for device, size in one.kept(plan).items():
+            static[device]["parameters"] += size
     program, graph = Program(tuple(tasks.instructions), tuple(tasks.buffers), static, ()), tasks.graph()
     curves = memory_curves(program, graph, tasks.times(graph))
     return tuple(int(curve.peak_bytes) for curve in curves[:plan.num_devices])

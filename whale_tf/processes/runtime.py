@@ -22,6 +22,7 @@ from whale_tf.processes.watch import Watch, end_process, say, split_address
 
 DRIVER_END_S = 60.0  # between a driver's verdict and its end
 READY = "whale_ready"  # queue: this process is serving
+ENDED = "whale_ended"  # queue: another process needs nothing more of this one
 VERDICT = "whale_verdict"  # queue: whether the driver, now ending, has succeeded
 LOST_PATIENCE_S = 10.0  # from a TensorFlow error until the watch has identified the process at fault
 
@@ -51,6 +52,7 @@ class Runtime:
         self.asked_to_end: Callable[[], bool] = lambda: False
         self.is_driver = False
         self._is_served = False  # by all others
+        self._stays = False
         self.is_free = False  # our own sessions are unchanged
         self.sessions = 0  # sessions that see only this process's devices
         self._equal: MutableSet[Any] = weakref.WeakSet()  # sessions whose variables have process 0's values
@@ -182,6 +184,46 @@ class Runtime:
                 original(start.broadcast)
                 self._equal.add(session)
             return function(*arguments)
+
+    def is_equal(self, session: Any) -> bool:
+        """Whether a session's variables have had process 0's values."""
+        return session in self._equal
+
+    def run_beside(self, devices: Sequence[str], build: Callable[[], Any]) -> None:
+        """Run what ``build`` adds to a graph of its own, in a session of its own, on devices of this process and others.
+
+        Raises:
+            ProcessLostError: another process has ended.
+        """
+        prefixes = {device.partition("/device:")[0] for device in devices} | {self.processes.prefix(self.processes.rank)}
+        with self._guarded():
+            self._run_alone(sorted(prefixes), build)
+
+    def _run_alone(self, prefixes: Sequence[str], build: Callable[[], Any]) -> None:
+        free, self.is_free = self.is_free, True
+        try:
+            with tf.Graph().as_default():
+                fetches = build()
+                with v1.Session(self._server.target, config=v1.ConfigProto(device_filters=prefixes)) as session:
+                    session.run(fetches)
+        finally:
+            self.is_free = free
+
+    def stay_for_others(self) -> None:
+        """From now on the end of this process waits for the ends of the others, which may read its variables until then."""
+        if not self._stays:
+            self._stays = True
+            atexit.register(self._stay)
+
+    def _stay(self) -> None:
+        """Neither a process that has failed nor one that was asked to end waits."""
+        failed = getattr(sys, "last_type", None) is not None or self.asked_to_end()
+        if failed or self._server is None or self._watch is None or self._watch.lost:
+            return
+        own, count = self.processes.rank, self.processes.count
+        others = [self.processes.prefix(rank) for rank in range(count) if rank != own]
+        self.run_beside(others, lambda: [_queue(prefix, ENDED, count).enqueue(True) for prefix in others])
+        self.run_beside([], lambda: _queue(self.processes.prefix(own), ENDED, count).dequeue_many(count - 1))
 
     # ---------------------------------------------------------------------------------- one process drives all devices
     @contextlib.contextmanager
@@ -319,10 +361,10 @@ def runtime_of(processes: Processes, start_timeout_s: float) -> Optional[Runtime
     return _runtime
 
 
-def _queue(prefix: str, name: str) -> Any:
-    """A queue in a process's server, for one element."""
+def _queue(prefix: str, name: str, size: int = 1) -> Any:
+    """A queue of booleans in a process's server."""
     with tf.device(prefix + "/device:CPU:0"):
-        return v1.FIFOQueue(1, [tf.bool], [[]], shared_name=name, name=name)
+        return v1.FIFOQueue(size, [tf.bool], [[]], shared_name=name, name=name)
 
 
 def _threads(config: v1.ConfigProto) -> int:

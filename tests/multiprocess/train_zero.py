@@ -1,0 +1,137 @@
+"""What two processes train with ``zero``, and the local script: Adam, and an optimizer of elementary ops whose changes are scaled
+by the norm of all of them; gradients clipped by their global norm; checkpoints.
+
+``python -m tests.multiprocess.train_zero DIRECTORY`` is a process: it restores ``DIRECTORY/local``, trains, saves
+``DIRECTORY/divided``, trains on, and writes what it has found to ``DIRECTORY/found.<rank>``.
+"""
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from whale_tf.cluster import find_processes
+
+BATCH, WIDTH, LAYERS, STEPS = 8, 6, 5, 2
+OPTIMIZERS = ("adam", "lamb")
+
+
+class Model(NamedTuple):
+    x: tf.Tensor
+    fetches: List[tf.Tensor]
+    update: tf.Operation
+
+
+class Found(NamedTuple):
+    """Attributes:
+    fetched: loss and norms of each step.
+    variables: after the last step.
+    kept: bytes of the optimizer's state in this process between two steps.
+    refused: what was said of a run that trains and reads state of the other process.
+    """
+
+    fetched: List[List[float]]
+    variables: Dict[str, np.ndarray]
+    kept: int = 0
+    refused: str = ""
+
+
+def build(optimizer: str) -> Model:
+    random = np.random.RandomState(0)
+    x = tf.placeholder(tf.float64, [None, WIDTH])
+    h = x
+    for layer in range(LAYERS):
+        h = tf.tanh(tf.matmul(h, tf.get_variable(f"w{layer}", initializer=random.randn(WIDTH, WIDTH))))
+    loss = tf.reduce_mean(tf.square(h - 0.5))
+    variables = tf.trainable_variables()
+    gradients, norm = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.1)
+    if optimizer == "adam":
+        step = tf.train.get_or_create_global_step()
+        return Model(x, [loss, norm], tf.train.AdamOptimizer(0.01).apply_gradients(zip(gradients, variables), step))
+    changes, writes = [], []
+    for v, g in zip(variables, gradients):
+        with tf.variable_scope(v.op.name):
+            m, n = (tf.get_variable(name, initializer=np.zeros(v.shape.as_list()), trainable=False) for name in "mn")
+        new_m, new_n = 0.9 * m + 0.1 * g, 0.99 * n + 0.01 * g * g
+        change = new_m / (tf.sqrt(new_n) + 1e-3) + 0.01 * v
+        changes.append(tf.norm(v) / (tf.norm(change) + 1e-9) * change)
+        with tf.control_dependencies([changes[-1]]):
+            writes += [tf.assign(m, new_m), tf.assign(n, new_n)]
+    scale = 0.05 / tf.global_norm(changes)  # of the optimizer's state for all variables
+    for v, change in zip(variables, changes):
+        with tf.control_dependencies(writes):
+            writes.append(tf.assign_sub(v, scale * change))
+    return Model(x, [loss, norm], tf.group(*writes))
+
+
+def examples(part: Optional[int]) -> np.ndarray:
+    """``part``: of a process; None: of both."""
+    both = np.random.RandomState(1).randn(2, BATCH, WIDTH)
+    return both.reshape(2 * BATCH, WIDTH) if part is None else both[part]
+
+
+def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, restore: str = "", save: str = "",
+          steps: int = STEPS, rank: Optional[int] = None) -> Found:
+    """``steps`` steps, a checkpoint, ``steps`` steps."""
+    name = f"{optimizer}{resource}"
+    with tf.Graph().as_default() as graph, graph.container(name), tf.variable_scope("", use_resource=resource):
+        if rank is not None:
+            wh.set_default_strategy(wh.replicate())
+        model, saver = build(optimizer), tf.train.Saver()
+        kept, refused = 0, ""
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            if restore:
+                saver.restore(session, str(directory / restore))
+            fetched = [session.run([*model.fetches, model.update], {model.x: feed})[:-1] for _ in range(steps)]
+            if save:
+                saver.save(session, str(directory / save))
+            fetched += [session.run([*model.fetches, model.update], {model.x: feed})[:-1] for _ in range(steps)]
+            state = [v for v in tf.global_variables() if "/" in v.op.name]
+            if rank is not None:
+                sizes = {v: bytes_here(v) for v in state}
+                kept = sum(sizes.values())
+                try:
+                    session.run([model.update, next(v for v in state if not sizes[v])], {model.x: feed})
+                except wh.UnsupportedOpError as error:
+                    refused = str(error)
+            found = session.run({v.op.name: v for v in tf.global_variables()})
+        return Found([list(map(float, row)) for row in fetched], found, kept, refused)
+
+
+def bytes_here(variable: Any) -> int:
+    """What a variable takes in this process: read by a graph of which whale_tf knows nothing."""
+    op = variable.op
+    common = dict(shape=tf.TensorShape(None), dtype=op.get_attr("dtype"), container=op.get_attr("container").decode(),
+                  shared_name=op.get_attr("shared_name").decode() or op.name)
+    with tf.Graph().as_default(), tf.device(op.device):
+        if op.type == "VarHandleOp":
+            value = tf.raw_ops.ReadVariableOp(resource=tf.raw_ops.VarHandleOp(**common), dtype=common["dtype"])
+        else:
+            value = tf.raw_ops.VariableV2(**common)
+        with tf.Session() as session:
+            return session.run(value).nbytes
+
+
+def main(directory: Path) -> None:
+    rank = find_processes().rank
+    found = {}
+    for optimizer in OPTIMIZERS:
+        for resource in (True, False):
+            wh.init({"zero": "v2" if resource else "v1", "num_micro_batch": 2}, cluster="2xcpu:2")
+            name = f"{optimizer}{resource}"
+            found[optimizer, resource] = train(
+                optimizer, resource, examples(rank), directory, f"{name}_local", f"{name}_divided", rank=rank)
+            wh.shutdown()
+    (directory / f"found.{rank}").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    from tests.multiprocess import train_zero as module  # what is pickled is of this module
+
+    module.main(Path(sys.argv[1]))

@@ -1,0 +1,235 @@
+"""Which of several processes updates a variable, where homes are divided over all of them (ZeRO; Rajbhandari et al. 2020).
+
+Every process runs a graph of its own, with the same ops.  The process that has a variable's home owns the variable: it alone
+keeps what the optimizer keeps for it and runs its update, and sends the new value to the others::
+
+    process 0, owner of v     sum of gradients ──> clip ──> ApplyAdam(v, m) ──> value ──> broadcast ──> end of the step
+                                                     ^                                        ║
+    process 1                 sum of gradients ──> norm                                  v = value ──> end of the step
+
+What follows from gradients and parameters alone, such as a global norm, each process computes for itself: it has both.  What
+follows from an optimizer's state (the norm of all changes, say) is sent by the owner as well, where something else reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from whale_tf.errors import UnsupportedOpError
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.training_step import TrainingStep, owned
+from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
+from whale_tf.plan import Plan
+
+
+class Owners(NamedTuple):
+    """Equal in all processes, but for ``rank`` and ``left_out``.
+
+    Attributes:
+        rank: this process.
+        process: trained variable -> the process that owns it.
+        state: variable that an optimizer keeps -> the trained one that it is for.
+        update: op that only the owner runs -> trained variable; those that follow from the optimizer's state, and writes.
+        sent: tensors of these ops that others read -> trained variable.
+        gradients: gradients whose sums over all micro-batches and processes only the owner has -> trained variable.
+        left_out: ops that this process does not run: other processes' ``update``, and what nothing else reads.
+    """
+
+    rank: int = 0
+    process: Mapping[int, int] = {}
+    state: Mapping[int, int] = {}
+    update: Mapping[int, int] = {}
+    sent: Mapping[int, int] = {}
+    gradients: Mapping[int, int] = {}
+    left_out: FrozenSet[int] = frozenset()
+
+    def is_own(self, variable: int) -> bool:
+        return self.process[variable] == self.rank
+
+    def writes(self, graph: OpGraph) -> Dict[int, Writes]:
+        """Of every variable that is updated."""
+        every = [op for op in self.update if traits(graph.ops[op].type).is_write]
+        own = {op for op in every if target(graph, graph.ops[op]) == self.update[op]}
+        follow: Set[int] = set()
+        for op in graph.ops:
+            if any(before in own or before in follow for before in graph.predecessors(op)):
+                follow.add(op.id)
+        found = {}
+        for variable in sorted({self.update[op] for op in own}):
+            state = [op for op in every if self.update[op] == variable and op not in own]
+            found[variable] = Writes(tuple(op for op in every if op in own and self.update[op] == variable),
+                                     tuple(op for op in state if op not in follow), tuple(op for op in state if op in follow))
+        return found
+
+
+class Writes(NamedTuple):
+    """Writes of a variable, and of what its optimizer keeps for it: those that follow from no variable's write, and others."""
+
+    value: Tuple[int, ...]
+    state: Tuple[int, ...]
+    late: Tuple[int, ...]
+
+
+def target(graph: OpGraph, write: Op) -> int:
+    """The variable that an op writes first."""
+    return graph.tensors[write.inputs[0]].op
+
+
+def ancestors(graph: OpGraph, ops: Iterable[int]) -> Set[int]:
+    """What some ops wait for."""
+    found: Set[int] = set()
+    stack = list(ops)
+    while stack:
+        for before in graph.predecessors(graph.ops[stack.pop()]):
+            if before not in found:
+                found.add(before)
+                stack.append(before)
+    return found
+
+
+def find_owners(step: TrainingStep, plan: Plan) -> Owners:
+    """See the module's docstring; nothing where one process has all homes.
+
+    Raises:
+        UnsupportedOpError: what only one process can compute is needed in another one, and cannot be sent.
+    """
+    if step.processes == 1:
+        return Owners()
+    graph = step.graph
+    process = {graph.op(name).id: plan.process_of(device)
+               for task in plan.task_graphs for name, device in task.homes.items() if name in graph}
+    if not process:
+        return Owners()
+    itself = {variable: variable for variable in process}
+    gradients = {tensor: variable for tensor, variable in step.gradients if variable in process}
+    of, variables = owned(graph, _of_region(step, itself), itself, gradients)
+    state = {variable: owner for variable, owner in variables.items() if variable not in process}
+    at_owner = _at_owner(step, of, gradients) if plan.adds_at_home and plan.num_micro_batch > 1 else {}
+    update: Dict[int, int] = {}
+    for op in graph.ops:
+        if op.phase is Phase.APPLY and op.id in of and op.type not in VARIABLES:
+            follows = any(tensor in at_owner or graph.tensors[tensor].op in update or graph.tensors[tensor].op in state
+                          for tensor in op.inputs)
+            if follows or traits(op.type).is_write:
+                update[op.id] = of[op.id]
+    _check_writes(graph, of, variables, process)
+    rank = plan.process_of(plan.task_graphs[0].devices[0][0])
+    left_out = _left_out(graph, of, update, {variable for variable, owner in process.items() if owner != rank})
+    return Owners(rank, process, state, update, _sent(graph, update, process), at_owner, left_out)
+
+
+def _of_region(step: TrainingStep, variables: Mapping[int, int]) -> Dict[int, int]:
+    """Ops of the step level that follow from one variable alone."""
+    graph, found = step.graph, dict(variables)
+    outside = {*step.region.batch_level, *step.region.batch.shared, *step.update.variables}
+    for index in step.region.ops:
+        if index not in outside and index not in found:
+            owners = {found[before] for before in (graph.tensors[t].op for t in graph.ops[index].inputs) if before in found}
+            if len(owners) == 1:
+                found[index], = owners
+    return found
+
+
+def _at_owner(step: TrainingStep, of: Mapping[int, int], gradients: Mapping[int, int]) -> Dict[int, int]:
+    """Gradients that are sums, and that nothing but the update of their variables reads."""
+    leaving = step.region.leaving()
+    return {tensor: variable for tensor, variable in gradients.items()
+            if step.region.batch.layout(tensor).is_partial and tensor in leaving
+            and all(of.get(op) == variable and step.graph.ops[op].phase is Phase.APPLY for op, _ in leaving[tensor])}
+
+
+def _left_out(graph: OpGraph, of: Mapping[int, int], update: Mapping[int, int], away: Set[int]) -> FrozenSet[int]:
+    """Other processes' updates, and their owners' ops that lead to nothing else."""
+    found = {op for op, variable in update.items() if variable in away}
+    waits: Set[int] = {before for op in graph.ops if op.id not in found for before in op.control_inputs}
+    for op in reversed(graph.ops):
+        if op.phase is Phase.APPLY and of.get(op.id) in away and op.id not in waits:
+            users = {user for tensor in op.outputs for user, _ in graph.consumers(tensor)}
+            if users and users <= found:
+                found.add(op.id)
+    return frozenset(found)
+
+
+def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int]) -> Dict[int, int]:
+    found: Dict[int, int] = {}
+    for index, variable in update.items():
+        for tensor in graph.ops[index].outputs:
+            readers = {user for user, _ in graph.consumers(tensor) if graph.ops[user].phase is Phase.APPLY}
+            if not any(update.get(user) != variable for user in readers):
+                continue
+            if not _is_reference(graph, tensor):
+                shape = graph.tensors[tensor].shape
+                if shape is None or None in shape:
+                    raise UnsupportedOpError(
+                        f"zero over several processes: {graph.tensor_name(tensor)!r} follows from what the optimizer keeps for "
+                        f"{graph.ops[variable].name!r}, which process {process[variable]} has, and others read it, but its shape "
+                        f"is {shape}; give it a static shape, or set zero to 'none'")
+                found[tensor] = variable
+            elif target(graph, graph.ops[index]) != variable:
+                raise UnsupportedOpError(
+                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to what the optimizer keeps for "
+                    f"{graph.ops[variable].name!r}, which process {process[variable]} has, and what follows from other variables "
+                    "reads it; read its value before it is written, or set zero to 'none'")
+    return found
+
+
+def _check_writes(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int], process: Mapping[int, int]) -> None:
+    """Raises:
+        UnsupportedOpError: a variable is written by what follows from several, by alternative updates, or in some steps only.
+    """
+    written: Dict[int, List[Op]] = {}
+    for op in graph.ops:
+        if op.phase is not Phase.APPLY or not (traits(op.type).is_write or op.body):
+            continue
+        targets = [source for source in (graph.tensors[tensor].op for tensor in op.inputs) if source in variables]
+        if targets and (op.id not in of or op.body):
+            raise UnsupportedOpError(
+                f"zero over several processes: op {op.name!r} ({op.type}) writes {graph.ops[targets[0]].name!r} and follows from "
+                "other variables as well, or is a function, so that no single process can run it; set zero to 'none'")
+        for target in targets[:1]:
+            written.setdefault(target, []).append(op)
+    after = _after(graph, [op.id for ops in written.values() for op in ops])
+    for target, ops in written.items():
+        for one, other in zip(ops, ops[1:]):
+            if target in process and one.id not in after[other.id]:
+                raise UnsupportedOpError(
+                    f"zero over several processes: variable {graph.ops[target].name!r} has two updates ({one.name!r} and "
+                    f"{other.name!r}) that do not follow each other, and its new value is sent once a step; train it by one "
+                    "optimizer, or set zero to 'none'")
+        for op in ops:
+            switch = _switch(graph, op)
+            if switch is not None:
+                raise UnsupportedOpError(
+                    f"zero over several processes: op {op.name!r} updates {graph.ops[target].name!r} in some steps only "
+                    f"({switch.name!r} decides), and its new value is sent in every step; update it in every step, or set zero "
+                    "to 'none'")
+
+
+def _after(graph: OpGraph, writes: List[int]) -> Dict[int, Set[int]]:
+    """Op -> the writes that it follows from."""
+    found: Dict[int, Set[int]] = {}
+    own = set(writes)
+    for op in graph.ops:
+        before = list(graph.predecessors(op))
+        found[op.id] = {write for index in before for write in found.get(index, ())}.union(own.intersection(before))
+    return found
+
+
+def _switch(graph: OpGraph, write: Op) -> Optional[Op]:
+    """The op that decides whether a write runs."""
+    stack, seen = [write.id], set()  # type: List[int], Set[int]
+    while stack:
+        op = graph.ops[stack.pop()]
+        if op.id in seen or op.phase is not Phase.APPLY:
+            continue
+        seen.add(op.id)
+        if op.type in SWITCHES:
+            return op
+        if op.type not in MERGES:
+            stack.extend(graph.predecessors(op))
+    return None
+
+
+def _is_reference(graph: OpGraph, tensor: int) -> bool:
+    dtype = graph.tensors[tensor].dtype
+    return dtype == "resource" or dtype.endswith("_ref")
