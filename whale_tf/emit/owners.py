@@ -12,7 +12,7 @@ the variable before its update in the local script does so here.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Member, ProcessCommunicator
