@@ -103,6 +103,12 @@ class Active:
         return [devices[i] for i in devices_of_processes(self.cluster, self.processes)[self.processes.rank]]
 
     @property
+    def num_cpus(self) -> int:
+        """CPU devices of TensorFlow that this process needs; where variables live on the host, the last one stands for it."""
+        offloads = [plan.offload for plan in self.plans.values()] + ([] if self.plan is not None else [self.config.offload])
+        return [device.kind for device in self.own_devices].count("CPU") + (set(offloads) != {"none"})
+
+    @property
     def sharing(self) -> Optional[Cluster]:
         """What says in which parts processes share input pipelines; None: in equal ones."""
         return None if self.config.balance.algorithm == "even" else self.cluster
