@@ -92,7 +92,11 @@ class Active:
             return "auto_parallel or num_task_graph"
         if count > 1:
             return f"{count} devices"
-        return f"{pipeline.num_micro_batch} micro-batches" if (pipeline.num_micro_batch or 1) > 1 else None
+        if (pipeline.num_micro_batch or 1) > 1:
+            return f"{pipeline.num_micro_batch} micro-batches"
+        given = {"zero": self.config.zero, "offload": self.config.offload, "recompute": self.config.recompute,
+                 "amp": self.config.precision, "xla": self.config.xla}
+        return next((f"{key} {value!r}" for key, value in given.items() if value not in ("none", "float32", False)), None)
 
     @property
     def own_devices(self) -> Sequence[Device]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, tf, traced_graphs
-from whale_tf.capture.annotations import Annotations
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
 from whale_tf.capture.handles import variable_handles
 from whale_tf.cluster import Processes
 from whale_tf.config import Config
@@ -86,6 +86,27 @@ def untag(graph: tf.Graph) -> None:
         for name in node.attr:
             if name.startswith(TAGS):
                 graph.get_operation_by_name(node.name)._clear_attr(name)
+
+
+def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
+    """Let what follows from an IdentityN read its operands.
+
+    Keras sends the gradients of all variables through one, which does nothing else outside of tf.distribute.  It would bring them
+    to one device, and nothing behind it would belong to one variable alone.  Those that a tape has looked at stay.
+    """
+    ops = [op for op in graph.get_operations() if op.type == "IdentityN"]
+    if not ops:
+        return
+    definitions = graph.as_graph_def().node
+    seen = {node.attr[FORWARD_ATTR].s.decode() for node in definitions if FORWARD_ATTR in node.attr}
+    seen |= {node.name for node in definitions if PHASE_ATTR in node.attr}
+    seen |= {name.partition(":")[0] for call in annotations.gradient_calls for name in (*call.ys, *call.xs)}
+    for op in ops:
+        for inside, outside in zip(op.inputs, op.outputs) if op.name not in seen else ():
+            for user in outside.consumers():
+                for position, tensor in enumerate(user.inputs):
+                    if tensor is outside:
+                        user._update_input(position, inside)
 
 
 def makes_variables(graph: tf.Graph) -> bool:

@@ -102,6 +102,9 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     plan = state.plan_of(graph)
     note_plan(state, graph)
     functions.check(graph.name, known, attributes, state.config, plan, state.processes)
+    settings = state.config if plan is None else plan
+    if settings.zero != "none" or settings.offload != "none":
+        functions.separate_updates(graph, known)
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
