@@ -23,6 +23,7 @@ from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
+from whale_tf.passes.homes import kept_in_bodies
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.plan import Plan
 from whale_tf.variable_parts import VariableParts
@@ -263,8 +264,9 @@ def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.
 
 def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
     """Variables with a home, those of optimizers included, and its device."""
+    found = {**context.homes.ops, **kept_in_bodies(context.graph, context.homes)} if context.homes.ops else {}
     return {graph.get_operation_by_name(context.graph.ops[index].name): context.devices[home]
-            for index, home in context.homes.ops.items() if context.graph.ops[index].type in VARIABLES}
+            for index, home in found.items() if context.graph.ops[index].type in VARIABLES}
 
 
 def _capture_parts(
