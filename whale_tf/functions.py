@@ -124,8 +124,8 @@ def refuse_to_run(function: Any) -> None:
     TensorFlow would run it only where it cannot initialise these outside of the function."""
     def _call_flat(*args: Any, **kwargs: Any) -> Any:
         raise PlanError(
-            f"tf.function {function.name!r} makes variables whose initial values depend on its arguments, and whale_tf divides "
-            "functions whose variables are there before the first step; make the variables outside of the function")
+            f"tf.function {function.graph.name!r} makes variables whose initial values depend on its arguments, and whale_tf "
+            "divides functions whose variables are there before the first step; make the variables outside of the function")
     function._call_flat = _call_flat
 
 
@@ -277,10 +277,15 @@ def _capture_parts(
     Args:
         op: placeholder of its handle.
         names, devices: of the parts' placeholders; the name is the variable's own where one part is all of it.
+
+    Raises:
+        PlanError: the variable is an argument.
     """
     inner = op.outputs[0]
     outer = next((outside for outside, inside in graph.captures if inside is inner), None)
     variable = next((one for one in graph.variables if vars(one).get("_handle") is outer), None)
+    if variable is None and outer is not None and not spread.is_shard:
+        return  # the scale of the loss, which we made and nobody else sees
     if outer is None or variable is None:
         what = "wh.split divides" if spread.is_shard else "zero or offload moves"
         raise PlanError(
