@@ -41,7 +41,8 @@ class Found(NamedTuple):
     refused: str = ""
 
 
-def build(optimizer: str) -> Model:
+def build(optimizer: str, in_turn: bool) -> Model:
+    """``in_turn``: each variable's update waits for the one before, where elementary ops make it."""
     random = np.random.RandomState(0)
     x = tf.placeholder(tf.float64, [None, WIDTH])
     h = x
@@ -63,8 +64,9 @@ def build(optimizer: str) -> Model:
         with tf.control_dependencies([changes[-1]]):
             writes += [tf.assign(m, new_m), tf.assign(n, new_n)]
     scale = 0.05 / tf.global_norm(changes)  # of the optimizer's state for all variables
+    behind = writes if in_turn else list(writes)
     for v, change in zip(variables, changes):
-        with tf.control_dependencies(writes):
+        with tf.control_dependencies(behind):
             writes.append(tf.assign_sub(v, scale * change))
     return Model(x, [loss, norm], tf.group(*writes))
 
@@ -82,7 +84,7 @@ def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, res
     with tf.Graph().as_default() as graph, graph.container(name), tf.variable_scope("", use_resource=resource):
         if rank is not None:
             wh.set_default_strategy(wh.replicate())
-        model, saver = build(optimizer), tf.train.Saver()
+        model, saver = build(optimizer, resource), tf.train.Saver()
         kept, refused = 0, ""
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
