@@ -31,6 +31,7 @@ def test_zero(tmp_path: Path) -> None:
         run = starter.start(*WHALE_RUN, "--workers", "2", "-m", "tests.multiprocess.train_zero", str(tmp_path))
         assert run.wait(120) == 0, run.output
     both = [pickle.loads((tmp_path / f"found.{rank}").read_bytes()) for rank in range(2)]
+    assert [one.pop("steps") for one in both] == [[3, 2], []]
     for (optimizer, resource), expected in local.items():
         found = [one[optimizer, resource] for one in both]
         for one in found:

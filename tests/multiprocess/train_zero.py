@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from whale_tf import active
 from whale_tf.cluster import find_processes
 
 BATCH, WIDTH, LAYERS, STEPS = 8, 6, 5, 2
@@ -106,6 +107,26 @@ def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, res
         return Found([list(map(float, row)) for row in fetched], found, kept, refused)
 
 
+def counted_steps(directory: Path) -> List[int]:
+    """Training steps since a save as SIGTERM counts them, where this process and where the other one runs the update."""
+    with tf.Graph().as_default():
+        wh.set_default_strategy(wh.replicate())
+        x = tf.placeholder(tf.float32, [None, WIDTH])
+        large, small = (tf.get_variable(name, [WIDTH, width], use_resource=True) for name, width in (("large", 3), ("small", 2)))
+        losses = [tf.reduce_mean(tf.square(tf.matmul(x, v))) for v in (large, small)]
+        updates = [tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[v]) for loss, v in zip(losses, (large, small))]
+        saver, found = tf.train.Saver(), []
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for update, count in zip(updates, (3, 2)):
+                saver.save(session, str(directory / "counted"))
+                for _ in range(count):
+                    session.run(update, {x: np.ones([2, WIDTH])})
+                saves = active.current().termination._saved.values()  # process 0 alone saves
+                found += [saved.steps_since() for saved in saves]
+        return found
+
+
 def bytes_here(variable: Any) -> int:
     """What a variable takes in this process: read by a graph of which whale_tf knows nothing."""
     op = variable.op
@@ -122,7 +143,7 @@ def bytes_here(variable: Any) -> int:
 
 def main(directory: Path) -> None:
     rank = find_processes().rank
-    found = {}
+    found: Dict[Any, Any] = {}
     for optimizer in OPTIMIZERS:
         for resource in (True, False):
             wh.init({"zero": "v2" if resource else "v1", "num_micro_batch": 2}, cluster="2xcpu:2")
@@ -130,6 +151,9 @@ def main(directory: Path) -> None:
             found[optimizer, resource] = train(
                 optimizer, resource, examples(rank), directory, f"{name}_local", f"{name}_divided", rank=rank)
             wh.shutdown()
+    wh.init({"zero": "v1"}, cluster="2xcpu:1")
+    found["steps"] = counted_steps(directory)
+    wh.shutdown()
     (directory / f"found.{rank}").write_bytes(pickle.dumps(found))
 
 
