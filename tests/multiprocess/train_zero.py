@@ -107,6 +107,41 @@ def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, res
         return Found([list(map(float, row)) for row in fetched], found, kept, refused)
 
 
+def train_scaled(resource: bool, feeds: List[np.ndarray], config: Optional[Dict[str, Any]] = None) -> Found:
+    """Products that stay float32 under a loss scale, beside a variable that forward ops read and that follows from another one;
+    gradients overflow where a feed is huge."""
+    if config is not None:
+        wh.init(config, cluster="2xcpu:2")
+    with tf.Graph().as_default() as graph, graph.container(f"scaled{resource}"), tf.variable_scope("", use_resource=resource):
+        if config is not None:
+            wh.set_default_strategy(wh.replicate())
+        random, x = np.random.RandomState(0), tf.placeholder(tf.float32, [None, WIDTH])
+        weights = [tf.get_variable(f"w{i}", initializer=random.randn(WIDTH, WIDTH).astype("float32") / 3) for i in range(LAYERS)]
+        mean = tf.get_variable("mean", [WIDTH, WIDTH], tf.float32, tf.ones_initializer(), trainable=False)
+        h = x
+        for w in [mean, *weights]:
+            h = tf.reduce_sum(tf.expand_dims(h, 2) * w, 1)
+        loss = tf.reduce_mean(tf.square(h))
+        with tf.control_dependencies([tf.train.AdamOptimizer(0.01).minimize(loss, tf.train.get_or_create_global_step())]):
+            update = tf.assign(mean, 0.5 * mean + 0.1 * weights[0].read_value())
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            fetched = [[float(session.run([loss, update.op], {x: feed})[0])] for feed in feeds]
+            found = session.run({v.op.name: v for v in tf.global_variables()})
+    if config is not None:
+        wh.shutdown()
+    return Found(fetched, found)
+
+
+def scaled_feeds(part: Optional[int]) -> List[np.ndarray]:
+    """Of process 1 one mini-batch is huge; the local script (None) does without that step."""
+    feeds = [np.random.RandomState(step).randn(2, BATCH, WIDTH).astype("float32") for step in range(4)]
+    if part is None:
+        return [feed.reshape(2 * BATCH, WIDTH) for feed in feeds[:1] + feeds[2:]]
+    feeds[1][1] = 1e30
+    return [feed[part] for feed in feeds]
+
+
 def counted_steps(directory: Path) -> List[int]:
     """Training steps since a save as SIGTERM counts them, where this process and where the other one runs the update."""
     with tf.Graph().as_default():
@@ -151,6 +186,9 @@ def main(directory: Path) -> None:
             found[optimizer, resource] = train(
                 optimizer, resource, examples(rank), directory, f"{name}_local", f"{name}_divided", rank=rank)
             wh.shutdown()
+    for resource in (True, False):
+        config = {"zero": "v2" if resource else "v1", "num_micro_batch": 2, "amp": "float16"}
+        found["scaled", resource] = train_scaled(resource, scaled_feeds(rank), config)
     wh.init({"zero": "v1"}, cluster="2xcpu:1")
     found["steps"] = counted_steps(directory)
     wh.shutdown()

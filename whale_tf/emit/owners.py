@@ -14,15 +14,15 @@ the variable before its update in the local script does so here.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Member, ProcessCommunicator
 from whale_tf.emit.context import Context
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.graph import Op
+from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import VARIABLES, traits
-from whale_tf.passes.owners import Message, Owners, ancestors
+from whale_tf.passes.owners import GATE_ATTR, Message, Owners, ancestors
 
 UPDATES_ATTR = "_whale_updates"  # of an assignment that stands in the place of an optimizer's update
 
@@ -96,6 +96,7 @@ class _Messages:
         self._variable_of = {write: variable for variable, found in self.writes.items() for write in sum(found, ())}
         self._before = {variable: ancestors(graph, found.value) for variable, found in self.writes.items()}
         self._inside = ancestors(graph, self._variable_of).union(self._variable_of)
+        self._gate = _gate(graph)
 
     def send_tensors(self, message: Message) -> None:
         """Let whoever reads tensors that only the owner can compute read what the owner sent."""
@@ -137,7 +138,17 @@ class _Messages:
         """A variable's value behind its update."""
         dtype, writes = tf.as_dtype(op.attrs["dtype"]).base_dtype, self.writes[op.id]
         kind, attrs = ("ReadVariableOp", {"dtype": dtype}) if op.type == "VarHandleOp" else ("Identity", {"T": dtype})
-        return self._nodes.add(kind, scope + "/value", [op.name], device, self._names(writes.value + writes.state), **attrs)
+        waits = self._done(writes.value + writes.state, scope, device)
+        return self._nodes.add(kind, scope + "/value", [op.name], device, waits, **attrs)
+
+    def _done(self, writes: Sequence[int], scope: str, device: str) -> List[str]:
+        """What is there when writes are done, or skipped with the whole step."""
+        gate = self._gate
+        if gate is None or not any(gate.taken in self._context.graph.ops[write].control_inputs for write in writes):
+            return self._names(writes)
+        taken, skipped = self._names([gate.taken, gate.skipped])
+        done = self._nodes.identity(taken, scope + "/done", tf.bool, device, self._names(writes))
+        return [self._nodes.add("Merge", scope + "/done_or_skipped", [done, skipped], device, T=tf.bool, N=2)]
 
     def send_end(self, message: Message) -> None:
         """Stage a message that says that what comes behind variables' updates is done."""
@@ -146,7 +157,7 @@ class _Messages:
         scope, device = context.name("sent", op.name, "late"), context.device_of(op)
         late = [write for variable in message.variables for write in self.writes[variable].late]
         done = nodes.add("Identity", scope, [nodes.const(0, scope + "/nothing", tf.int32, device)], device,
-                         self._names(late) if self._is_own(message) else (), T=tf.int32)
+                         self._done(late, scope, device) if self._is_own(message) else (), T=tf.int32)
         value = self._sums.broadcast(Member(done, device), [], scope + "/done", tf.int32, self._root(message))
         for variable in message.variables:
             self.ends[variable].append(value)
@@ -216,6 +227,21 @@ class _Messages:
                 elif write in self.writes[variable].value:
                     found[graph.tensor_name(tensor)] = ends[0] + ":0"
         return found
+
+
+class _Gate(NamedTuple):
+    """Ops of a loss scale: one that is dead in a step that is skipped, and one that is in all others."""
+
+    taken: int
+    skipped: int
+
+
+def _gate(graph: OpGraph) -> Optional[_Gate]:
+    for op in graph.ops:
+        if GATE_ATTR in op.attrs:
+            (taken, _), (skipped, _) = (graph.consumers(op.outputs[index])[0] for index in (1, 0))
+            return _Gate(taken, skipped)
+    return None
 
 
 def _kept(context: Context, owners: Owners, variable: int) -> Kept:

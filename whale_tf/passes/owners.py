@@ -12,6 +12,10 @@ follows from an optimizer's state (the norm of all changes, say) is sent by the 
 
 What an owner sends goes in messages.  Variables whose gradients travel in one bucket share a message, those of one owner; so do
 numbers (such as the squares that a norm is made of) that no other message comes between.
+
+Under a loss scale a step may be skipped.  Whether it is follows from the sums of all gradients, so that all processes know;
+values are sent in every step, those of before in a skipped one.  A variable that forward and backward ops read is in every
+process and written by each, whatever it follows from: the loss scale itself, or a moving average of weights.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
 from whale_tf.plan import Plan
+
+GATE_ATTR = "_whale_gate"  # of the op that decides about all writes of a step, in all processes alike
 
 
 class Owners(NamedTuple):
@@ -132,20 +138,30 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
     itself = {variable: variable for variable in process}
     gradients = {tensor: variable for tensor, variable in step.gradients if variable in process}
     of, variables = owned(graph, _of_region(step, itself), itself, gradients)
+    everywhere = _read_in_passes(graph).difference(process)
+    variables = {variable: owner for variable, owner in variables.items() if variable not in everywhere}
     state = {variable: owner for variable, owner in variables.items() if variable not in process}
     at_owner = _at_owner(step, of, gradients) if plan.adds_at_home and plan.num_micro_batch > 1 else {}
     update: Dict[int, int] = {}
     for op in graph.ops:
-        if op.phase is Phase.APPLY and op.id in of and op.type not in VARIABLES:
+        is_write = traits(op.type).is_write
+        if op.phase is Phase.APPLY and op.id in of and op.type not in VARIABLES and not (
+                is_write and target(graph, op) in everywhere):
             follows = any(tensor in at_owner or graph.tensors[tensor].op in update or graph.tensors[tensor].op in state
                           for tensor in op.inputs)
-            if follows or traits(op.type).is_write:
+            if follows or is_write:
                 update[op.id] = of[op.id]
     _check_writes(graph, of, variables, process)
     rank = plan.process_of(plan.task_graphs[0].devices[0][0])
     left_out = _left_out(graph, of, update, {variable for variable, owner in process.items() if owner != rank})
     owners = Owners(rank, process, state, update, _sent(graph, update, process), (), at_owner, left_out)
     return owners._replace(messages=tuple(_messages(step, plan, owners)))
+
+
+def _read_in_passes(graph: OpGraph) -> Set[int]:
+    """Variables that forward and backward ops read."""
+    return {op.id for op in graph.ops if op.type in VARIABLES for tensor in op.outputs for user, _ in graph.consumers(tensor)
+            if graph.ops[user].phase in (Phase.FORWARD, Phase.BACKWARD)}
 
 
 def _of_region(step: TrainingStep, variables: Mapping[int, int]) -> Dict[int, int]:
@@ -287,14 +303,14 @@ def _after(graph: OpGraph, writes: List[int]) -> Dict[int, Set[int]]:
 
 
 def _switch(graph: OpGraph, write: Op) -> Optional[Op]:
-    """The op that decides whether a write runs."""
+    """The op that decides whether a write runs, beside the one that decides about all."""
     stack, seen = [write.id], set()  # type: List[int], Set[int]
     while stack:
         op = graph.ops[stack.pop()]
         if op.id in seen or op.phase is not Phase.APPLY:
             continue
         seen.add(op.id)
-        if op.type in SWITCHES:
+        if op.type in SWITCHES and GATE_ATTR not in op.attrs:
             return op
         if op.type not in MERGES:
             stack.extend(graph.predecessors(op))
