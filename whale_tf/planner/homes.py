@@ -143,6 +143,3 @@ def _check_processes(plan: Plan, config: Config, what: str) -> None:
     if config.zero == "v3":
         raise ConfigError(f"{what}; parameters are divided within one process only: use 'v2', which divides states and sums of "
                           "gradients, or start one process that sees all devices")
-    if config.loss_scale is not None:
-        raise ConfigError(f"{what}, and amp.loss_scale is {config.loss_scale!r}, which skips updates, while new values are sent "
-                          "in every step: use amp 'bfloat16', or leave zero out")
