@@ -29,6 +29,7 @@ from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
 from whale_tf.passes import compile_program
+from whale_tf.passes.communicate import takes_own
 from whale_tf.passes.replicate import clones
 from whale_tf.plan import Plan
 from whale_tf.planner.sharding import Assignment
@@ -164,4 +165,9 @@ def _decided(
         return None
     verify(local.graph)
     options = Options(sync=(lambda op: True) if settings.sync_batch_norm else None, sections=True)
-    return decide(local, cluster, config, plan, options, parts)
+    decided = decide(local, cluster, config, plan, options, parts)
+    if takes_own(decided.captured.step(decided.region), decided.plan) or (len(parts) > 1 and not decided.plan.spans_processes):
+        whole = local.with_rows_beside()
+        if whole is not local:
+            decided = decide(whole, cluster, config, plan, options, parts)
+    return decided
