@@ -41,6 +41,15 @@ def test_zero(tmp_path: Path) -> None:
             np.testing.assert_allclose(found.fetched, expected.fetched, rtol=1e-5)
             for name, value in found.variables.items():
                 np.testing.assert_allclose(value, expected.variables[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    for level in ("states", "v0"):
+        expected = local["adam", level == "states"]
+        for one in both:
+            found = one.pop(level)
+            assert_equal(found, expected)
+            assert found.kept == 2 * LAYERS * WIDTH * WIDTH * 8  # in each process
+            assert found.devices == "CPU:2", "the host, beside two devices"
+        after = train("adam", level == "states", examples(None), tmp_path, restore=f"{level}_saved", steps=STEPS // 2)
+        assert_equal(after, expected._replace(fetched=expected.fetched[STEPS:]))
     for (optimizer, resource), expected in local.items():
         found = [one[optimizer, resource] for one in both]
         for one in found:

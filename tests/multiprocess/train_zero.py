@@ -34,12 +34,14 @@ class Found(NamedTuple):
     variables: after the last step.
     kept: bytes of the optimizer's state in this process between two steps.
     refused: what was said of a run that trains and reads state of the other process.
+    devices: of trained variables and of the optimizer's.
     """
 
     fetched: List[List[float]]
     variables: Dict[str, np.ndarray]
     kept: int = 0
     refused: str = ""
+    devices: str = ""
 
 
 def build(optimizer: str, in_turn: bool) -> Model:
@@ -79,14 +81,15 @@ def examples(part: Optional[int]) -> np.ndarray:
 
 
 def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, restore: str = "", save: str = "",
-          steps: int = STEPS, rank: Optional[int] = None) -> Found:
+          steps: int = STEPS, rank: Optional[int] = None, container: str = "") -> Found:
     """``steps`` steps, a checkpoint, ``steps`` steps."""
-    name = f"{optimizer}{resource}"
+    name = container or f"{optimizer}{resource}"
     with tf.Graph().as_default() as graph, graph.container(name), tf.variable_scope("", use_resource=resource):
         if rank is not None:
             wh.set_default_strategy(wh.replicate())
         model, saver = build(optimizer, resource), tf.train.Saver()
         kept, refused = 0, ""
+        state = [v for v in tf.global_variables() if "/" in v.op.name]
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             if restore:
@@ -95,16 +98,26 @@ def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, res
             if save:
                 saver.save(session, str(directory / save))
             fetched += [session.run([*model.fetches, model.update], {model.x: feed})[:-1] for _ in range(steps)]
-            state = [v for v in tf.global_variables() if "/" in v.op.name]
             if rank is not None:
                 sizes = {v: bytes_here(v) for v in state}
-                kept = sum(sizes.values())
+                kept, away = sum(sizes.values()), [v for v in state if not sizes[v]]
                 try:
-                    session.run([model.update, next(v for v in state if not sizes[v])], {model.x: feed})
+                    session.run([model.update, away[0]], {model.x: feed}) if away else None
                 except wh.UnsupportedOpError as error:
                     refused = str(error)
             found = session.run({v.op.name: v for v in tf.global_variables()})
-        return Found([list(map(float, row)) for row in fetched], found, kept, refused)
+        devices = {v.op.device.rpartition("/device:")[2] for v in tf.trainable_variables() + state}
+        return Found([list(map(float, row)) for row in fetched], found, kept, refused, " ".join(sorted(devices)))
+
+
+def offload(directory: Path, rank: Optional[int], level: str = "states", steps: int = STEPS, **how: str) -> Found:
+    """Adam with each process' variables on its own host."""
+    if rank is not None:
+        wh.init({"offload": level, "num_micro_batch": 2}, cluster="2xcpu:2")
+    found = train("adam", level == "states", examples(rank), directory, steps=steps, rank=rank, container=level, **how)
+    if rank is not None:
+        wh.shutdown()
+    return found
 
 
 def train_scaled(resource: bool, feeds: List[np.ndarray], config: Optional[Dict[str, Any]] = None) -> Found:
@@ -179,6 +192,8 @@ def bytes_here(variable: Any) -> int:
 def main(directory: Path) -> None:
     rank = find_processes().rank
     found: Dict[Any, Any] = {}
+    for level in ("states", "v0"):  # first: with a host the server has one more device
+        found[level] = offload(directory, rank, level, restore=f"adam{level == 'states'}_local", save=f"{level}_saved")
     for optimizer in OPTIMIZERS:
         for resource in (True, False):
             wh.init({"zero": "v2" if resource else "v1", "num_micro_batch": 2}, cluster="2xcpu:2")

@@ -132,7 +132,7 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
         return Owners()
     graph = step.graph
     process = {graph.op(name).id: plan.process_of(device)
-               for task in plan.task_graphs for name, device in task.homes.items() if name in graph}
+               for task in plan.task_graphs for name, device in task.homes.items() if name in graph and device != plan.host}
     if not process:
         return Owners()
     itself = {variable: variable for variable in process}

@@ -97,7 +97,10 @@ def _owners(plan: Plan) -> List[str]:
     here = {plan.process_of(device) for task in plan.task_graphs for row in task.devices for device in row}
     if len(plan.processes) < 2 or (len(here) > 1 and plan.spans_processes):
         return []
-    owners = [plan.process_of(home) for task in plan.task_graphs for home in task.homes.values()]
+    homes = [home for task in plan.task_graphs for home in task.homes.values()]
+    if plan.host in homes:
+        return ["Each process has all variables, on a host of its own, and updates them."]
+    owners = [plan.process_of(home) for home in homes]
     counts = ", ".join(f"process {rank}: {owners.count(rank)}" for rank in range(len(plan.processes)))
     return ["Each process has all variables. The one that updates a variable keeps its optimizer's state, and sends the new "
             f"value to the others in every step. Variables updated by {counts}."]
