@@ -1,12 +1,13 @@
 """The simulator beside published measurements: fitted and not fitted, leaving one source out at a time.
 
-    python -m benchmarks.published [--data DIRECTORY] [--fit] [--write] [--picture FILE]
+    python -m benchmarks.published [--data DIRECTORY] [--fit] [--write] [--picture FILE] [--megatron]
 
 ``--data``: a directory with measurements that others published: ``simulator/dlperf_dev.json`` (DLPerf's runs of
 NVIDIA's DeepLearningExamples on TensorFlow 1.15 with Horovod), ``planner/dapple_profiles.json`` (layer times of DAPPLE's
 authors on a V100), ``planner/amp_results_*.json`` (run times of AMP's authors).  Sources that are not there are named and
 skipped; what papers and NVIDIA's examples print is here.  ``--fit``: also fit the laws' parameters to all sources, and to all
-but one; ``--write``: write the laws that come with the package.
+but one; ``--write``: write the laws that come with the package.  ``--megatron``: also the weak scaling of Megatron-LM (a minute),
+whose kernels are written by hand: no law of TensorFlow's stands in these answers.
 """
 
 from __future__ import annotations
@@ -188,6 +189,72 @@ def nvidia() -> List[Point]:
             strategy = strategy._replace(fp16_gradients=bool(tokens) and precision == "fp16")
             points.append(Point("NVIDIA's examples", what, precision, gpus, rate, strategy, Cluster.parse(where), True))
     return points
+
+
+class MegatronRow(NamedTuple):
+    """A model of GPT: batches in sequences of 2,048 tokens; ``chunks`` stages a device, interleaved if several."""
+
+    heads: int
+    hidden: int
+    layers: int
+    tp: int
+    pp: int
+    gpus: int
+    batch: int
+    measured: float  # TFLOP/s of a GPU
+    micro_batch: int
+    chunks: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Of a step, all blocks computed twice forwards (equation 3 of the paper)."""
+        share = 1.0 + TOKENS / (6 * self.hidden) + VOCABULARY / (16 * self.layers * self.hidden)
+        return 96.0 * self.batch * TOKENS * self.layers * self.hidden**2 * share
+
+
+TOKENS, VOCABULARY = 2048, 51200
+# Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (SC21, arXiv 2104.04473),
+# Table 1, up to 310 billion parameters; micro-batches and stages a device: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh.
+MEGATRON = (
+    MegatronRow(24, 2304, 24, 1, 1, 32, 512, 137.0, 16),
+    MegatronRow(32, 3072, 30, 2, 1, 64, 512, 138.0, 16),
+    MegatronRow(32, 4096, 36, 4, 1, 128, 512, 142.0, 16),
+    MegatronRow(48, 6144, 40, 8, 1, 256, 1024, 135.0, 8),
+    MegatronRow(64, 8192, 48, 8, 2, 512, 1536, 138.0, 4),
+    MegatronRow(80, 10240, 60, 8, 4, 1024, 1792, 140.0, 2, 3),
+    MegatronRow(96, 12288, 80, 8, 8, 1536, 2304, 148.0, 2, 2),
+    MegatronRow(128, 16384, 96, 8, 16, 1920, 2160, 155.0, 1, 2),
+)
+
+
+def megatron_tflops(row: MegatronRow) -> float:
+    """TFLOP/s of a GPU.  A pipeline of many micro-batches is played for two and four rounds of its stages, and goes on so."""
+    dp = row.gpus // (row.tp * row.pp)
+    total = row.batch // (dp * row.micro_batch)
+    model = transformer("gpt", row.micro_batch * dp, row.layers, row.hidden, row.heads, TOKENS, VOCABULARY, precision="fp16")
+    schedule, cluster = "interleaved" if row.chunks > 1 else "backward_first", Cluster.parse(f"a100:{row.gpus}")
+
+    def step_s(count: int) -> float:
+        strategy = uniform_3d(model, dp, row.tp, row.pp, count, schedule, recompute="full", chunks=row.chunks)
+        return simulate(strategy, cluster).step_time_s
+
+    short = 2 * row.pp
+    if total <= 2 * short:
+        seconds = step_s(total)
+    else:
+        some_s, twice_s = step_s(short), step_s(2 * short)
+        seconds = twice_s + (twice_s - some_s) / short * (total - 2 * short)
+    return row.flops / seconds / row.gpus / 1e12
+
+
+def megatron_rows() -> List[List[str]]:
+    rows = []
+    for row in MEGATRON:
+        found = megatron_tflops(row)
+        what = f"{row.layers} x {row.hidden}, {row.gpus} GPUs, tp {row.tp}, pp {row.pp}, micro-batches of {row.micro_batch}"
+        schedule = f"interleaved x {row.chunks}" if row.chunks > 1 else "1F1B" if row.pp > 1 else "-"
+        rows.append([what, schedule, f"{row.measured:.0f}", f"{found:.1f}", f"{found / row.measured:.3f}"])
+    return rows
 
 
 class AmpRow(NamedTuple):
@@ -385,6 +452,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--data", help="directory with published measurements")
     parser.add_argument("--fit", action="store_true", help="fit the laws, to all sources and to all but one")
     parser.add_argument("--write", action="store_true", help="write the laws that come with the package (with --fit)")
+    parser.add_argument("--megatron", action="store_true", help="also play Table 1 of Megatron-LM (SC21)")
     parser.add_argument("--picture", help="draw predicted over measured into this file")
     given = parser.parse_args(arguments)
     console = Console(width=150)
@@ -417,6 +485,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         console.print(f"AMP, {setting}: {len(ran)} strategies ran, Spearman {order:.3f}")
     right, count = right + sum(run.ran == run.fits for run in runs), count + len(runs)
     console.print(f"fits memory or not, as it was: {right} of {count} ({right / count:.0%})")
+    if given.megatron:
+        columns = ["Megatron-LM, GPT on A100", "schedule", "TFLOP/s of a GPU", "predicted", "ratio"]
+        console.print(table("Megatron-LM, Table 1; recomputation", columns, megatron_rows()))
     if given.write:
         write(laws)
     if given.picture:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.published import dapple_table, errors_of, every_point, nvidia
+from benchmarks.published import MEGATRON, dapple_table, errors_of, every_point, megatron_tflops, nvidia
 from whale_tf.simulator.laws import KERNELS, default_laws
 from whale_tf.simulator.program import GRADIENT
 from whale_tf.simulator.result import Simulation
@@ -50,3 +50,9 @@ def test_gradients_in_16_bits_take_half_the_bytes() -> None:
     half, full = point.predict(laws), whole.predict(laws)
     assert summed_bytes(half) == pytest.approx(summed_bytes(full) / 2)
     assert half.step_time_s < full.step_time_s
+
+
+def test_rows_of_megatrons_table() -> None:
+    """The smallest, without a pipeline, and the first with one: both within 6% of the paper."""
+    for row in (MEGATRON[0], MEGATRON[4]):
+        assert megatron_tflops(row) == pytest.approx(row.measured, rel=0.06)
