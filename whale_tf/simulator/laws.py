@@ -9,6 +9,9 @@ An op is kernels that move its tensors ``passes`` times, and for contractions on
   have tiles of several sizes, and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
 * **tensor cores** compute in TF32, and in 16 bits if ``n`` and ``k`` are multiples of 8; what is not eligible runs at twice
   float32's rate.
+* **layout**: TensorFlow's layout optimizer puts channels first unless half of all convolutions are in 16 bits, and tensor cores'
+  convolutions have them last (TensorFlow's generic_layout_optimizer.cc, cuDNN's documentation): in TF32 operands and result are
+  transposed.
 * **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them.
 * **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h), so
   softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast on both sides; XLA casts
@@ -298,14 +301,19 @@ class Kernels:
         if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
             # TensorFlow multiplies batches of matrices whose heads come first: operands and result are transposed
             seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
+        if op.kind == "convolution" and self._in_tf32(device):
+            # In float32 TensorFlow's convolutions have channels first, which tensor cores' kernels have last: transposed too
+            seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
         return seconds
 
+    def _in_tf32(self, device: Device) -> bool:
+        """Whether products run on tensor cores in TF32."""
+        return self.model.precision == TF32 and device.peak_flops_per_s[TF32] > device.peak_flops_per_s["fp32"]
 
     def _rate(self, op: ModelOp, product: Product, device: Device, law: DeviceLaw) -> float:
         """FLOP/s of full tiles."""
         peak, is_convolution = device.peak_flops_per_s[self.model.precision], op.kind == "convolution"
-        in_tf32 = self.model.precision == TF32 and peak > device.peak_flops_per_s["fp32"]
-        if in_tf32 or self.half and is_eligible(product):
+        if self._in_tf32(device) or self.half and is_eligible(product):
             return peak * (law.convolution_half if is_convolution else law.matmul_half)
         if self.half:
             peak = min(peak, 2 * device.peak_flops_per_s["fp32"])
