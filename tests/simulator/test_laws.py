@@ -85,6 +85,14 @@ def test_gelu_op_by_op_moves_nine_times_its_tensors_and_fused_less_than_once() -
     assert Kernels(half, PLAIN, False).seconds(number, 1.0, 9e8, 1.0, False, V100) == pytest.approx(21e-3), "float32, and casts"
 
 
+def test_convolutions_in_tf32_are_transposed_where_there_is_tf32() -> None:
+    model = as_run(built_in_model("resnet-50", 2), "tf32", True)
+    kernels, number = Kernels(model, PLAIN, True), op_number(model, "stage0_block0/conv2")
+    a100 = Cluster.parse("A100-40GB:1").devices[0]
+    assert kernels.seconds(number, 0.0, 1555e6, 1.0, False, a100) == pytest.approx(3e-3), "read and written three times"
+    assert kernels.seconds(number, 0.0, 900e6, 1.0, False, V100) == pytest.approx(1e-3)
+
+
 def test_mixed_precision_keeps_variables_in_float32() -> None:
     model = as_run(built_in_model("bert-base", 4), "fp16", True)
     assert {tensor.itemsize for tensor in model.tensors if tensor.role == ACTIVATION} == {2}
