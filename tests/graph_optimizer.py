@@ -14,7 +14,7 @@ _switch = {"on": True}
 
 
 def turn(on: bool) -> None:
-    if on != is_on() and function_tracing() is not None:
+    if function_tracing() is not None:
         tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})
     _switch["on"] = on
 
