@@ -19,6 +19,7 @@ from whale_tf.errors import ConfigError, InfeasibleError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
+from whale_tf.passes import compile_program
 from whale_tf.plan import SCHEDULES, Plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble
 from whale_tf.planner.auto.choose import ALWAYS, to_play
@@ -187,12 +188,13 @@ def scheduled(
     for name in SCHEDULES if asked == AUTO else (asked,):
         try:
             plan = planned(config.changed(pipeline__schedule=name))
-            seconds = played_seconds(step, plan, cluster)
+            program = compile_program(step, plan)
+            seconds = played_seconds(step, plan, cluster, program)
         except WhaleError as error:
             problem = problem or error
             continue
         if not found or plan.num_model_replicas == found[0].plan.num_model_replicas:  # else a step is of another mini-batch
-            found.append(Scheduled(plan, seconds, played_peaks(step, plan, cluster, held)))
+            found.append(Scheduled(plan, seconds, played_peaks(step, plan, cluster, held, program)))
     if problem is not None and not found:
         raise problem
     return sorted(found, key=lambda one: (not fit(one.peaks, cluster), one.seconds))

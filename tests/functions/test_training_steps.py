@@ -273,6 +273,7 @@ STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, calle
          unrolled]
 
 
+@pytest.mark.graph_optimizer
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_momentum_in_every_way(way: str) -> None:
