@@ -13,7 +13,7 @@ from whale_tf.capture.step import step_graph
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
-from whale_tf.parallelize import Parallelized, parallelize
+from whale_tf.parallelize import Parallelized, find_program, parallelize
 from whale_tf.program import BROADCAST
 from whale_tf.simulator import Simulator
 from whale_tf.simulator.trace import trace_of
@@ -33,25 +33,45 @@ def changes(variables: Any, gradients: Any) -> Any:
     return tf.group(*writes, *(tf.assign_sub(v, change / norm) for v, change in zip(variables, found)))
 
 
+def build(optimizer: str) -> None:
+    wh.set_default_strategy(wh.replicate())
+    h = tf.placeholder(tf.float64, [BATCH, WIDTH])
+    for layer in range(LAYERS):
+        h = tf.tanh(tf.matmul(h, tf.get_variable(f"w{layer}", [WIDTH, WIDTH], tf.float64)))
+    loss = tf.reduce_mean(tf.square(h))
+    if optimizer == "adam":
+        tf.train.AdamOptimizer(0.1).minimize(loss)
+    else:
+        variables = tf.trainable_variables()
+        changes(variables, tf.gradients(loss, variables))
+
+
 def rewritten(optimizer: str, config: Dict[str, Any], rank: int) -> Parallelized:
     wh.init(config, cluster="cpu:2")
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
-            wh.set_default_strategy(wh.replicate())
-            h = tf.placeholder(tf.float64, [BATCH, WIDTH])
-            for layer in range(LAYERS):
-                h = tf.tanh(tf.matmul(h, tf.get_variable(f"w{layer}", [WIDTH, WIDTH], tf.float64)))
-            loss = tf.reduce_mean(tf.square(h))
-            if optimizer == "adam":
-                tf.train.AdamOptimizer(0.1).minimize(loss)
-            else:
-                variables = tf.trainable_variables()
-                changes(variables, tf.gradients(loss, variables))
+            build(optimizer)
             done = parallelize(graph, Cluster.parse(CLUSTER), Config(config), None, Processes(("a:1", "b:1"), rank), Keys())
         assert done is not None
         return done
     finally:
         wh.shutdown()
+
+
+def test_the_first_process_program_is_shown_before_a_rewrite() -> None:
+    wh.init({"zero": "v1"}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
+            build("adam")
+            before = len(graph.get_operations())
+            shown = find_program(graph, Cluster.parse(CLUSTER), Config({"zero": "v1"}), None, ((0, 1), (2, 3)))
+            assert shown is not None and len(graph.get_operations()) == before
+    finally:
+        wh.shutdown()
+    made = rewritten("adam", {"zero": "v1"}, 0).emitted.context.program  # type: ignore[union-attr]
+    assert shown.to_text() == made.to_text()
+    assert [line.split()[1] for line in shown.to_text().splitlines() if "_broadcast" in line] == [
+        "t0_broadcast", "t0_broadcast_1"]
 
 
 def messages(done: Parallelized) -> List[Tuple[Tuple[str, ...], bool]]:
