@@ -86,6 +86,29 @@ def sent(done: Parallelized) -> List[str]:
     return [name for name in done.emitted.communicator.collectives if name.startswith("whale/sent/")]  # type: ignore[union-attr]
 
 
+def played(done: Parallelized) -> Any:
+    graph = step_graph(done.captured, done.region, "model", done.plan.graph, BATCH)
+    graph = graph.measured(BATCH, {op.origin: 1e-3 for op in graph.ops})
+    return Simulator(Cluster.parse(CLUSTER)).run_step(done.plan, graph)
+
+
+@pytest.mark.parametrize("zero, exchanges", [("v1", 1), ("v2", 2)])
+def test_exchanges_of_gradients(zero: str, exchanges: int) -> None:
+    """Under v2 each micro-batch's, and only their owner adds them up."""
+    both = [rewritten("adam", {"zero": zero, "num_micro_batch": 2}, rank) for rank in range(2)]
+    names = [[name for name in done.emitted.communicator.collectives if name.startswith("whale/sync/")]  # type: ignore[union-attr]
+             for done in both]
+    assert names[0] == names[1] and len(names[0]) == exchanges
+    found = played(both[1])
+    sums = [one for one in found.program.instructions if one.label == "all_reduce"]
+    assert [one.size_bytes for one in sums] == [8.0 * LAYERS * WIDTH * WIDTH] * exchanges
+    ends, starts = (dict(zip(found.graph.instruction, times)) for times in (found.times.end, found.times.start))
+    updates = [starts[one.id] for one in found.program.instructions if one.name.endswith("ApplyAdam")]
+    assert len(updates) == LAYERS and min(updates) >= max(ends[one.id] for one in sums)
+    totals = [one.name for one in found.program.instructions if one.name.endswith("(total)")]
+    assert len(totals) == (LAYERS if zero == "v2" else 0), "one in all processes"
+
+
 @pytest.mark.parametrize("optimizer, bucket_bytes, values", [("adam", None, 2), ("adam", 1, LAYERS), ("norm", None, 2)])
 def test_messages(optimizer: str, bucket_bytes: Any, values: int) -> None:
     """Each process knows the same messages, stages one collective for each, and plays them."""
@@ -100,17 +123,13 @@ def test_messages(optimizer: str, bucket_bytes: Any, values: int) -> None:
     assert len(of_values) == values and sorted(sum(of_values, ())) == [f"w{layer}:0" for layer in range(LAYERS)]
     assert len(known[0]) == values + (0 if optimizer == "adam" else 2), "the squares of an owner's changes in one"
     assert sent(both[0]) == sent(both[1]) and len(sent(both[0])) == len(known[0])
-    done = both[0]
-    graph = step_graph(done.captured, done.region, "model", done.plan.graph, BATCH)
-    graph = graph.measured(BATCH, {op.origin: 1e-3 for op in graph.ops})
-    found = Simulator(Cluster.parse(CLUSTER)).run_step(done.plan, graph)
-    played = [one for one in found.program.instructions if one.label == BROADCAST]
-    assert len(played) == len(known[0])
-    sizes = [one.size_bytes for one in played if one.size_bytes >= 8 * WIDTH * WIDTH]
+    done, found = both[0], played(both[0])
+    messages_played = [one for one in found.program.instructions if one.label == BROADCAST]
+    assert len(messages_played) == len(known[0])
+    sizes = [one.size_bytes for one in messages_played if one.size_bytes >= 8 * WIDTH * WIDTH]
     assert sorted(sizes) == sorted(8.0 * WIDTH * WIDTH * len(names) for names in of_values)
-    ends = dict(zip(found.graph.instruction, found.times.end))
-    starts = dict(zip(found.graph.instruction, found.times.start))
+    ends, starts = (dict(zip(found.graph.instruction, times)) for times in (found.times.end, found.times.start))
     writes = {op.name for op in done.region.graph.ops if op.type in ("ResourceApplyAdam", "AssignSubVariableOp")}
     updates = [ends[one.id] for one in found.program.instructions if one.name in writes]
-    assert len(updates) == LAYERS and min(updates) <= min(starts[one.id] for one in played if one.size_bytes in sizes)
+    assert len(updates) == LAYERS and min(updates) <= min(starts[one.id] for one in messages_played if one.size_bytes in sizes)
     assert any(event.kind == BROADCAST for event in trace_of(found).events)
