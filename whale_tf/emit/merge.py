@@ -126,6 +126,8 @@ class Merge:
         context = self._context
         first, copies = tensors[0], context.copies(task_graph)
         if context.owners.gradients.keys() >= set(tensors):
+            if (first, task_graph) in self._everywhere:
+                return  # with the first micro-batch's call
             for tensor, total in zip(tensors, self._at_owner(task_graph, tensors)):
                 self._everywhere[tensor, task_graph] = dict.fromkeys(copies, total)
             return
