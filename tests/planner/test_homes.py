@@ -11,6 +11,7 @@ from tests.passes.drawings import plan
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError
 from whale_tf.plan import Plan
+from whale_tf.planner.explain import explain_plan
 from whale_tf.planner.homes import Held, resident, resident_of_task_graphs, with_homes
 
 pytestmark = pytest.mark.once
@@ -64,6 +65,13 @@ def test_over_processes() -> None:
     assert done.task_graphs[0].homes == {"v0_0": 0, "v0_1": 1, "v0_2": 2, "v0_3": 3}
     assert resident(done, variables, True).held == [90 + 10, 60 + 10, 30 + 30, 30 + 20, 0]
     assert done.local_part(1).here(1) == 3 and done.local_part(0).here(2) == 0
+    told = " ".join(explain_plan(done.local_part(1), None, [f"CPU:{device}" for device in range(4)]).split())
+    assert "(zero v1, offload none); gradients are summed there, and replicas read them once a step" in told
+    assert "Variables on CPU:0: 1, CPU:1: 1, CPU:2: 1, CPU:3: 1. Each process has all variables." in told
+    assert "Variables updated by process 0: 2, process 1: 2." in told
+    assert "updated by process 0: 2, process 1: 2." in explain_plan(done, None, [f"CPU:{device}" for device in range(4)])
+    alone = with_homes(shared([2]), variables, Config({"zero": "v1"}))
+    assert "process" not in explain_plan(alone, None, ["CPU:0", "CPU:1"])
 
 
 def test_refused() -> None:

@@ -86,8 +86,20 @@ def _homes(plan: Plan, devices: Sequence[str]) -> List[str]:
     read = "by every call, forward and backward" if plan.reads_anew else "once a step"
     lines = [f"Variables live and are updated at home (zero {plan.zero}, offload {plan.offload}); {gradients}, and replicas read "
              f"them {read}. Variables on {where}."]
+    lines += _owners(plan)
     peaks = plan.estimate.peak_memory_bytes
     return lines + (["Estimated peaks of the devices: " + ", ".join(map(_bytes, peaks)) + "."] if peaks else [])
+
+
+def _owners(plan: Plan) -> List[str]:
+    """Which process updates what, where homes are divided over several."""
+    here = {plan.process_of(device) for task in plan.task_graphs for row in task.devices for device in row}
+    if len(plan.processes) < 2 or (len(here) > 1 and plan.spans_processes):
+        return []
+    owners = [plan.process_of(home) for task in plan.task_graphs for home in task.homes.values()]
+    counts = ", ".join(f"process {rank}: {owners.count(rank)}" for rank in range(len(plan.processes)))
+    return ["Each process has all variables. The one that updates a variable keeps its optimizer's state, and sends the new "
+            f"value to the others in every step. Variables updated by {counts}."]
 
 
 def _title(plan: Plan) -> str:
