@@ -59,13 +59,11 @@ def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
     except PlanError:  # the graph does not go with that number of examples
         return region.batch, region
     border = Border(region, sizes)
-    joining = border.joining()
-    if joining:
+    for joining in border.joining():
         other = _region(captured, options._replace(together=joining))
-        is_exact = len(other.batch.unknown) <= len(region.batch.unknown) and len(other.batch.inexact) <= len(region.batch.inexact)
-        holds_less = len(other.early & other.late) <= len(region.early & region.late)
-        if is_exact and holds_less and Border(other, sizes).crossing() < border.crossing():
+        if Border(other, sizes).improves(border):
             region = other
+            break
     return region.batch, region
 
 

@@ -7,7 +7,7 @@ from typing import List, Optional, Sequence, Tuple
 import numpy as np
 import pytest
 
-from whale_tf.ir.batch_axis import Options, analyse
+from whale_tf.ir.batch_axis import Inexact, Options, analyse
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region, find_region
 from whale_tf.passes.border import Border
@@ -44,7 +44,7 @@ class Model:
         return Border(self.region(together), self.graph)
 
     def joining(self) -> List[str]:
-        return [self.graph.ops[index].name for index in sorted(self.border().joining())]
+        return [self.graph.ops[index].name for index in sorted(next(iter(self.border().joining()), ()))]
 
 
 def tiled(many: int) -> Model:
@@ -109,5 +109,23 @@ def test_gradients_on_their_way_back_count_as_well() -> None:
     model.add("sum", "AddN", names, (BATCH, WIDTH), Phase.BACKWARD)
     model.add("w", "VariableV2", (), (WIDTH, WIDTH), Phase.OTHER)
     model.add("end", "MatMul", ["sum", "w"], (BATCH, WIDTH), Phase.BACKWARD)
-    assert model.border().crossing() == 4 * BATCH * WIDTH * 4
+    model.add("last", "Mul", ["end", "x"], (BATCH, WIDTH), Phase.BACKWARD)
+    border = model.border()
+    assert border.crossing() == 4 * BATCH * WIDTH * 4
     assert model.joining() == ["h", *names, "sum"]
+    joined = model.border(sorted(border.joining()[0]))
+    assert joined.crossing() == 2 * BATCH * WIDTH * 4
+    assert not joined.improves(border)  # one device would run the product for all
+    assert [model.graph.ops[index].name for index in border.joining()[1]] == ["h"]
+
+
+def test_it_is_taken_where_nothing_else_is_worse() -> None:
+    model = tiled(3)
+    tile, size, sums = (model.graph.op(name).id for name in ("tile", "many", "sums"))
+    late, early = model.border(), model.border([tile])
+    assert early.improves(late) and not late.improves(early) and not early.improves(early)
+    region = model.region([tile])
+    assert not Border(region._replace(early={sums}, late={sums}), model.graph).improves(late)  # more is held
+    assert Border(region._replace(early={sums}, late={size}), model.graph).improves(late)
+    region.batch.inexact = [Inexact(sums, "")]
+    assert not Border(region, model.graph).improves(late)

@@ -3,9 +3,8 @@
 The analysis begins a section as late as its algebra allows, and ends it as early.  Ops that are bound by memory, not by
 arithmetic, may as well be part of it, where that makes what crosses smaller, on the way there or back::
 
-    z ──> tile [b, B w] ────┐                      z [b, w] ──> section: tile [B, B w] ────┐
-    │                       ├──> section           │                                       ├──>
-    └───> transpose ────────┘                      └────────────────────> transpose ───────┘
+    z [b, w] ──> tile [b, B w] ──┬──> section              z [b, w] ──┬──> section: tile, transpose, ...
+             └─> transpose ──────┘
 
 A tensor counts once, whoever reads it on the other side.  An op that joins runs on one device instead of all, which counts as a
 part of the bytes that it reads and writes.
@@ -13,19 +12,19 @@ part of the bytes that it reads and writes.
 
 from __future__ import annotations
 
-from typing import FrozenSet, Hashable, Optional, Set
+from typing import FrozenSet, Hashable, List, Optional, Set, Tuple
 
 import networkx as nx
 
 from whale_tf.ir.batch_axis import EXTENT
-from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable
 from whale_tf.ir.traits import Cost, Gives, Role, State, traits
 from whale_tf.passes.outline import UNSENT
 from whale_tf.profiler.op_cost import tensor_bytes
 
 CLONES, SECTIONS = "clones", "sections"
-WORK = 0.1  # bytes that cross for each byte that a device reads or writes: memory is that much faster
+SENT = 10  # a byte that crosses, in bytes that a device reads or writes in the same time
 SIZES = (Gives.SIZES, Gives.LIKE)  # read no elements
 LIGHT = (Cost.FREE, Cost.MOVE, Cost.RESULT, Cost.OPERAND, Cost.ADDS)  # bound by memory
 
@@ -47,12 +46,13 @@ class Border:
         return sum(self._bytes(t) for t in tensors
                    if any((user in sections) != (graph.tensors[t].op in sections) for user in self._users(t)))
 
-    def joining(self) -> FrozenSet[int]:
-        """The ops that join sections: fewest bytes cross, and these are the fewest ops for that."""
+    def joining(self) -> List[FrozenSet[int]]:
+        """The ops that join sections: fewest bytes cross, and these are the fewest ops for that.  Then those of the forward pass
+        alone: a gradient of all examples takes what follows from it along."""
         movable = self._movable()
         network = nx.DiGraph()
         network.add_nodes_from((CLONES, SECTIONS))
-        network.add_edges_from((CLONES, op, {"capacity": WORK * self._work(op)}) for op in movable)
+        network.add_edges_from((CLONES, op, {"capacity": self._work(op)}) for op in movable)
         tensors = {t for op in movable for t in (*self._graph.ops[op].inputs, *self._graph.ops[op].outputs)}
 
         def node(op: int) -> Hashable:
@@ -61,12 +61,27 @@ class Border:
         for tensor in tensors:
             producer, users = self._graph.tensors[tensor].op, self._users(tensor)
             if producer in self._region.batch_level or tensor in self._region.batch.sources:
-                network.add_edge(node(producer), ("there", tensor), capacity=self._bytes(tensor))
-                network.add_edge(("back", tensor), node(producer), capacity=self._bytes(tensor))
+                network.add_edge(node(producer), ("there", tensor), capacity=SENT * self._bytes(tensor))
+                network.add_edge(("back", tensor), node(producer), capacity=SENT * self._bytes(tensor))
                 network.add_edges_from((("there", tensor), node(user)) for user in users)
                 network.add_edges_from((node(user), ("back", tensor)) for user in users)
         _, (_, joined) = nx.minimum_cut(network, CLONES, SECTIONS)
-        return frozenset(movable.intersection(joined))
+        found = frozenset(movable.intersection(joined))
+        forward = frozenset(op for op in found if self._graph.ops[op].phase is Phase.FORWARD)
+        return [each for each in dict.fromkeys((found, forward)) if each]
+
+    def improves(self, other: Border) -> bool:
+        """Whether fewer bytes cross than by another analysis, and nothing else is worse."""
+        return self.crossing() < other.crossing() and all(mine <= its for mine, its in zip(self._costs(), other._costs()))
+
+    def _costs(self) -> Tuple[int, ...]:
+        """What is unknown or inexact, backward ops that run ahead of the schedule, which holds what they read, and ops bound by
+        arithmetic that follow from sections alone, so that one device runs them for all."""
+        region = self._region
+        ahead = [traits(self._graph.ops[index].type) for index in region.early & region.late]
+        alone = [traits(self._graph.ops[index].type) for index in region.sections]
+        return (len(region.batch.unknown), len(region.batch.inexact), sum(row.gives not in SIZES for row in ahead),
+                sum(row.cost not in LIGHT for row in alone))
 
     def _movable(self) -> Set[int]:
         """Cloned ops that may join a section: between them and one there are none but such ops."""
@@ -88,7 +103,9 @@ class Border:
         row, tensors = traits(op.type), (*op.inputs, *op.outputs)
         if row.role is not Role.COMPUTE or row.state is not State.NONE or row.cost not in LIGHT or op.control_inputs:
             return False
-        if any(self._price(t) is None or self._graph.tensors[t].dtype in UNSENT for t in tensors):
+        types = {self._graph.tensors[t].dtype for t in tensors}
+        if any(self._price(t) is None for t in tensors) or not types.isdisjoint({*UNSENT, "string"}) or any(
+                name.endswith("_ref") for name in types):
             return False
         return bool(op.outputs) and all(t not in batch.unknown and batch.layout(t).is_sharded for t in op.outputs)
 
