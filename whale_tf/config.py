@@ -227,7 +227,8 @@ class Config(Record):
         "none",
         description="What lives in the host's memory instead of the devices'. states: variables are kept and updated on the "
         "host, and devices read each once a step; v0: devices read them anew for every micro-batch, forward and backward (EPL's "
-        "offload of weights). Where the devices are CPU devices themselves, one more logical CPU device stands for the host.")
+        "offload of weights). Where the devices are CPU devices themselves, one more logical CPU device stands for the host. "
+        "Each of several processes has all variables on its own host.")
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")

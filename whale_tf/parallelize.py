@@ -129,6 +129,7 @@ def find_program(
     graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None, parts: Sequence[Tuple[int, ...]] = ()
 ) -> Optional[Program]:
     """The step that :func:`parallelize` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
+    Where several processes train beside each other: the first one's.
 
     Args:
         parts: device numbers that each process drives, where there are several.
@@ -137,7 +138,11 @@ def find_program(
         WhaleError: see :func:`parallelize`.
     """
     decided = _decided(graph, cluster, config, plan, parts)
-    return None if decided is None else compile_program(decided.captured.step(decided.region), decided.plan)
+    if decided is None:
+        return None
+    plan = decided.plan
+    graphs = 1 if plan.spans_processes else max(1, len(plan.processes))
+    return compile_program(decided.captured.step(decided.region, graphs), plan.local_part(0))
 
 
 def _decided(

@@ -13,8 +13,8 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program
-from whale_tf.passes.owners import Owners, find_owners
-from whale_tf.plan import Plan
+from whale_tf.passes.owners import GATE_ATTR, Owners, find_owners
+from whale_tf.plan import GradientPlan, Plan
 from whale_tf.planner.homes import Held, with_homes
 from whale_tf.program import UPDATE
 
@@ -178,3 +178,81 @@ class TestHomes:
         step = drawn(1, 4)
         chosen = replace(self.over([7]), graph="drawn")
         assert [names(step, one.left_out) for one in of_each(step, chosen)] == [[], *[["update0"]] * 3]
+
+
+def test_what_forward_ops_read_is_written_everywhere() -> None:
+    """A moving average of a variable, and one of what its optimizer keeps, which the owner sends."""
+    step = drawn(2)
+    step.graph.op("m0").phase = Phase.OTHER
+    add(step, "old", "ReadVariableOp", ["m0"], shape=(2, 2))
+    for name, read in (("mean", "w0"), ("slow", "old")):
+        step.graph.add(name, "VarHandleOp", [], [((), "resource")], phase=Phase.OTHER)
+        step.graph.add(f"{name}/read", "ReadVariableOp", [step.graph.tensor(name)], [((2, 2), "float32")], phase=Phase.FORWARD)
+        step.region.task_graph.extend([-1, 0])
+        add(step, f"{name}/write", "AssignVariableOp", [name, read], shape="none")
+    owners = of_each(step, divided({"v0": 0, "v1": 1}))
+    assert by_name(step, owners[0].state) == {"m0": "v0", "m1": "v1"}
+    assert [names(step, one.left_out) for one in owners] == [["update1"], ["old", "update0"]]
+    assert tensors(step, owners[0].sent) == {"old:0": "v0"}
+
+
+def test_one_op_may_decide_about_all_writes() -> None:
+    step = drawn(2)
+    add(step, "which", "Switch", ["grad0"], shape=(2, 2))
+    step.graph.op("update0").control_inputs = (step.graph.op("which").id,)
+    with pytest.raises(UnsupportedOpError, match="op 'update0' updates 'v0' in some steps only .'which' decides."):
+        of_each(step, divided({"v0": 0, "v1": 1}))
+    step.graph.op("which").attrs[GATE_ATTR] = True
+    assert [names(step, one.left_out) for one in of_each(step, divided({"v0": 0, "v1": 1}))] == [["update1"], ["update0"]]
+
+
+def buckets(*names: Any) -> Any:
+    return (GradientPlan(task_graph=0, backend="collective", buckets=names),)
+
+
+class TestMessages:
+    def of(self, step: TrainingStep, homes: Dict[str, int], *shared: Any, **more: Any) -> List[Any]:
+        """Names, and the device that sends."""
+        both = of_each(step, replace(divided(homes, **more), gradients=buckets(*shared)))
+        assert both[0].messages == both[1].messages
+        return [(names_of(step, one), one.home) for one in both[0].messages]
+
+    def test_variables_of_a_bucket_by_owner(self) -> None:
+        homes = {"v0": 0, "v1": 1, "v2": 0, "v3": 1}
+        assert self.of(drawn(4), homes, ("v0", "v1", "v2", "v3")) == [(["v0", "v2"], 0), (["v1", "v3"], 1)]
+        assert self.of(drawn(4), homes, ("v0", "v1"), ("v3",), ("v2",)) == [(["v0"], 0), (["v1"], 1), (["v2"], 0), (["v3"], 1)]
+
+    def test_updates_that_follow_each_other_travel_alone(self) -> None:
+        step = drawn(3)
+        step.graph.op("update2").control_inputs = (step.graph.op("update0").id,)
+        assert self.of(step, dict.fromkeys(("v0", "v1", "v2"), 1), ("v0", "v1", "v2")) == [(["v0"], 1), (["v1"], 1), (["v2"], 1)]
+
+    def test_variables_of_another_type_travel_alone(self) -> None:
+        step = drawn(2)
+        step.graph.op("v1").attrs["dtype"] = "float64"
+        assert self.of(step, {"v0": 0, "v1": 0}, ("v0", "v1")) == [(["v0"], 0), (["v1"], 0)]
+
+    def test_numbers_share_a_message_with_those_of_the_same_round(self) -> None:
+        step, homes = drawn(3, clip=True), {"v0": 0, "v1": 1, "v2": 0}
+        found = self.of(step, homes, micro_batches=2, zero="v2")
+        assert found == [(["square0", "square2"], 0), (["square1"], 1), (["v0"], 0), (["v1"], 1), (["v2"], 0)]
+        for i in (0, 2):
+            add(step, f"again{i}", "Mul", [f"grad{i}", "norm"])
+        add(step, "total", "AddN", ["again0", "again2"])
+        assert self.of(step, homes, micro_batches=2, zero="v2")[:3] == [*found[:2], (["again0", "again2"], 0)]
+        for square in ("square0", "square2"):
+            tensor = step.graph.tensor(f"{square}:0")
+            step.graph.tensors[tensor] = step.graph.tensors[tensor]._replace(shape=(2,))  # may be large
+        assert self.of(step, homes, micro_batches=2, zero="v2")[:2] == [(["square0"], 0), (["square1"], 1)]
+
+    def test_what_is_late_has_a_message_for_each_owner(self) -> None:
+        step = drawn(3)
+        for i in (0, 2):
+            add(step, f"behind{i}", "AssignAddVariableOp", [f"m{i}", f"grad{i}"], [f"update{i}"], "none")
+        found = self.of(step, {"v0": 0, "v1": 1, "v2": 0}, ("v0", "v1", "v2"))
+        assert found == [(["v0", "v2"], 0), (["v1"], 1), (["v0", "v2", "late"], 0)]
+
+
+def names_of(step: TrainingStep, message: Any) -> List[str]:
+    found = [step.graph.ops[variable].name for variable in message.variables]
+    return found + [step.graph.producer(tensor).name for tensor in message.tensors] + ["late"] * message.is_late
