@@ -146,13 +146,13 @@ class Propagation(State):
             self._push_consumers(op)
 
     def _visit_together(self, op: Op, flag: int) -> None:
-        """An op of a loop that runs once, on all examples."""
+        """An op that runs once, on all examples, with others of its loop or of a section."""
         self._forget(op)
         self.visited[op.id] = 1
         for t in op.outputs:
             self.flags[t] = flag & VARIABLE
         try:
-            combine_operands(self, op, "its loop goes over all examples")
+            combine_operands(self, op, self.together[op.id])
         except Refuse as why:
             self.lose(op, str(why))
 
