@@ -50,7 +50,7 @@ class Converter:
             elif isinstance(conversion, Whole):
                 done = self._whole_extent(tensor, conversion, task_graph, place, scope, op)
             elif isinstance(conversion, Offset):
-                done = self._offset(name, tensor, conversion, task_graph, place, scope, op)
+                done = self.offset(name, tensor, conversion, task_graph, place, scope, op)
             else:
                 done = self.reduced(tensor, conversion)
             self._converted[key] = done
@@ -105,7 +105,7 @@ class Converter:
             before += block
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
 
-    def _offset(
+    def offset(
         self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
         """Positions within the clone's examples as positions within the mini-batch."""
@@ -171,7 +171,7 @@ class Converter:
             clones = context.clones(home)[: 1 if conversion.kind == SAME else None]
             offset = Offset(conversion.offset)
             values = [
-                self._offset(name, tensor, offset, home, clone, f"{scope}/offset{i}", producer) if conversion.offset else name
+                self.offset(name, tensor, offset, home, clone, f"{scope}/offset{i}", producer) if conversion.offset else name
                 for i, (clone, name) in enumerate((clone, context.tensor_in(tensor, clone)) for clone in clones)
             ]
             terms = [self.scale(name, tensor, conversion.power, home, clone, f"{scope}/{i}")
