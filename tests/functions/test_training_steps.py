@@ -269,8 +269,27 @@ def unrolled(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [table, out]
 
 
+def ranked(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """What needs all examples beside single ones, for a mini-batch of a size that is not known; positions leave the clones."""
+    w = variable(6, 3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+    def step(x: tf.Tensor, y: tf.Tensor) -> List[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                z = tf.tanh(tf.matmul(x, w))
+            with stages[1]():
+                joined = tf.concat([z, tf.sort(z, axis=0), z], 1)
+                places = tf.range(tf.shape(z)[0])
+            loss = tf.reduce_mean(joined ** 2 * tf.cast(places[:, tf.newaxis], tf.float64)) + cross_entropy(y, z)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return [loss, places, tf.equal(places % 3, tf.cast(y, tf.int32))]
+
+    return step, [w]
+
+
 STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting, adversaries,
-         unrolled]
+         unrolled, ranked]
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from whale_tf.ir.traits import GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAP
 
 Handler = Callable[["Propagation", Op], None]
 HANDLERS: Dict[str, Handler] = {}  # by name
+COMPARED = ("broadcast_args", "concat_offset")  # handlers of ops that compare the shapes of their operands
 
 
 def handler(function: Handler) -> Handler:
@@ -238,7 +239,7 @@ class Propagation(State):
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""
         row = traits(op.type)
-        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not row.value or row.batch == "broadcast_args":
+        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not row.value or row.batch in COMPARED:
             return False  # the last: constants among compared shapes may have to become the clone's
         if not all(self.is_integer(t) for t in op.outputs):
             return False
