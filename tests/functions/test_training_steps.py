@@ -288,8 +288,32 @@ def ranked(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [w]
 
 
+def sorted_series(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A loop's states, stacked, whose gradient comes from what needs all examples, of which the loop knows no number."""
+    w, out = variable(2, 2), variable(2, 3, seed=2)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                state, states = tf.zeros_like(x[:, :2]), tf.TensorArray(tf.float64, 3)
+                for t in tf.range(3):
+                    state = tf.tanh(tf.matmul(state, w) + x[:, 2 * t:2 * t + 2])
+                    states = states.write(t, state)
+                stacked = states.stack()
+                stacked.set_shape([3, None, 2])
+            with stages[1]():
+                logits = tf.matmul(tf.reduce_sum(tf.sort(stacked, axis=1), 0), out)
+            loss = cross_entropy(tf.sort(y), logits)
+        for v, grad in zip([w, out], tape.gradient(loss, [w, out])):
+            v.assign_sub(0.1 * grad)
+        return loss
+
+    return step, [w, out]
+
+
 STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting, adversaries,
-         unrolled, ranked]
+         unrolled, ranked, sorted_series]
 
 
 @pytest.mark.slow

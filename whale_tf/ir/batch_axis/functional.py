@@ -312,14 +312,21 @@ def list_stack(state: Propagation, op: Op) -> None:
 
 @handler
 def list_from_tensor(state: Propagation, op: Op) -> None:
-    have = given(state, op.inputs[0])
+    have, stacked = given(state, op.inputs[0]), state.stacked(op)
     layout = have.layout
+    if stacked is not None:
+        layout = state.layout(stacked)._replace(power=0)
+        plan = Operands(state, op, "mn", [have.layout, replicated()])
+        plan.slice(0, layout.dim, layout.blocks)
+        plan.record()
     if layout.is_sharded:
         if layout.dim == 0:
             raise Refuse("it has an element for each example")
         layout = sharded(layout.dim - 1, layout.blocks, layout.power)
         _element_shape(state, op, 1, layout.dim, layout)
     deliver(state, op, [have._replace(layout=layout)])
+    if stacked is not None:
+        state.result.source_of[op.outputs[0]] = state.result.source_of[stacked]
 
 
 @handler
