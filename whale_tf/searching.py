@@ -146,11 +146,10 @@ def _played(found: Candidate, captured: Captured, region: Region, chain: Chain, 
             model, cluster, one, decision_of(found, cluster, one)))[0]
     except WhaleError as error:
         return no_candidate(found.search, error)
-    text = found.description.rpartition(", simulated ")[0] or found.description
     if found.measures.recompute != NONE:  # what is computed again is chosen when the plan is carried out
         seconds, peaks = seconds + again_seconds(found, cluster), found.peak_memory_bytes
     return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=found.fits and fit(peaks, cluster),
-                   description=f"{text}, simulated {seconds:.4g} s")
+                   is_played=True)
 
 
 def trained_variables(captured: Captured) -> List[Held]:
