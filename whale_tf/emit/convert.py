@@ -85,8 +85,9 @@ class Converter:
         size, start = share.sizes[position], share.starts[position]
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         rank, parts, before = self.rank(tensor), [], 0
-        for index, block in enumerate(conversion.blocks):
+        for index, rows in enumerate(conversion.blocks):
             where = f"{scope}/block{index}"
+            block = self.rows_each(rows, name, tensor, conversion.dim, share.total, where, device)
             begin = self.times(start, block, where + "/start")
             if before:
                 begin = self.plus(begin, self.times(share.total, before, where + "/offset"), where)
@@ -102,7 +103,7 @@ class Converter:
                     device,
                 )
             )
-            before += block
+            before += rows
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
 
     def offset(
@@ -296,7 +297,19 @@ class Converter:
             return value
         return self.nodes.const(value, self.context.name("number", str(value)), tf.int32, self.context.host)
 
-    def times(self, value: Number, factor: int, scope: str) -> Number:
+    def rows_each(
+        self, rows: int, name: str, tensor: int, dim: int, examples: Number, scope: str, device: str
+    ) -> Number:
+        """Rows of each example; where the analysis does not know them (-1), measured on a value of so many examples."""
+        if rows != -1:
+            return rows
+        shape = self.nodes.add("Shape", scope + "/shape", [name], device, T=self.context.dtype(tensor), out_type=tf.int32)
+        all_rows = self.nodes.slice_dim(shape, 0, 1, dim, 1, scope + "/rows", tf.int32, device)
+        scalar = self.nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
+        count = self.nodes.add("Reshape", scope + "/row_count", [all_rows, scalar], device, T=tf.int32, Tshape=tf.int32)
+        return self.nodes.binary("FloorDiv", count, self.scalar(examples), scope + "/rows_each", tf.int32, device)
+
+    def times(self, value: Number, factor: Number, scope: str) -> Number:
         return self._arithmetic("Mul", value, factor, scope + "/times")
 
     def plus(self, a: Number, b: Number, scope: str) -> Number:
