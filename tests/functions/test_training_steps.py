@@ -312,8 +312,58 @@ def sorted_series(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [w, out]
 
 
+def until_settled(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A loop over a variable that ends when no example changes any more, and one that ends with the longest example."""
+    inner, w, out = variable(4, 4, seed=2), variable(6, 4), variable(4, 3, seed=3)
+    inner.assign(0.3 * inner)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> List[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                h = tf.matmul(x, w)
+                z, change, count = tf.zeros_like(h), tf.constant(1.0, tf.float64), 0
+                while change > 1e-2 and count < 20:
+                    following = tf.tanh(tf.matmul(z, inner) + h)
+                    z, change, count = following, tf.reduce_max(tf.abs(following - z)), count + 1
+            with stages[1]():
+                i, longest = tf.constant(0, tf.int64), tf.reduce_max(y)
+                while i < longest:
+                    z = tf.where((i < y)[:, tf.newaxis], tf.sin(z + 1.0), z)
+                    i += 1
+                loss = cross_entropy(y, tf.matmul(z, out))
+        for v, grad in zip([inner, w, out], tape.gradient(loss, [inner, w, out])):
+            v.assign_sub(0.1 * grad)
+        return [loss, count, change]
+
+    return step, [inner, w, out]
+
+
+def watched(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A loss of means over all examples, which metrics watch: one adds them up, another their mean."""
+    w, out = variable(6, 4), variable(4, 3, seed=3)
+    each, total = [tf.Variable(tf.zeros(shape, tf.float64), trainable=False) for shape in ([4], [])]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                z = tf.sigmoid(tf.matmul(x, w))
+                means = tf.reduce_mean(z, 0)
+                each.assign(each + means)
+                total.assign_add(tf.reduce_mean(means))
+                sparsity = tf.reduce_sum(tf.math.log(0.1 / means))
+            with stages[1]():
+                loss = cross_entropy(y, tf.matmul(z, out)) - 0.1 * sparsity
+        for v, grad in zip([w, out], tape.gradient(loss, [w, out])):
+            v.assign_sub(0.1 * grad)
+        return loss
+
+    return step, [w, out, each, total]
+
+
 STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting, adversaries,
-         unrolled, ranked, sorted_series]
+         unrolled, ranked, sorted_series, until_settled, watched]
 
 
 @pytest.mark.slow
@@ -325,6 +375,7 @@ def test_momentum_in_every_way(way: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [WAYS["data parallel 2"], PIPELINE, NESTED], ids=["data parallel", "pipeline", "nested"])
 @pytest.mark.parametrize("build", STEPS[1:], ids=lambda build: build.__name__)
+@pytest.mark.filterwarnings("error::whale_tf.InexactWarning")
 def test_steps_of_many_kinds(build: Any, way: Way) -> None:
     check(build, way, batches())
 

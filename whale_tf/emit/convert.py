@@ -85,9 +85,8 @@ class Converter:
         size, start = share.sizes[position], share.starts[position]
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         rank, parts, before = self.rank(tensor), [], 0
-        for index, rows in enumerate(conversion.blocks):
+        for index, block in enumerate(conversion.blocks):
             where = f"{scope}/block{index}"
-            block = self.rows_each(rows, name, tensor, conversion.dim, share.total, where, device)
             begin = self.times(start, block, where + "/start")
             if before:
                 begin = self.plus(begin, self.times(share.total, before, where + "/offset"), where)
@@ -103,7 +102,7 @@ class Converter:
                     device,
                 )
             )
-            before += rows
+            before += block
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
 
     def offset(

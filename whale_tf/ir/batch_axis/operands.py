@@ -276,8 +276,10 @@ def _decays(state: State, write: Op) -> bool:
     while stack:
         tensor, is_sum = stack.pop()
         op = state.graph.producer(tensor)
-        if not is_sum and (tensor == write.inputs[0] or write.inputs[0] in op.inputs):  # its reference, or a read by its handle
-            return True
+        if tensor == write.inputs[0] or write.inputs[0] in op.inputs:  # its reference, or a read by its handle
+            if not is_sum:
+                return True
+            continue
         is_sum = is_sum and (traits(op.type).value == "add" or op.type in MOVES)
         more = {(t, is_sum) for t in op.inputs if not state.flags[t] & BATCHED} - seen
         seen |= more
