@@ -85,6 +85,14 @@ def test_gelu_op_by_op_moves_nine_times_its_tensors_and_fused_less_than_once() -
     assert Kernels(half, PLAIN, False).seconds(number, 1.0, 9e8, 1.0, False, V100) == pytest.approx(21e-3), "float32, and casts"
 
 
+def test_convolutions_in_tf32_are_transposed_where_there_is_tf32() -> None:
+    model = as_run(built_in_model("resnet-50", 2), "tf32", True)
+    kernels, number = Kernels(model, PLAIN, True), op_number(model, "stage0_block0/conv2")
+    a100 = Cluster.parse("A100-40GB:1").devices[0]
+    assert kernels.seconds(number, 0.0, 1555e6, 1.0, False, a100) == pytest.approx(3e-3), "read and written three times"
+    assert kernels.seconds(number, 0.0, 900e6, 1.0, False, V100) == pytest.approx(1e-3)
+
+
 def test_mixed_precision_keeps_variables_in_float32() -> None:
     model = as_run(built_in_model("bert-base", 4), "fp16", True)
     assert {tensor.itemsize for tensor in model.tensors if tensor.role == ACTIVATION} == {2}
@@ -92,11 +100,13 @@ def test_mixed_precision_keeps_variables_in_float32() -> None:
 
 
 def test_what_several_devices_wait_for() -> None:
-    law = FrameworkLaw(jitter=0.01, hop_s=1e-4, overlap=0.25, cycle_s=0.01, fusion_bytes=1e6)
-    assert waiting_seconds(law, 0.3, 0.1, 1, 1e6, False) == 0.0
+    law = FrameworkLaw(jitter=0.01, hop_s=1e-4, overlap=0.25, cycle_s=0.01)
+    assert waiting_seconds(law, 0.3, 0.1, 1, 2, False) == 0.0
     late = 0.3 * 0.01 * math.sqrt(2 * math.log(8))
-    assert waiting_seconds(law, 0.3, 0.0, 8, 1e6, False) == pytest.approx(late + 0.75 * 20 * 8 * 1e-4), "20 cycles"
-    assert waiting_seconds(law, 0.3, 0.1, 8, 1e6, True) == pytest.approx(late + 0.1), "XLA: one full buffer, nothing hidden"
+    assert waiting_seconds(law, 0.3, 0.0, 8, 2, False) == pytest.approx(late + 20 * 8 * 1e-4), "20 cycles"
+    assert waiting_seconds(law, 0.3, 0.0, 8, 30, False) == pytest.approx(late + 30 * 8 * 1e-4), "more buffers than cycles"
+    assert waiting_seconds(law, 0.3, 0.1, 8, 2, False) == pytest.approx(late + 0.75 * 0.1), "bytes take longer than agreeing"
+    assert waiting_seconds(law, 0.3, 0.1, 8, 2, True) == pytest.approx(late + 2 * 8 * 1e-4 + 0.1), "XLA: nothing is hidden"
 
 
 def test_every_device_type_has_a_row_and_files_are_checked() -> None:

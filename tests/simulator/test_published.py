@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.published import dapple_table, errors_of, every_point, nvidia
+from benchmarks.published import MEGATRON, dapple_table, errors_of, every_point, megatron_tflops, nvidia
 from whale_tf.simulator.laws import KERNELS, default_laws
-from whale_tf.simulator.simulate import summed_bytes
+from whale_tf.simulator.program import GRADIENT
+from whale_tf.simulator.result import Simulation
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -38,10 +39,20 @@ def test_a_kind_of_device_that_nothing_is_fitted_to() -> None:
     assert all(one.mean < 0.25 for one in found)
 
 
+def summed_bytes(found: Simulation) -> float:
+    return sum(one.size_bytes for one in found.program.instructions if one.lane == GRADIENT)
+
+
 def test_gradients_in_16_bits_take_half_the_bytes() -> None:
     point = next(point for point in nvidia() if point.gpus == 8 and point.strategy.fp16_gradients)
     whole = point._replace(strategy=point.strategy._replace(fp16_gradients=False))
     laws = default_laws()
     half, full = point.predict(laws), whole.predict(laws)
-    assert summed_bytes(half.program) == pytest.approx(summed_bytes(full.program) / 2)
+    assert summed_bytes(half) == pytest.approx(summed_bytes(full) / 2)
     assert half.step_time_s < full.step_time_s
+
+
+def test_rows_of_megatrons_table() -> None:
+    """The smallest, without a pipeline, and the first with one: both within 6% of the paper."""
+    for row in (MEGATRON[0], MEGATRON[4]):
+        assert megatron_tflops(row) == pytest.approx(row.measured, rel=0.06)

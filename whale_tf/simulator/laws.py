@@ -9,6 +9,9 @@ An op is kernels that move its tensors ``passes`` times, and for contractions on
   have tiles of several sizes, and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
 * **tensor cores** compute in TF32, and in 16 bits if ``n`` and ``k`` are multiples of 8; what is not eligible runs at twice
   float32's rate.
+* **layout**: TensorFlow's layout optimizer puts channels first unless half of all convolutions are in 16 bits, and tensor cores'
+  convolutions have them last (TensorFlow's generic_layout_optimizer.cc, cuDNN's documentation): in TF32 operands and result are
+  transposed.
 * **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them.
 * **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h), so
   softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast on both sides; XLA casts
@@ -35,6 +38,7 @@ from whale_tf.errors import PlanError
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import LayerProfile, Measurement, ModelProfile
 from whale_tf.simulator.model_graph import ACTIVATION, KINDS, ModelGraph, ModelOp
+from whale_tf.simulator.network import Protocol
 from whale_tf.simulator.step_graph import StepGraph
 
 VERSION = 1
@@ -115,10 +119,13 @@ class FrameworkLaw(Record):
         jitter: standard deviation of a device's step, relative; a step of many devices ends with the slowest.
         cycle_s, fusion_bytes: Horovod looks for ready gradients once a cycle, and sums up to so many bytes of them by one
             collective.
-        hop_s: of a collective, for each device: agreeing on the tensors, and a step of the ring.
-        overlap: share of gradient communication beside the backward pass that is hidden there; under XLA, whose one call gives
-            all gradients at its end, none is.
+        hop_s: of a collective, for each device: agreeing on the tensors.
+        overlap: share of gradients' bytes beside the backward pass that are hidden there; under XLA, whose one call gives all
+            gradients at its end, none are.
         all_reduce: share of a link's bandwidth that a collective reaches.
+        start_s: of a collective, before the first hop.
+        low_latency_start_s, low_latency_hop, low_latency_bandwidth: the same of the protocol for small messages, which sends a
+            flag with each word of data; its hops in those of the other.
     """
 
     launch_s: float = field(5e-6, at_least=0, finite=True)
@@ -128,6 +135,16 @@ class FrameworkLaw(Record):
     hop_s: float = field(0.0, at_least=0, finite=True)
     overlap: float = field(1.0, at_least=0, finite=True)
     all_reduce: float = field(1.0, above=0, finite=True)
+    start_s: float = field(0.0, at_least=0, finite=True)
+    low_latency_start_s: float = field(0.0, at_least=0, finite=True)
+    low_latency_hop: float = field(1.0, above=0, finite=True)
+    low_latency_bandwidth: float = field(0.5, above=0, finite=True)
+
+    @property
+    def protocols(self) -> Tuple[Protocol, Protocol]:
+        """Of collectives."""
+        return Protocol("", self.start_s), Protocol(
+            "low latency", self.low_latency_start_s, self.low_latency_hop, self.low_latency_bandwidth)
 
 
 @dataclass(frozen=True)
@@ -284,14 +301,19 @@ class Kernels:
         if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
             # TensorFlow multiplies batches of matrices whose heads come first: operands and result are transposed
             seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
+        if op.kind == "convolution" and self._in_tf32(device):
+            # In float32 TensorFlow's convolutions have channels first, which tensor cores' kernels have last: transposed too
+            seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
         return seconds
 
+    def _in_tf32(self, device: Device) -> bool:
+        """Whether products run on tensor cores in TF32."""
+        return self.model.precision == TF32 and device.peak_flops_per_s[TF32] > device.peak_flops_per_s["fp32"]
 
     def _rate(self, op: ModelOp, product: Product, device: Device, law: DeviceLaw) -> float:
         """FLOP/s of full tiles."""
         peak, is_convolution = device.peak_flops_per_s[self.model.precision], op.kind == "convolution"
-        in_tf32 = self.model.precision == TF32 and peak > device.peak_flops_per_s["fp32"]
-        if in_tf32 or self.half and is_eligible(product):
+        if self._in_tf32(device) or self.half and is_eligible(product):
             return peak * (law.convolution_half if is_convolution else law.matmul_half)
         if self.half:
             peak = min(peak, 2 * device.peak_flops_per_s["fp32"])
@@ -307,25 +329,27 @@ class Kernels:
 BACKWARD_SHARE = 2 / 3  # of a step
 
 
-def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: int, size_bytes: float, xla: bool) -> float:
+def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: int, collectives: int, xla: bool) -> float:
     """What a step of several devices takes longer than its tasks.
 
     The slowest of ``n`` devices is late by about ``jitter x sqrt(2 ln n)`` of a step (the expected largest of ``n`` normal
-    numbers).  There are as many collectives as cycles in the backward pass, or as buffers are filled; together they take a hop
-    for each device, or the time of their bytes, whichever is longer.  What the timeline hides of that beside the backward pass
-    is not all hidden.
+    numbers).  Devices agree on each collective, which takes a hop for each device, and of the bytes that the timeline hides
+    beside the backward pass not all are.  Op by op a collective starts in every cycle of the backward pass, at least, and devices
+    agree on the next while the bytes of the last travel: the longer counts.  Under XLA all gradients come at once: first they
+    agree, then all bytes travel.
 
     Args:
         hidden_s: gradient communication beside computation.
         devices: that sum gradients.
-        size_bytes: of all gradients.
+        collectives: that sum them.
     """
     if devices < 2:
         return 0.0
     late_s = step_s * law.jitter * math.sqrt(2.0 * math.log(devices))
-    collectives = max(1.0, size_bytes / law.fusion_bytes, 0.0 if xla else BACKWARD_SHARE * step_s / law.cycle_s)
-    exposed = 1.0 if xla else 1.0 - min(1.0, law.overlap)
-    return late_s + exposed * max(collectives * devices * law.hop_s, hidden_s)
+    if xla:
+        return late_s + collectives * devices * law.hop_s + hidden_s
+    started = max(collectives, BACKWARD_SHARE * step_s / law.cycle_s)
+    return late_s + max(started * devices * law.hop_s, (1.0 - min(1.0, law.overlap)) * hidden_s)
 
 
 def as_run(model: ModelGraph, precision: str, xla: bool) -> ModelGraph:

@@ -168,6 +168,8 @@ OPTIMIZERS: Dict[str, Optimizer] = {
     "adagrad": Optimizer("adagrad", 4, 5),
     "rmsprop": Optimizer("rmsprop", 8, 7),
     "adam": Optimizer("adam", 8, 7),
+    # Written with elementary ops (BERT's released code, and DAPPLE's): as LAMB without corrections, norms and clipping.
+    "adamw": Optimizer("adamw", 8, 39),
     # Written with elementary ops (NVIDIA's optimization.py).  Tensors read and written: moments 16, their corrections 4,
     # direction 7, decay 5, norms 6, step 5, assignments 6, clipping and unscaling 6.
     "lamb": Optimizer("lamb", 8, 55),

@@ -20,6 +20,7 @@ from whale_tf.simulator.transformation import ALL_GATHER, ALL_TO_ALL, HOST_COPY,
 Loads = Tuple[Tuple[int, float], ...]  # (link number, bytes on it per byte of the collective)
 
 ALGORITHMS = ("ring", "tree", "hierarchical")
+FLAT = ("ring", "tree")  # what Horovod and TensorFlow get from NCCL unless told otherwise
 
 
 class Algorithm(NamedTuple):
@@ -31,6 +32,24 @@ class Algorithm(NamedTuple):
     loads: Loads
 
 
+class Protocol(NamedTuple):
+    """How a ring or tree sends.
+
+    Attributes:
+        start_s: of a collective, before the first hop.
+        hop: of a link's latency.
+        bandwidth: share of a link's bandwidth that carries data.
+    """
+
+    name: str
+    start_s: float = 0.0
+    hop: float = 1.0
+    bandwidth: float = 1.0
+
+
+SIMPLE = Protocol("")
+
+
 class Network:
     """Loads and costs of communications on one cluster; remembers every group it has seen.
 
@@ -39,10 +58,16 @@ class Network:
             calibrate`` writes them.
         algorithms: which of :data:`ALGORITHMS` an all-reduce may use (of a gather or reduce-scatter: whether the hierarchical one
             beside the ring); the fastest for the size is taken, as NCCL does.
+        protocols: of rings and trees; the fastest is taken, too.
+        near_adapters: whether a collective over several nodes meets only the device's slot and the adapter on its way out: NCCL
+            sends from the device next to the adapter, or stages in the host's memory, so neither PCIe's uplinks nor the link
+            between sockets narrows it (12.2 of an adapter's 12.5 GB/s were measured so: NVIDIA/nccl-tests issue 29).  False: the
+            whole path, as in NCCL's own model, which Proteus follows.
     """
 
     def __init__(
-        self, cluster: Cluster, correction: Optional[Mapping[str, float]] = None, algorithms: Sequence[str] = ALGORITHMS
+        self, cluster: Cluster, correction: Optional[Mapping[str, float]] = None, algorithms: Sequence[str] = ALGORITHMS,
+        protocols: Sequence[Protocol] = (SIMPLE,), near_adapters: bool = False,
     ) -> None:
         for name in algorithms:
             if name not in ALGORITHMS:
@@ -54,6 +79,8 @@ class Network:
         self.cluster = cluster
         self.correction = dict(correction or {})
         self.algorithms = tuple(algorithms)
+        self.protocols = tuple(protocols)
+        self.near_adapters = near_adapters
         self.link_names: List[str] = []
         self.bandwidths: List[float] = []  # [link number] bytes per second
         self._numbers: Dict[str, int] = {}
@@ -102,21 +129,26 @@ class Network:
         if kind in (ALL_GATHER, REDUCE_SCATTER):
             loads = self._scaled(self._ring(group.devices), (count - 1) / count)
             more = self._hierarchical(kind, group, 1) if "hierarchical" in self.algorithms else []
-            return [self._algorithm(kind, "ring", (count - 1) * step, loads), *more]
+            return [*self._flat(kind, "ring", (count - 1) * step, loads), *more]
         found = []
         for name in self.algorithms:
             if name == "ring":
                 loads = self._scaled(self._ring(group.devices), 2.0 * (count - 1) / count)
-                found.append(self._algorithm(kind, name, 2 * (count - 1) * step, loads))
+                found += self._flat(kind, name, 2 * (count - 1) * step, loads)
             elif name == "tree":
                 # reduce up and broadcast down a binary tree; two complementary trees keep every link busy both ways
                 loads = self._scaled(self._ring(group.devices), 2.0)
-                found.append(self._algorithm(kind, name, 2 * math.ceil(math.log(count, 2)) * step, loads))
+                found += self._flat(kind, name, 2 * math.ceil(math.log(count, 2)) * step, loads)
             else:
                 found += self._hierarchical(kind, group, 2)
         if not found:
             raise ConfigError("no collective algorithm is allowed; add 'ring' to algorithms")
         return found
+
+    def _flat(self, kind: str, name: str, hops_s: float, loads: Mapping[int, float]) -> List[Algorithm]:
+        """A ring or tree whose hops take ``hops_s``, under each protocol."""
+        return [self._algorithm(kind, f"{name}, {one.name}" if one.name else name, one.start_s + one.hop * hops_s,
+                                self._scaled(loads, 1.0 / one.bandwidth)) for one in self.protocols]
 
     def _algorithm(self, kind: str, name: str, latency_s: float, loads: Mapping[int, float]) -> Algorithm:
         worst = max((load / self.bandwidths[link] for link, load in loads.items()), default=0.0)
@@ -187,7 +219,10 @@ class Network:
             channels.setdefault(nics, (a, b))
         loads: Dict[int, float] = {}
         for a, b in channels.values():
-            self._add(loads, dict.fromkeys(self.path(a, b), 1.0 / len(channels)))
+            path = self.path(a, b)
+            if self.near_adapters:
+                path = tuple(link for link in path if not is_shared_by_sockets(self.link_names[link]))
+            self._add(loads, dict.fromkeys(path, 1.0 / len(channels)))
         return loads
 
     def _hierarchical(self, kind: str, group: Group, passes: int) -> List[Algorithm]:
@@ -243,6 +278,11 @@ class Network:
     @staticmethod
     def _scaled(loads: Mapping[int, float], factor: float) -> Dict[int, float]:
         return {link: load * factor for link, load in loads.items()}
+
+
+def is_shared_by_sockets(link: str) -> bool:
+    """Whether a link of a node connects its sockets with each other or with PCIe switches."""
+    return "/qpi/" in link or "/pcie-switch" in link
 
 
 def host_link(cluster: Cluster, device: int) -> Link:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError
 from whale_tf.plan import Plan
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.calibration import Calibration, calibrated
@@ -20,7 +21,7 @@ from whale_tf.simulator.execution_graph import ExecutionGraph, Unfolder
 from whale_tf.simulator.laws import Kernels, Laws, default_laws, waiting_seconds
 from whale_tf.simulator.memory import arena_bytes, memory_curves
 from whale_tf.simulator.model_graph import OPTIMIZERS, ModelGraph
-from whale_tf.simulator.network import ALGORITHMS, Network
+from whale_tf.simulator.network import ALGORITHMS, FLAT, Network
 from whale_tf.simulator.program import GRADIENT, Program, Subject
 from whale_tf.simulator.result import Simulation, device_uses, link_uses
 from whale_tf.simulator.steady import extended, first_run, period_of
@@ -40,7 +41,8 @@ class Options(NamedTuple):
         reserved_bytes: memory a step cannot have, per device kind; None: what ``Device.usable_bytes`` leaves.
         gamma: overlap factor per device type; types not named use :data:`DEFAULT_GAMMA` of their kind.
         efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
-        correction, algorithms: see :class:`whale_tf.simulator.network.Network`.
+        correction, algorithms: see :class:`whale_tf.simulator.network.Network`; no algorithms: all, and in TensorFlow the flat
+            ones, which Horovod and TensorFlow call.
         calibration: measurements of the machine; they replace the cluster's rates and links, and gamma of its type.
         xla: how TensorFlow runs the ops on GPUs, by the laws: XLA fuses them, or each is its own kernels; None: every op is one
             kernel written by hand, and running them costs nothing beside (Megatron's, Proteus' models).
@@ -57,7 +59,7 @@ class Options(NamedTuple):
     profiles: Optional[Mapping[str, Profile]] = None
     allow_roofline: bool = True
     correction: Optional[Mapping[str, float]] = None
-    algorithms: Tuple[str, ...] = ALGORITHMS
+    algorithms: Optional[Tuple[str, ...]] = None
     calibration: Optional[Calibration] = None
     xla: Optional[bool] = None
     laws: Optional[Laws] = None
@@ -88,7 +90,11 @@ class Simulator:
         correction = options.correction
         if self._in_tensorflow and correction is None:
             correction = dict.fromkeys((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER), 1.0 / self.laws.framework.all_reduce)
-        self.network = Network(cluster, correction, options.algorithms)
+        if self._in_tensorflow:
+            law = self.laws.framework
+            self.network = Network(cluster, correction, options.algorithms or FLAT, law.protocols, near_adapters=True)
+        else:
+            self.network = Network(cluster, correction, options.algorithms or ALGORITHMS)
         self._keep = keep
         self._programs: OrderedDict[Hashable, Tuple[Program, Unfolder]] = OrderedDict()
 
@@ -101,6 +107,8 @@ class Simulator:
         Raises:
             PlanError: the strategy does not fit the cluster, deadlocks, or an op has no cost.
         """
+        if self._in_tensorflow and strategy.bucket_bytes is None:
+            strategy = strategy._replace(bucket_bytes=self.laws.framework.fusion_bytes)
         began = time.process_time()
         program, unfolder = self._compiled(strategy, estimator)
         compiled = time.process_time() - began
@@ -108,7 +116,7 @@ class Simulator:
         result = result or self._simulate(strategy, program, unfolder, compiled)
         if not self._in_tensorflow:
             return result
-        return self._with_waiting(self._with_holes(result), summed_bytes(program))
+        return self._with_waiting(self._with_holes(result))
 
     @staticmethod
     def _with_holes(result: Simulation) -> Simulation:
@@ -120,8 +128,8 @@ class Simulator:
             devices.append(use._replace(peak_memory_bytes=peak, oom=peak > usable))
         return result._replace(devices=tuple(devices))
 
-    def _with_waiting(self, result: Simulation, size: float) -> Simulation:
-        """With what the framework adds to a step of several GPUs; ``size``: bytes of summed gradients."""
+    def _with_waiting(self, result: Simulation) -> Simulation:
+        """With what the framework adds to a step of several GPUs."""
         lanes = enumerate(zip(result.graph.lane, result.graph.slots))
         slots = {task: places[0] for task, (lane, places) in lanes if lane == GRADIENT}
         if not slots:
@@ -131,8 +139,8 @@ class Simulator:
             busy[slot] = busy.get(slot, 0.0) + result.times.end[task] - result.times.start[task]
         exposed = {slot: use.exposed_s for slot, use in enumerate(result.devices)}
         hidden_s = max(max(0.0, seconds - exposed[slot]) for slot, seconds in busy.items())
-        count = len(result.representative)
-        extra_s = waiting_seconds(self.laws.framework, result.step_time_s, hidden_s, count, size, bool(self.options.xla))
+        count, sums = len(result.representative), collectives(result.graph)
+        extra_s = waiting_seconds(self.laws.framework, result.step_time_s, hidden_s, count, sums, bool(self.options.xla))
         step_time_s = result.step_time_s + extra_s
         devices = tuple(use._replace(exposed_s=use.exposed_s + extra_s, mfu=use.mfu * result.step_time_s / step_time_s)
                         for use in result.devices)
@@ -150,6 +158,10 @@ class Simulator:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
         """
         if plan.offload != "none":
+            if len(plan.processes) > 1 and not plan.spans_processes:
+                raise PlanError(
+                    f"offload is {plan.offload!r}, and each of {len(plan.processes)} processes has a host of its own, which the "
+                    "simulator does not know; simulate the plan of one process")
             return Simulator(self.cluster.with_host(plan.num_devices), self.options)._run_step(plan, step, global_batch)
         return self._run_step(plan, step, global_batch)
 
@@ -274,9 +286,10 @@ class Simulator:
         return found
 
 
-def summed_bytes(program: Program) -> float:
-    """What one device puts into the collectives of a step's gradients; those of experts are not summed."""
-    return sum(one.size_bytes for one in program.instructions if one.lane == GRADIENT)
+def collectives(graph: ExecutionGraph) -> int:
+    """In how many collectives of a step's gradients a device takes part, at most."""
+    counts = Counter(slot for lane, places in zip(graph.lane, graph.slots) if lane == GRADIENT for slot in places)
+    return max(counts.values(), default=0)
 
 
 class _Same:

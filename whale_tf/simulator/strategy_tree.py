@@ -53,6 +53,8 @@ class Strategy(NamedTuple):
         recompute: per op the name of the recomputation unit it belongs to, or "".
         stages: in the order of the data flow.
         buckets: per stage, parameter tensors per gradient collective; None: by ``bucket_bytes``.
+        bucket_bytes: of gradients that make a collective; None: :data:`whale_tf.simulator.synchronise.BUCKET_BYTES`, or what
+            Horovod's buffer holds where TensorFlow runs the model (``Options.xla``).
         micro_batch_slices: relative sizes of the micro-batches; None: equal.
         fp16_gradients: dense gradients of float32 are sent in 16 bits.
     """
@@ -66,7 +68,7 @@ class Strategy(NamedTuple):
     zero: str = "none"
     partition_activations: bool = False
     offload: str = "none"
-    bucket_bytes: float = 25 * 2.0**20
+    bucket_bytes: Optional[float] = None
     buckets: Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]] = None
     micro_batch_slices: Optional[Tuple[int, ...]] = None
     fp16_gradients: bool = False

@@ -13,6 +13,7 @@ from whale_tf.simulator.program import BACKWARD, GRADIENT, UPDATE, Instruction
 from whale_tf.simulator.strategy_tree import Strategy, sharded_over_replicas
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, Group, transformation
 
+BUCKET_BYTES = 25 * 2.0**20  # of gradients in a collective, unless a strategy says otherwise (PyTorch's DistributedDataParallel)
 STATE_BYTES_PER_MASTER = 4.0  # float32 copy of a parameter kept in 16 bits
 
 
@@ -99,6 +100,7 @@ class Synchroniser:
 
     def _buckets(self, ready: Sequence[Ready]) -> List[Bucket]:
         """Gradients that need the same collective, in order, until a bucket is full (or as the plan says)."""
+        limit = BUCKET_BYTES if self.strategy.bucket_bytes is None else self.strategy.bucket_bytes
         open_buckets: Dict[Tuple, Bucket] = {}
         sizes: Dict[Tuple, float] = {}
         done: List[Bucket] = []
@@ -116,7 +118,7 @@ class Synchroniser:
                 done.append(open_buckets[key])
             open_buckets[key].members.append(one)
             sizes[key] += self._gradient_bytes(one)
-            if chosen is None and sizes[key] >= self.strategy.bucket_bytes:
+            if chosen is None and sizes[key] >= limit:
                 del open_buckets[key]
         return done
 

@@ -7,9 +7,9 @@ splits).
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
 
-from whale_tf.simulator.model_graph import Builder, ModelGraph
+from whale_tf.simulator.model_graph import Builder, ModelGraph, Optimizer
 
 
 def _attention(b: Builder, x: int, heads: int, memory: Optional[int] = None) -> int:
@@ -126,7 +126,7 @@ def transformer(
     pre_norm: bool = True,
     tied: bool = True,
     precision: str = "fp32",
-    optimizer: str = "adam",
+    optimizer: Union[str, Optimizer] = "adam",
     experts: int = 0,
     decoder_layers: int = 0,
     predicted: int = 0,
