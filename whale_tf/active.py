@@ -92,7 +92,11 @@ class Active:
             return "auto_parallel or num_task_graph"
         if count > 1:
             return f"{count} devices"
-        return f"{pipeline.num_micro_batch} micro-batches" if (pipeline.num_micro_batch or 1) > 1 else None
+        if (pipeline.num_micro_batch or 1) > 1:
+            return f"{pipeline.num_micro_batch} micro-batches"
+        given = {"zero": self.config.zero, "offload": self.config.offload, "recompute": self.config.recompute,
+                 "amp": self.config.precision, "xla": self.config.xla}
+        return next((f"{key} {value!r}" for key, value in given.items() if value not in ("none", "float32", False)), None)
 
     @property
     def own_devices(self) -> Sequence[Device]:
@@ -101,6 +105,12 @@ class Active:
         if self.runtime is None:
             return devices
         return [devices[i] for i in devices_of_processes(self.cluster, self.processes)[self.processes.rank]]
+
+    @property
+    def num_cpus(self) -> int:
+        """CPU devices of TensorFlow that this process needs; where variables live on the host, the last one stands for it."""
+        offloads = [plan.offload for plan in self.plans.values()] + ([] if self.plan is not None else [self.config.offload])
+        return [device.kind for device in self.own_devices].count("CPU") + (set(offloads) != {"none"})
 
     @property
     def sharing(self) -> Optional[Cluster]:

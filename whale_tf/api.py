@@ -68,10 +68,9 @@ def init(
     hooks.install(triggers.callbacks(parsed))
     activate(parsed)
     if function_tracing() is not None and tf.executing_eagerly():
-        count = [device.kind for device in parsed.own_devices].count("CPU")
-        parsed.undo_devices = make_logical_cpus(count)
+        parsed.undo_devices = make_logical_cpus(parsed.num_cpus)
         if parsed.runtime is not None:
-            parsed.runtime.offer(count)
+            parsed.runtime.offer(parsed.num_cpus)
     if processes.count > 1 or LAUNCHED in os.environ:
         parsed.termination.install()
 

@@ -220,13 +220,15 @@ class Config(Record):
         description="What data parallelism keeps on every replica and ZeRO divides over them: each variable has a home, the "
         "device of one replica, where it is, its optimizer keeps its state, and it is updated. v1: gradients go there once a "
         "step; v2: each micro-batch's at once, so that no other replica adds them up; v3: replicas also read variables anew for "
-        "every micro-batch, forward and backward, instead of holding the values for a whole step. EPL's zero.level counts from "
-        "zero: its v0, v1 and v2 are v1, v2 and v3.")
+        "every micro-batch, forward and backward, instead of holding the values for a whole step. Over several processes (v1 and "
+        "v2, in Sessions) one process updates a variable, keeps what its optimizer keeps, and sends the new value to the others. "
+        "EPL's zero.level counts from zero: its v0, v1 and v2 are v1, v2 and v3.")
     offload: Literal["none", "states", "v0"] = field(
         "none",
         description="What lives in the host's memory instead of the devices'. states: variables are kept and updated on the "
         "host, and devices read each once a step; v0: devices read them anew for every micro-batch, forward and backward (EPL's "
-        "offload of weights). Where the devices are CPU devices themselves, one more logical CPU device stands for the host.")
+        "offload of weights). Where the devices are CPU devices themselves, one more logical CPU device stands for the host. "
+        "Each of several processes has all variables on its own host.")
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")

@@ -3,7 +3,7 @@
 A function's graph has known results and side effects, and its variables live outside: in the user's tf.Variable objects, which
 checkpoints, ``assign`` and other functions read and write whenever they like.  So there is one copy of each, on the device where
 the user made it; all replicas read it in every step, and its update runs once (the Plan's ``variables: shared``).  Those that
-``wh.split`` divides are captured in parts (:mod:`whale_tf.variable_parts`).
+``wh.split`` divides are captured in parts, those with a home as one part (:mod:`whale_tf.variable_parts`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from dataclasses import replace
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, tf, traced_graphs
-from whale_tf.capture.annotations import Annotations
+from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, Annotations
 from whale_tf.capture.handles import variable_handles
 from whale_tf.cluster import Processes
 from whale_tf.config import Config
+from whale_tf.emit.context import Context
 from whale_tf.emit.emit import Emitted
 from whale_tf.emit.shard import Pieces
 from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
-from whale_tf.ir.traits import CONTROL_FLOW, traits
+from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
+from whale_tf.passes.homes import kept_in_bodies
+from whale_tf.patterns.spread import Spread, once
 from whale_tf.plan import Plan
 from whale_tf.variable_parts import VariableParts
 
@@ -65,10 +68,11 @@ def check(
             f"process only, and there are {processes.count}; start one process that sees all devices, or {_SESSION}")
     chosen = config if plan is None else plan
     key = "zero" if chosen.zero != "none" else "offload"
-    if chosen.zero != "none" or chosen.offload != "none":
+    if (chosen.zero != "none" or chosen.offload != "none") and processes.count > 1:
         raise PlanError(
-            f"{key} is {getattr(chosen, key)!r}, which moves variables to devices of their own, and those of tf.function "
-            f"{name!r} stay where the user made them; {_SESSION}, or leave {key} out")
+            f"{key} is {getattr(chosen, key)!r}, under which variables of functions have homes inside one process only, and "
+            f"tf.function {name!r} trains in {processes.count}; start one process that sees all devices, {_SESSION}, or leave "
+            f"{key} out")
     mirrored = plan is not None and any(
         task.variables != SHARED and len({device for row in task.devices for device in row}) > 1 for task in plan.task_graphs)
     if config.variables == "mirrored" or mirrored:
@@ -85,6 +89,27 @@ def untag(graph: tf.Graph) -> None:
                 graph.get_operation_by_name(node.name)._clear_attr(name)
 
 
+def separate_updates(graph: tf.Graph, annotations: Annotations) -> None:
+    """Let what follows from an IdentityN read its operands.
+
+    Keras sends the gradients of all variables through one, which does nothing else outside of tf.distribute.  It would bring them
+    to one device, and nothing behind it would belong to one variable alone.  Those that a tape has looked at stay.
+    """
+    ops = [op for op in graph.get_operations() if op.type == "IdentityN"]
+    if not ops:
+        return
+    definitions = graph.as_graph_def().node
+    seen = {node.attr[FORWARD_ATTR].s.decode() for node in definitions if FORWARD_ATTR in node.attr}
+    seen |= {node.name for node in definitions if PHASE_ATTR in node.attr}
+    seen |= {name.partition(":")[0] for call in annotations.gradient_calls for name in (*call.ys, *call.xs)}
+    for op in ops:
+        for inside, outside in zip(op.inputs, op.outputs) if op.name not in seen else ():
+            for user in outside.consumers():
+                for position, tensor in enumerate(user.inputs):
+                    if tensor is outside:
+                        user._update_input(position, inside)
+
+
 def makes_variables(graph: tf.Graph) -> bool:
     """Whether a function was traced to find the variables that it makes.
 
@@ -99,8 +124,8 @@ def refuse_to_run(function: Any) -> None:
     TensorFlow would run it only where it cannot initialise these outside of the function."""
     def _call_flat(*args: Any, **kwargs: Any) -> Any:
         raise PlanError(
-            f"tf.function {function.name!r} makes variables whose initial values depend on its arguments, and whale_tf divides "
-            "functions whose variables are there before the first step; make the variables outside of the function")
+            f"tf.function {function.graph.name!r} makes variables whose initial values depend on its arguments, and whale_tf "
+            "divides functions whose variables are there before the first step; make the variables outside of the function")
     function._call_flat = _call_flat
 
 
@@ -137,11 +162,14 @@ def settings(config: Config) -> Config:
 
 
 def check_devices(name: str, plan: Plan, devices: Sequence[str]) -> None:
-    """Raises:
+    """Args:
+        devices: the host last.
+
+    Raises:
         PlanError: TensorFlow has fewer devices than the plan uses.
     """
     found = {_kind_and_number(device.name) for device in tf.config.list_logical_devices()}
-    used = sorted({index for task in plan.task_graphs for row in task.devices for index in row})
+    used = sorted({index for task in plan.task_graphs for row in (*task.devices, task.homes.values()) for index in row})
     missing = [devices[index] for index in used if _kind_and_number(devices[index]) not in found]
     if missing:
         raise PlanError(
@@ -173,7 +201,12 @@ def finish(
             f"wh.split divides variables of tf.function {graph.name!r}, and TensorFlow's graph optimizer is off "
             "(disable_meta_optimizer), which alone takes the undivided ops out of a function; leave it on, or use wh.replicate")
     for variable in divided:
-        _capture_parts(graph, variable, variable_parts)
+        devices = [graph.get_operation_by_name(name).device for name in variable.names]
+        _capture_parts(graph, variable.op, variable.names, variable.spread, devices, variable_parts)
+    parts = {name for variable in divided for name in variable.names}
+    for op, device in _at_home(graph, emitted.context).items():
+        if op.name not in parts:
+            _capture_parts(graph, op, [op.name], once, [device], variable_parts)
     _place_at_variables(graph)
     _share_functions(graph)
 
@@ -229,24 +262,46 @@ def _all_clones(emitted: Emitted, replaced: Mapping[str, Any], ops: Sequence[tf.
     return [context.tf_graph.get_operation_by_name(name) for name in found]
 
 
-def _capture_parts(graph: tf.Graph, divided: Parts, variable_parts: VariableParts) -> None:
-    """The function captures the parts of a variable in the place of the variable."""
-    handles = [graph.get_operation_by_name(name) for name in divided.names]
-    inner = divided.op.outputs[0]
+def _at_home(graph: tf.Graph, context: Context) -> Dict[tf.Operation, str]:
+    """Variables with a home, those of optimizers included, and its device."""
+    found = {**context.homes.ops, **kept_in_bodies(context.graph, context.homes)} if context.homes.ops else {}
+    return {graph.get_operation_by_name(context.graph.ops[index].name): context.devices[home]
+            for index, home in found.items() if context.graph.ops[index].type in VARIABLES}
+
+
+def _capture_parts(
+    graph: tf.Graph, op: tf.Operation, names: Sequence[str], spread: Spread, devices: Sequence[str], variable_parts: VariableParts
+) -> None:
+    """The function captures the parts of a variable in the place of the variable.
+
+    Args:
+        op: placeholder of its handle.
+        names, devices: of the parts' placeholders; the name is the variable's own where one part is all of it.
+
+    Raises:
+        PlanError: the variable is an argument.
+    """
+    inner = op.outputs[0]
     outer = next((outside for outside, inside in graph.captures if inside is inner), None)
     variable = next((one for one in graph.variables if vars(one).get("_handle") is outer), None)
+    if variable is None and outer is not None and not spread.is_shard:
+        return  # the scale of the loss, which we made and nobody else sees
     if outer is None or variable is None:
+        what = "wh.split divides" if spread.is_shard else "zero or offload moves"
         raise PlanError(
-            f"wh.split divides a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the "
-            "function use the variable itself")
-    parts = variable_parts.divide(variable, divided.spread, [handle.device for handle in handles])
-    for handle, part in zip(handles, parts):
+            f"{what} a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the function use the "
+            "variable itself")
+    if not spread.is_shard and _kind_and_number(outer.device) == _kind_and_number(devices[0]):
+        return
+    parts = variable_parts.divide(variable, spread, devices)
+    for name, part in zip(names, parts):
+        handle = graph.get_operation_by_name(name).outputs[0]
         with graph.as_default():
             captured = graph.capture(part.handle)
-        for op in handle.outputs[0].consumers():
-            for position, tensor in enumerate(op.inputs):
-                if tensor is handle.outputs[0]:
-                    op._update_input(position, captured)
+        for user in handle.consumers():
+            for position, tensor in enumerate(user.inputs):
+                if tensor is handle:
+                    user._update_input(position, captured)
     graph.function_captures.pop(id(outer))
     graph.inputs = [tensor for tensor in graph.inputs if tensor is not inner]
 

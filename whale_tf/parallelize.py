@@ -29,6 +29,7 @@ from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
 from whale_tf.passes import compile_program
+from whale_tf.passes.communicate import takes_own
 from whale_tf.passes.replicate import clones
 from whale_tf.plan import Plan
 from whale_tf.planner.sharding import Assignment
@@ -128,6 +129,7 @@ def find_program(
     graph: tf.Graph, cluster: Cluster, config: Config, plan: Optional[Plan] = None, parts: Sequence[Tuple[int, ...]] = ()
 ) -> Optional[Program]:
     """The step that :func:`parallelize` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
+    Where several processes train beside each other: the first one's.
 
     Args:
         parts: device numbers that each process drives, where there are several.
@@ -136,7 +138,11 @@ def find_program(
         WhaleError: see :func:`parallelize`.
     """
     decided = _decided(graph, cluster, config, plan, parts)
-    return None if decided is None else compile_program(decided.captured.step(decided.region), decided.plan)
+    if decided is None:
+        return None
+    plan = decided.plan
+    graphs = 1 if plan.spans_processes else max(1, len(plan.processes))
+    return compile_program(decided.captured.step(decided.region, graphs), plan.local_part(0))
 
 
 def _decided(
@@ -159,4 +165,9 @@ def _decided(
         return None
     verify(local.graph)
     options = Options(sync=(lambda op: True) if settings.sync_batch_norm else None, sections=True)
-    return decide(local, cluster, config, plan, options, parts)
+    decided = decide(local, cluster, config, plan, options, parts)
+    if takes_own(decided.captured.step(decided.region), decided.plan) or (len(parts) > 1 and not decided.plan.spans_processes):
+        whole = local.with_rows_beside()
+        if whole is not local:
+            decided = decide(whole, cluster, config, plan, options, parts)
+    return decided

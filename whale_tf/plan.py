@@ -300,14 +300,14 @@ class Plan(Record):
         return next((rank for rank, part in enumerate(self.processes) if device in part), 0)
 
     def here(self, device: int, rank: Optional[int] = None) -> int:
-        """A process' own device in the place of one of any process.
+        """A process' own device in the place of one of any process; each has a host of its own.
 
         Args:
             rank: the process; by default the one whose part this is.
         """
         rank = self.process_of(self.task_graphs[0].devices[0][0]) if rank is None else rank
         owner = self.process_of(device)
-        return device if rank == owner else self.processes[rank][self.processes[owner].index(device)]
+        return device if device == self.host or rank == owner else self.processes[rank][self.processes[owner].index(device)]
 
     def _owners(self) -> List[Set[int]]:
         """Processes that drive the devices of each model replica."""

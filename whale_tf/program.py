@@ -30,6 +30,7 @@ Communication has bodies without ops of the graph.  Their ops follow from a reci
     accumulate  gradients added to those of the micro-batch before
     synchronise gradients over all copies (and processes), the result on each of them
     merge       the local script's value out of the clones' values, for whoever reads or fetches it
+    broadcast   what one process computes of an update for all, to the others: new values of variables
 
 Passes make a Program from a training step and a Plan (``whale_tf.passes``).  It is frozen, and it knows no TensorFlow.
 """
@@ -43,8 +44,9 @@ from whale_tf.ir.graph import OpGraph
 ONCE, EARLY, SECTION, FORWARD = "once", "early", "section", "forward"
 BACKWARD, WEIGHT, UPDATE = "backward", "weight", "update"
 DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE = "divide", "bridge", "whole", "accumulate", "synchronise", "merge"
+BROADCAST = "broadcast"
 CLONED = (EARLY, FORWARD, BACKWARD, WEIGHT)  # called for every micro-batch and replica
-RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE)
+RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE, BROADCAST)
 BATCH_LEVEL = (EARLY, SECTION, FORWARD, BACKWARD, WEIGHT)
 ALL = -1  # in place of a coordinate
 
@@ -122,7 +124,7 @@ class Call(NamedTuple):
         devices: numbers of the cluster's devices it runs on.  Of a ``split`` TaskGraph those that share its ops, of a
             synchronisation those that get the result; none: the host.
         takes: what it takes from other calls.
-        after: calls that the schedule puts before it.
+        after: calls that the schedule puts before it; of a broadcast the updates whose variables it sends.
     """
 
     body: int

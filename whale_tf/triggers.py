@@ -12,7 +12,7 @@ from whale_tf._tf_compat import global_seed, relaxed_type, tf, v1
 from whale_tf.active import Active, observer
 from whale_tf.capture import hooks
 from whale_tf.capture.annotations import annotations_of, densified, set_default_strategy
-from whale_tf.cluster import device_names, devices_of_processes
+from whale_tf.cluster import devices_of_processes
 from whale_tf.communicators import ProcessCommunicator
 from whale_tf.errors import OtherGraphError, PlanError, UnknownShapeError
 from whale_tf.feeds import Waiting, elements, trains
@@ -102,6 +102,9 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
     plan = state.plan_of(graph)
     note_plan(state, graph)
     functions.check(graph.name, known, attributes, state.config, plan, state.processes)
+    settings = state.config if plan is None else plan
+    if settings.zero != "none" or settings.offload != "none":
+        functions.separate_updates(graph, known)
     with garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
@@ -117,7 +120,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
                 "variables in the same function, so that whale_tf can divide the step")
         if done.emitted is not None:
             own = done.plan.local_part(state.processes.rank)
-            functions.check_devices(graph.name, own, device_names(state.cluster, state.processes))
+            functions.check_devices(graph.name, own, done.emitted.context.devices)
             divided = done.variables.parts if done.variables is not None else ()
             functions.finish(graph, done.emitted, done.replaced, divided, state.variable_parts)
             if state.functions is not None:
@@ -187,9 +190,7 @@ def _session_config(state: Active, config: Optional[v1.ConfigProto]) -> v1.Confi
     """The ConfigProto of a Session of this process."""
     kinds = [device.kind for device in state.own_devices]
     emit = state.config.emit if state.plan is None else state.plan.emit
-    offload = state.config.offload if state.plan is None else state.plan.offload
-    num_cpus = kinds.count("CPU") + (offload != "none")  # the last one stands for the host
-    return whale_session.with_devices(config, num_cpus, "GPU" in kinds, emit != INLINE)
+    return whale_session.with_devices(config, state.num_cpus, "GPU" in kinds, emit != INLINE)
 
 
 def callbacks(state: Active) -> hooks.Callbacks:

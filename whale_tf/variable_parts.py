@@ -1,4 +1,5 @@
-"""Variables of tf.functions that ``wh.split`` divides: each part is a variable of its own, on its device.
+"""Variables of tf.functions in parts: of those that ``wh.split`` divides each is on its device; one with a home (``zero``,
+``offload``) is a single part, there.  Each part is a variable of its own.
 
 The user's variable stays what everybody else reads, assigns, saves and restores.  Its value is in one place at a time: in its
 own resource, or in the parts of one division::
@@ -12,8 +13,9 @@ handle of a divided variable is a property that puts the parts together, and cal
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.errors import PlanError
@@ -23,10 +25,27 @@ _RECORD = "_whale_parts"  # attribute of a divided variable
 
 
 class _Division(NamedTuple):
-    """``devices``: TensorFlow's names, one for each part."""
+    """``devices``: TensorFlow's names, one for each part; ``spread``: ``once`` where one part is all of it."""
 
     spread: Spread
     devices: Tuple[str, ...]
+
+    def shapes(self, whole: Tuple[int, ...]) -> List[Tuple[int, ...]]:
+        """Of the parts."""
+        if not self.spread.is_shard:
+            return [whole]
+        dim = self.spread.dim
+        return [(*whole[:dim], size, *whole[dim + 1:]) for size in self.spread.sizes]
+
+    def parts_of(self, whole: tf.Tensor) -> List[tf.Tensor]:
+        spread, shape = self.spread, tuple(whole.shape.as_list())
+        if not spread.is_shard:
+            return [whole]
+        starts = [[start if d == spread.dim else 0 for d in range(len(shape))] for start in spread.starts]
+        return [tf.slice(whole, start, part) for start, part in zip(starts, self.shapes(shape))]
+
+    def whole_of(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.concat(parts, self.spread.dim) if self.spread.is_shard else tf.identity(parts[0])
 
 
 class _Divided:
@@ -37,6 +56,7 @@ class _Divided:
         handle: of the whole.
         parts: of each division that a function asked for.
         held: the division that has the value; None: the whole has it.
+        is_in_use: a function runs on the parts.
     """
 
     def __init__(self, variable: Any) -> None:
@@ -45,17 +65,18 @@ class _Divided:
         self.shape = tuple(variable.shape.as_list())
         self.parts: Dict[_Division, List[Any]] = {}
         self.held: Optional[_Division] = None
+        self.is_in_use = False
 
     def divided(self, division: _Division) -> Sequence[Any]:
         """The division's parts, made where there are none yet; they hold nothing before :meth:`divide`."""
         if division not in self.parts:
             self.parts[division] = []
-            for i, device in enumerate(division.devices):
-                shape, dim = list(self.shape), division.spread.dim
-                shape[dim] = division.spread.sizes[i]
+            for i, (device, shape) in enumerate(zip(division.devices, division.shapes(self.shape))):
                 with tf.init_scope(), tf.device(device):
-                    self.parts[division].append(tf.Variable(
-                        tf.zeros(shape, self.dtype), trainable=False, name=f"{self.name.partition(':')[0]}/part{i}"))
+                    part = tf.Variable(tf.zeros([size or 0 for size in shape], self.dtype), trainable=False, shape=shape,
+                                       name=f"{self.name.partition(':')[0]}/part{i}")
+                    _empty(part.handle, self.dtype)
+                self.parts[division].append(part)
         return self.parts[division]
 
     def divide(self, division: _Division) -> None:
@@ -63,35 +84,40 @@ class _Divided:
         if self.held == division:
             return
         self.put_together()
-        spread = division.spread
         with tf.init_scope():
             with tf.device(self.device):
-                whole = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
-                starts = [[start if d == spread.dim else 0 for d in range(len(self.shape))] for start in spread.starts]
-                slices = [tf.slice(whole, start, part.shape) for start, part in zip(starts, self.parts[division])]
+                pieces = division.parts_of(tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype))
                 _empty(self.handle, self.dtype)
-            for part, piece in zip(self.parts[division], slices):
+            for part, piece in zip(self.parts[division], pieces):
                 with tf.device(part.device):
                     tf.raw_ops.AssignVariableOp(resource=part.handle, value=piece)
         self.held = division
 
     def put_together(self) -> None:
-        """The whole takes the value."""
+        """The whole takes the value; who asks while a function runs on the parts gets a copy."""
         if self.held is None:
             return
         division, self.held = self.held, None
-        with tf.init_scope(), tf.device(self.device):
-            whole = tf.concat([tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=self.dtype)
-                               for part in self.parts[division]], division.spread.dim)
-            tf.raw_ops.AssignVariableOp(resource=self.handle, value=whole)
-
-    def release(self) -> None:
-        """The whole takes the value, and parts no memory."""
-        self.put_together()
         with tf.init_scope():
-            for parts in self.parts.values():
-                for part in parts:
-                    _empty(part.handle, self.dtype)
+            with tf.device(self.device):
+                parts = [tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=self.dtype) for part in self.parts[division]]
+                tf.raw_ops.AssignVariableOp(resource=self.handle, value=division.whole_of(parts))
+            for part in self.parts[division] if not self.is_in_use else ():
+                _empty(part.handle, self.dtype)
+
+    @contextlib.contextmanager
+    def in_use(self, division: _Division) -> Iterator[None]:
+        """The parts have the value, and a function runs on them."""
+        self.divide(division)
+        self.is_in_use = True
+        try:
+            yield
+        finally:
+            self.is_in_use = False
+            if self.held is None:  # a tape that is open took the handle before the function ran
+                self.held = division
+                with tf.init_scope():
+                    _empty(self.handle, self.dtype)
 
 
 def _empty(handle: tf.Tensor, dtype: tf.DType) -> None:
@@ -170,14 +196,16 @@ class VariableParts:
         for record, division in captured:
             if needed.setdefault(id(record), (record, division))[1] != division:
                 raise PlanError(
-                    f"tf.function {function.name!r} calls functions that divide variable {record.name!r} differently; call them "
-                    "one after the other, outside of a function")
+                    f"tf.function {function.graph.name!r} calls functions that divide variable {record.name!r} differently or "
+                    "have it on different devices (wh.split, zero, offload); call them one after the other, outside of a "
+                    "function")
         for handle in function.captured_inputs:
             whole = self._wholes.get(id(handle))
             if whole is not None and id(whole) in needed:
                 raise PlanError(
-                    f"tf.function {function.name!r} reads or writes variable {whole.name!r} and calls a function that divides "
-                    "it (wh.split); do one of them outside of the function, or both in the one that trains")
+                    f"tf.function {function.graph.name!r} reads or writes variable {whole.name!r} and calls a function that "
+                    "divides it (wh.split) or has it on another device (zero, offload); do one of them outside of the function, "
+                    "or both in the one that trains")
         function._call_flat = self._caller(function._call_flat, list(needed.values()))
 
     def _caller(self, original: Callable[..., Any], needed: Sequence[Tuple[_Divided, _Division]]) -> Callable[..., Any]:
@@ -185,25 +213,24 @@ class VariableParts:
             if not tf.executing_eagerly():
                 if self._closed:
                     raise PlanError(
-                        "a function whose variables wh.split divides is called in another one that is traced after "
-                        "wh.shutdown(); call wh.init() and make both functions anew")
+                        "a function whose variables are divided (wh.split) or on other devices (zero, offload) is called in "
+                        "another one that is traced after wh.shutdown(); call wh.init() and make both functions anew")
                 return original(*args, **kwargs)
-            for record, division in needed:
-                record.divide(division)
             try:
-                return original(*args, **kwargs)
+                with contextlib.ExitStack() as stack:
+                    for record, division in needed:
+                        stack.enter_context(record.in_use(division))
+                    return original(*args, **kwargs)
             finally:
-                for record, division in needed:
-                    record.held = division  # a tape that is open takes handles before the function runs
-                    if self._closed:
-                        record.release()
+                for record, _ in needed if self._closed else ():
+                    record.put_together()
         return call
 
     def close(self) -> None:
         """Variables are as they were; functions that divide them do so during each call only."""
         self._closed = True
         for record in self._wholes.values():
-            record.release()
+            record.put_together()
             variable = record.variable()
             if variable is not None:
                 del variable.__dict__[_RECORD]

@@ -14,7 +14,7 @@ from tests.numeric.races import unordered
 from whale_tf import functions
 from whale_tf._tf_compat import function_tracing, make_logical_cpus
 
-DEVICES = 4
+DEVICES = 5  # four, and one that stands for the host
 
 if function_tracing() is not None:
     make_logical_cpus(DEVICES)  # while tests are collected: TensorFlow has executed nothing yet

@@ -8,8 +8,11 @@ import pytest
 import tensorflow as tf
 
 from whale_tf._tf_compat import global_seed, relaxed_type
+from whale_tf.capture.annotations import Annotations
 from whale_tf.cluster import Processes
-from whale_tf.errors import UnsupportedOpError
+from whale_tf.config import Config
+from whale_tf.errors import PlanError, UnsupportedOpError
+from whale_tf.functions import check
 from whale_tf.processes.datasets import Adapter, share, whole_rounds
 
 FIRST, SECOND = [Processes(("a:1", "b:1"), rank) for rank in range(2)]
@@ -80,3 +83,10 @@ def test_epochs_one_behind_the_other() -> None:
 def test_data_for_fewer_processes_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="data of 1 mini-batches, but each of 2 processes takes one of every 2"):
         Adapter(KerasAdapter(1, False), FIRST, lambda data: data, True)
+
+
+@pytest.mark.parametrize("key, value", [("zero", "v1"), ("zero", "v3"), ("offload", "states")])
+def test_homes_of_variables_are_refused(key: str, value: str) -> None:
+    with pytest.raises(PlanError, match=f"{key} is '{value}'.*tf.function 'step'.*or leave {key} out"):
+        check("step", Annotations(), {}, Config({key: value}), None, FIRST)
+    check("step", Annotations(), {}, Config(), None, FIRST)

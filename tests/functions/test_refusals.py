@@ -47,14 +47,6 @@ def test_initial_values_by_part() -> None:
         tf.function(lambda: train(weights, [lambda: wh.split(2), contextlib.nullcontext]))()
 
 
-@pytest.mark.parametrize("config, text", [({"zero": "v1"}, "zero is 'v1'"), ({"offload": "v0"}, "offload is 'v0'")])
-def test_homes_of_variables(config: Any, text: str) -> None:
-    wh.init(config, cluster="cpu:2")
-    weights = perceptron()
-    with pytest.raises(wh.PlanError, match=f"{text}, which moves variables .* stay where the user made them; train in graph"):
-        tf.function(lambda: train(weights))()
-
-
 def test_gradients_that_are_applied_elsewhere() -> None:
     wh.init(cluster="cpu:2")
     weights = perceptron()

@@ -15,6 +15,7 @@ from tests.numeric import equality
 from tests.numeric.cases import CLASSES, RAGGED, Case, Inputs, minimised, perceptron, vectors
 from tests.numeric.equality import Outcome, find_case
 from tests.numeric.script import Script, Setting, Stages, source
+from tests.numeric.section_cases import SECTIONS
 from tests.numeric.unequal import described
 from whale_tf.cluster import find_processes
 
@@ -89,7 +90,7 @@ class Job(NamedTuple):
 
     @property
     def script(self) -> Case:
-        case = OWN_CASES.get(self.case) or find_case(self.case)
+        case = OWN_CASES.get(self.case) or SECTIONS.get(self.case) or find_case(self.case)
         return case._replace(sizes=tuple(self.sizes)) if self.sizes else case
 
     @property
@@ -136,6 +137,10 @@ JOBS: Dict[str, Job] = {
     "of unequal speed, two losses": Job("gan", speeds=(100, 300)),
     "features replicated and the rest split, in each process": Job(
         "momentum", counts=(None, None), split=(1,), devices=2, config=(("init", "sharded"),)),
+    # examples are put together over processes
+    "pairs of all examples": Job("contrastive", Setting(dataset=True, static_batch=False), devices=2),
+    "order of all examples, batches of different sizes": Job("running_sums", FED, devices=2, micro_batches=2, sizes=RAGGED),
+    "all examples, nested": Job("both_directions", Setting(dataset=True, static_batch=False), counts=(1,), devices=2),
     # variables are updated in one process and sent to the others
     "zero, reference variables, fed, clipped by norm": Job(
         "clipped_adam", FED._replace(resource=False), devices=2, config=(("zero", "v1"),)),

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
+from whale_tf import active
 from whale_tf.cluster import find_processes
 
 BATCH, WIDTH, LAYERS, STEPS = 8, 6, 5, 2
@@ -33,15 +34,18 @@ class Found(NamedTuple):
     variables: after the last step.
     kept: bytes of the optimizer's state in this process between two steps.
     refused: what was said of a run that trains and reads state of the other process.
+    devices: of trained variables and of the optimizer's.
     """
 
     fetched: List[List[float]]
     variables: Dict[str, np.ndarray]
     kept: int = 0
     refused: str = ""
+    devices: str = ""
 
 
-def build(optimizer: str) -> Model:
+def build(optimizer: str, in_turn: bool) -> Model:
+    """``in_turn``: each variable's update waits for the one before, where elementary ops make it."""
     random = np.random.RandomState(0)
     x = tf.placeholder(tf.float64, [None, WIDTH])
     h = x
@@ -63,8 +67,9 @@ def build(optimizer: str) -> Model:
         with tf.control_dependencies([changes[-1]]):
             writes += [tf.assign(m, new_m), tf.assign(n, new_n)]
     scale = 0.05 / tf.global_norm(changes)  # of the optimizer's state for all variables
+    behind = writes if in_turn else list(writes)
     for v, change in zip(variables, changes):
-        with tf.control_dependencies(writes):
+        with tf.control_dependencies(behind):
             writes.append(tf.assign_sub(v, scale * change))
     return Model(x, [loss, norm], tf.group(*writes))
 
@@ -76,14 +81,15 @@ def examples(part: Optional[int]) -> np.ndarray:
 
 
 def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, restore: str = "", save: str = "",
-          steps: int = STEPS, rank: Optional[int] = None) -> Found:
+          steps: int = STEPS, rank: Optional[int] = None, container: str = "") -> Found:
     """``steps`` steps, a checkpoint, ``steps`` steps."""
-    name = f"{optimizer}{resource}"
+    name = container or f"{optimizer}{resource}"
     with tf.Graph().as_default() as graph, graph.container(name), tf.variable_scope("", use_resource=resource):
         if rank is not None:
             wh.set_default_strategy(wh.replicate())
-        model, saver = build(optimizer), tf.train.Saver()
+        model, saver = build(optimizer, resource), tf.train.Saver()
         kept, refused = 0, ""
+        state = [v for v in tf.global_variables() if "/" in v.op.name]
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             if restore:
@@ -92,16 +98,81 @@ def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, res
             if save:
                 saver.save(session, str(directory / save))
             fetched += [session.run([*model.fetches, model.update], {model.x: feed})[:-1] for _ in range(steps)]
-            state = [v for v in tf.global_variables() if "/" in v.op.name]
             if rank is not None:
                 sizes = {v: bytes_here(v) for v in state}
-                kept = sum(sizes.values())
+                kept, away = sum(sizes.values()), [v for v in state if not sizes[v]]
                 try:
-                    session.run([model.update, next(v for v in state if not sizes[v])], {model.x: feed})
+                    session.run([model.update, away[0]], {model.x: feed}) if away else None
                 except wh.UnsupportedOpError as error:
                     refused = str(error)
             found = session.run({v.op.name: v for v in tf.global_variables()})
-        return Found([list(map(float, row)) for row in fetched], found, kept, refused)
+        devices = {v.op.device.rpartition("/device:")[2] for v in tf.trainable_variables() + state}
+        return Found([list(map(float, row)) for row in fetched], found, kept, refused, " ".join(sorted(devices)))
+
+
+def offload(directory: Path, rank: Optional[int], level: str = "states", steps: int = STEPS, **how: str) -> Found:
+    """Adam with each process' variables on its own host."""
+    if rank is not None:
+        wh.init({"offload": level, "num_micro_batch": 2}, cluster="2xcpu:2")
+    found = train("adam", level == "states", examples(rank), directory, steps=steps, rank=rank, container=level, **how)
+    if rank is not None:
+        wh.shutdown()
+    return found
+
+
+def train_scaled(resource: bool, feeds: List[np.ndarray], config: Optional[Dict[str, Any]] = None) -> Found:
+    """Products that stay float32 under a loss scale, beside a variable that forward ops read and that follows from another one;
+    gradients overflow where a feed is huge."""
+    if config is not None:
+        wh.init(config, cluster="2xcpu:2")
+    with tf.Graph().as_default() as graph, graph.container(f"scaled{resource}"), tf.variable_scope("", use_resource=resource):
+        if config is not None:
+            wh.set_default_strategy(wh.replicate())
+        random, x = np.random.RandomState(0), tf.placeholder(tf.float32, [None, WIDTH])
+        weights = [tf.get_variable(f"w{i}", initializer=random.randn(WIDTH, WIDTH).astype("float32") / 3) for i in range(LAYERS)]
+        mean = tf.get_variable("mean", [WIDTH, WIDTH], tf.float32, tf.ones_initializer(), trainable=False)
+        h = x
+        for w in [mean, *weights]:
+            h = tf.reduce_sum(tf.expand_dims(h, 2) * w, 1)
+        loss = tf.reduce_mean(tf.square(h))
+        with tf.control_dependencies([tf.train.AdamOptimizer(0.01).minimize(loss, tf.train.get_or_create_global_step())]):
+            update = tf.assign(mean, 0.5 * mean + 0.1 * weights[0].read_value())
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            fetched = [[float(session.run([loss, update.op], {x: feed})[0])] for feed in feeds]
+            found = session.run({v.op.name: v for v in tf.global_variables()})
+    if config is not None:
+        wh.shutdown()
+    return Found(fetched, found)
+
+
+def scaled_feeds(part: Optional[int]) -> List[np.ndarray]:
+    """Of process 1 one mini-batch is huge; the local script (None) does without that step."""
+    feeds = [np.random.RandomState(step).randn(2, BATCH, WIDTH).astype("float32") for step in range(4)]
+    if part is None:
+        return [feed.reshape(2 * BATCH, WIDTH) for feed in feeds[:1] + feeds[2:]]
+    feeds[1][1] = 1e30
+    return [feed[part] for feed in feeds]
+
+
+def counted_steps(directory: Path) -> List[int]:
+    """Training steps since a save as SIGTERM counts them, where this process and where the other one runs the update."""
+    with tf.Graph().as_default():
+        wh.set_default_strategy(wh.replicate())
+        x = tf.placeholder(tf.float32, [None, WIDTH])
+        large, small = (tf.get_variable(name, [WIDTH, width], use_resource=True) for name, width in (("large", 3), ("small", 2)))
+        losses = [tf.reduce_mean(tf.square(tf.matmul(x, v))) for v in (large, small)]
+        updates = [tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[v]) for loss, v in zip(losses, (large, small))]
+        saver, found = tf.train.Saver(), []
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for update, count in zip(updates, (3, 2)):
+                saver.save(session, str(directory / "counted"))
+                for _ in range(count):
+                    session.run(update, {x: np.ones([2, WIDTH])})
+                saves = active.current().termination._saved.values()  # process 0 alone saves
+                found += [saved.steps_since() for saved in saves]
+        return found
 
 
 def bytes_here(variable: Any) -> int:
@@ -120,7 +191,9 @@ def bytes_here(variable: Any) -> int:
 
 def main(directory: Path) -> None:
     rank = find_processes().rank
-    found = {}
+    found: Dict[Any, Any] = {}
+    for level in ("states", "v0"):  # first: with a host the server has one more device
+        found[level] = offload(directory, rank, level, restore=f"adam{level == 'states'}_local", save=f"{level}_saved")
     for optimizer in OPTIMIZERS:
         for resource in (True, False):
             wh.init({"zero": "v2" if resource else "v1", "num_micro_batch": 2}, cluster="2xcpu:2")
@@ -128,6 +201,12 @@ def main(directory: Path) -> None:
             found[optimizer, resource] = train(
                 optimizer, resource, examples(rank), directory, f"{name}_local", f"{name}_divided", rank=rank)
             wh.shutdown()
+    for resource in (True, False):
+        config = {"zero": "v2" if resource else "v1", "num_micro_batch": 2, "amp": "float16"}
+        found["scaled", resource] = train_scaled(resource, scaled_feeds(rank), config)
+    wh.init({"zero": "v1"}, cluster="2xcpu:1")
+    found["steps"] = counted_steps(directory)
+    wh.shutdown()
     (directory / f"found.{rank}").write_bytes(pickle.dumps(found))
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import zlib
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -85,7 +86,7 @@ def train(model: Callable[[tf.Tensor], tf.Tensor], batch: Optional[int], is_spli
 @pytest.mark.parametrize("model, plan, batch", [
     (loop, "split", None), (condition, "split", 8), (condition, "rhino", None), (scan, "split", 8), (loop, "rhino", 8),
     (array, "split", None), (partition, "split", None), (partition, "data parallel", 8), (table, "split", 8),
-    (table, "data parallel", None), (averages, "data parallel", None)])
+    (table, "data parallel", None), (averages, "data parallel", None), (averages, "rhino", None)])
 def test_local_and_parallel(model: Callable, plan: str, batch: Optional[int]) -> None:
     expected = train(model, batch, False)
     config, devices = PLANS[plan]
@@ -98,5 +99,75 @@ def test_local_and_parallel(model: Callable, plan: str, batch: Optional[int]) ->
         np.testing.assert_allclose(train(model, batch, plan == "split"), expected, rtol=1e-10)
         if plan != "rhino":  # which may find that nothing is worth dividing
             assert not wh.current_plan().is_local
+    finally:
+        wh.shutdown()
+
+
+def averaged(path: str, is_split: bool, use_resource: bool) -> Dict[str, Any]:
+    """Trains with averages of the weights; what fetches and a checkpoint have of these, and the weights restored from them."""
+    random, found = np.random.RandomState(0), {}
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder("float64", [None, 6])
+        with tf.variable_scope("model", use_resource=use_resource), wh.split(2) if is_split else contextlib.nullcontext():
+            w, v = weights("w", 6, 6), weights("v", 6, 4)
+            loss = tf.reduce_mean(tf.square(tf.tanh(tf.matmul(x, w)) @ v))
+        update = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss, tf.train.get_or_create_global_step())
+        average = tf.train.ExponentialMovingAverage(0.9, tf.train.get_global_step())
+        with tf.control_dependencies([update]), tf.variable_scope("train"):
+            update = average.apply([w, v])
+        either = tf.cond(tf.reduce_sum(x) > 0, lambda: w + 0, lambda: tf.pad(v, [[0, 0], [0, 2]]))
+        session.run(tf.global_variables_initializer())
+        for _ in range(3):
+            session.run(update, {x: random.randn(5, 6)})
+        found["averages"] = session.run([average.average(w), average.average(v)])
+        found["branches"] = [session.run(either, {x: np.full([1, 6], sign)}) for sign in (1, -1)]
+        saved = tf.train.Saver().save(session, os.path.join(path, "model"))
+        reader = tf.train.load_checkpoint(saved)
+        found.update((name, [reader.get_tensor(name)]) for name in reader.get_variable_to_shape_map())
+        tf.train.Saver(average.variables_to_restore()).restore(session, saved)
+        found["restored"] = session.run([w, v])
+        if is_split:
+            parts = [op.get_attr("shape") for op in tf.get_default_graph().get_operations()
+                     if op.type in ("VarHandleOp", "VariableV2") and op.name.startswith("shards/0/")]
+            assert all(len(shape.dim) == 2 and 12 <= shape.dim[0].size * shape.dim[1].size <= 18 for shape in map(proto, parts))
+            assert len(parts) == 6  # two weights, their slots and their averages
+    return found
+
+
+def proto(shape: Any) -> Any:
+    return shape.as_proto() if isinstance(shape, tf.TensorShape) else shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_averages_of_divided_variables_are_divided_and_whole_for_others(use_resource: bool, tmp_path: Any) -> None:
+    if IS_FUNCTIONAL and not use_resource:
+        pytest.skip("TensorFlow 2's conditions read a reference variable before its initial value is there, also locally")
+    paths = [tmp_path / "local", tmp_path / "split"]
+    for path in paths:
+        path.mkdir()
+    expected = averaged(str(paths[0]), False, use_resource)
+    wh.init({}, cluster="cpu:2")
+    try:
+        found = averaged(str(paths[1]), True, use_resource)
+    finally:
+        wh.shutdown()
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        for value, other in zip(values, found[name]):
+            np.testing.assert_allclose(other, value, rtol=1e-10, atol=1e-14, err_msg=name)
+
+
+def test_a_branch_that_writes_a_divided_variable_is_refused() -> None:
+    wh.init({}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default(), wh.split(2):
+            x = tf.placeholder("float64", [4, 6])
+            with tf.variable_scope("model", use_resource=True):
+                w = weights("w", 6, 6)
+            tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.matmul(x, w)))
+            tf.cond(tf.placeholder_with_default(True, []), lambda: tf.identity(w.assign_add(w)), lambda: w + 0)
+            with pytest.raises(wh.UnsupportedOpError, match="'model/w', which wh.split divides"):
+                wh.parallelize()
     finally:
         wh.shutdown()

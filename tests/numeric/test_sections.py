@@ -72,19 +72,32 @@ def test_a_part_without_an_example_counts_nothing() -> None:
         assert_equal(found, run_local(case, Setting()), TOLERANCE["float64"])
 
 
+OWN = Parallel(SHAPES["nested2x2"], 2)
+
+
+def scaled(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """What needs all examples reads an input alone."""
+    return tf.reduce_mean(tf.square(z)) * tf.sort(inputs["score"])[2]
+
+
 @pytest.mark.slow
-def test_model_replicas_with_mini_batches_of_their_own_share_sums_only() -> None:
-    own, setting = Parallel(SHAPES["nested2x2"], 2), Setting(dataset=True)
-    assert_equal(run_parallel(SECTIONS["rmse"], setting, own), run_local(SECTIONS["rmse"], setting, 2), TOLERANCE["float64"])
-    with pytest.raises(wh.PlanError, match="needs all examples of .* set io.nested_batch to 'divide'"):
-        run_parallel(SECTIONS["contrastive"], setting, own)
+@pytest.mark.parametrize("name, form", [
+    ("contrastive", "inline"), ("both_directions", "inline"), ("right_among_first", "call"), ("running_sums", "call"),
+    ("scaled", "inline")])
+def test_model_replicas_put_mini_batches_of_their_own_together(name: str, form: str) -> None:
+    case = case_of(scaled) if name == "scaled" else SECTIONS[name]
+    setting = Setting(dataset=True, static_batch=False)
+    found = run_parallel(case, setting, OWN._replace(extra=(("emit", form),)))
+    assert_equal(found, run_local(case, setting, 2), TOLERANCE["float64"])
 
-    def scaled(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
-        """What needs all examples reads an input alone."""
-        return tf.reduce_mean(tf.square(z)) * tf.sort(inputs["score"])[2]
 
-    with pytest.raises(wh.PlanError, match="needs all examples of .* set io.nested_batch to 'divide'"):
-        run_parallel(case_of(scaled), setting, own)
+@pytest.mark.slow
+def test_mini_batches_of_a_static_size_meet_in_sums_only() -> None:
+    setting = Setting(dataset=True)
+    assert_equal(run_parallel(SECTIONS["rmse"], setting, OWN), run_local(SECTIONS["rmse"], setting, 2), TOLERANCE["float64"])
+    for case in (SECTIONS["contrastive"], case_of(scaled)):
+        with pytest.raises(wh.PlanError, match="needs all examples of .* is static .* leave the batch size open"):
+            run_parallel(case, setting, OWN)
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------

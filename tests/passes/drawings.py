@@ -14,7 +14,7 @@ from whale_tf.plan import Plan, TaskGraphPlan
 
 def chain(
     stages: int, reduces: Sequence[str] = (), clip: bool = False, pulled: bool = False, decay: bool = False, labels: bool = False,
-    plain: bool = False, task_graphs: int = 0, together: bool = False,
+    plain: bool = False, task_graphs: int = 0, together: bool = False, momentum: bool = False,
 ) -> TrainingStep:
     """``x -> layer0 -> ... -> loss``, and backwards ``loss_grad -> grad... -> grad0``: one layer in each TaskGraph.
 
@@ -29,6 +29,7 @@ def chain(
         task_graphs: how many there are, where it is fewer than stages; the last has all further stages.
         plain: the last TaskGraph's gradients read ``loss`` of the clone as well.
         together: ``loss`` needs all examples.
+        momentum: ``w0`` is the value of a variable ``v0``, whose optimizer keeps ``m0``.
     """
     graph, home = OpGraph(), []  # type: Tuple[OpGraph, List[int]]
 
@@ -36,10 +37,17 @@ def chain(
         graph.add(name, type_, [graph.tensor(i) for i in inputs], [(shape, "float32")], phase=phase)
         home.append(min(task_graph, (task_graphs or stages) - 1))
 
+    def variable(name: str) -> None:
+        graph.add(name, "VarHandleOp", [], [((), "resource")], phase=Phase.OTHER, attrs={"dtype": "float32", "shape": (2, 2)})
+        home.append(-1)
+
     op("x", "IteratorGetNext" if pulled else "Placeholder", [], -1, Phase.INPUT)
     last = "x"
     for stage in range(stages):
-        op(f"w{stage}", "ReadVariableOp", [], stage, Phase.FORWARD, (2, 2))
+        if momentum:
+            variable(f"v{stage}")
+            variable(f"m{stage}")
+        op(f"w{stage}", "ReadVariableOp", [f"v{stage}"] * momentum, stage, Phase.FORWARD, (2, 2))
         op(f"layer{stage}", "MatMul", [last, f"w{stage}"], stage, Phase.FORWARD)
         last = f"layer{stage}"
     if labels:
@@ -68,7 +76,12 @@ def chain(
             found[stage] = f"clipped{stage}"
     for stage in range(stages):
         inputs = [found[stage]] + [f"decay{stage}"] * decay
-        op(f"update{stage}", "ApplyGradientDescent", inputs, -1, Phase.APPLY, (2, 2))
+        if momentum:
+            graph.add(f"update{stage}", "ResourceApplyMomentum", [graph.tensor(i) for i in [f"v{stage}", f"m{stage}", *inputs]],
+                      phase=Phase.APPLY)
+            home.append(-1)
+        else:
+            op(f"update{stage}", "ApplyGradientDescent", inputs, -1, Phase.APPLY, (2, 2))
     sources = {graph.tensor(name): 0 for name in ["x"] + ["y"] * labels}
     batch = BatchAxis(graph, sources, None)
     batch.conversions.update({(graph.op(name).id, 0): (Scale(1), Reduce("sum")) for name in reduces})
@@ -87,8 +100,9 @@ def chain(
         batch.layouts[graph.tensor("loss")] = partial(1)
     region = find_region(graph, home, batch, list(sources))
     gradients = {graph.tensor(f"grad{stage}"): min(stage, (task_graphs or stages) - 1) for stage in range(stages)}
-    variables = [graph.op(f"w{stage}").id for stage in range(stages)]
-    return TrainingStep(region, sources, find_update(region, {}, gradients), tuple(zip(gradients, variables)))
+    trained = [graph.op(f"v{stage}" if momentum else f"w{stage}").id for stage in range(stages)]
+    homes = dict(zip(trained, gradients.values())) if momentum else {}
+    return TrainingStep(region, sources, find_update(region, homes, gradients), tuple(zip(gradients, trained)))
 
 
 def plan(counts: Sequence[int], micro_batches: int = 1, model_replicas: int = 1, tasks: Any = None, **more: Any) -> Plan:

@@ -68,6 +68,12 @@ PROGRAMS: Dict[str, Tuple[TrainingStep, Plan]] = {
     "whole_mini_batch_twice": (chain(1, ["loss", "loss_grad"]), plan([2])),
     "section": (chain(1, together=True), plan([2])),
     "section_of_a_pipeline": (chain(2, together=True), plan([1, 1], 2)),
+    "zero_of_first_process": (chain(3, task_graphs=1, momentum=True, clip=True)._replace(processes=2), plan(
+        [2], 1, 2, zero="v1", processes=((0, 1), (2, 3)), gradients=_bucket(("v2", "v1", "v0")),
+        tasks={0: {"variables": "shared", "homes": {"v0": 0, "v1": 1, "v2": 2}}}).local_part(0)),
+    "zero_v2_of_second_process": (chain(2, task_graphs=1, momentum=True, clip=True)._replace(processes=2), plan(
+        [1], 2, 2, zero="v2", processes=((0,), (1,)),
+        tasks={0: {"variables": "shared", "homes": {"v0": 0, "v1": 0}}}).local_part(1)),
     "zero_v3": (chain(3, task_graphs=1, clip=True), plan(
         [2], 2, zero="v3", tasks={0: {"variables": "shared", "homes": {"w0": 0, "w1": 1, "w2": 0}}})),
 }

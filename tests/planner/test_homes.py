@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.passes.drawings import plan
+from tests.passes.drawings import chain, plan
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError
+from whale_tf.passes.owners import Owners, find_owners
 from whale_tf.plan import Plan
+from whale_tf.planner.explain import explain_plan
 from whale_tf.planner.homes import Held, resident, resident_of_task_graphs, with_homes
 
 pytestmark = pytest.mark.once
@@ -64,15 +66,30 @@ def test_over_processes() -> None:
     assert done.task_graphs[0].homes == {"v0_0": 0, "v0_1": 1, "v0_2": 2, "v0_3": 3}
     assert resident(done, variables, True).held == [90 + 10, 60 + 10, 30 + 30, 30 + 20, 0]
     assert done.local_part(1).here(1) == 3 and done.local_part(0).here(2) == 0
+    told = " ".join(explain_plan(done.local_part(1), None, [f"CPU:{device}" for device in range(4)]).split())
+    assert "(zero v1, offload none); gradients are summed there, and replicas read them once a step" in told
+    assert "Variables on CPU:0: 1, CPU:1: 1, CPU:2: 1, CPU:3: 1. Each process has all variables." in told
+    assert "Variables updated by process 0: 2, process 1: 2." in told
+    assert "updated by process 0: 2, process 1: 2." in explain_plan(done, None, [f"CPU:{device}" for device in range(4)])
+    alone = with_homes(shared([2]), variables, Config({"zero": "v1"}))
+    assert "process" not in explain_plan(alone, None, ["CPU:0", "CPU:1"])
+
+
+def test_hosts_of_processes() -> None:
+    """Each process keeps everything on its own host, and nobody owns anything for others."""
+    two = with_homes(shared([1], model_replicas=2, processes=((0,), (1,))), held(30, 20), Config({"offload": "states"}))
+    assert two.task_graphs[0].homes == {"v0_0": 2, "v0_1": 2} and two.local_part(1).here(2) == 2 == two.local_part(0).here(2)
+    assert resident(two, held(30, 20), False).held == [0, 0, 150]
+    assert find_owners(chain(2)._replace(processes=2), two.local_part(1)) == Owners()
+    told = " ".join(explain_plan(two.local_part(1), None, ["CPU:0", "CPU:0"]).split())
+    assert "Variables on the host: 2. Each process has all variables, on a host of its own, and updates them." in told
 
 
 def test_refused() -> None:
     two = shared([1], model_replicas=2, processes=((0,), (1,)))
     with pytest.raises(ConfigError, match="zero is 'v3', and there are 2 processes; parameters are divided within one process"):
         with_homes(two, held(1), Config({"zero": "v3"}))
-    with pytest.raises(ConfigError, match="offload is 'v0', and there are 2 processes; a host is that of one process"):
-        with_homes(two, held(1), Config({"offload": "v0"}))
-    with pytest.raises(ConfigError, match="which skips updates, while new values are sent in every step"):
-        with_homes(two, held(1), Config({"zero": "v1", "amp": "float16", "amp.loss_scale": "dynamic"}))
+    with pytest.raises(ConfigError, match="there are 2 processes, and offload is 'v0', under which each process has all"):
+        with_homes(two, held(1), Config({"zero": "v1", "offload": "v0"}))
     with pytest.raises(ConfigError, match="no TaskGraph of this plan has two"):
         with_homes(shared([1, 1]), held(1), Config({"zero": "v1"}))

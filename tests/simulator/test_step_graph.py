@@ -202,6 +202,12 @@ def test_slots_are_kept_by_the_process_that_updates_a_variable() -> None:
     assert found.program.static_bytes == {0: {"parameters": 10 * KB}, 1: {"parameters": 11 * KB}}
 
 
+def test_hosts_of_several_processes_are_refused() -> None:
+    tasks = (replace(apart().task_graphs[0], variables="shared", homes={"a": 2}),)
+    with pytest.raises(PlanError, match="offload is 'states', and each of 2 processes has a host of its own"):
+        played(replace(apart(), offload="states", task_graphs=tasks), step())
+
+
 def test_what_a_tensor_from_another_device_makes_ready_any_thread_takes() -> None:
     """Two short ops read what forward_a sends; short ops stay on the thread of an op that made them ready."""
     graph = step(**dict.fromkeys(("forward_a", "forward_b", "weight_b"), 1e-6))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import Annotations, GradientCall
@@ -20,6 +20,7 @@ from whale_tf.ir.graph import OpGraph, Phase, same_graph
 from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
+from whale_tf.ir.traits import PULLS
 from whale_tf.plan import Plan
 
 
@@ -95,6 +96,24 @@ class Captured(NamedTuple):
         if axis is not None and options.sync is None and not (options.sections and (axis.unknown or axis.inexact)):
             return axis
         return analyse(self.graph, self.sources, self.scope, options._replace(stated=self.stated))
+
+    def with_rows_beside(self) -> Captured:
+        """With the inputs as sources, too, that come from the input pipeline together with sources, and that nothing needs single
+        rows of (labels of which a loss compares all pairs): where there are several mini-batches, each has rows of its own."""
+        pulls = {pull for tensor in self.sources for pull in _pulls(self.graph, tensor)}
+        sizes = {self._first(tensor) for tensor, dim in self.sources.items() if dim == 0 and self._rows(tensor) == 1}
+        beside = {tensor: 0 for tensor in self.inputs_beside if self._first(tensor) in sizes
+                  and not pulls.isdisjoint(_pulls(self.graph, tensor))}
+        return self._replace(sources={**self.sources, **beside}, axis=None) if beside else self
+
+    @property
+    def inputs_beside(self) -> List[int]:
+        """Inputs with a first dimension that are not divided, and of which the user does not say so."""
+        return [tensor for tensor in _candidates(self.graph, self.scope) if tensor not in self.sources and self.graph.tensors[
+            tensor].shape and self.graph.tensor_name(tensor) not in self.stated]
+
+    def _first(self, tensor: int) -> Optional[int]:
+        return (self.graph.tensors[tensor].shape or (-1,))[0]
 
     def step(self, region: Region, processes: int = 1) -> TrainingStep:
         """What passes make a Program of."""
@@ -292,6 +311,21 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
         if task.batch_of is not None:
             members[task.batch_of].extend(task.ops)
     return members
+
+
+def _pulls(ops: OpGraph, tensor: int) -> Set[int]:
+    """Ops that take elements from an input pipeline, and that a tensor of the input side follows from."""
+    found: Set[int] = set()
+    stack, seen = [ops.tensors[tensor].op], {ops.tensors[tensor].op}
+    while stack:
+        op = ops.ops[stack.pop()]
+        if op.type in PULLS:
+            found.add(op.id)
+            continue
+        more = {ops.tensors[t].op for t in op.inputs} - seen
+        seen |= more
+        stack.extend(more)
+    return found
 
 
 def _candidates(ops: OpGraph, scope: FrozenSet[int]) -> List[int]:

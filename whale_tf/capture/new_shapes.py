@@ -42,7 +42,9 @@ class _Aside:
 
     def __init__(self, step: Recording, edit: StagedEdit, known: Mapping[str, Shape], wanted: Set[str]) -> None:
         self._step, self._edit, self._known, self._wanted = step, edit, known, wanted
-        self._graph_def = v1.GraphDef(library=step.definitions.export.library, versions=step.definitions.export.versions)
+        self._graph_def = v1.GraphDef(versions=step.definitions.export.versions)
+        self._graph_def.library.function.extend(step.definitions.library)
+        self._graph_def.library.gradient.extend(step.definitions.export.library.gradient)
         self._given: Dict[str, str] = {}
         self._done: Set[str] = set()
         stack: List[str] = list(wanted)

@@ -9,11 +9,11 @@ parameter and ends with one ``_Retval`` op per result, both with an ``index`` at
 from __future__ import annotations
 
 import heapq
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf._tf_compat import GraphDef, op_def, static_dims, tf
+from whale_tf._tf_compat import FunctionDef, GraphDef, op_def, static_dims, tf
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, TASK_GRAPH_ATTR
 from whale_tf.capture.handles import variable_handles
 from whale_tf.errors import GraphError
@@ -56,7 +56,7 @@ def record(graph: tf.Graph, graph_def: Optional[GraphDef] = None, shapes: Mappin
     """
     with garbage_collection_paused():
         graph_def = graph.as_graph_def() if graph_def is None else graph_def
-        return _Recorder(graph, graph_def.library, shapes).top_level(graph_def)
+        return _Recorder(graph, graph_def.library.function, shapes).top_level(graph_def)
 
 
 def record_anew(
@@ -72,14 +72,14 @@ def record_anew(
         shapes: of the new ops' tensors; what is not listed has unknown rank.
     """
     with garbage_collection_paused():
-        return _Recorder(definitions.graph, definitions.export.library).anew(before, definitions, successors, dropped, shapes)
+        return _Recorder(definitions.graph, definitions.library).anew(before, definitions, successors, dropped, shapes)
 
 
 class _Recorder:
-    def __init__(self, graph: tf.Graph, library: Any, known: Mapping[str, Shape] = NO_SHAPES) -> None:
+    def __init__(self, graph: tf.Graph, library: Iterable[FunctionDef], known: Mapping[str, Shape] = NO_SHAPES) -> None:
         self._graph = graph
         self._known = known
-        self._functions = {function.signature.name: function for function in library.function}
+        self._functions = {function.signature.name: function for function in library}
         self._bodies: Dict[str, OpGraph] = {}
         self._signatures: Dict[str, Any] = {}
         self._defaults: Dict[str, Dict[str, Any]] = {}

@@ -119,31 +119,34 @@ def optimizer_state(graph: OpGraph, variables: Variables, trained: Collection[in
     powers of Adam's decay rates) belongs to the one it reaches first::
 
         m ──> m' = b m + (1 - b) g ──> w' = w - r m'          m belongs to w
+
+    Of several that one op writes (a condition around the update) it belongs to one of its size, each of which gets as many.
     """
     found: Dict[int, List[int]] = {}
     for variable in variables:
         if variable.op not in trained and any(graph.ops[op].phase is Phase.APPLY for op in variable.writes):
-            owner = _first_reached(graph, variables, variable, trained)
-            if owner is not None:
-                found.setdefault(owner, []).append(variable.op)
+            reached = _first_reached(graph, variables, variable, trained)
+            if reached:
+                alike = [one for one in reached if variables[one].bytes == variable.bytes] or reached[:1]
+                found.setdefault(min(alike, key=lambda one: len(found.get(one, ()))), []).append(variable.op)
     return found
 
 
-def _first_reached(graph: OpGraph, variables: Variables, variable: Variable, trained: Collection[int]) -> Optional[int]:
+def _first_reached(graph: OpGraph, variables: Variables, variable: Variable, trained: Collection[int]) -> List[int]:
     queue = deque(user for tensor in variable.aliases for user, _ in graph.consumers(tensor))
     seen = set(queue)
     while queue:
         op = graph.ops[queue.popleft()]
         if op.phase is Phase.APPLY:
-            for written in variables.written_by.get(op.id, ()):
-                if written in trained:
-                    return written
+            reached = [written for written in variables.written_by.get(op.id, ()) if written in trained]
+            if reached:
+                return reached
         for tensor in op.outputs:
             for user, _ in graph.consumers(tensor):
                 if user not in seen:
                     seen.add(user)
                     queue.append(user)
-    return None
+    return []
 
 
 def _first_input_variables(graph: OpGraph, found: _Uses, variable: Op) -> bool:

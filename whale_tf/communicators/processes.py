@@ -138,27 +138,30 @@ class ProcessCommunicator(Communicator):
         self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
         fp16: bool = False
     ) -> List[List[str]]:  # fmt: skip
-        nodes, scope = self._nodes, names[0] + "/bucket"
+        scope = names[0] + "/bucket"
         first = self._local.sum(members[0], names[0] + "/here", dtype)
-        device = first.device
-        others = [self._local.sum_on(device, each, name + "/here", dtype) for each, name in zip(members[1:], names[1:])]
-        flat = nodes.const([-1], scope + "/flat", tf.int32, device)
-        rows = [
-            self._reshaped(member.value, flat, name + "/row", dtype, device)
-            for member, name in zip([first] + others, names)
-        ]
-        bucket = Member(nodes.concat(rows, 0, scope + "/rows", dtype, device), device)
+        others = [self._local.sum_on(first.device, each, name + "/here", dtype) for each, name in zip(members[1:], names[1:])]
+        bucket = self._bucket([first, *others], names, dtype)
         if fp16 and dtype in COMPRESSED:
             total = self._sum_of_halves(bucket, scope, dtype)
         else:
             total = self.across(bucket, "sum", scope, dtype)
+        parts = self._out_of_bucket(Member(total, bucket.device), names, shapes, dtype)
+        return [[part] * len(each) for part, each in zip(parts, members)]
+
+    def _bucket(self, members: Sequence[Member], names: Sequence[str], dtype: Any) -> Member:
+        """Values as one vector, on the device of the first."""
+        nodes, scope, device = self._nodes, names[0] + "/bucket", members[0].device
+        flat = nodes.const([-1], scope + "/flat", tf.int32, device)
+        rows = [self._reshaped(member.value, flat, name + "/row", dtype, device) for member, name in zip(members, names)]
+        return Member(nodes.concat(rows, 0, scope + "/rows", dtype, device), device)
+
+    def _out_of_bucket(self, total: Member, names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any) -> List[str]:
+        nodes, device = self._nodes, total.device
         sizes = [int(np.prod(shape)) for shape in shapes]
-        parts = nodes.split(total, sizes, len(sizes), 0, scope + "/parts", dtype, device)
-        results = []
-        for part, name, shape, each in zip(parts, names, shapes, members):
-            asked = nodes.const(np.array(shape, "int32"), name + "/shape", tf.int32, device)
-            results.append([self._reshaped(part, asked, name, dtype, device)] * len(each))
-        return results
+        parts = nodes.split(total.value, sizes, len(sizes), 0, names[0] + "/bucket/parts", dtype, device)
+        shaped = [nodes.const(np.array(shape, "int32"), name + "/shape", tf.int32, device) for name, shape in zip(names, shapes)]
+        return [self._reshaped(part, shape, name, dtype, device) for part, name, shape in zip(parts, names, shaped)]
 
     def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
         wire = self._wire_type(name, dtype)
@@ -258,6 +261,19 @@ class ProcessCommunicator(Communicator):
         if wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + dtype.name, wire, dtype, member.device)
         return value
+
+    def broadcast_together(
+        self, members: Sequence[Member], shapes: Sequence[Sequence[int]], names: Sequence[str], dtype: Any, root: int
+    ) -> List[str]:
+        """Process ``root``'s values on every process, in one message; on ``root`` itself what is done when they are sent."""
+        if len(members) == 1:
+            return [self.broadcast(members[0], shapes[0], names[0], dtype, root)]
+        size, scope, device = sum(int(np.prod(shape)) for shape in shapes), names[0] + "/bucket", members[0].device
+        bucket = self._bucket(members, names, dtype) if self._rank == root else Member("", device)
+        value = self.broadcast(bucket, [size], scope, dtype, root)
+        if self._rank == root:
+            return [value] * len(members)
+        return self._out_of_bucket(Member(value, device), names, shapes, dtype)
 
     def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int) -> str:
         if root > 0 and not collectives_send_from_any():

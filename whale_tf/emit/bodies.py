@@ -281,6 +281,17 @@ class _BodyConverter(Converter):
             tuple(_number("start", start) for start in share.starts),
         ), position
 
+    def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str) -> Tuple[Number, Number, Number]:
+        if self.division.is_together:
+            raise UnsupportedOpError(
+                f"op {op.name!r} in a body of {self._outermost.name!r} counts the examples before its own, and the loss puts the "
+                "mini-batches of model replicas or processes together; set io.nested_batch to 'divide', or let one process drive "
+                "all devices")
+        return super().rows(op, task_graph, place, False, scope)
+
+    def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:
+        return False
+
     def totals(self, op: Op, task_graph: int) -> List[Number]:
         totals = self._outer.totals(self._outermost, task_graph)
         return [_number(f"total{g}", total) for g, total in enumerate(totals)]

@@ -318,6 +318,10 @@ class _CallConverter(Converter):
                              lambda clone: self._outer.share_of_op(op, task_graph, clone)[0].total)
         return Shares(total, tuple(sizes), tuple(starts)), position
 
+    def before(self, op: Op, task_graph: int, place: Clone) -> Number:
+        return self._arguments.add(("before", self.source_of_op(op)), tf.int32,
+                                   lambda clone: self._outer.scalar(self._outer.before(op, task_graph, clone)))
+
     def totals(self, op: Op, task_graph: int) -> List[Number]:
         source = self.source_of_op(op)
         return [

@@ -30,6 +30,7 @@ class Converter:
         self.inputs = inputs
         self.communicator = communicator
         self._converted: Dict[Tuple, str] = {}
+        self._before: Dict[Tuple, Number] = {}
 
     def convert(
         self,
@@ -80,16 +81,16 @@ class Converter:
     def _slice(
         self, name: str, tensor: int, conversion: Slice, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
-        """This clone's rows of a tensor that was computed for the whole mini-batch."""
-        share, position = self.share_of_op(op, task_graph, place)
-        size, start = share.sizes[position], share.starts[position]
+        """This clone's rows of a tensor that was computed for the whole mini-batch, or for those of all model replicas and
+        processes."""
+        start, size, total = self.rows(op, task_graph, place, self.is_of_all(tensor, conversion, op), scope)
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         rank, parts, before = self.rank(tensor), [], 0
         for index, block in enumerate(conversion.blocks):
             where = f"{scope}/block{index}"
             begin = self.times(start, block, where + "/start")
             if before:
-                begin = self.plus(begin, self.times(share.total, before, where + "/offset"), where)
+                begin = self.plus(begin, self.times(total, before, where + "/offset"), where)
             parts.append(
                 self.nodes.slice_dim(
                     name,
@@ -108,9 +109,9 @@ class Converter:
     def _offset(
         self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
-        """Positions within the clone's examples as positions within the mini-batch."""
-        share, position = self.share_of_op(op, task_graph, place)
-        start = share.starts[position]
+        """Positions within the clone's examples as positions within the mini-batch, or among the examples of all mini-batches
+        where these are put together."""
+        start, _, _ = self.rows(op, task_graph, place, self.division.is_together, scope)
         dtype, device = self.context.dtype(tensor), self.context.device(task_graph, place)
         if not isinstance(start, str):
             shift = self.nodes.const(np.array(conversion.coefficient) * start, scope + "/shift", dtype, device)
@@ -177,16 +178,66 @@ class Converter:
             terms = [self.scale(name, tensor, conversion.power, home, clone, f"{scope}/{i}")
                      for i, (clone, name) in enumerate(zip(clones, values))]
             if conversion.kind == CONCAT:
-                here = self.concatenated(tensor, layout, home, list(zip(clones, terms)), scope, device)
+                self._converted[key] = self._examples(tensor, layout, home, list(zip(clones, terms)), scope, device)
+            elif conversion.kind == SAME:
+                self._converted[key] = terms[0]
             else:
-                here = terms[0] if conversion.kind == SAME else self.combine(conversion.kind, terms, scope, dtype, device)
-            self._converted[key] = self._over_processes(here, tensor, conversion.kind, scope, device)
+                here = Member(self.combine(conversion.kind, terms, scope, dtype, device), device)
+                self._converted[key] = self.communicator.across(here, conversion.kind, scope + "/processes", dtype)
         return self._converted[key]
 
-    def _over_processes(self, here: str, tensor: int, kind: str, scope: str, device: str) -> str:
-        if kind in (SAME, CONCAT):  # of several processes the latter is refused
+    def _examples(
+        self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
+    ) -> str:
+        """All clones' values of a sharded tensor, those of other processes included, in the order of the examples: block by
+        block, each from all processes."""
+        if self.communicator.processes == 1 or layout.blocks is None or len(layout.blocks) == 1:
+            here = self.concatenated(tensor, layout, home, pieces, scope, device)
+            return self._gathered(here, tensor, layout.dim, scope + "/processes", device)
+        dtype, blocks = self.context.dtype(tensor), []
+        for index in range(len(layout.blocks)):
+            where = f"{scope}/block{index}"
+            names = [self.block(tensor, layout, index, home, clone, name, f"{where}_{number}")
+                     for number, (clone, name) in enumerate(pieces)]
+            here = self.nodes.concat(names, layout.dim, where, dtype, device)
+            blocks.append(self._gathered(here, tensor, layout.dim, where + "/processes", device))
+        return self.nodes.concat(blocks, layout.dim, scope, dtype, device)
+
+    def _gathered(self, here: str, tensor: int, dim: int, scope: str, device: str) -> str:
+        """Rows of all processes along ``dim``; their number may differ from process to process."""
+        if self.communicator.processes == 1:
             return here
-        return self.communicator.across(Member(here, device), kind, scope + "/processes", self.context.dtype(tensor))
+        rank, dtype = self.rank(tensor), self.context.dtype(tensor)
+        if dim == 0:
+            return self.communicator.gather_across(Member(here, device), 0, rank, scope, dtype, False)
+        others = [axis for axis in range(rank) if axis != dim]
+        first = self._transposed(here, [dim, *others], scope + "/first", dtype, device)
+        rows = self.communicator.gather_across(Member(first, device), 0, rank, scope + "/rows", dtype, False)
+        back = [0 if axis == dim else 1 + others.index(axis) for axis in range(rank)]
+        return self._transposed(rows, back, scope, dtype, device)
+
+    def _transposed(self, name: str, axes: Sequence[int], scope: str, dtype: tf.DType, device: str) -> str:
+        order = self.nodes.const(axes, scope + "/axes", tf.int32, device)
+        return self.nodes.add("Transpose", scope, [name, order], device, T=dtype, Tperm=tf.int32)
+
+    def input_of_all(self, source: int, task_graph: int) -> str:
+        """A batch input with the examples of all mini-batches, in their order."""
+        key = ("input of all", source)
+        if key not in self._converted:
+            scope, device = self.context.name("input_of_all", self.context.flat(source)), self.context.host
+            layout, dtype = self.context.region.batch.layout(source), self.context.dtype(source)
+            here, blocks, rows = self.inputs.concatenated(source), layout.blocks or (1,), []
+            total, before = self.inputs.shares(source, task_graph, 0).total, 0
+            for index, block in enumerate(blocks if self.communicator.processes > 1 else ()):
+                where, part = f"{scope}/block{index}", here
+                if len(blocks) > 1:  # so there is one mini-batch in each process
+                    part = self.nodes.slice_dim(
+                        here, layout.dim, self.rank(source), self.times(total, before, where + "/start"),
+                        self.times(total, block, where + "/size_of"), where, dtype, device)
+                rows.append(self._gathered(part, source, layout.dim, where + "/processes", device))
+                before += block
+            self._converted[key] = self.nodes.concat(rows, layout.dim, scope, dtype, device) if rows else here
+        return self._converted[key]
 
     def concatenated(
         self, tensor: int, layout: Layout, home: int, pieces: Sequence[Tuple[Clone, str]], scope: str, device: str
@@ -265,6 +316,37 @@ class Converter:
         """Shares of the mini-batch that an op's operands or results follow, and the clone's position in them."""
         source = self.source_of_op(op)
         return self.inputs.shares(source, task_graph, place.g), self.division.position(task_graph, place)
+
+    def rows(self, op: Op, task_graph: int, place: Clone, of_all: bool, scope: str) -> Tuple[Number, Number, Number]:
+        """First example, number of examples, and examples of all clones: of a clone's mini-batch, or (``of_all``) of the
+        mini-batches of all model replicas and processes one behind the other."""
+        share, position = self.share_of_op(op, task_graph, place)
+        start, total = share.starts[position], share.total
+        if of_all and self.division.mini_batches > 1:
+            start = self.plus(self.before(op, task_graph, place), start, scope + "/among_all")
+            total = 0
+            for index, each in enumerate(self.totals(op, task_graph)):
+                total = self.plus(each, total, f"{scope}/all{index}")
+        return start, share.sizes[position], total
+
+    def before(self, op: Op, task_graph: int, place: Clone) -> Number:
+        """Examples of the mini-batches before a clone's own, those of other processes included."""
+        source = self.source_of_op(op)
+        key = ("before", source, task_graph, place.g)
+        if key not in self._before:
+            scope = self.context.name("division", f"{self.context.flat(source)}_before{place.g}")
+            count = self.division.before_this_process(source, task_graph, self.inputs.names(source))
+            for g in range(place.g if self.division.own else 0):
+                count = self.plus(count, self.inputs.shares(source, task_graph, g).total, f"{scope}/{g}")
+            self._before[key] = count
+        return self._before[key]
+
+    def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:
+        """Whether a tensor that is cut into rows has those of all mini-batches: as what a section computes, or what was combined
+        over all clones and has as many rows as there are examples.  A constant has those of one."""
+        shape = self.context.graph.tensors[tensor].shape
+        return self.context.graph.tensors[tensor].op in self.context.region.sections or (
+            self.division.is_together and shape is not None and shape[conversion.dim] is None)
 
     def totals(self, op: Op, task_graph: int) -> List[Number]:
         """Examples of every mini-batch that model replicas take, or of the one that they share, and of those that other

@@ -93,6 +93,7 @@ class Division:
 
     Attributes:
         is_even: all clones of every TaskGraph work on the same number of examples, known now.
+        is_together: sections put the examples of all mini-batches together.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Division:
     ) -> None:
         self.own = own
         self.batch = batch
+        self.is_together = False
         self._communicator = communicator
         self._elsewhere: Dict[Tuple[int, int], Tuple[str, str]] = {}
         self._context = context
@@ -167,6 +169,25 @@ class Division:
         here, everywhere = self._totals(source, task_graph, names)
         scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}", "elsewhere")
         return self._nodes.binary("Sub", everywhere, here, scope, tf.int32, self._context.host)
+
+    def before_this_process(self, source: int, task_graph: int, names: Sequence[str]) -> Number:
+        """Examples of the processes before this one."""
+        communicator, rank = self._communicator, self._context.processes.rank
+        if communicator.processes == 1:
+            return 0
+        if self.batch is not None:
+            return self.batch * rank * self.mini_batches_here
+        nodes, device = self._nodes, self._context.host
+        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_before")
+        here, _ = self._totals(source, task_graph, names)
+        axis = nodes.const(0, scope + "/axis", tf.int32, device)
+        row = nodes.add("ExpandDims", scope + "/here", [here, axis], device, T=tf.int32, Tdim=tf.int32)
+        each = communicator.gather_across(Member(row, device), 0, 1, scope + "/each", tf.int32, True)
+        starts = nodes.add("Cumsum", scope + "/starts", [each, axis], device, T=tf.int32, Tidx=tf.int32, exclusive=True,
+                           reverse=False)
+        own = nodes.slice_dim(starts, 0, 1, rank, 1, scope + "/own", tf.int32, device)
+        scalar = nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
+        return nodes.add("Reshape", scope, [own, scalar], device, T=tf.int32, Tshape=tf.int32)
 
     def of_this_process(self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]) -> Union[float, str]:
         """All processes' examples over this process' own: a number, or the name of a scalar."""

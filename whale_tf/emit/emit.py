@@ -116,7 +116,7 @@ def emit(
     sums.is_always_together = tf_graph.building_function
     if processes.graphs > 1:
         check_random(context)
-    division = _division(context, nodes, captured.sources, sums)
+    division = _division(context, nodes, captured, sums)
     check_draws(context, division.own, processes.graphs)
     after = reroute.outside_after(graph, region)
     context.variables = step.update.variables
@@ -236,8 +236,8 @@ def _check_rereads(context: Context) -> None:
                 "'shared' (CPU devices of one process), or run the updates one after the other")
 
 
-def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Communicator) -> Division:
-    plan, graph = context.plan, context.graph
+def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communicator) -> Division:
+    plan, graph, sources = context.plan, context.graph, captured.sources
     pulled = {tensor for tensor in sources if graph.producer(tensor).type in PULLS}
     own = plan.num_model_replicas > 1 and plan.nested_batch == "own" and bool(pulled)
     if own and len(pulled) < len(sources):
@@ -274,36 +274,54 @@ def _division(context: Context, nodes: Nodes, sources: Dict[int, int], sums: Com
             "one (drop_remainder=False)"
         )
     if division.mini_batches > 1:
-        _check_sections(context)
+        division.is_together = _puts_together(context, captured, batch)
     if division.mini_batches > 1 and batch is not None:
         context.rescaled = context.region.mean_divisors
     return division
 
 
-def _check_sections(context: Context) -> None:
-    """Sections go over all mini-batches of a step as far as these meet in sums: their examples are never put together.
+def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -> bool:
+    """Whether sections put the examples of all mini-batches together.  Others meet in sums.
+
+    Args:
+        captured: with all inputs as sources that are known to have rows of the mini-batch.
+        batch: the static size of a mini-batch, of which there are several.
 
     Raises:
-        PlanError: an op needs that.
+        PlanError: an op needs that, and cannot have it.
     """
     graph, region = context.graph, context.region
     sources = region.batch.sources
-    pulled = {graph.tensors[tensor].op: graph.tensors[tensor].shape for tensor in sources}  # with the rest of each example
+    firsts = {(graph.tensors[tensor].shape or (-1,))[0] for tensor, dim in sources.items() if dim == 0}
+    for tensor in captured.inputs_beside:
+        if (graph.tensors[tensor].shape or ())[0] in firsts:
+            raise PlanError(
+                f"op {graph.ops[_reader(region, tensor)].name!r} reads input {graph.tensor_name(tensor)!r} whole, and model "
+                "replicas or processes take mini-batches of their own, each with another value of it: say with "
+                "wh.batch_axis(tensor, 0) that its rows are examples, or with wh.batch_axis(tensor, None) that all are given the "
+                "same one")
     needed = [(op, tensor) for op in region.ops for tensor in graph.ops[op].inputs
-              if (tensor in sources and op in region.sections)
-              or (tensor not in sources and (graph.tensors[tensor].shape or ())[:1] == (
-                  pulled.get(graph.tensors[tensor].op) or (-1,))[:1])]
+              if tensor in sources and op in region.sections]
     for (op, position), steps in region.batch.conversions.items():
         tensor = graph.ops[op].inputs[position]
         of_section = graph.tensors[tensor].op in region.sections
         if any((isinstance(step, Reduce) and step.kind == CONCAT) or (isinstance(step, Slice) and of_section) for step in steps):
             needed.append((op, tensor))
-    for op, tensor in needed:
-        raise PlanError(
-            f"op {graph.ops[op].name!r} needs all examples of {graph.tensor_name(tensor)!r}, and model replicas or processes "
-            "take mini-batches of their own: set io.nested_batch to 'divide', let one process drive all devices, or write "
-            "the loss with sums and means over the batch"
-        )
+    if needed and batch is not None:
+        raise _not_together(
+            context, *needed[0], f"whose size, {batch}, is static and may be part of what follows: leave the batch size open "
+            "(None, drop_remainder=False), set io.nested_batch to 'divide', or let one process drive all devices")
+    return bool(needed)
+
+
+def _reader(region: Region, tensor: int) -> int:
+    return next(op for op, _ in region.graph.consumers(tensor) if op in region.ops)
+
+
+def _not_together(context: Context, op: int, tensor: int, fix: str) -> PlanError:
+    return PlanError(
+        f"op {context.graph.ops[op].name!r} needs all examples of {context.graph.tensor_name(tensor)!r}, and model replicas or "
+        f"processes take mini-batches of their own; {fix}")
 
 
 def _merge_leaving(

@@ -31,6 +31,7 @@ class Inputs:
         self._nodes = nodes
         self._division = division
         self._parts: Dict[Tuple[int, int, int], List[str]] = {}
+        self._concatenated: Dict[int, str] = {}
         self._own_pulls = division.own and context.plan.num_model_replicas > 1
         self._pulled = self._pull_again() if self._own_pulls else {}
 
@@ -100,13 +101,15 @@ class Inputs:
 
     def concatenated(self, source: int) -> str:
         """All model replicas' mini-batches in one tensor."""
-        return self._nodes.concat(
-            self.names(source),
-            self.sources[source],
-            self._context.name("input", "all", self._context.flat(source)),
-            self._context.dtype(source),
-            self._context.host,
-        )
+        if source not in self._concatenated:
+            self._concatenated[source] = self._nodes.concat(
+                self.names(source) if self._own_pulls else [self.whole(source, 0)],
+                self.sources[source],
+                self._context.name("input", "all", self._context.flat(source)),
+                self._context.dtype(source),
+                self._context.host,
+            )
+        return self._concatenated[source]
 
     def _pull_again(self) -> Dict[int, Op]:
         """Clone every op that takes elements from an input pipeline, and what follows it on the input side, once for each

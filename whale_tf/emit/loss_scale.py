@@ -31,6 +31,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, Phase, Shape
 from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
+from whale_tf.passes.owners import GATE_ATTR
 
 DYNAMIC = "dynamic"
 FIRST, GROWTH_STEPS, MOST = 2.0 ** 15, 2000, 2.0 ** 60
@@ -240,6 +241,7 @@ class _Scaler:
         """
         graph, edit = self._graph, self._edit
         switch = self._add("Switch", "which", [every, every], control=states).partition(":")[0]
+        edit.node(switch).attr[GATE_ATTR].b = True
         taken, skipped = (self._add("Identity", name, [f"{switch}:{index}"]) for index, name in ((1, "taken"), (0, "skipped")))
         ends: Dict[Tuple[str, ...], str] = {}
 

@@ -85,6 +85,8 @@ class Operands:
             return context.tensor_in(tensor, ORIGINAL)
         if context.region.contains(producer) and producer.id not in context.variables:
             return context.tensor_in(tensor, place)
+        if place.g == ALL and tensor in self.inputs.sources:
+            return self.converter.input_of_all(tensor, task_graph)
         return self.variable(producer, place) or self.inputs.whole(tensor, 0 if place.g == ALL else place.g)
 
     def variable(self, producer: Op, place: Place) -> Optional[str]:

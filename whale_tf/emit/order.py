@@ -21,7 +21,7 @@ from whale_tf.emit.context import Context, Copy
 from whale_tf.graph_editor.nodes import Nodes, set_input
 from whale_tf.ir.graph import Op
 from whale_tf.ir.units import frame_of_outputs, frames
-from whale_tf.program import ACCUMULATE, Body, Call, Clone
+from whale_tf.program import ACCUMULATE, BROADCAST, Body, Call, Clone
 
 
 class Order:
@@ -36,7 +36,7 @@ class Order:
         self._ends: Dict[str, Tuple[List[Op], List[Op]]] = {}
         self._before: Dict[Tuple[str, Clone], str] = {}
         for call in context.program.calls:
-            if call.after:
+            if call.after and context.program.step_of(call) != BROADCAST:  # which waits for single ops, the variables' writes
                 self._stage([context.program.calls[before] for before in call.after], call)
 
     def barriers(self, task_graph: int, place: Union[Clone, Copy]) -> Optional[Mapping[str, List[str]]]:

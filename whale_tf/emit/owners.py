@@ -2,8 +2,10 @@
 
 ::
 
-    owner       ApplyAdam(v, m) ──> value ──> CollectiveBcastSend ──> what waited for ApplyAdam
-    others      CollectiveBcastRecv ──> Assign(v) ──> what waited for ApplyAdam
+    owner       ApplyAdam(v, m) ──> value ──┐
+                ApplyAdam(w, n) ──> value ──┴─> CollectiveBcastSend ──> what waited for ApplyAdam
+    others      CollectiveBcastRecv ─┬─> Assign(v) ──> what waited for ApplyAdam
+                                     └─> Assign(w)
                    what ApplyAdam would have waited for ─┘
 
 The value that is received replaces a variable only when all that the update would have waited for is done, so that whoever reads
@@ -12,15 +14,17 @@ the variable before its update in the local script does so here.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Member, ProcessCommunicator
 from whale_tf.emit.context import Context
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.graph import Op
-from whale_tf.ir.traits import VARIABLES
-from whale_tf.passes.owners import Owners, ancestors
+from whale_tf.ir.graph import Op, OpGraph
+from whale_tf.ir.traits import VARIABLES, traits
+from whale_tf.passes.owners import GATE_ATTR, Message, Owners, ancestors
+
+UPDATES_ATTR = "_whale_updates"  # of an assignment that stands in the place of an optimizer's update
 
 
 class Kept(NamedTuple):
@@ -57,11 +61,15 @@ class Sent(NamedTuple):
 def send_updates(context: Context, nodes: Nodes, sums: ProcessCommunicator, owners: Owners) -> Sent:
     """Stage the messages, and move what waits for an update, or reads of one.  To be called when all other edges have moved."""
     messages = _Messages(context, nodes, sums, owners)
-    for tensor, variable in sorted(owners.sent.items()):
-        _send_tensor(context, nodes, sums, owners, tensor, variable)
+    for message in owners.messages:
+        if message.tensors:
+            messages.send_tensors(message)
     first = len(sums.collectives)
-    for variable in messages.writes:
-        messages.send(variable)
+    for message in owners.messages:
+        if message.is_late:
+            messages.send_end(message)
+        elif message.variables:
+            messages.send(message)
     for op in context.graph.ops:
         messages.wait(op)
     replaced: Dict[str, Any] = {}
@@ -87,27 +95,78 @@ class _Messages:
         self.ends: Dict[int, List[str]] = {}
         self._variable_of = {write: variable for variable, found in self.writes.items() for write in sum(found, ())}
         self._before = {variable: ancestors(graph, found.value) for variable, found in self.writes.items()}
-        self._inside = ancestors(graph, self._variable_of)
+        self._inside = ancestors(graph, self._variable_of).union(self._variable_of)
+        self._gate = _gate(graph)
 
-    def send(self, variable: int) -> None:
-        """Stage a variable's way to the other processes."""
-        context, nodes, owners, writes = self._context, self._nodes, self._owners, self.writes[variable]
-        op, root = context.graph.ops[variable], owners.process[variable]
-        scope, device = context.name("sent", op.name), context.device_of(op)
-        dtype, shape = tf.as_dtype(op.attrs["dtype"]).base_dtype, list(op.attrs["shape"])
-        is_resource, is_own, value = op.type == "VarHandleOp", owners.is_own(variable), op.name
-        if is_own:
-            kind, attrs = ("ReadVariableOp", {"dtype": dtype}) if is_resource else ("Identity", {"T": dtype})
-            value = nodes.add(kind, scope + "/value", [op.name], device, self._names(writes.value + writes.state), **attrs)
-        value = self._sums.broadcast(Member(value, device), shape, scope, dtype, root)
-        if not is_own:
-            kind, attrs = ("AssignVariableOp", {"dtype": dtype}) if is_resource else ("Assign", {"T": dtype})
-            value = nodes.add(kind, scope + "/assign", [op.name, value], device, self._waits(variable), **attrs)
-        self.ends[variable] = [value]
-        if writes.late:
-            done = nodes.add("Identity", scope + "/late", [nodes.const(0, scope + "/nothing", tf.int32, device)], device,
-                             self._names(writes.late) if is_own else (), T=tf.int32)
-            self.ends[variable].append(self._sums.broadcast(Member(done, device), [], scope + "/done", tf.int32, root))
+    def send_tensors(self, message: Message) -> None:
+        """Let whoever reads tensors that only the owner can compute read what the owner sent."""
+        context, nodes, graph = self._context, self._nodes, self._context.graph
+        shapes = [context.static_shape(tensor) for tensor in message.tensors]
+        scopes = [context.name("sent", context.flat(tensor)) for tensor in message.tensors]
+        members = [Member(graph.tensor_name(tensor), context.device_of(graph.ops[self._owners.sent[tensor]]))
+                   for tensor in message.tensors]
+        dtype = context.dtype(message.tensors[0])
+        sent = self._sums.broadcast_together(members, shapes, scopes, dtype, self._root(message))
+        for tensor, scope, member, value in zip(message.tensors, scopes, members, sent):
+            if self._is_own(message):
+                value = nodes.identity(member.value, scope + "/own", dtype, member.device, [value])
+            for user, position in graph.consumers(tensor):
+                if self._owners.update.get(user) != self._owners.sent[tensor]:
+                    context.edit.move_input(graph.ops[user].name, position, value)
+
+    def send(self, message: Message) -> None:
+        """Stage the way of variables' new values to the other processes."""
+        context, nodes = self._context, self._nodes
+        ops = [context.graph.ops[variable] for variable in message.variables]
+        scopes, devices = [context.name("sent", op.name) for op in ops], [context.device_of(op) for op in ops]
+        dtype = tf.as_dtype(ops[0].attrs["dtype"]).base_dtype
+        members = [Member(op.name, device) for op, device in zip(ops, devices)]
+        if self._is_own(message):
+            members = [Member(self._value(op, scope, device), device) for op, scope, device in zip(ops, scopes, devices)]
+        shapes = [list(op.attrs["shape"]) for op in ops]
+        values = self._sums.broadcast_together(members, shapes, scopes, dtype, self._root(message))
+        for op, scope, device, value in zip(ops, scopes, devices, values):
+            if not self._is_own(message):
+                is_resource, updates = op.type == "VarHandleOp", self.writes[op.id].value
+                kind, attrs = ("AssignVariableOp", {"dtype": dtype}) if is_resource else ("Assign", {"T": dtype})
+                if any(traits(context.graph.ops[write].type).is_update for write in updates):
+                    attrs[UPDATES_ATTR] = True
+                value = nodes.add(kind, scope + "/assign", [op.name, value], device, self._waits(op.id), **attrs)
+            self.ends[op.id] = [value]
+
+    def _value(self, op: Op, scope: str, device: str) -> str:
+        """A variable's value behind its update."""
+        dtype, writes = tf.as_dtype(op.attrs["dtype"]).base_dtype, self.writes[op.id]
+        kind, attrs = ("ReadVariableOp", {"dtype": dtype}) if op.type == "VarHandleOp" else ("Identity", {"T": dtype})
+        waits = self._done(writes.value + writes.state, scope, device)
+        return self._nodes.add(kind, scope + "/value", [op.name], device, waits, **attrs)
+
+    def _done(self, writes: Sequence[int], scope: str, device: str) -> List[str]:
+        """What is there when writes are done, or skipped with the whole step."""
+        gate = self._gate
+        if gate is None or not any(gate.taken in self._context.graph.ops[write].control_inputs for write in writes):
+            return self._names(writes)
+        taken, skipped = self._names([gate.taken, gate.skipped])
+        done = self._nodes.identity(taken, scope + "/done", tf.bool, device, self._names(writes))
+        return [self._nodes.add("Merge", scope + "/done_or_skipped", [done, skipped], device, T=tf.bool, N=2)]
+
+    def send_end(self, message: Message) -> None:
+        """Stage a message that says that what comes behind variables' updates is done."""
+        context, nodes = self._context, self._nodes
+        op = context.graph.ops[message.variables[0]]
+        scope, device = context.name("sent", op.name, "late"), context.device_of(op)
+        late = [write for variable in message.variables for write in self.writes[variable].late]
+        done = nodes.add("Identity", scope, [nodes.const(0, scope + "/nothing", tf.int32, device)], device,
+                         self._done(late, scope, device) if self._is_own(message) else (), T=tf.int32)
+        value = self._sums.broadcast(Member(done, device), [], scope + "/done", tf.int32, self._root(message))
+        for variable in message.variables:
+            self.ends[variable].append(value)
+
+    def _root(self, message: Message) -> int:
+        return self._context.plan.process_of(message.home)
+
+    def _is_own(self, message: Message) -> bool:
+        return self._root(message) == self._owners.rank
 
     def _names(self, ops: Iterable[int]) -> List[str]:
         return [self._context.graph.ops[op].name for op in ops]
@@ -170,20 +229,19 @@ class _Messages:
         return found
 
 
-def _send_tensor(
-    context: Context, nodes: Nodes, sums: ProcessCommunicator, owners: Owners, tensor: int, variable: int
-) -> None:
-    """Let whoever reads a tensor that only the owner can compute read what the owner sent."""
-    graph = context.graph
-    record, device = graph.tensors[tensor], context.device_of(graph.ops[variable])
-    scope, dtype = context.name("sent", context.flat(tensor)), context.dtype(tensor)
-    member, root = Member(graph.tensor_name(tensor), device), owners.process[variable]
-    value = sums.broadcast(member, list(record.shape or ()), scope, dtype, root)  # type: ignore[arg-type]
-    if owners.is_own(variable):
-        value = nodes.identity(graph.tensor_name(tensor), scope + "/own", dtype, device, [value])
-    for user, position in graph.consumers(tensor):
-        if owners.update.get(user) != variable:
-            context.edit.move_input(graph.ops[user].name, position, value)
+class _Gate(NamedTuple):
+    """Ops of a loss scale: one that is dead in a step that is skipped, and one that is in all others."""
+
+    taken: int
+    skipped: int
+
+
+def _gate(graph: OpGraph) -> Optional[_Gate]:
+    for op in graph.ops:
+        if GATE_ATTR in op.attrs:
+            (taken, _), (skipped, _) = (graph.consumers(op.outputs[index])[0] for index in (1, 0))
+            return _Gate(taken, skipped)
+    return None
 
 
 def _kept(context: Context, owners: Owners, variable: int) -> Kept:

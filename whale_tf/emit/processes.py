@@ -17,8 +17,8 @@ from whale_tf.emit.merge import Merge
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import OpGraph, Phase
-from whale_tf.ir.traits import VARIABLES, traits
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.traits import RANDOM, VARIABLES, traits
 
 
 class Shared(NamedTuple):
@@ -94,18 +94,27 @@ def _writes_from(graph: OpGraph, tensors: Iterable[int]) -> Set[int]:
 
 
 def check_random(context: Context) -> None:
-    """Random numbers that must be the same on all clones are drawn by every process for itself, so they need a seed.
+    """Random numbers that must be the same on all clones, or that a section draws, are drawn by every process for itself, so they
+    need a seed.
 
     Raises:
         UnsupportedOpError
     """
-    for index in context.region.batch.shared:
-        if not is_seeded(context.edit.original(context.tf_ops[index])):
-            raise UnsupportedOpError(
-                f"op {context.graph.ops[index].name!r} ({context.graph.ops[index].type}) draws random numbers that "
-                f"must be the same on all processes; give it a seed, or call "
-                "tf.set_random_seed"
-            )
+    drawn = [index for index in context.region.batch.shared if not is_seeded(context.edit.original(context.tf_ops[index]))]
+    drawn += [index for index in sorted(context.region.sections) if _draws_anew(context.graph.ops[index])]
+    for index in drawn:
+        raise UnsupportedOpError(
+            f"op {context.graph.ops[index].name!r} ({context.graph.ops[index].type}) draws random numbers that "
+            f"must be the same on all processes; give it a seed, or call "
+            "tf.set_random_seed"
+        )
+
+
+def _draws_anew(op: Op) -> bool:
+    """Whether an op, or one in a function that it calls, draws numbers without a seed."""
+    bodies = (op.body or {}).values()
+    return (op.type in RANDOM and "seed" in op.attrs and not (op.attrs["seed"] or op.attrs.get("seed2"))) or any(
+        _draws_anew(inner) for body in bodies for inner in body.ops)
 
 
 class Kind(NamedTuple):

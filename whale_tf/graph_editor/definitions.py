@@ -1,9 +1,9 @@
 """A graph as NodeDefs, with what is to be added to it and which edges are to move; nothing is edited by it."""
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from whale_tf._tf_compat import GraphDef, NodeDef, tf, v1
+from whale_tf._tf_compat import FunctionDef, GraphDef, NodeDef, tf, v1
 
 
 class Definitions(NamedTuple):
@@ -14,6 +14,7 @@ class Definitions(NamedTuple):
     added: nodes that are to be new, by name, in order.
     changed: definitions, with other inputs, of ops of the graph whose edges are to move.
     given: shapes of tensors that the graph does not know.
+    functions: those that are to be new in its library.
     """
 
     graph: tf.Graph
@@ -22,6 +23,12 @@ class Definitions(NamedTuple):
     added: Mapping[str, NodeDef] = {}
     changed: Mapping[str, NodeDef] = {}
     given: Mapping[str, Sequence[Optional[int]]] = {}
+    functions: Sequence[FunctionDef] = ()
+
+    @property
+    def library(self) -> List[FunctionDef]:
+        """All functions that nodes may call."""
+        return [*self.export.library.function, *self.functions]
 
     def node(self, name: str) -> NodeDef:
         """The definition of an op as it is to be, of the graph or new; KeyError: there is none."""
@@ -37,7 +44,9 @@ class Definitions(NamedTuple):
             copy.CopyFrom(self.export)
             return copy
         nodes = [self.changed.get(node.name, node) for node in self.export.node]
-        return v1.GraphDef(node=[*nodes, *self.added.values()], library=self.export.library, versions=self.export.versions)
+        whole = v1.GraphDef(node=[*nodes, *self.added.values()], library=self.export.library, versions=self.export.versions)
+        whole.library.function.extend(self.functions)
+        return whole
 
 
 def definitions_of(graph: tf.Graph, given: Optional[Mapping[str, Sequence[Optional[int]]]] = None) -> Definitions:

@@ -86,6 +86,8 @@ class StagedEdit:
         edit = cls(definitions.graph)
         edit._definitions = definitions
         edit._originals = dict(definitions.originals)
+        for function in definitions.functions:
+            edit.add_function(function)
         for node in definitions.added.values():
             edit._originals[node.name] = edit._new_node(node.name, node)
         for name, node in definitions.changed.items():
@@ -97,7 +99,8 @@ class StagedEdit:
         self._check_open()
         self._committed = True
         assert self._definitions is not None, "the edit began without definitions"
-        return self._definitions._replace(added=self._staged, changed=self._changed)
+        return self._definitions._replace(
+            added=self._staged, changed=self._changed, functions=tuple(self._graph_def.library.function))
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -232,6 +235,10 @@ class StagedEdit:
         return names
 
     # ---------------------------------------------------------------------------------------------------- functions
+    def has_function(self, name: str) -> bool:
+        """Whether a function's name is taken, staged or in the graph's library."""
+        return name in self._functions or function_exists(self.graph, name)
+
     def add_function(self, function: FunctionDef) -> str:
         """Stages a function for the graph's library, which staged nodes may call; returns its name.
 
@@ -240,7 +247,7 @@ class StagedEdit:
         """
         self._check_open()
         name = str(function.signature.name)
-        if name in self._functions or function_exists(self.graph, name):
+        if self.has_function(name):
             raise GraphEditError(f"the graph's library already has a function {name!r}; choose another name")
         self._functions.add(name)
         self._graph_def.library.function.add().CopyFrom(function)

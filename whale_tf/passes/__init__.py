@@ -8,6 +8,7 @@
     whole         values of the whole mini-batch
     accumulate    gradients added up over micro-batches
     synchronise   gradients summed over copies and processes; values merged for whoever reads them
+    broadcast     what one process updates for all, to the others
     schedule      the order of each replica's calls
 
 With ``WHALE_VERIFY=1`` in the environment what a pass ensures is checked after it (``whale_tf.passes.verify``).
@@ -19,6 +20,7 @@ import os
 from typing import Tuple
 
 from whale_tf.ir.training_step import TrainingStep
+from whale_tf.passes.broadcast import broadcast
 from whale_tf.passes.collect import accumulate, synchronise
 from whale_tf.passes.communicate import bridge, divide, whole
 from whale_tf.passes.outline import outline, parted
@@ -40,7 +42,8 @@ PASSES: Tuple[Pass, ...] = (
     Pass("whole", whole, requires="bridged", ensures="whole"),
     Pass("accumulate", accumulate, requires="whole", ensures="accumulated"),
     Pass("synchronise", synchronise, requires="accumulated", ensures="synchronised"),
-    Pass("schedule", order_calls, requires="synchronised", ensures="ordered"),
+    Pass("broadcast", broadcast, requires="synchronised", ensures="sent"),
+    Pass("schedule", order_calls, requires="sent", ensures="ordered"),
 )
 
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
-from whale_tf.ir.graph import OpGraph
+from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.training_step import TrainingStep, owned
-from whale_tf.ir.traits import MERGES, SWITCHES
+from whale_tf.ir.traits import CONDITIONALS, MERGES, SWITCHES, VARIABLES, traits
 from whale_tf.ir.units import frames
 from whale_tf.plan import Plan
 
@@ -59,6 +59,52 @@ def find_homes(step: TrainingStep, plan: Plan) -> Homes:
         if tensor not in tensors and len(found) == 1 and -1 not in found:
             tensors[tensor], = found
     return Homes(ops, tensors)
+
+
+def kept_in_bodies(graph: OpGraph, homes: Homes) -> Dict[int, int]:
+    """Optimizers' variables -> home, of those that bodies of conditions and functions update with what belongs to one home alone.
+    Keras updates in a condition where gradients must be finite, or are accumulated over steps."""
+    found: Dict[int, int] = {}
+    for op in graph.ops:
+        if op.phase is not Phase.APPLY or not op.body:
+            continue
+        producers = [graph.tensors[tensor].op for tensor in op.inputs]
+        known = {position: homes.tensors.get(tensor, homes.ops.get(producers[position], -1))
+                 for position, tensor in enumerate(op.inputs)}
+        for position, home in _kept_in_body(op, {position: home for position, home in known.items() if home >= 0}).items():
+            if graph.ops[producers[position]].type in VARIABLES and producers[position] not in homes.ops:
+                found.setdefault(producers[position], home)
+    return found
+
+
+def _kept_in_body(op: Op, known: Mapping[int, int]) -> Dict[int, int]:
+    """Inputs, by position, that are variables of a home because ``op``'s bodies write them; ``known``: homes of the others."""
+    kept: Dict[int, int] = {}
+    first = 1 if op.type in CONDITIONALS else 0  # behind the condition
+    for body in (op.body or {}).values():
+        arguments = {one.id: first + one.attrs["index"] for one in body.ops if one.type == "_Arg"}
+        count = -1
+        while count < len(kept):  # what follows from such a variable belongs to its home, too
+            count = len(kept)
+            of: Dict[int, Set[int]] = {}  # tensor -> homes
+            for one in body.ops:
+                own = [of[tensor] for tensor in one.inputs]
+                homes = {home for single in own if len(single) == 1 for home in single}
+                if one.id in arguments:
+                    homes = {found[arguments[one.id]] for found in (known, kept) if arguments[one.id] in found}
+                for index, tensor in enumerate(one.outputs):
+                    of[tensor] = own[index] if one.type == "IdentityN" else homes
+                written: Dict[int, int] = {}
+                if one.body:
+                    written = _kept_in_body(one, {place: min(single) for place, single in enumerate(own) if len(single) == 1})
+                elif traits(one.type).is_write and len(homes) == 1:
+                    written = dict.fromkeys(range(len(one.inputs)), min(homes))
+                for place, home in written.items():
+                    record = body.tensors[one.inputs[place]]
+                    position = arguments.get(record.op)
+                    if record.dtype == "resource" and position is not None and position not in known:
+                        kept.setdefault(position, home)
+    return kept
 
 
 def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[int, int], ...]:

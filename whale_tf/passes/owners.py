@@ -9,6 +9,13 @@ keeps what the optimizer keeps for it and runs its update, and sends the new val
 
 What follows from gradients and parameters alone, such as a global norm, each process computes for itself: it has both.  What
 follows from an optimizer's state (the norm of all changes, say) is sent by the owner as well, where something else reads it.
+
+What an owner sends goes in messages.  Variables whose gradients travel in one bucket share a message, those of one owner; so do
+numbers (such as the squares that a norm is made of) that no other message comes between.
+
+Under a loss scale a step may be skipped.  Whether it is follows from the sums of all gradients, so that all processes know;
+values are sent in every step, those of before in a skipped one.  A variable that forward and backward ops read is in every
+process and written by each, whatever it follows from: the loss scale itself, or a moving average of weights.
 """
 
 from __future__ import annotations
@@ -21,6 +28,8 @@ from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
 from whale_tf.plan import Plan
 
+GATE_ATTR = "_whale_gate"  # of the op that decides about all writes of a step, in all processes alike
+
 
 class Owners(NamedTuple):
     """Equal in all processes, but for ``rank`` and ``left_out``.
@@ -31,6 +40,7 @@ class Owners(NamedTuple):
         state: variable that an optimizer keeps -> the trained one that it is for.
         update: op that only the owner runs -> trained variable; those that follow from the optimizer's state, and writes.
         sent: tensors of these ops that others read -> trained variable.
+        messages: what is sent, in an order that is the same in all processes.
         gradients: gradients whose sums over all micro-batches and processes only the owner has -> trained variable.
         left_out: ops that this process does not run: other processes' ``update``, and what nothing else reads.
     """
@@ -40,6 +50,7 @@ class Owners(NamedTuple):
     state: Mapping[int, int] = {}
     update: Mapping[int, int] = {}
     sent: Mapping[int, int] = {}
+    messages: Tuple[Message, ...] = ()
     gradients: Mapping[int, int] = {}
     left_out: FrozenSet[int] = frozenset()
 
@@ -60,6 +71,30 @@ class Owners(NamedTuple):
             found[variable] = Writes(tuple(op for op in every if op in own and self.update[op] == variable),
                                      tuple(op for op in state if op not in follow), tuple(op for op in state if op in follow))
         return found
+
+
+class Message(NamedTuple):
+    """What one process sends to all others at once.
+
+    Attributes:
+        home: the device that it is sent from, one of its owner's.
+        task_graph: that it belongs to.
+        tensors: what others read; or
+        variables: whose new values it has.
+        is_late: it says only that what the optimizer keeps for these variables has been written, where that comes after them.
+    """
+
+    home: int
+    task_graph: int
+    tensors: Tuple[int, ...] = ()
+    variables: Tuple[int, ...] = ()
+    is_late: bool = False
+
+    def reads(self, graph: OpGraph) -> Tuple[int, ...]:
+        """The tensors of what it sends: of variables their handles or references; nothing where it is late."""
+        if self.is_late:
+            return ()
+        return self.tensors or tuple(graph.ops[variable].outputs[0] for variable in self.variables)
 
 
 class Writes(NamedTuple):
@@ -97,25 +132,36 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
         return Owners()
     graph = step.graph
     process = {graph.op(name).id: plan.process_of(device)
-               for task in plan.task_graphs for name, device in task.homes.items() if name in graph}
+               for task in plan.task_graphs for name, device in task.homes.items() if name in graph and device != plan.host}
     if not process:
         return Owners()
     itself = {variable: variable for variable in process}
     gradients = {tensor: variable for tensor, variable in step.gradients if variable in process}
     of, variables = owned(graph, _of_region(step, itself), itself, gradients)
+    everywhere = _read_in_passes(graph).difference(process)
+    variables = {variable: owner for variable, owner in variables.items() if variable not in everywhere}
     state = {variable: owner for variable, owner in variables.items() if variable not in process}
     at_owner = _at_owner(step, of, gradients) if plan.adds_at_home and plan.num_micro_batch > 1 else {}
     update: Dict[int, int] = {}
     for op in graph.ops:
-        if op.phase is Phase.APPLY and op.id in of and op.type not in VARIABLES:
+        is_write = traits(op.type).is_write
+        if op.phase is Phase.APPLY and op.id in of and op.type not in VARIABLES and not (
+                is_write and target(graph, op) in everywhere):
             follows = any(tensor in at_owner or graph.tensors[tensor].op in update or graph.tensors[tensor].op in state
                           for tensor in op.inputs)
-            if follows or traits(op.type).is_write:
+            if follows or is_write:
                 update[op.id] = of[op.id]
     _check_writes(graph, of, variables, process)
     rank = plan.process_of(plan.task_graphs[0].devices[0][0])
     left_out = _left_out(graph, of, update, {variable for variable, owner in process.items() if owner != rank})
-    return Owners(rank, process, state, update, _sent(graph, update, process), at_owner, left_out)
+    owners = Owners(rank, process, state, update, _sent(graph, update, process), (), at_owner, left_out)
+    return owners._replace(messages=tuple(_messages(step, plan, owners)))
+
+
+def _read_in_passes(graph: OpGraph) -> Set[int]:
+    """Variables that forward and backward ops read."""
+    return {op.id for op in graph.ops if op.type in VARIABLES for tensor in op.outputs for user, _ in graph.consumers(tensor)
+            if graph.ops[user].phase in (Phase.FORWARD, Phase.BACKWARD)}
 
 
 def _of_region(step: TrainingStep, variables: Mapping[int, int]) -> Dict[int, int]:
@@ -173,6 +219,47 @@ def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int])
     return found
 
 
+def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
+    """First tensors, then variables in the order in which their gradients become ready, then what is late."""
+    graph, writes = step.graph, owners.writes(step.graph)
+    home = {graph.op(name).id: (device, number) for number, task in enumerate(plan.task_graphs)
+            for name, device in task.homes.items() if name in graph}
+    of_op = {op: variable for variable, found in writes.items() for op in found.value}
+    after = _after(graph, list(of_op))
+    before = {variable: {of_op[op] for write in found.value for op in after[write]} - {variable}
+              for variable, found in writes.items()}
+    alone = {variable for variable, found in before.items() if found}.union(*before.values())
+    bucket = {name: (sync.task_graph, place) for sync in plan.gradients for place, names in enumerate(sync.buckets)
+              if len(names) > 1 for name in names}
+    groups: Dict[Tuple, List[int]] = {}
+    rounds = _rounds(graph, owners.sent)
+    for tensor, variable in sorted(owners.sent.items(), key=lambda one: (rounds[graph.tensors[one[0]].op], one[0])):
+        op, record = graph.tensors[tensor].op, graph.tensors[tensor]
+        apart = -1 if record.shape == () and not after[op] else tensor
+        groups.setdefault((rounds[op], owners.process[variable], home[variable][1], record.dtype, apart), []).append(tensor)
+    found = [Message(*home[owners.sent[tensors[0]]], tensors=tuple(tensors)) for tensors in groups.values()]
+    order = {variable: place for place, (_, variable) in enumerate(step.gradients)}
+    groups = {}
+    for variable in sorted(writes, key=lambda one: (order.get(one, len(order)), one)):
+        name = graph.ops[variable].name
+        together = (home[variable][1], -1 - variable) if variable in alone or name not in bucket else bucket[name]
+        groups.setdefault((owners.process[variable], graph.ops[variable].attrs.get("dtype"), together), []).append(variable)
+    found += [Message(*home[variables[0]], variables=tuple(variables)) for variables in groups.values()]
+    late: Dict[int, List[int]] = {}
+    for variable in sorted(variable for variable in writes if writes[variable].late):
+        late.setdefault(owners.process[variable], []).append(variable)
+    return found + [Message(*home[variables[0]], variables=tuple(variables), is_late=True) for variables in late.values()]
+
+
+def _rounds(graph: OpGraph, sent: Mapping[int, int]) -> Dict[int, int]:
+    """Op -> how many tensors that are sent it follows from, one after another."""
+    found: Dict[int, int] = {}
+    for op in graph.ops:
+        steps = [found.get(graph.tensors[tensor].op, 0) + (tensor in sent) for tensor in op.inputs]
+        found[op.id] = max([*steps, *(found.get(wait, 0) for wait in op.control_inputs)], default=0)
+    return found
+
+
 def _check_writes(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int], process: Mapping[int, int]) -> None:
     """Raises:
         UnsupportedOpError: a variable is written by what follows from several, by alternative updates, or in some steps only.
@@ -216,14 +303,14 @@ def _after(graph: OpGraph, writes: List[int]) -> Dict[int, Set[int]]:
 
 
 def _switch(graph: OpGraph, write: Op) -> Optional[Op]:
-    """The op that decides whether a write runs."""
+    """The op that decides whether a write runs, beside the one that decides about all."""
     stack, seen = [write.id], set()  # type: List[int], Set[int]
     while stack:
         op = graph.ops[stack.pop()]
         if op.id in seen or op.phase is not Phase.APPLY:
             continue
         seen.add(op.id)
-        if op.type in SWITCHES:
+        if op.type in SWITCHES and GATE_ATTR not in op.attrs:
             return op
         if op.type not in MERGES:
             stack.extend(graph.predecessors(op))

@@ -23,6 +23,7 @@ from whale_tf.program import (
     ACCUMULATE,
     BACKWARD,
     BRIDGE,
+    BROADCAST,
     DIVIDE,
     EARLY,
     FORWARD,
@@ -39,7 +40,7 @@ from whale_tf.schedule import Step, in_flight, orders, schedule_of
 
 BEFORE = (DIVIDE, ONCE, EARLY, WHOLE, SECTION)
 STEPS = (FORWARD, BACKWARD, WEIGHT)
-SCHEDULED, AFTER = (BRIDGE, *STEPS, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE)
+SCHEDULED, AFTER = (BRIDGE, *STEPS, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE, BROADCAST)
 
 
 def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:
@@ -95,7 +96,7 @@ def _waiting(program: Program, found: Sequence[Sequence[Step]]) -> Program:
             kinds = [first.kind, ACCUMULATE] if first.kind == last else [first.kind]
             keys = [(first.task_graph, kind, g, first.micro_batch, r) for kind in kinds]
             after = [place for key in keys for place in places.get(key, ())]
-        calls.append(call._replace(after=tuple(after)))
+        calls.append(call._replace(after=call.after + tuple(after)))
     return program._replace(calls=tuple(calls))
 
 

@@ -10,7 +10,7 @@ from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.communicate import combined_in
 from whale_tf.passes.replicate import copies, is_bridged
 from whale_tf.plan import Plan
-from whale_tf.program import ACCUMULATE, ALL, BRIDGE, CLONED, DIVIDE, UPDATE, WHOLE, Body, Program
+from whale_tf.program import ACCUMULATE, ALL, BRIDGE, BROADCAST, CLONED, DIVIDE, UPDATE, WHOLE, Body, Program
 
 
 class Pass(NamedTuple):
@@ -127,6 +127,18 @@ def _synchronised(program: Program, step: TrainingStep, plan: Plan) -> List[str]
     return wrong
 
 
+def _sent(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
+    """What another process computes, or what others read as well, comes from a message."""
+    sent = {tensor for body in program.bodies if body.step == BROADCAST for tensor in body.outputs}
+    wrong = []
+    for number, call in enumerate(program.calls):
+        body, taken = program.bodies[call.body], {value.tensor: value.calls for value in call.takes}
+        for tensor in sent.intersection(body.inputs) if body.step == UPDATE else ():
+            if {program.step_of(program.calls[source]) for source in taken.get(tensor, ())} != {BROADCAST}:
+                wrong.append(f"#{number} takes {program.graph.tensor_name(tensor)} from no broadcast")
+    return wrong
+
+
 def _ordered(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
     waits = nx.DiGraph()
     for number, call in enumerate(program.calls):
@@ -153,5 +165,6 @@ PROPERTIES: Dict[str, Callable[[Program, TrainingStep, Plan], List[str]]] = {
     "whole": _whole,
     "accumulated": _accumulated,
     "synchronised": _synchronised,
+    "sent": _sent,
     "ordered": _ordered,
 }

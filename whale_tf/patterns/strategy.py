@@ -90,7 +90,8 @@ def strategies(op: Op, view: View, shares: Sequence[int], batch: Mapping[int, in
         batch: tensor -> the dimension that counts examples, which micro-batches divide and ``split`` leaves alone.
     """
     if op.type in SHAPE_ONLY or op.type in RANDOM or op.body:
-        return Strategies([], ["drawn once" if op.type in RANDOM else "no operand is divided"])
+        return Strategies([], ["drawn once" if op.type in RANDOM else "it runs a function, whose body is not divided" if op.body
+                               else "no operand is divided"])
     if _holds_elements(op):
         return Strategies([], ["the elements of a list or an array are whole"])
     try:

@@ -13,6 +13,7 @@ from whale_tf.ir.batch_axis import Reduce
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.passes.form import Form
+from whale_tf.passes.replicate import clones
 from whale_tf.plan import Estimate, Plan
 from whale_tf.planner.sharding.assignment import Assignment, Choice
 from whale_tf.profiler.op_cost import tensor_bytes
@@ -67,7 +68,7 @@ def explain_plan(
         for line in _draws(plan, region) + _sections(region):
             console.print(line, highlight=False, markup=False)
         reseeded = assignment.reseeded if assignment is not None else ()
-        for line in _inexact(region, reseeded, any(sync.fp16 for sync in plan.gradients)):
+        for line in _inexact(plan, region, reseeded):
             console.print(line, highlight=False, markup=False)
     return out.getvalue()
 
@@ -86,8 +87,23 @@ def _homes(plan: Plan, devices: Sequence[str]) -> List[str]:
     read = "by every call, forward and backward" if plan.reads_anew else "once a step"
     lines = [f"Variables live and are updated at home (zero {plan.zero}, offload {plan.offload}); {gradients}, and replicas read "
              f"them {read}. Variables on {where}."]
+    lines += _owners(plan)
     peaks = plan.estimate.peak_memory_bytes
     return lines + (["Estimated peaks of the devices: " + ", ".join(map(_bytes, peaks)) + "."] if peaks else [])
+
+
+def _owners(plan: Plan) -> List[str]:
+    """Which process updates what, where homes are divided over several."""
+    here = {plan.process_of(device) for task in plan.task_graphs for row in task.devices for device in row}
+    if len(plan.processes) < 2 or (len(here) > 1 and plan.spans_processes):
+        return []
+    homes = [home for task in plan.task_graphs for home in task.homes.values()]
+    if plan.host in homes:
+        return ["Each process has all variables, on a host of its own, and updates them."]
+    owners = [plan.process_of(home) for home in homes]
+    counts = ", ".join(f"process {rank}: {owners.count(rank)}" for rank in range(len(plan.processes)))
+    return ["Each process has all variables. The one that updates a variable keeps its optimizer's state, and sends the new "
+            f"value to the others in every step. Variables updated by {counts}."]
 
 
 def _title(plan: Plan) -> str:
@@ -250,11 +266,12 @@ def _sizes(graph: OpGraph, tensors: Set[int]) -> str:
     return f"{known} and tensors of open sizes" if is_open else known
 
 
-def _inexact(region: Region, reseeded: Sequence[str], fp16: bool) -> List[str]:
+def _inexact(plan: Plan, region: Region, reseeded: Sequence[str]) -> List[str]:
     ops = region.graph.ops
-    found = [f"{ops[item.op].name} ({ops[item.op].type}): {item.reason}" for item in region.batch.inexact]
+    found = [f"{ops[item.op].name} ({ops[item.op].type}): {item.reason}" for item in region.batch.inexact
+             if len(clones(plan, region.task_graph[item.op])) > 1]
     found += [f"{name}: initial values of the same distribution, but other ones (init: sharded)" for name in reseeded]
-    if fp16:
+    if any(sync.fp16 for sync in plan.gradients):
         found.append("gradients are rounded to float16 on their way between processes (communication.fp16)")
     if not found:
         return ["Exact: the parallel result equals the local one but for rounding."]

@@ -138,11 +138,9 @@ def _check_processes(plan: Plan, config: Config, what: str) -> None:
     if plan.spans_processes:
         raise ConfigError(f"{what}, over which model replicas span; let each process have the devices of a model replica, start "
                           "one process that sees all devices, or leave zero and offload out")
-    if config.offload != NONE:
-        raise ConfigError(f"{what}; a host is that of one process: start one process that sees all devices, or leave offload out")
+    if NONE not in (config.zero, config.offload):
+        raise ConfigError(f"{what}, and offload is {config.offload!r}, under which each process has all variables on its own "
+                          "host and divides none: leave one of them out, or start one process that sees all devices")
     if config.zero == "v3":
         raise ConfigError(f"{what}; parameters are divided within one process only: use 'v2', which divides states and sums of "
                           "gradients, or start one process that sees all devices")
-    if config.loss_scale is not None:
-        raise ConfigError(f"{what}, and amp.loss_scale is {config.loss_scale!r}, which skips updates, while new values are sent "
-                          "in every step: use amp 'bfloat16', or leave zero out")

@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Optio
 
 from whale_tf._tf_compat import FetchMapper, tf, v1
 from whale_tf.cluster import Processes
+from whale_tf.emit.owners import UPDATES_ATTR
 from whale_tf.emit.processes import ancestors
 from whale_tf.ir.traits import traits
 from whale_tf.processes.runtime import Runtime
@@ -74,7 +75,7 @@ class _Saved:
         ops = [each if isinstance(each, tf.Operation) else each.op for each in elements]
         key = tuple(op.name for op in ops)
         if key not in self._updating:
-            self._updating[key] = any(traits(op.type).is_update for op in ancestors(ops))
+            self._updating[key] = any(_updates(op) for op in ancestors(ops))
         self.runs += self._updating[key]
 
     def steps_since(self) -> int:
@@ -217,6 +218,11 @@ class Termination:
             return f"saved {saver.save(saved.session(), path, step, *args, **kwargs)}"
         except Exception as error:  # the process must end whatever the error
             return f"saving failed, the checkpoint before stands ({error})"
+
+
+def _updates(op: tf.Operation) -> bool:
+    """Whether an op is an optimizer's update, or takes over the value of one that another process runs."""
+    return traits(op.type).is_update or UPDATES_ATTR in op.node_def.attr
 
 
 def _clock(session: Any) -> Optional[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
@@ -52,7 +52,8 @@ def captured_step(
             raise PlanError(f"the global batch is {global_batch}, expected a multiple of {own}: so many mini-batches make a step")
         graph = graph.resized(global_batch // own)
     tasks = Tasks(cluster, network, used)
-    costs = StepCosts(graph, cluster, estimator, graph.batch * own / plan.num_micro_batch)
+    values = {step.graph.op(one.name).outputs[0]: one.bytes - one.slots for one in graph.variables}
+    costs = StepCosts(graph, cluster, estimator, graph.batch * own / plan.num_micro_batch, values)
     add_step(tasks, costs, step, [(compile_program(step, part), part) for part in parts])
     static_bytes: Dict[int, Dict[str, float]] = {device: {} for device in used}
     for part in parts:
@@ -78,9 +79,13 @@ def _kept(part: Plan, one: StepVariable) -> Dict[int, float]:
 class StepCosts(Costs):
     """Args:
     examples: of one micro-batch over all model replicas.
+    values: tensor of a variable itself -> bytes of its value.
     """
 
-    def __init__(self, graph: StepGraph, cluster: Cluster, estimator: OpEstimator, examples: float) -> None:
+    def __init__(
+        self, graph: StepGraph, cluster: Cluster, estimator: OpEstimator, examples: float, values: Mapping[int, float]
+    ) -> None:
+        self._values = values
         self.graph, self.cluster, self.estimator, self.examples = graph, cluster, estimator, examples
         self._bytes = [tensor.bytes for op in graph.ops for tensor in op.outputs]
         self._totals: Dict[str, Tuple[float, float]] = {}
@@ -89,6 +94,8 @@ class StepCosts(Costs):
             self._totals[op.origin] = flops + op.flops, size + op.size_bytes
 
     def bytes(self, tensor: int) -> float:
+        if tensor in self._values:
+            return self._values[tensor]
         return self._bytes[tensor] if tensor < len(self._bytes) else 0.0
 
     def kernel(self, op: Op, part: float, device: int) -> Kernel:

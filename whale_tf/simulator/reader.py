@@ -7,6 +7,7 @@ the layouts of their tensors, as emission lowers them::
     accumulate                  an addition on the replica's device
     synchronise                 an addition on one device, in turns, or a collective between processes
     whole, merge                an addition or concatenation on the first device
+    broadcast                   a message from one process to each other one, when what it sends has been written
 
 Costs say how long an op takes, and whether it runs by itself; one that does not hands on what it reads.
 """
@@ -19,7 +20,7 @@ from whale_tf.bridges import crossing, cuts
 from whale_tf.ir.batch_axis import EXTREMES
 from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
-from whale_tf.ir.traits import VARIABLES
+from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.passes.communicate import is_combined, takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import (
@@ -28,6 +29,7 @@ from whale_tf.program import (
     BACKWARD,
     BATCH_LEVEL,
     BRIDGE,
+    BROADCAST,
     DIVIDE,
     FORWARD,
     MERGE,
@@ -46,6 +48,7 @@ from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
 SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
+NO_VALUE_BYTES = 4.0  # of a message that something is done
 LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
 
@@ -78,7 +81,7 @@ class Costs:
     in_turn = False
 
     def bytes(self, tensor: int) -> float:
-        """Of the value of the whole mini-batch."""
+        """Of the value of the whole mini-batch; of a variable itself, those of its value."""
         raise NotImplementedError
 
     def kernel(self, op: Op, part: float, device: int) -> Kernel:
@@ -166,6 +169,7 @@ class _Reader:
         self.piece_of = [{op: number for number, piece in enumerate(pieces) for op in piece.ops} for pieces in self.pieces]
         self.parts = [self._part(call) for call in program.calls]
         self.sums = self._turns()
+        self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) == BROADCAST]
         self.ran: Dict[Tuple[int, int], int] = {}
         self._known: Dict[Tuple[int, int, bool], Value] = {}
         self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
@@ -286,6 +290,8 @@ class _Reader:
                         first[number].append(task)
                     last[number] = last[number] - waits | {task}
                     mine.add(task)
+        for number in self.messages:
+            self._broadcast(number)
         for number, call in enumerate(self.program.calls):
             ended = [task for other in call.after for task in sorted(last[other])]
             ended += [part.task for other in call.after if self._step(other) == ACCUMULATE
@@ -378,7 +384,7 @@ class _Reader:
     def _from(self, source: int, tensor: int, reader: int) -> Value:
         """What a call gives another one."""
         body = self.program.bodies[self.program.calls[source].body]
-        if body.step == UPDATE and self._step(reader) != UPDATE:
+        if body.step == UPDATE and self._step(reader) not in (UPDATE, BROADCAST):
             return Value()  # of the step before
         if body.step == ONCE and body.home is not None and self.program.bodies[self.program.calls[reader].body].reads:
             return self._read_anew(self._value(source, tensor), tensor, reader)
@@ -460,7 +466,9 @@ class _Reader:
         is_own = is_divided and (step == BRIDGE or (step == SYNCHRONISE and len(self.peers) == 1))
         key = number, tensor, ALL
         if key not in self._made:
-            if step == SYNCHRONISE and not is_own:
+            if step == BROADCAST:
+                self._broadcast(number)
+            elif step == SYNCHRONISE and not is_own:
                 self._synchronise(number)
             else:
                 values = self._terms(number, tensor, self._device(number, tensor))
@@ -573,6 +581,61 @@ class _Reader:
                 arrived = self._op(self._about(number, "out of bucket"), part.device, [arrived], (), 2.0 * size, size)
             peer._made.update(((number, tensor, ALL), Value((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),)))
                               for tensor in tensors)
+
+    # ---- what one process sends to the others ------------------------------------------------------------------------
+
+    def _broadcast(self, number: int) -> None:
+        """A message to each other process, and what is taken out of it there."""
+        if (number, ALL, ALL) in self._made:
+            return
+        place = self.messages.index(number)
+        calls = [peer.program.calls[peer.messages[place]] for peer in self.peers]
+        owner = next(rank for rank, call in enumerate(calls) if call.takes or call.after)
+        for peer in self.peers:
+            peer._made[peer.messages[place], ALL, ALL] = Value()
+        sender, tensors = self.peers[owner], self.program.bodies[calls[owner].body].inputs
+        number, devices = sender.messages[place], [call.devices[0] for call in calls]
+        values = [sender._main(source, tensor, number) for tensor, (source,) in calls[owner].takes]
+        written = sender._written(calls[owner])
+        values += [Value((Held(START, devices[owner], -1, tensor, sender.costs.bytes(tensor)),), written)
+                   for tensor in tensors if calls[owner].after]
+        size, waits = NO_VALUE_BYTES, written
+        if any(value.parts for value in values):
+            packed = sender._packed(number, values)
+            if packed.task != START:
+                self.tasks.wait(packed.task, sorted(written))
+            size, waits = packed.size, _together(values).waits | {packed.task}
+        pairs = tuple((devices[owner], device, 1.0) for device in devices if device != devices[owner])
+        about = sender._about(number, BROADCAST)._replace(label=BROADCAST)
+        task = self.tasks.communicate(
+            SEND_RECV, Group(tuple(sorted(devices)), pairs), size, GRADIENT, sorted(waits - {START}), about)
+        for value, (tensor, _) in zip(values, calls[owner].takes):
+            sender._made[number, tensor, ALL] = value._replace(waits=value.waits | {task})
+        for rank, peer in enumerate(self.peers):
+            if rank != owner and tensors:
+                peer._arrived(peer.messages[place], task, tensors, size)
+
+    def _written(self, call: Call) -> FrozenSet[int]:
+        """The tasks after which a call's message leaves: those that write what it sends."""
+        tensors, found = set(self.program.bodies[call.body].inputs), set()  # type: Set[int], Set[int]
+        for number in call.after:
+            for place, piece in enumerate(self.pieces[self.program.calls[number].body]):
+                writes = [op for op in piece.ops if traits(self.graph.ops[op].type).is_write]
+                if any(not tensors or not tensors.isdisjoint(self.graph.ops[op].inputs) for op in writes):
+                    value = self._handed_on(number, piece)
+                    task = self.ran.get((number, place), START)
+                    found |= {task} if task != START else value.waits.union(part.task for part in value.parts)
+        return frozenset(found - {START})
+
+    def _arrived(self, number: int, task: int, tensors: Sequence[int], size: float) -> None:
+        """What a message brings."""
+        device = self.program.calls[number].devices[0]
+        arrived = Held(task, device, self._new_buffer("gradient buckets", task, device, size), tensors[0], size)
+        if len(tensors) > 1:
+            arrived = self._op(self._about(number, "out of message"), device, [arrived], (), 2.0 * size, size)
+        for tensor in tensors:
+            part = arrived._replace(tensor=tensor, size=self.costs.bytes(tensor))
+            self._made[number, tensor, ALL] = Value((part,))
 
     def _packed(self, number: int, values: Sequence[Value]) -> Held:
         """Values of one device as one tensor."""

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
+from whale_tf.errors import PlanError
 from whale_tf.plan import Plan
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.calibration import Calibration, calibrated
@@ -157,6 +158,10 @@ class Simulator:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
         """
         if plan.offload != "none":
+            if len(plan.processes) > 1 and not plan.spans_processes:
+                raise PlanError(
+                    f"offload is {plan.offload!r}, and each of {len(plan.processes)} processes has a host of its own, which the "
+                    "simulator does not know; simulate the plan of one process")
             return Simulator(self.cluster.with_host(plan.num_devices), self.options)._run_step(plan, step, global_batch)
         return self._run_step(plan, step, global_batch)
 

@@ -24,6 +24,8 @@ from whale_tf.simulator.calibration import Points, interpolated
 VERSION = 2
 PHASES = {BACKWARD: Phase.BACKWARD, UPDATE: Phase.APPLY}  # of all other steps: forward
 
+NUMBER_BYTES = 8  # of at most
+
 
 class StepTensor(NamedTuple):
     """``bytes`` of the whole mini-batch's value; ``layout``: the kind of its layout (:class:`whale_tf.ir.layout.Layout`)."""
@@ -232,14 +234,14 @@ def under(graph: StepGraph, plan: Plan) -> StepGraph:
 
 
 def training_step(graph: StepGraph, processes: int = 1) -> TrainingStep:
-    """What the passes make a Program of.  Tensors have no shapes; what depends on these (which gradients a bucket may hold, lean
-    bodies of calls) is decided where the graph was captured."""
+    """What the passes make a Program of.  Tensors have no shapes, but for numbers of the update; what depends on others (which
+    gradients a bucket may hold, lean bodies of calls) is decided where the graph was captured."""
     ops, home, layouts = OpGraph(), [], {}  # type: OpGraph, List[int], Dict[int, Layout]
     for row in graph.ops:
         kind = "Identity" if row.type in ENTERS else row.type  # loops count as straight-line code
-        op = ops.add(row.name, kind, [ops.ops[source].outputs[place] for source, place in row.inputs],
-                     [((1,), "float32")] * len(row.outputs), row.waits, phase=PHASES.get(row.step, Phase.FORWARD),
-                     attrs={"_whale_shard": row.shard})
+        outputs = [(() if row.step == UPDATE and one.bytes <= NUMBER_BYTES else (1,), "float32") for one in row.outputs]
+        op = ops.add(row.name, kind, [ops.ops[source].outputs[place] for source, place in row.inputs], outputs, row.waits,
+                     phase=PHASES.get(row.step, Phase.FORWARD), attrs={"_whale_shard": row.shard})
         home.append(row.task_graph)
         layouts.update((tensor, Layout(one.layout)) for tensor, one in zip(op.outputs, row.outputs))
     variables: Dict[int, int] = {}

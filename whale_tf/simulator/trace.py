@@ -163,6 +163,7 @@ def _kind_of(node_name: str, label: str) -> Tuple[str, int]:
         ("collectivereduce", "all_reduce", 2),
         ("nccl", "all_reduce", 2),
         ("collectivegather", "all_gather", 2),
+        ("collectivebcast", "broadcast", 2),
         ("_send", "send_recv", 1),
         ("_recv", "send_recv", 1),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, List, Mapping, Tuple
+from typing import Collection, Dict, List, Mapping, Sequence, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
@@ -57,14 +57,22 @@ def in_bodies(captured: Captured) -> Dict[int, Op]:
 
 
 def _slots(captured: Captured, variable: int) -> List[int]:
-    """Variables of the same shape that the optimizer keeps for a variable: updated by the same op, or called after it
-    (``w/Adam``), which is all there is to go by for the sparse updates of some optimizers."""
+    """Variables of the same shape that the optimizer keeps for a variable, or averages of it: updated by the same op, or called
+    after it (``w/Adam``), which is all there is to go by for the sparse updates of some optimizers."""
     variables = captured.phases.variables
     trained = variables[variable]
+    names = [variables[other].name for other in captured.variable_homes]
     return [
         other.op
         for other in variables
         if other.op not in captured.variable_homes
         and other.shape == trained.shape
-        and (other.op in trained.slots or other.name.startswith(trained.name + "/"))
+        and (other.op in trained.slots or other.name.startswith(trained.name + "/")
+             or _called_after(other.name, names) == trained.name)
     ]
+
+
+def _called_after(name: str, variables: Sequence[str]) -> str:
+    """The variable that an average made in a scope of its own is of (``train/w/ExponentialMovingAverage`` of ``w``)."""
+    of = "/" + name.rpartition("/")[0]
+    return max((other for other in variables if of.endswith("/" + other)), key=len, default="")

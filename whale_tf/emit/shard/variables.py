@@ -15,14 +15,16 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf
+from whale_tf.emit.shard.branches import reading_parts
 from whale_tf.emit.shard.checkpoints import Checkpoints, Parts, host_of
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor import consumers
+from whale_tf.graph_editor.control_flow import call_functions
 from whale_tf.graph_editor.edges import canonical_edge
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Shape
-from whale_tf.ir.traits import ASSIGNS, READS, State, traits
+from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, READS, Role, State, traits
 
 
 class DividedVariables:
@@ -189,12 +191,14 @@ class _Uses:
         self._edit = edit
         self._nodes = nodes = Nodes(edit)
         self._root = root
+        self._by_op = {variable.op: variable for variable in variables}
         self.writes = writes
         self.checkpoints = Checkpoints(
-            nodes, root, {variable.op: variable for variable in variables},
+            nodes, root, self._by_op,
             lambda variable, part, scope, controls: _read(nodes, variable, part, scope, controls), self._edges, self._controls)
         self.reads: List[Tuple[tf.Tensor, str]] = []
         self.shapes: Dict[str, Shape] = {}
+        self._conditions: Set[str] = set()
 
     def save(self, ops: Sequence[tf.Operation]) -> Set[str]:
         """Names of the ``SaveV2`` ops that slices are saved in the place of."""
@@ -209,21 +213,58 @@ class _Uses:
         if traits(op.type).is_write:
             self._write(variable, op, scope)
         elif traits(op.type).state is State.IS_INITIALIZED:
-            name = self._clone(op, scope + "/part", {0: variable.names[0]})
+            self.writes[op.name] = asked = [self._clone(op, f"{scope}/part{i}", {0: p}) for i, p in enumerate(variable.names)]
+            name = asked[0]
+            for i, other in enumerate(asked[1:], 1):
+                name = self._nodes.add("LogicalAnd", f"{scope}/and{i}", [name, other], "")
             self.reads.append((op.outputs[0], name))
-            self.writes[op.name] = [name]
         elif op.type in READS:
             self.writes[op.name] = self.read(variable, op, self._controls(op))
+        elif traits(op.type).role is Role.SWITCH:
+            self._switch(variable, op, scope)
+        elif op.type in CONDITIONALS and variable.is_resource:
+            self._condition(op, scope)
         elif not variable.is_resource:
             whole, _ = self._whole(variable, scope, self._controls(op))
             for position, tensor in enumerate(op.inputs):
                 if tensor.op is variable.op:
                     self._edit.move_input(op.name, position, whole)
         elif traits(op.type).state is not State.HANDLE:
-            raise UnsupportedOpError(
-                f"op {op.name!r} ({op.type}) uses the handle of variable {variable.op.name!r}, which wh.split divides "
-                f"over devices; read the variable's "
-                "value instead (tf.identity(v)), or use wh.replicate for its layer")
+            self._refuse(variable, op)
+
+    def _switch(self, variable: Parts, op: tf.Operation, scope: str) -> None:
+        """A branch of TensorFlow 1's conditions takes the variable: so it takes the parts, and reads these."""
+        switched = [self._clone(op, f"{scope}/part{i}", {0: part}) for i, part in enumerate(variable.names)]
+        for index, tensor in enumerate(op.outputs):
+            parts = variable._replace(names=tuple(f"{name}:{index}" for name in switched))
+            for user in tensor.consumers():
+                if user.type not in READS:
+                    self._refuse(variable, user)
+                self.writes[user.name] = self.read(parts, user, self._controls(user))
+
+    def _condition(self, op: tf.Operation, scope: str) -> None:
+        """Branches that are functions take the parts' handles; all variables of an op at once."""
+        if op.name in self._conditions:
+            return
+        self._conditions.add(op.name)
+        taken = {position: self._by_op[tensor.op] for position, tensor in enumerate(op.inputs) if tensor.op in self._by_op}
+        functions = reading_parts(self._edit, op, taken)
+        operands = self._edges(op)
+        for position, variable in taken.items():
+            operands[position] = variable.names[0]
+            operands += variable.names[1:]
+        node = self._edit.copy(op, scope + "/of_parts", operands, control_inputs=self._controls(op))
+        call_functions(node, {name: self._edit.add_function(function) for name, function in functions.items()})
+        node.attr["Tin"].list.type.extend(
+            tf.resource.as_datatype_enum for variable in taken.values() for _ in variable.names[1:])
+        self.writes[op.name] = [node.name]
+        self.reads += [(tensor, f"{node.name}:{index}") for index, tensor in enumerate(op.outputs)]
+
+    def _refuse(self, variable: Parts, op: tf.Operation) -> None:
+        raise UnsupportedOpError(
+            f"op {op.name!r} ({op.type}) uses the handle of variable {variable.op.name!r}, which wh.split divides "
+            f"over devices; read the variable's "
+            "value instead (tf.identity(v)), or use wh.replicate for its layer")
 
     def _write(self, variable: Parts, op: tf.Operation, scope: str) -> None:
         if op.type not in ASSIGNS:

@@ -13,10 +13,13 @@ from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate
 from whale_tf.planner.rhino.assignment import assignment_of
 from whale_tf.planner.rhino.executed import describe, executed_seconds
 from whale_tf.planner.rhino.mesh import Mesh, meshes
+from whale_tf.planner.rhino.problem import Problem
 from whale_tf.planner.rhino.replicas import replica_graph
 from whale_tf.planner.rhino.search import search
 
 NAME = "rhino"
+OBSTACLE = 0.1  # part of the time on one device from which on an op that cannot be divided is named
+SHOWN = 3
 
 
 class Question(NamedTuple):
@@ -79,8 +82,17 @@ def _on_mesh(question: Question, cluster: Cluster, mesh: Mesh) -> Candidate:
         peak_memory_bytes=(int(answer.peak_bytes),) * len(cluster), search_seconds=time.perf_counter() - began,
         assignment=assignment, is_played=True)
     if not assignment.strategies and replicas == 1 and not question.pins:
-        return no_candidate(f"{NAME} on mesh {mesh[0]}", InfeasibleError("nothing is worth dividing"))
+        return no_candidate(f"{NAME} on mesh {mesh[0]}", InfeasibleError(_nothing_divided(answer.levels[0].problem)))
     return found
+
+
+def _nothing_divided(problem: Problem) -> str:
+    """Why dividing gains nothing: ops that cannot be divided, if it is these that take the time."""
+    obstacles = problem.undivided(OBSTACLE)
+    if not obstacles:
+        return "nothing is worth dividing"
+    texts = [f"{op.name!r} ({op.type}, {100 * part:.0f}% of the time on one device: {reason})" for op, part, reason in obstacles]
+    return "nothing else is worth dividing beside what cannot be divided: " + ", ".join(texts[:SHOWN])
 
 
 def plan_of(graph: OpGraph, found: Candidate, inputs: Mapping[str, int], init: str = "exact") -> Plan:

@@ -125,6 +125,20 @@ class Problem:
         self.candidates[op.id] = found
         self.node_of[op.id] = self.costs.add_node(costs)
 
+    def undivided(self, share: float) -> List[Tuple[Op, float, str]]:
+        """Ops that have no strategy that divides their work, and take at least ``share`` of the seconds of all ops on one
+        device; forward ones first, longest first, with their parts of these seconds and the reason."""
+        ops = [self.graph.ops[number] for number in self.scope.ops]
+        seconds = {op.id: self.prices.seconds(op, 1.0, (1.0,) * len(op.inputs + op.outputs), self.axis.first) for op in ops}
+        total = sum(seconds.values())
+        found = []
+        for op in ops:
+            part = seconds[op.id] / total if total else 0.0
+            if part >= share and all(strategy.how in (ONCE, LINEAR) for strategy in self.candidates[op.id].strategies):
+                reasons = strategies(op, self.shapes.view(op), (1,) * self.axis.count, self.batch).reasons
+                found.append((op, part, "; ".join(reasons) or "none of its dimensions can be divided"))
+        return sorted(found, key=lambda item: (item[0].phase is not Phase.FORWARD, -item[1]))
+
     def _candidates(self, op: Op) -> Candidates:
         key = (look(op, self.shapes.view(op), self.batch), op.phase is Phase.APPLY, tuple(map(self._stored, op.inputs)),
                tuple(t in self.scope.gradients for t in op.inputs + op.outputs))
