@@ -26,6 +26,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.amp import measured_profile
 from benchmarks.measure import table
+from benchmarks.papers_memory import as_tensorflow
 from benchmarks.simulator import TABLE_VI
 from whale_tf.cluster import Cluster
 from whale_tf.cluster.devices import CONTEXT_BYTES
@@ -147,10 +148,8 @@ def dapple_profiles(data: Optional[str]) -> List[Point]:
 
 
 def dapple_table() -> List[Point]:
-    """DAPPLE Table VI: BERT-48 in two stages on configuration B, micro-batches of 2; BERT reads 384 tokens.  The authors' script
-    (AlibabaPAI/DAPPLE, bert/run.sh) updates by Adam with weight decay."""
-    bert = transformer("bert-48", 2, 48, 1024, 16, 384, 30522, pre_norm=False, predicted=2, optimizer="adamw")
-    model, cluster = as_run(bert, "fp32", False), Cluster.parse("dapple-b")
+    """DAPPLE Table VI: BERT-48 in two stages on configuration B, micro-batches of 2."""
+    model, cluster = as_tensorflow(2), Cluster.parse("dapple-b")
     points: List[Point] = []
     for (schedule, recompute, count), (rate, _) in TABLE_VI.items():
         strategy = uniform_3d(model, 1, 1, 2, count, schedule, recompute=recompute)
