@@ -175,19 +175,26 @@ class _Reader:
     # ---- what there is -----------------------------------------------------------------------------------------------
 
     def _pieces(self, body: Body, combined: Set[Tuple[int, int]], leaving: Set[int]) -> List[Piece]:
-        own = {tensor for index in body.ops for tensor in self.graph.ops[index].outputs}
-        known, found = set(own), []  # type: Set[int], List[Piece]
-        for op in (self.graph.ops[index] for index in body.ops):
+        ops = [self.graph.ops[index] for index in body.ops]
+        own = {tensor: _shard(op) for op in ops for tensor in op.outputs}
+        leaving = leaving.union(t for op in ops for t in op.inputs if own.get(t, _shard(op)) != _shard(op))
+        known = {shard: {t for t in own if own[t] == shard} for shard in set(own.values()).union(map(_shard, ops))}
+        last: Dict[int, int] = {}  # piece of each device
+        found: List[Piece] = []
+        for op in ops:
             inputs = tuple(dict.fromkeys((t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
                                          if t not in own or self.graph.tensors[t].op < op.id))  # else the next round of a loop
-            is_next = self.costs.in_turn and bool(found) and known.issuperset(op.inputs)
-            known.update(op.inputs)
-            if is_next and leaving.isdisjoint(self.graph.ops[found[-1].ops[-1]].outputs):
-                before = found.pop()
+            shard = _shard(op)
+            is_next = self.costs.in_turn and shard in last and known[shard].issuperset(op.inputs)
+            known[shard].update(op.inputs)
+            if is_next and leaving.isdisjoint(self.graph.ops[found[last[shard]].ops[-1]].outputs):
+                before = found[last[shard]]
                 more = [one for one in inputs if self.graph.tensors[one[0]].op not in before.ops]
-                found.append(before._replace(ops=(*before.ops, op.id), inputs=tuple(dict.fromkeys([*before.inputs, *more]))))
+                found[last[shard]] = before._replace(
+                    ops=(*before.ops, op.id), inputs=tuple(dict.fromkeys([*before.inputs, *more])))
             else:
-                found.append(Piece((op.id,), inputs, int(op.attrs.get(SHARD, 0))))
+                last[shard] = len(found)
+                found.append(Piece((op.id,), inputs, shard))
         return found
 
     def _turns(self) -> Dict[Tuple[int, int], int]:
@@ -217,7 +224,7 @@ class _Reader:
 
     def _device(self, number: int, tensor: int) -> int:
         """Where a call has a tensor."""
-        return self._at(self.program.calls[number], int(self.graph.producer(tensor).attrs.get(SHARD, 0)))
+        return self._at(self.program.calls[number], _shard(self.graph.producer(tensor)))
 
     def _at(self, call: Call, shard: int) -> int:
         """The device of a call; of a divided TaskGraph that of a part."""
@@ -272,13 +279,15 @@ class _Reader:
         last: Dict[int, Set[int]] = {}
         for number, call in enumerate(self.program.calls):
             mine: Set[int] = set()
-            before, first[number], last[number] = START, [], set()
+            before: Dict[int, int] = {}  # of each device
+            first[number], last[number] = [], set()
             for place, piece in enumerate(self.pieces[call.body]):
                 task = self.ran.get((number, place), START)
                 if task != START:
                     waits = self._operands(number, piece, task)
-                    waits.add(before)
-                    before = task if self.costs.in_turn else START
+                    if self.costs.in_turn:
+                        waits.add(before.get(piece.shard, START))
+                        before[piece.shard] = task
                     self.tasks.wait(task, sorted(waits))
                     for tensor in () if self.costs.in_turn else self.graph.ops[piece.ops[-1]].outputs:
                         self._value(number, tensor)
@@ -581,6 +590,10 @@ class _Reader:
             return parts[0]
         size = sum(part.size for part in parts)
         return self._op(self._about(number, "into bucket"), parts[0].device, parts, _together(values).waits, 2.0 * size, size)
+
+
+def _shard(op: Op) -> int:
+    return int(op.attrs.get(SHARD, 0))
 
 
 def _together(values: Iterable[Value]) -> Value:
