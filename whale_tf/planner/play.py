@@ -63,7 +63,7 @@ def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: It
 def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, in_turn: bool) -> Tasks:
     if plan.offload != "none":
         cluster = cluster.with_host(plan.num_devices)
-    tasks = Tasks(cluster, Network(cluster))
+    tasks = Tasks(cluster, Network(cluster), in_queues=False)
     add_step(tasks, _Prices(step, cluster, in_turn), step, [(compile_program(step, plan), plan)])
     return tasks
 

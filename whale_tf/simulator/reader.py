@@ -419,8 +419,8 @@ class _Reader:
     def _send(self, part: Held, device: int, waits: FrozenSet[int]) -> Held:
         if not part.size:
             return part._replace(device=device)
-        key = self._message(part, device, waits)
-        waits = key[3]
+        waits = frozenset(self._on(part.device, waits) | {part.task})
+        key = part.tensor, part.m, device, waits
         if key not in self._sent:
             home = self.tasks.instructions[part.task].block[0] if part.task != START else 0
             about = About(self._name(part.tensor), SEND_RECV, home, part.m)
@@ -432,21 +432,6 @@ class _Reader:
                 buffer = self._new_buffer("activations", task, device, part.size)
             self._sent[key] = part._replace(task=task, device=device, buffer=buffer)
         return self._sent[key]
-
-    def _message(self, part: Held, device: int, waits: FrozenSet[int]) -> Tuple[int, int, int, FrozenSet[int]]:
-        return part.tensor, part.m, device, frozenset(self._on(part.device, waits) | {part.task})
-
-    def _send_at_once(self, ways: Sequence[Tuple[Held, int, FrozenSet[int]]]) -> None:
-        """Parts to devices, as recipes of divided ops send theirs (:mod:`whale_tf.patterns.moves`), over all links beside each
-        other; else they would not be compared at one price."""
-        new = {self._message(*way): way for way in ways if way[0].device != way[1] and way[0].size}
-        new = {key: way for key, way in new.items() if key not in self._sent}
-        if self.costs.in_turn and len(new) > 1:
-            size = max(part.size for part, _, _ in new.values())
-            pairs = tuple((part.device, device, part.size / size) for part, device, _ in new.values())
-            group = Group(tuple(sorted({end for pair in pairs for end in pair[:2]})), pairs)
-            task = self.tasks.communicate(SEND_RECV, group, size, FEATURE, sorted(frozenset().union(*(key[3] for key in new))))
-            self._sent.update((key, part._replace(task=task, device=device)) for key, (part, device, _) in new.items())
 
     def _name(self, tensor: int) -> str:
         """As TensorFlow names it, without the zero of an op's first result."""
@@ -527,7 +512,6 @@ class _Reader:
         is_sum = self._is_sum(tensor)
         if not is_sum and not self.batch.layout(tensor).is_sharded:
             values = values[:1]
-        self._send_at_once([(part, device, value.waits) for value in values for part in value.parts])
         parts = [part for value in values for part in self._here(value, device)]
         waits = _together(values).waits
         size = sum(part.size for part in parts)
@@ -540,7 +524,6 @@ class _Reader:
         if self.program.bodies[self.program.calls[number].body].home is not None:  # not where a gradient has come from
             is_written_over = is_written_over and self._is_on(parts[0].buffer, device)
         total = self._op(about, device, parts, waits, size + made, made, is_written_over)
-        self._send_at_once([(total, other, frozenset()) for other in self.program.calls[number].devices if step == SYNCHRONISE])
         return Value((total,))
 
     def _is_on(self, buffer: int, device: int) -> bool:
