@@ -43,6 +43,7 @@ from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source
 
 AUTO = "auto"  # of pipeline.schedule: the fastest that fits
+HOPE = 0.85  # of what Rhino's search minimises: no division in benchmarks.rhino takes less
 
 
 def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
@@ -74,8 +75,8 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
 
 
 def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
-    """What ``auto_parallel`` chooses from for an un-annotated training graph, which stays as it is."""
-    return [one.found for one in played_candidates(capture(graph), cluster, config, Options(sections=True))]
+    """What ``auto_parallel`` chooses from for an un-annotated training graph, all as played; the graph stays as it is."""
+    return [one.found for one in played_candidates(capture(graph), cluster, config, Options(sections=True), every=True)]
 
 
 class Decided(NamedTuple):
@@ -121,8 +122,14 @@ def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Opt
     return replace(taken, plan=plan), decided._replace(plan=plan)
 
 
-def played_candidates(captured: Captured, cluster: Cluster, config: Config, options: Options) -> List[Played]:
-    """What :func:`best_plan` chooses from, and reasons why searches gave no plan."""
+def played_candidates(
+    captured: Captured, cluster: Cluster, config: Config, options: Options, every: bool = False
+) -> List[Played]:
+    """What :func:`best_plan` chooses from, and reasons why searches gave no plan.
+
+    Args:
+        every: divisions are played even if their searches believe that others are faster.
+    """
     batch, region = analysed(captured, options)
     divisions: List[Candidate] = []
     if may_divide_ops(config) and len(cluster.devices) > 1:
@@ -136,13 +143,18 @@ def played_candidates(captured: Captured, cluster: Cluster, config: Config, opti
         staged = [no_candidate("TaskGraphs", error)]
     worth = [one for one in to_play(staged) if one.why_not or one.search not in ALWAYS or not config.patterns.force]
     played = [_played(one, captured, batch, region, chain, cluster, config) for one in worth]
-    while divisions:  # to be compiled takes as long as to be found: only those that may be the best
-        first = ranked([*divisions, *(one.found for one in played)])[0]
-        if first.why_not or all(one is not first for one in divisions):
-            break
-        divisions = [one for one in divisions if one is not first]
-        played.append(_divided(first, captured, chain.batch, cluster, config, options))
-    return played + [Played(one) for one in divisions]
+    for one in ranked(divisions) if divisions else []:  # being compiled takes as long as being found
+        if every or may_be_best(one, [other.found for other in played]):
+            played.append(_divided(one, captured, chain.batch, cluster, config, options))
+        else:
+            played.append(Played(one))
+    return played
+
+
+def may_be_best(division: Candidate, others: Sequence[Candidate]) -> bool:
+    """Whether a division that has not been played may turn out the best: its search adds up what devices do beside each other."""
+    hopeful = replace(division, latency_s=HOPE * division.latency_s)
+    return not division.why_not and ranked([hopeful, *others])[0] is hopeful
 
 
 def _divided(found: Candidate, captured: Captured, batch: int, cluster: Cluster, config: Config, options: Options) -> Played:

@@ -363,7 +363,7 @@ class _Reader:
 
     def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
         """That an op of a clone or section writes a result to: its operand's, if it takes that over, or its own."""
-        if self._step(number) not in BATCH_LEVEL or self.costs.in_turn or task == START:
+        if self._step(number) not in (ONCE, *BATCH_LEVEL) or self.costs.in_turn or task == START:
             return -1
         device, = self.tasks.devices[task]
         place = self.piece_of[self.program.calls[number].body][op.id]
