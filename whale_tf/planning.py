@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.capture.sizes import sized
@@ -11,9 +11,9 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.recompute import recompute
 from whale_tf.emit.shard.automatic import check_automatic
-from whale_tf.emit.shard.division import Division, carry_out, divide, initialised, of_local, whole_division
+from whale_tf.emit.shard.division import carry_out, divide
 from whale_tf.errors import ConfigError, InfeasibleError, PlanError
-from whale_tf.ir.batch_axis import BatchAxis, Options
+from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
 from whale_tf.plan import Estimate, Plan
@@ -25,17 +25,16 @@ from whale_tf.planner.homes import Held, has_one_memory, resident_of_task_graphs
 from whale_tf.planner.play import played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.searching import AUTO, analysed, best_plan, facts, scheduled, trained_variables
-
-
-class Decided(NamedTuple):
-    """``captured``, ``batch``, ``region``: of the step that ``plan`` runs; ``division``: how it was made of the user's."""
-
-    captured: Captured
-    batch: BatchAxis
-    region: Region
-    plan: Plan
-    division: Division
+from whale_tf.searching import (
+    AUTO,
+    Decided,
+    analysed,
+    best_plan,
+    decided_by_annotations,
+    facts,
+    scheduled,
+    trained_variables,
+)
 
 
 def decide(
@@ -59,7 +58,7 @@ def decide(
         if count > 1 or not is_rhino:
             return _searched(local, cluster, config, options)
     division = carry_out(divide(local, cluster, config, plan, options, parts))
-    decided = _annotated(division, cluster, config, plan, options, parts)
+    decided = decided_by_annotations(division, cluster, config, plan, options, parts)
     check_plan(decided.plan, cluster, parts)
     return _recomputing(_at_home(decided, cluster, config, plan), cluster, config, plan, options)
 
@@ -99,27 +98,9 @@ def _fastest(
     return decided._replace(plan=replace(decided.plan, estimate=estimate))
 
 
-def _annotated(
-    division: Division, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options, parts: Sequence[Tuple[int, ...]]
-) -> Decided:
-    """A plan for the TaskGraphs that there are (unless one is given)."""
-    captured, (batch, region) = division.captured, analysed(division.captured, options)
-    if plan is None:
-        model = facts(captured, region)._replace(graph=division.local.graph)
-        plan = of_local(annotated_plan(model, cluster, config, parts), division)
-    return Decided(captured, batch, region, plan, division)
-
-
 def _searched(local: Captured, cluster: Cluster, config: Config, options: Options) -> Decided:
     """The best plan of an un-annotated model: of TaskGraphs, or dividing every op."""
-    batch, region = analysed(local, options)
-    found = best_plan(local, region, cluster, config)
-    if found.rhino is not None:
-        division = carry_out(initialised(whole_division(local, found.rhino, cluster), config.init))
-        decided = _annotated(division, cluster, config, None, options, ())
-    else:
-        assert found.plan is not None
-        decided = Decided(found.captured, batch, found.region, found.plan, Division(local, found.captured))
+    _, decided = best_plan(local, cluster, config, options)
     check_plan(decided.plan, cluster, ())
     return _recomputing(_at_home(decided, cluster, config, None), cluster, config, None, options)
 
@@ -143,7 +124,7 @@ def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional
 
 
 def _with_peaks(decided: Decided, plan: Plan, held: Sequence[Held], cluster: Cluster, config: Config) -> Plan:
-    """The plan with what its devices need as played; where ops are divided nothing is played."""
+    """The plan with what its devices need as played; where TaskGraphs are divided by hand nothing is played."""
     captured = decided.captured
     if any(task.strategy == "split" for task in plan.task_graphs):
         return plan

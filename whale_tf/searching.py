@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
@@ -14,14 +14,16 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.loss_scale import recorded_low, scales_itself
 from whale_tf.emit.shard.automatic import check_automatic, contenders
+from whale_tf.emit.shard.division import Division, carry_out, initialised, of_local, whole_division
 from whale_tf.emit.shard.problem import divided_dims
-from whale_tf.errors import ConfigError, InfeasibleError, PlanError, WhaleError
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.passes import compile_program
 from whale_tf.passes.border import Border
 from whale_tf.plan import SCHEDULES, Plan
+from whale_tf.planner.annotated import annotated_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble
 from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import (
@@ -32,18 +34,18 @@ from whale_tf.planner.auto.settings import (
     search_plans,
     specs_of,
 )
-from whale_tf.planner.candidate import Candidate, best, fit, no_candidate
+from whale_tf.planner.candidate import Candidate, best, fit, no_candidate, ranked
 from whale_tf.planner.homes import Held
 from whale_tf.planner.joint import again_seconds
 from whale_tf.planner.play import played_peaks, played_seconds
 from whale_tf.planner.recompute import NONE
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.planner.rhino.automatic import plan_of
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source
 
 AUTO = "auto"  # of pipeline.schedule: the fastest that fits
+HOPE = 0.85  # of what Rhino's search minimises: no division in benchmarks.rhino takes less
 
 
 TYPICAL_BATCH = 64  # examples, where the size of mini-batches is open, to compare tensors that go with it or its square
@@ -91,66 +93,107 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
     if config.auto.auto_parallel == RHINO:
         check_automatic(captured, config)
     began = time.perf_counter()
-    found = best_plan(captured, analysed(captured, Options(sections=True))[1], cluster, config).best
-    plan = found.plan if found.assignment is None else replace(
-        plan_of(captured.graph, found, _inputs(captured), config.init), precision=config.precision, loss_scale=config.loss_scale)
-    return replace(found, model=name, search_seconds=time.perf_counter() - began, plan=plan)
+    found, _ = best_plan(captured, cluster, config, Options(sections=True))
+    return replace(found, model=name, search_seconds=time.perf_counter() - began)
 
 
 def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
     """What ``auto_parallel`` chooses from for an un-annotated training graph, all as played; the graph stays as it is."""
-    captured = capture(graph)
-    return played_candidates(captured, analysed(captured, Options(sections=True))[1], cluster, config)
+    return [one.found for one in played_candidates(capture(graph), cluster, config, Options(sections=True), every=True)]
 
 
-class Searched(NamedTuple):
-    """The candidate taken for an un-annotated model, and the graph with its TaskGraphs, if it has some."""
+class Decided(NamedTuple):
+    """``captured``, ``batch``, ``region``: of the step that ``plan`` runs; ``division``: how it was made of the user's."""
 
     captured: Captured
+    batch: BatchAxis
     region: Region
-    best: Candidate
-
-    @property
-    def plan(self) -> Optional[Plan]:
-        """The plan of TaskGraphs."""
-        return self.best.plan
-
-    @property
-    def rhino(self) -> Optional[Candidate]:
-        """How every op is divided, if that is taken."""
-        return self.best if self.best.assignment is not None else None
+    plan: Plan
+    division: Division
 
 
-def best_plan(captured: Captured, region: Region, cluster: Cluster, config: Config) -> Searched:
+def decided_by_annotations(
+    division: Division, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options, parts: Sequence[Tuple[int, ...]]
+) -> Decided:
+    """A plan for the TaskGraphs that there are (unless one is given)."""
+    captured, (batch, region) = division.captured, analysed(division.captured, options)
+    if plan is None:
+        model = facts(captured, region)._replace(graph=division.local.graph)
+        plan = of_local(annotated_plan(model, cluster, config, parts), division)
+    return Decided(captured, batch, region, plan, division)
+
+
+class Played(NamedTuple):
+    """A candidate, and what it decides; None: it gave no plan, or was not played, because its search believes in no better
+    time than others take."""
+
+    found: Candidate
+    decided: Optional[Decided] = None
+
+
+def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Options) -> Tuple[Candidate, Decided]:
     """The fastest candidate as played: dividing every op as rhino says, if that is asked for, plans of TaskGraphs, and, where no
     number of TaskGraphs and no pattern is, data parallelism and the undivided graph.
 
     Raises:
         InfeasibleError: no search finds a plan that fits.
     """
-    taken = best(played_candidates(captured, region, cluster, config), cluster)
-    if taken.plan is None:
-        return Searched(captured, region, taken)
-    captured, region = _with_task_graphs(captured, region, taken)
-    return Searched(captured, region, replace(taken, plan=replace(taken.plan, estimate=taken.estimate)))
+    played = played_candidates(captured, cluster, config, options)
+    taken = best([one.found for one in played], cluster)
+    decided = next(one.decided for one in played if one.decided is not None and one.decided.plan is taken.plan)
+    plan = replace(decided.plan, estimate=taken.estimate)
+    return replace(taken, plan=plan), decided._replace(plan=plan)
 
 
-def played_candidates(captured: Captured, region: Region, cluster: Cluster, config: Config) -> List[Candidate]:
-    """What :func:`best_plan` chooses from, all as played, and reasons why searches gave no plan."""
-    found: List[Candidate] = []
+def played_candidates(
+    captured: Captured, cluster: Cluster, config: Config, options: Options, every: bool = False
+) -> List[Played]:
+    """What :func:`best_plan` chooses from, and reasons why searches gave no plan.
+
+    Args:
+        every: divisions are played even if their searches believe that others are faster.
+    """
+    batch, region = analysed(captured, options)
+    divisions: List[Candidate] = []
     if may_divide_ops(config) and len(cluster.devices) > 1:
-        found = contenders(captured, divided_dims(region.batch), cluster, config)
-    batch = batch_to_plan_for(config, cluster, captured.examples)
-    chain = captured_chain(captured, region, batch)
+        divisions = contenders(captured, divided_dims(batch), cluster, config)
+    chain = captured_chain(captured, region, batch_to_plan_for(config, cluster, captured.examples))
     try:
         staged = search_plans(chain, Source("model", captured.graph.fingerprint()), cluster, config)
     except InfeasibleError as error:
-        if not found:
+        if not divisions:
             raise
         staged = [no_candidate("TaskGraphs", error)]
     worth = [one for one in to_play(staged) if one.why_not or one.search not in ALWAYS or not config.patterns.force]
-    found += [_played(one, captured, region, chain, cluster, config) for one in worth]
-    return found
+    played = [_played(one, captured, batch, region, chain, cluster, config) for one in worth]
+    for one in ranked(divisions) if divisions else []:  # being compiled takes as long as being found
+        if every or may_be_best(one, [other.found for other in played]):
+            played.append(_divided(one, captured, chain.batch, cluster, config, options))
+        else:
+            played.append(Played(one))
+    return played
+
+
+def may_be_best(division: Candidate, others: Sequence[Candidate]) -> bool:
+    """Whether a division that has not been played may turn out the best: its search adds up what devices do beside each other."""
+    hopeful = replace(division, latency_s=HOPE * division.latency_s)
+    return not division.why_not and ranked([hopeful, *others])[0] is hopeful
+
+
+def _divided(found: Candidate, captured: Captured, batch: int, cluster: Cluster, config: Config, options: Options) -> Played:
+    """Dividing every op: with the plan, the time of playing that, and peaks from the parts' own tensors."""
+    if config.pipeline.schedule == AUTO:
+        config = config.changed(pipeline__schedule="backward_first")  # there is one micro-batch
+    try:
+        division = carry_out(initialised(whole_division(captured, found, cluster), config.init))
+        decided = decided_by_annotations(division, cluster, config, None, options, ())
+        step, graph = decided.captured, decided.captured.graph
+        sources = {graph.tensor(captured.graph.tensor_name(tensor)): dim for tensor, dim in captured.sources.items()}
+        region = decided.region._replace(graph=step._replace(sources=sources).sized(batch))
+        (plan, seconds, peaks), = scheduled(step, region, cluster, config, lambda _: decided.plan)
+    except (PlanError, UnsupportedOpError) as error:
+        return Played(no_candidate(found.search, error))
+    return Played(_as_played(found, plan, seconds, peaks, cluster), decided)
 
 
 def _with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tuple[Captured, Region]:
@@ -158,19 +201,25 @@ def _with_task_graphs(captured: Captured, region: Region, found: Candidate) -> T
     return captured, region._replace(task_graph=captured.task_graph)
 
 
-def _played(found: Candidate, captured: Captured, region: Region, chain: Chain, cluster: Cluster, config: Config) -> Candidate:
-    """A candidate with its plan, the time of playing that, and peaks from the graph's own tensors."""
+def _played(found: Candidate, local: Captured, batch: BatchAxis, region: Region, chain: Chain, cluster: Cluster,
+            config: Config) -> Played:
+    """TaskGraphs: with the plan, the time of playing that, and peaks from the graph's own tensors."""
     if found.why_not:
-        return found
+        return Played(found)
     try:
-        captured, region = _with_task_graphs(captured, region, found)
+        captured, region = _with_task_graphs(local, region, found)
         model, sized = facts(captured, region), region._replace(graph=chain.graph)
         plan, seconds, peaks = scheduled(captured, sized, cluster, config, lambda one: assemble(
             model, cluster, one, decision_of(found, cluster, one)))[0]
     except WhaleError as error:
-        return no_candidate(found.search, error)
+        return Played(no_candidate(found.search, error))
     if found.measures.recompute != NONE:  # what is computed again is chosen when the plan is carried out
         seconds, peaks = seconds + again_seconds(found, cluster), found.peak_memory_bytes
+    return Played(_as_played(found, plan, seconds, peaks, cluster),
+                  Decided(captured, batch, region, plan, Division(local, captured)))
+
+
+def _as_played(found: Candidate, plan: Plan, seconds: float, peaks: Tuple[int, ...], cluster: Cluster) -> Candidate:
     return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=found.fits and fit(peaks, cluster),
                    is_played=True)
 

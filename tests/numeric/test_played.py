@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict
+from typing import Dict
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -11,12 +11,10 @@ import whale_tf as wh
 from benchmarks.rhino import Case, compared, played_cases
 from whale_tf import searching
 from whale_tf.capture.captured import capture
-from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
+from whale_tf.ir.batch_axis import Options
 from whale_tf.planner.candidate import Candidate
-from whale_tf.planner.rhino.executed import executed_seconds
-from whale_tf.planner.sharding import Assignment
 
 SMALL = ("MLP, tiny", "MLP, wide", "encoder, tiny", "MoE, tiny", "ResNet, digits", "embedding, tiny")
 CASES = [case for case in played_cases() if case.name in SMALL]
@@ -42,28 +40,26 @@ def test_the_chosen_plan_is_not_slower_than_doing_nothing_or_data_parallelism(ca
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} on {case.cluster}")
 def test_the_objective_of_a_division_is_nearly_what_it_takes(case: Case) -> None:
-    """Rhino adds up what devices do beside each other, so that it bounds the played time."""
+    """Rhino adds up what devices do beside each other, and does not count the ops that cut tensors and put them together."""
     division = results(case).get("division")
     if division is not None:
-        assert 0.85 * division.formula_latency_s <= division.latency_s <= 1.001 * division.formula_latency_s
+        assert division.is_played and 0.85 * division.formula_latency_s <= division.latency_s <= 1.2 * division.formula_latency_s
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", ["MLP, tiny", "encoder, tiny", "embedding, tiny"])
-def test_the_undivided_graph_has_one_price(name: str) -> None:
-    """Played as a Program, and as a division in which nothing is divided."""
-    case = next(case for case in CASES if case.name == name)
+@pytest.mark.slow
+def test_a_division_is_compiled_only_where_its_search_believes_in_it() -> None:
+    """The chosen plan is played, in any case; what was not says so."""
+    case = next(case for case in CASES if case.name == "MoE, tiny")
     wh.init(cluster="cpu:1")
     try:
         with tf.Graph().as_default() as graph:
             tf.train.AdamOptimizer(1e-4).minimize(case.build(case.batch))
-        captured, cluster = capture(graph), Cluster.parse(case.cluster)
-        found = searching.compared(graph, cluster, Config({"auto_parallel": "dapple"}))
-        nothing: Any = Assignment({}, {}, {}, [])
-        known = sized(captured.definitions, captured.graph, captured.sources, case.batch)
-        expected = executed_seconds(known, nothing, cluster)
+        captured, cluster, config = capture(graph), Cluster.parse(case.cluster), Config({"auto_parallel": "rhino"})
+        played = searching.played_candidates(captured, cluster, config, Options(sections=True))
+        found, decided = searching.best_plan(captured, cluster, config, Options(sections=True))
     finally:
         wh.shutdown()
-    undivided = next(one for one in found if one.search == "undivided")
-    assert undivided.latency_s == pytest.approx(expected, rel=1e-6)
-    assert undivided.plan is not None and undivided.plan.task_graphs[0].devices == ((0,),)
+    assert found.is_played and decided.plan is found.plan and found.latency_s == min(one.found.latency_s for one in played)
+    waiting = [one.found for one in played if one.decided is None and not one.found.why_not]
+    assert waiting and all(one.assignment is not None and not one.is_played and "simulated" not in one.told for one in waiting)

@@ -9,7 +9,7 @@ from tests.passes.drawings import plan
 from tests.planner.rhino.graphs import Network
 from whale_tf.cluster import Cluster
 from whale_tf.ir.batch_axis import Options, analyse
-from whale_tf.ir.graph import Phase
+from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import find_region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import VARIABLES
@@ -119,3 +119,28 @@ def test_micro_batches_in_flight_hold_their_activations() -> None:
     step = stages()
     early, late = (peaks_of(step, plan([1, 1], 4, **chosen))[0] for chosen in ({}, {"schedule": "gpipe"}))
     assert late > early
+
+
+def test_parts_of_a_divided_task_graph_run_beside_each_other_and_send_what_others_read() -> None:
+    """Two layers in line on two devices take all their ops and one message; what nobody waits for delays nothing."""
+    network = Network(BATCH, [WIDTH, WIDTH, WIDTH], trained=False)
+    again = network.graph.producer(network.add("Relu", "again", (network.graph.tensor("layer_0/Relu"),), (BATCH, WIDTH)))
+    last = network.graph.producer(network.add("Relu", "last", (network.graph.tensor("layer_1/Relu"),), (BATCH, WIDTH)))
+    step = forward(network.graph)
+    divided, cluster = plan([2], tasks={0: {"strategy": "split"}}), machines(2)
+    alone, relu = played_seconds(step, plan([1]), machines(1)), seconds_of(step, again.id, cluster)
+    for op in (*(op for op in network.graph.ops if "layer_1" in op.name), last):
+        op.attrs["_whale_shard"] = 1
+    assert played_seconds(step, divided, cluster) == pytest.approx(alone - relu + LATENCY + LAYER / LINK)
+
+
+def forward(graph: OpGraph) -> TrainingStep:
+    """All ops of a graph that does not train, in one TaskGraph."""
+    scope = frozenset(op.id for op in graph.ops if op.phase is Phase.FORWARD)
+    region = find_region(graph, [0] * len(graph.ops), analyse(graph, {}, scope, Options()), [])
+    return TrainingStep(region, {}, find_update(region, {}, {}), ())
+
+
+def seconds_of(step: TrainingStep, op: int, cluster: Cluster) -> float:
+    prices, record = OpPrices(step.graph, find_scope(step.graph)), step.graph.ops[op]
+    return prices.seconds(record, 1.0, (1.0,) * len(record.inputs + record.outputs), cluster.devices[0])

@@ -7,8 +7,8 @@ For a tensor of ``S`` bytes on ``n`` devices, as the split executor does it::
     shard         all send to 0      all send to all           each sends each what lies in its part
     partial       terms to 0, added  the same, then 0 sends    each gets its part of every term, and adds
 
-One recipe has one price.  Its bytes are what patterns are chosen by (Whale section 3.2.2; ring collectives move as many); its
-seconds are what Rhino's search minimises and what plans are played with::
+One recipe has one price.  Its bytes are what patterns are chosen by (Whale section 3.2.2; ring collectives move as many), its
+seconds what Rhino's search minimises::
 
     bytes         once           everywhere      shard
     once          0              (n-1) S         (n-1)/n S
@@ -84,10 +84,9 @@ def moves(have: Spread, need: Spread, count: int) -> Optional[Recipe]:
     return (_among(count, have, lambda j, i: share(have, j)),)
 
 
-def all_sum(count: int, root: int = FIRST) -> Recipe:
-    """One term on each device to the sum on every device, by way of ``root``: what becomes of a gradient of model replicas."""
-    devices = range(count)
-    return _step(count, [(j, root, 1.0) for j in devices], ((root, 1.0),)), _step(count, [(root, i, 1.0) for i in devices])
+def all_sum(count: int) -> Recipe:
+    """One term on each device to the sum on every device, by way of the first: what becomes of a gradient of model replicas."""
+    return _step(count, [(j, FIRST, 1.0) for j in range(count)], ((FIRST, 1.0),)), _from_first(count)
 
 
 def exchange(count: int) -> Recipe:

@@ -1,8 +1,8 @@
 """A Program played on a cluster: the time of a step, by which plans of TaskGraphs are compared, and its peak memory.
 
 Each device runs its calls one after the other, in the order of the Program, and their ops in the graph's order; an op waits for
-what it takes from other devices.  Gradients and other recipes are sent and added up beside that.  Prices are those of
-:mod:`whale_tf.planner.rhino.executed`, which plays divided ops.
+what it takes from other devices.  Gradients and other recipes are sent and added up beside that, and messages that are under way
+share the links.  Ops that divide others' work are ops of the graph, each on its device.
 
 Memory is of another run, as TensorFlow's executor goes: an op runs when its operands are there, and a buffer lives from the op
 that writes it to its last reader.
@@ -38,7 +38,7 @@ def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: O
 
     Args:
         step: with the static shapes of a mini-batch of all model replicas, and the plan's TaskGraphs.
-        plan: divides no ops.
+        plan: of these.
         compiled: the step that the plan runs, where the caller has it already.
 
     Raises:
@@ -71,7 +71,7 @@ def played_peaks(
 def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled, in_turn: bool) -> Tasks:
     if plan.offload != "none":
         cluster = cluster.with_host(plan.num_devices)
-    tasks = Tasks(cluster, Network(cluster))
+    tasks = Tasks(cluster, Network(cluster), in_queues=False)
     add_step(tasks, _Prices(step, cluster, in_turn), step, [(compiled, plan)])
     return tasks
 

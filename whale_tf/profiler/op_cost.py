@@ -97,7 +97,7 @@ class _Costs:
         return OpCost(self._by_elements(op, row), self._touched(op, row, moved))
 
     def _touched(self, op: Op, row: OpTraits, moved: float) -> float:
-        """A look-up reads the rows it returns, not the table."""
+        """A look-up or slice reads what it returns, not the whole."""
         if row.cost is Cost.LOOK_UP:
             return float(2 * tensor_bytes(self.graph, op.outputs[0]) + tensor_bytes(self.graph, op.inputs[1]))
         return moved

@@ -180,19 +180,26 @@ class _Reader:
     # ---- what there is -----------------------------------------------------------------------------------------------
 
     def _pieces(self, body: Body, combined: Set[Tuple[int, int]], leaving: Set[int]) -> List[Piece]:
-        own = {tensor for index in body.ops for tensor in self.graph.ops[index].outputs}
-        known, found = set(own), []  # type: Set[int], List[Piece]
-        for op in (self.graph.ops[index] for index in body.ops):
+        ops = [self.graph.ops[index] for index in body.ops]
+        own = {tensor: _shard(op) for op in ops for tensor in op.outputs}
+        leaving = leaving.union(t for op in ops for t in op.inputs if own.get(t, _shard(op)) != _shard(op))
+        known = {shard: {t for t in own if own[t] == shard} for shard in set(own.values()).union(map(_shard, ops))}
+        last: Dict[int, int] = {}  # piece of each device
+        found: List[Piece] = []
+        for op in ops:
             inputs = tuple(dict.fromkeys((t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
                                          if t not in own or self.graph.tensors[t].op < op.id))  # else the next round of a loop
-            is_next = self.costs.in_turn and bool(found) and known.issuperset(op.inputs)
-            known.update(op.inputs)
-            if is_next and leaving.isdisjoint(self.graph.ops[found[-1].ops[-1]].outputs):
-                before = found.pop()
+            shard = _shard(op)
+            is_next = self.costs.in_turn and shard in last and known[shard].issuperset(op.inputs)
+            known[shard].update(op.inputs)
+            if is_next and leaving.isdisjoint(self.graph.ops[found[last[shard]].ops[-1]].outputs):
+                before = found[last[shard]]
                 more = [one for one in inputs if self.graph.tensors[one[0]].op not in before.ops]
-                found.append(before._replace(ops=(*before.ops, op.id), inputs=tuple(dict.fromkeys([*before.inputs, *more]))))
+                found[last[shard]] = before._replace(
+                    ops=(*before.ops, op.id), inputs=tuple(dict.fromkeys([*before.inputs, *more])))
             else:
-                found.append(Piece((op.id,), inputs, int(op.attrs.get(SHARD, 0))))
+                last[shard] = len(found)
+                found.append(Piece((op.id,), inputs, shard))
         return found
 
     def _turns(self) -> Dict[Tuple[int, int], int]:
@@ -222,7 +229,7 @@ class _Reader:
 
     def _device(self, number: int, tensor: int) -> int:
         """Where a call has a tensor."""
-        return self._at(self.program.calls[number], int(self.graph.producer(tensor).attrs.get(SHARD, 0)))
+        return self._at(self.program.calls[number], _shard(self.graph.producer(tensor)))
 
     def _at(self, call: Call, shard: int) -> int:
         """The device of a call; of a divided TaskGraph that of a part."""
@@ -277,13 +284,15 @@ class _Reader:
         last: Dict[int, Set[int]] = {}
         for number, call in enumerate(self.program.calls):
             mine: Set[int] = set()
-            before, first[number], last[number] = START, [], set()
+            before: Dict[int, int] = {}  # of each device
+            first[number], last[number] = [], set()
             for place, piece in enumerate(self.pieces[call.body]):
                 task = self.ran.get((number, place), START)
                 if task != START:
                     waits = self._operands(number, piece, task)
-                    waits.add(before)
-                    before = task if self.costs.in_turn else START
+                    if self.costs.in_turn:
+                        waits.add(before.get(piece.shard, START))
+                        before[piece.shard] = task
                     self.tasks.wait(task, sorted(waits))
                     for tensor in () if self.costs.in_turn else self.graph.ops[piece.ops[-1]].outputs:
                         self._value(number, tensor)
@@ -364,7 +373,7 @@ class _Reader:
 
     def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
         """That an op of a clone or section writes a result to: its operand's, if it takes that over, or its own."""
-        if self._step(number) not in BATCH_LEVEL or self.costs.in_turn or task == START:
+        if self._step(number) not in (ONCE, *BATCH_LEVEL) or self.costs.in_turn or task == START:
             return -1
         device, = self.tasks.devices[task]
         place = self.piece_of[self.program.calls[number].body][op.id]
@@ -420,8 +429,8 @@ class _Reader:
     def _send(self, part: Held, device: int, waits: FrozenSet[int]) -> Held:
         if not part.size:
             return part._replace(device=device)
-        key = self._message(part, device, waits)
-        waits = key[3]
+        waits = frozenset(self._on(part.device, waits) | {part.task})
+        key = part.tensor, part.m, device, waits
         if key not in self._sent:
             home = self.tasks.instructions[part.task].block[0] if part.task != START else 0
             about = About(self._name(part.tensor), SEND_RECV, home, part.m)
@@ -433,21 +442,6 @@ class _Reader:
                 buffer = self._new_buffer("activations", task, device, part.size)
             self._sent[key] = part._replace(task=task, device=device, buffer=buffer)
         return self._sent[key]
-
-    def _message(self, part: Held, device: int, waits: FrozenSet[int]) -> Tuple[int, int, int, FrozenSet[int]]:
-        return part.tensor, part.m, device, frozenset(self._on(part.device, waits) | {part.task})
-
-    def _send_at_once(self, ways: Sequence[Tuple[Held, int, FrozenSet[int]]]) -> None:
-        """Parts to devices, as recipes of divided ops send theirs (:mod:`whale_tf.patterns.moves`), over all links beside each
-        other; else they would not be compared at one price."""
-        new = {self._message(*way): way for way in ways if way[0].device != way[1] and way[0].size}
-        new = {key: way for key, way in new.items() if key not in self._sent}
-        if self.costs.in_turn and len(new) > 1:
-            size = max(part.size for part, _, _ in new.values())
-            pairs = tuple((part.device, device, part.size / size) for part, device, _ in new.values())
-            group = Group(tuple(sorted({end for pair in pairs for end in pair[:2]})), pairs)
-            task = self.tasks.communicate(SEND_RECV, group, size, FEATURE, sorted(frozenset().union(*(key[3] for key in new))))
-            self._sent.update((key, part._replace(task=task, device=device)) for key, (part, device, _) in new.items())
 
     def _name(self, tensor: int) -> str:
         """As TensorFlow names it, without the zero of an op's first result."""
@@ -530,7 +524,6 @@ class _Reader:
         is_sum = self._is_sum(tensor)
         if not is_sum and not self.batch.layout(tensor).is_sharded:
             values = values[:1]
-        self._send_at_once([(part, device, value.waits) for value in values for part in value.parts])
         parts = [part for value in values for part in self._here(value, device)]
         waits = _together(values).waits
         size = sum(part.size for part in parts)
@@ -543,7 +536,6 @@ class _Reader:
         if self.program.bodies[self.program.calls[number].body].home is not None:  # not where a gradient has come from
             is_written_over = is_written_over and self._is_on(parts[0].buffer, device)
         total = self._op(about, device, parts, waits, size + made, made, is_written_over)
-        self._send_at_once([(total, other, frozenset()) for other in self.program.calls[number].devices if step == SYNCHRONISE])
         return Value((total,))
 
     def _is_on(self, buffer: int, device: int) -> bool:
@@ -661,6 +653,10 @@ class _Reader:
             return parts[0]
         size = sum(part.size for part in parts)
         return self._op(self._about(number, "into bucket"), parts[0].device, parts, _together(values).waits, 2.0 * size, size)
+
+
+def _shard(op: Op) -> int:
+    return int(op.attrs.get(SHARD, 0))
 
 
 def _together(values: Iterable[Value]) -> Value:

@@ -8,17 +8,14 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from whale_tf.cluster import Cluster
-from whale_tf.patterns.moves import Recipe
-from whale_tf.profiler.op_cost import OpCost
-from whale_tf.profiler.op_time import op_seconds
 from whale_tf.simulator.buffers import BufferTable
 from whale_tf.simulator.calibration import MEMORY
 from whale_tf.simulator.costs import DEFAULT_GAMMA
 from whale_tf.simulator.engine import Times, run
 from whale_tf.simulator.execution_graph import ExecutionGraph, LinkUse, queue_of
 from whale_tf.simulator.network import Network
-from whale_tf.simulator.program import COMPUTATION, FEATURE, Buffer, Instruction, Parts
-from whale_tf.simulator.transformation import SEND_RECV, Group, Pair
+from whale_tf.simulator.program import COMPUTATION, Buffer, Instruction, Parts
+from whale_tf.simulator.transformation import Group
 
 START = -1  # in place of a task: there from the start
 NOTHING = -1  # lane of a task that only waits
@@ -39,10 +36,14 @@ class Tasks:
     limits: per task, what limits its speed (:data:`whale_tf.simulator.calibration.MEMORY` or ``ARITHMETIC``).
     """
 
-    def __init__(self, cluster: Cluster, network: Network, used: Optional[Sequence[int]] = None) -> None:
-        """``used``: devices that take part; None: all."""
+    def __init__(self, cluster: Cluster, network: Network, used: Optional[Sequence[int]] = None, in_queues: bool = True) -> None:
+        """Args:
+        used: devices that take part; None: all.
+        in_queues: a device sends one message at a time and takes one; else all that are under way share the links.
+        """
         self.cluster = cluster
         self.network = network
+        self.in_queues = in_queues
         self.used = tuple(range(len(cluster)) if used is None else used)
         self._slot = {device: slot for slot, device in enumerate(self.used)}
         self.instructions: List[Instruction] = []
@@ -56,8 +57,6 @@ class Tasks:
         self._links: Dict[int, Tuple[LinkUse, ...]] = {}
         self._edges: Dict[Tuple[int, int], None] = {}
         self._readers: Dict[Tuple[int, int], None] = {}  # (buffer, task)
-        self._last = [START] * len(cluster)  # computation of each device
-        self._last_added = [START] * len(cluster)  # addition beside them
 
     # ---- tasks -------------------------------------------------------------------------------------------------------
 
@@ -83,18 +82,13 @@ class Tasks:
         seconds = best.latency_s + size * best.seconds_per_byte
         task = self.add(lane, seconds, group.devices, waits, about)
         self.instructions[task].groups, self.instructions[task].size_bytes = (group,), size
-        ends = [end for sender, receiver, _ in group.pairs for end in ((sender, False), (receiver, True))]
-        ends = ends or [(device, False) for device in group.devices]
+        ends = [end for sender, receiver, _ in group.pairs for end in ((sender, False), (receiver, True)) if self.in_queues]
+        if not group.pairs:
+            ends = [(device, False) for device in group.devices]
         self._queues[task] = tuple(sorted({queue_of(self._slot[device], lane, incoming) for device, incoming in ends}))
         if seconds > 0:
             self._links[task] = tuple((link, load * size / seconds, 1) for link, load in best.loads)
         return task
-
-    def join(self, waits: Sequence[int]) -> int:
-        behind = sorted({task for task in waits if task != START})
-        if len(behind) < 2:
-            return behind[0] if behind else START
-        return self.add(NOTHING, 0.0, (), behind)
 
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
@@ -110,13 +104,6 @@ class Tasks:
             self._readers[buffer, task] = None
 
     # ---- computations one after the other ----------------------------------------------------------------------------
-
-    def compute(self, device: int, seconds: float, waits: Sequence[int]) -> int:
-        """After those of the device that were added before.  What takes no time is done as soon as what it waits for is."""
-        if not seconds:
-            return self.join(waits)
-        self._last[device] = task = self.add(COMPUTATION, seconds, (device,), [*waits, self._last[device]])
-        return task
 
     def in_turn(self, ops: int) -> None:
         """Computations of a device take turns, of those that are ready the first one first: the first ``ops`` tasks, and beside
@@ -142,36 +129,6 @@ class Tasks:
                 count[later] -= 1
                 if not count[later]:
                     heappush(ready, (later < ops, later))
-
-    # ---- recipes -----------------------------------------------------------------------------------------------------
-
-    def send(self, size: float, pairs: Sequence[Pair], waits: Sequence[int]) -> int:
-        """One message for each pair (sender, receiver, fraction of ``size`` bytes), all at once."""
-        pairs = [pair for pair in pairs if pair[2] > 0.0]
-        if not pairs or not size:
-            return self.join(waits)
-        devices = tuple(sorted({end for pair in pairs for end in pair[:2]}))
-        return self.communicate(SEND_RECV, Group(devices, tuple(pairs)), size, FEATURE, waits)
-
-    def carry_out(self, recipe: Recipe, size: float, devices: Sequence[int], ready: Sequence[int]) -> List[int]:
-        """What each device waits for after a recipe.
-
-        Args:
-            size: bytes of the tensor.
-            ready: the task that makes each device's part.
-        """
-        done = list(ready)
-        for step in recipe:
-            ways = list(step.messages)
-            pairs = [(devices[j], devices[i], part) for j, i, part in ways]
-            sent = self.send(size, pairs, [done[j] for j in sorted({j for j, _, _ in ways})])
-            for i in {i for _, i, _ in ways}:
-                done[i] = sent if not step.added else self.join([done[i], sent])
-            for i, part in step.added:
-                moved = OpCost(0.0, size * part * (step.devices + 1))
-                adding = op_seconds(moved, self.cluster.devices[devices[i]], "float32")
-                done[i] = self.compute(devices[i], adding, [done[i]])
-        return done
 
     # ---- all of them -------------------------------------------------------------------------------------------------
 

@@ -127,12 +127,11 @@ class Values:
             if have == once:
                 return [self._slice(tensor, value.names[0], need.dim, need.starts[i], need.sizes[i],
                                     f"{scope}/part{i}", "0", nodes) for i in range(count)]
+            # all slices first: whoever runs ops in this order then sends before it waits for what it is sent
+            pieces = [self._pieces(tensor, value, need, i, f"{scope}/part{i}", nodes) for i in range(count)]
             if have.is_partial:
-                return [nodes.add_n([
-                    self._slice(tensor, name, need.dim, need.starts[i], need.sizes[i], f"{scope}/{i}_{j}", str(j),
-                                nodes) for j, name in enumerate(value.names)],
-                    f"{scope}/sum{i}", dtype, str(i)) for i in range(count)]
-            return [self._regrouped(tensor, value, need, i, f"{scope}/part{i}", nodes) for i in range(count)]
+                return [nodes.add_n(pieces[i], f"{scope}/sum{i}", dtype, str(i)) for i in range(count)]
+            return [nodes.concat(pieces[i], have.dim, f"{scope}/part{i}", dtype, str(i)) for i in range(count)]
         if have.is_partial:
             total = nodes.add_n(list(value.names), scope + "/sum", dtype, "0")
             return [total] * (count if need.kind == EVERYWHERE else 1)
@@ -141,12 +140,11 @@ class Values:
                     for i in range(count)]
         return [nodes.concat(list(value.names), have.dim, scope + "/concat", dtype, "0")]
 
-    def _regrouped(self, tensor: int, value: Value, need: Spread, i: int, scope: str, nodes: Nodes) -> str:
-        """Device ``i``'s part under another division."""
+    def _pieces(self, tensor: int, value: Value, need: Spread, i: int, scope: str, nodes: Nodes) -> List[str]:
+        """What device ``i`` gets from each one under another division; of terms of a sum its part of each."""
         have, pieces = value.spread, []
-        dtype = tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
         for j, name in enumerate(value.names):
-            if have.dim != need.dim:
+            if have.is_partial or have.dim != need.dim:
                 begin, size = need.starts[i], need.sizes[i]
             else:
                 begin = max(need.starts[i], have.starts[j])
@@ -154,7 +152,7 @@ class Values:
                 begin -= have.starts[j]
             if size > 0:
                 pieces.append(self._slice(tensor, name, need.dim, begin, size, f"{scope}/from{j}", str(j), nodes))
-        return nodes.concat(pieces, have.dim, scope, dtype, str(i))
+        return pieces
 
     def _slice(self, tensor: int, name: str, dim: int, begin: int, size: int, scope: str, device: str, nodes: Nodes) -> str:
         shape, dtype = self._view.shape(tensor), tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype

@@ -1,4 +1,5 @@
-"""Dividing every op of a graph over all devices: the answer as a plan that runs, with time and memory of what is executed."""
+"""Dividing every op of a graph over all devices: the search's answers as candidates, which take what it minimises until their
+Programs are played."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.plan import InputPlan, Plan, TaskGraphPlan
 from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate
 from whale_tf.planner.rhino.assignment import assignment_of
-from whale_tf.planner.rhino.executed import describe, executed_seconds
 from whale_tf.planner.rhino.mesh import Mesh, meshes
 from whale_tf.planner.rhino.problem import Problem
-from whale_tf.planner.rhino.replicas import replica_graph
+from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.planner.rhino.search import search
+from whale_tf.planner.sharding import Assignment
 
 NAME = "rhino"
 OBSTACLE = 0.1  # part of the time on one device from which on an op that cannot be divided is named
@@ -41,10 +42,10 @@ class Question(NamedTuple):
 
 
 def divisions(question: Question, cluster: Cluster, shapes: Optional[Sequence[Mesh]] = None) -> List[Candidate]:
-    """The fastest division that fits every device on each mesh: of one dimension, or of model replicas and devices, as the
-    executor runs them; where there is none, the reason.
+    """The division that the search finds for each mesh: of one dimension, or of model replicas and devices, as the executor runs
+    them; where there is none, the reason.
 
-    Times are of what is executed (:mod:`whale_tf.planner.rhino.executed`).
+    Times are what the search minimises, and memory is what it counts: both stand for what playing the plan's Program says.
 
     Args:
         shapes: the meshes to try; None: all.
@@ -71,16 +72,13 @@ def _on_mesh(question: Question, cluster: Cluster, mesh: Mesh) -> Candidate:
     replicas, began = (mesh[0] if len(mesh) > 1 else 1), time.perf_counter()
     answer = search(question.graph, cluster, pins=question.pins, shapes=[mesh], divisible=question.divisible,
                     gradients=question.gradients, batch=question.examples if replicas > 1 else None, known=question.known)
-    assignment, known = assignment_of(answer), question.known
-    if replicas > 1:
-        known = replica_graph(known, question.examples, replicas)
-    seconds = executed_seconds(known, assignment, cluster, replicas)
+    assignment = assignment_of(answer)
     stages = (Stage(first_layer=0, last_layer=0, devices=_rows(len(cluster), replicas), strategy="split"),)
     found = Candidate(
         NAME, describe(assignment, question.graph, mesh), "", cluster.name, question.batch, len(cluster),
-        kind_of(stages), stages, model_replicas=replicas, latency_s=seconds, formula_latency_s=answer.seconds,
+        kind_of(stages), stages, model_replicas=replicas, latency_s=answer.seconds, formula_latency_s=answer.seconds,
         peak_memory_bytes=(int(answer.peak_bytes),) * len(cluster), search_seconds=time.perf_counter() - began,
-        assignment=assignment, is_played=True)
+        assignment=assignment)
     if not assignment.strategies and replicas == 1 and not question.pins:
         return no_candidate(f"{NAME} on mesh {mesh[0]}", InfeasibleError(_nothing_divided(answer.levels[0].problem)))
     return found
@@ -93,6 +91,14 @@ def _nothing_divided(problem: Problem) -> str:
         return "nothing is worth dividing"
     texts = [f"{op.name!r} ({op.type}, {100 * part:.0f}% of the time on one device: {reason})" for op, part, reason in obstacles]
     return "nothing else is worth dividing beside what cannot be divided: " + ", ".join(texts[:SHOWN])
+
+
+def describe(assignment: Assignment, graph: OpGraph, mesh: Sequence[int]) -> str:
+    """``mesh 4, 12 of 20 products, look-ups and losses divided, 3 of 8 variables in shards``."""
+    patterns = assignment.shards
+    divided = sum(pattern != "once" for pattern in patterns.values())
+    return "mesh {}, {} of {} products, look-ups and losses divided, {} of {} variables in shards".format(
+        "x".join(map(str, mesh)), divided, len(patterns), len(assignment.variables), len(find_scope(graph).variables))
 
 
 def plan_of(graph: OpGraph, found: Candidate, inputs: Mapping[str, int], init: str = "exact") -> Plan:

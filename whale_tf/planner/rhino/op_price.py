@@ -1,4 +1,4 @@
-"""Seconds of an op's part on one device: what the search minimises is what a plan is played with."""
+"""Seconds of an op's part on one device: the search minimises what plans are played with."""
 
 from __future__ import annotations
 
