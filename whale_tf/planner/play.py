@@ -50,7 +50,8 @@ def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: It
     Args:
         step, plan: see :func:`played_seconds`.
     """
-    tasks = _tasks(step, replace(plan, emit="inline"), cluster, in_turn=False)
+    inlined = replace(plan, emit="inline", task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
+    tasks = _tasks(step, inlined, cluster, in_turn=False)
     static = {device: {"parameters": 0.0} for device in tasks.used}
     for one in variables:
         for device, size in one.kept(plan).items():
