@@ -218,8 +218,9 @@ def compare(script: Script, way: Way, at_home: bool = True) -> None:
         if config is not None:
             plan = wh.current_plan()
             assert plan is not None and any(task.homes for task in plan.task_graphs)
-            places = {place(one) for one in variables_of(model) if one.shape.rank == 2}  # kernels and their slots
-            assert places == ({way.devices} if plan.offload != "none" else {0, 1}) or not at_home
+            kernels = (6, 8), (8, 3)  # and their slots
+            places = [{place(one) for one in variables_of(model) if tuple(one.shape) == shape} for shape in kernels]
+            assert places == (2 * [{way.devices}] if plan.offload != "none" else [{0}, {1}]) or not at_home
         outcomes.append((values, [one.numpy() for one in variables_of(model)]))
         wh.shutdown()
     (expected, local), (found, parallel) = outcomes
