@@ -23,7 +23,7 @@ LEVELS: Dict[str, Dict[str, Any]] = {"v1": {"zero": "v1"}, "v2": {"zero": "v2"},
 WAYS = {"2": Way((), 2, {}), "4, recompute": Way((), 4, {"num_micro_batch": 2, "recompute": "full"}),
         "pipeline nested": Way((1, 1), 4, {"num_micro_batch": 2}),
         "stages of 1 and 2, called": Way((1, 2), 3, {"num_micro_batch": 2, "emit": "call"}),
-        "split behind replicas": Way((2, 2), 2, {}, split=(1,))}
+        "2, compiled": Way((), 2, {"xla": True}), "split behind replicas": Way((2, 2), 2, {}, split=(1,))}
 
 
 def lamb(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
@@ -49,7 +49,7 @@ BUILDS: Dict[str, Build] = {"momentum": momentum, "keras_adam": keras_adam, "lam
 RUN = {  # every build, way and level, and most pairs of them
     ("momentum", "4, recompute", "v1"), ("momentum", "pipeline nested", "v0"), ("momentum", "split behind replicas", "v2"),
     ("keras_adam", "2", "v2"), ("keras_adam", "pipeline nested", "v3"), ("lamb", "2", "states"), ("lamb", "4, recompute", "v3"),
-    ("sparse", "stages of 1 and 2, called", "v3"), ("sparse", "2", "v1"), ("called", "4, recompute", "v2"),
+    ("sparse", "stages of 1 and 2, called", "v3"), ("sparse", "2, compiled", "v1"), ("called", "4, recompute", "v2"),
     ("lamb", "stages of 1 and 2, called", "v0"), ("momentum", "split behind replicas", "states")}
 
 
@@ -210,8 +210,9 @@ def compare(script: Script, way: Way, at_home: bool = True) -> None:
         if config is not None:
             plan = wh.current_plan()
             assert plan is not None and any(task.homes for task in plan.task_graphs)
-            places = {place(one) for one in variables_of(model) if one.shape.rank == 2}  # kernels and their slots
-            assert places == ({way.devices} if plan.offload != "none" else {0, 1}) or not at_home
+            kernels = (6, 8), (8, 3)  # and their slots
+            places = [{place(one) for one in variables_of(model) if tuple(one.shape) == shape} for shape in kernels]
+            assert places == (2 * [{way.devices}] if plan.offload != "none" else [{0}, {1}]) or not at_home
         outcomes.append((values, [one.numpy() for one in variables_of(model)]))
         wh.shutdown()
     (expected, local), (found, parallel) = outcomes

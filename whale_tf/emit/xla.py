@@ -7,7 +7,7 @@ from typing import Dict, Iterator, Sequence, Set
 from whale_tf._tf_compat import has_kernel, has_xla, tf
 from whale_tf.errors import ConfigError
 from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.ir.traits import traits
+from whale_tf.ir.traits import VARIABLES, traits
 from whale_tf.ir.traits.row import Role
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED, Body, Program
@@ -35,7 +35,7 @@ def not_compiled(program: Program, plan: Plan, devices: Sequence[str]) -> Dict[s
                 raise ConfigError(
                     f"xla is true for TaskGraph {task.name!r}, but TensorFlow {tf.__version__} compiles no called functions for "
                     f"{lacking[0]} devices; use a TensorFlow 2 with XLA, or set xla to false")
-            found[body.name] = _obstacle(program.graph, body, kinds)
+            found[body.name] = _elsewhere(program.graph, body, plan) or _obstacle(program.graph, body, kinds)
     if found and all(found.values()):
         raise ConfigError(f"xla is true, but no part of the step can be compiled: {'; '.join(_text(found))}; set xla to false")
     return found
@@ -50,6 +50,17 @@ def explained(bodies: Dict[str, str]) -> str:
 
 def _text(bodies: Dict[str, str]) -> Sequence[str]:
     return [f"{name}: {reason}" for name, reason in bodies.items() if reason]
+
+
+def _elsewhere(graph: OpGraph, body: Body, plan: Plan) -> str:
+    """A variable that the body takes itself (an embedding's look-up does), which XLA takes from a call's own device only."""
+    own = plan.task_graphs[body.task_graph]
+    devices = {device for row in own.devices for device in row}
+    for op in (graph.producer(tensor) for tensor in body.inputs if graph.tensors[tensor].dtype == "resource"):
+        home = next((task.homes[op.name] for task in plan.task_graphs if op.name in task.homes), None)
+        if op.type in VARIABLES and (len(devices) > 1 and own.variables == "shared" if home is None else devices != {home}):
+            return f"it takes variable {op.name!r}, which is on another device"
+    return ""
 
 
 def _obstacle(graph: OpGraph, body: Body, kinds: Set[str]) -> str:

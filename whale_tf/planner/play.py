@@ -56,7 +56,7 @@ def played_peaks(
         step, plan, compiled: see :func:`played_seconds`.
     """
     if compiled is None or choose_form(compiled, step.region, plan).is_called:
-        plan = replace(plan, emit=INLINE)
+        plan = replace(plan, emit=INLINE, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
         compiled = compile_program(step, plan)
     tasks = _tasks(step, plan, cluster, compiled, in_turn=False)
     static = {device: {"parameters": 0.0} for device in tasks.used}
