@@ -30,7 +30,7 @@ THREADS ?= 1
 PYTEST_ARGS ?=
 LIMITS := TF_NUM_INTRAOP_THREADS=$(THREADS) TF_NUM_INTEROP_THREADS=2 OMP_NUM_THREADS=$(THREADS) \
 	OPENBLAS_NUM_THREADS=$(THREADS) TF_CPP_MIN_LOG_LEVEL=3
-pytest = mkdir -p $(1) && $(LIMITS) $(1)/bin/python -m pytest -q -n $(WORKERS) $(2) $(PYTEST_ARGS) 2>&1 | tee $(1)/pytest.log
+pytest = mkdir -p $(1) && $(LIMITS) $(1)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(2) $(PYTEST_ARGS) 2>&1 | tee $(1)/pytest.log
 
 PACKAGING := setup.py pyproject.toml
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import hypothesis
 import pytest
@@ -26,7 +26,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 PURE = ("balance", "bridges", "cluster", "ir", "papers", "patterns", "planner", "profiler", "schedule", "simulator")
 
 # folders whose many short trainings run without TensorFlow's graph optimizer
-SMALL_STEPS = ("ir", "models", "multiprocess", "numeric", "emit")
+SMALL_STEPS = ("ir", "models", "multiprocess", "numeric", "emit", "functions")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,28 +36,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
     """Without --full, two kinds of tests are deselected, not skipped: the full matrix, of which a pairwise subset runs instead,
     and on Python 3.7 what would compute there what it computes beside the other TensorFlow. That is tests with the mark ``once``,
-    and slow pure ones. Quick pure tests remain: they show that every pure module works on that Python."""
+    slow pure ones, and every other case of those with the mark ``half``. Quick pure tests remain: they show that every pure
+    module works on that Python."""
     for item in items:
         if is_pure(item):
             item.add_marker(pytest.mark.pure)
     if config.getoption("--full"):
         return
 
-    def left_out(item: pytest.Item) -> bool:
-        marks = {mark.name for mark in item.iter_markers()}
-        once = "once" in marks or {"pure", "slow"} <= marks
-        return "full" in marks or (once and sys.version_info < (3, 8))
+    seen: Dict[str, int] = {}  # cases of each test with the mark ``half``
 
-    deselected = [item for item in items if left_out(item)]
-    if deselected:
-        config.hook.pytest_deselected(items=deselected)
-        items[:] = [item for item in items if not left_out(item)]
+    def runs(item: pytest.Item) -> bool:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "full" in marks:
+            return False
+        if sys.version_info >= (3, 8):
+            return True
+        if "half" in marks:
+            test = item.nodeid.partition("[")[0]
+            number = seen[test] = seen.get(test, -1) + 1
+            if bin(number).count("1") % 2:  # an order without a period: cases of a product often alternate
+                return False
+        return "once" not in marks and not {"pure", "slow"} <= marks
+
+    chosen = [runs(item) for item in items]
+    if not all(chosen):
+        config.hook.pytest_deselected(items=[item for item, is_run in zip(items, chosen) if not is_run])
+        items[:] = [item for item, is_run in zip(items, chosen) if is_run]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """TensorFlow's graph optimizer takes longer than the small steps that tests in ``SMALL_STEPS`` run. It stays where the mark
     ``graph_optimizer`` asks for it: order, fusion and memory, sessions, loops, every fifth plan of the matrix, generated models,
-    four processes. It also stays in the other folders, in scripts that tests start, and with --full."""
+    four processes, functions under every kind of plan and with divided variables. It also stays in the other folders, in scripts
+    that tests start, and with --full."""
     if "tensorflow" in sys.modules:
         from tests import graph_optimizer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import MissingPackageError, WhaleError
+from whale_tf.errors import InfeasibleError, MissingPackageError, WhaleError
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, best, no_candidate
 from whale_tf.planner.rhino.pipeline import Flow, StageProblem, stage_program
 
@@ -96,3 +96,10 @@ def test_reasons_are_not_crowded_out() -> None:
     taken = best([no_candidate("rhino", ValueError("too large"))] + plans, Cluster.parse("cpu:2"))
     told = tuple(f"search: plan {number}, {number + 1} s" for number in range(1, RUNNERS_UP + 1))
     assert (taken.description, taken.runners_up) == ("plan 0", told + ("rhino: no candidate: too large",))
+
+
+def test_without_any_plan_every_reason_is_told() -> None:
+    with pytest.raises(InfeasibleError, match="^nothing is worth dividing; 'sort' cannot be divided$"):
+        best([no_candidate("rhino", ValueError("nothing is worth dividing")),
+              no_candidate("data parallelism", ValueError("'sort' cannot be divided")),
+              no_candidate("undivided", ValueError("'sort' cannot be divided"))], Cluster.parse("cpu:2"))

@@ -15,10 +15,12 @@ from whale_tf.config import Config
 from whale_tf.emit.loss_scale import recorded_low, scales_itself
 from whale_tf.emit.shard.automatic import check_automatic, contenders
 from whale_tf.emit.shard.problem import divided_dims
-from whale_tf.errors import ConfigError, InfeasibleError, WhaleError
+from whale_tf.errors import ConfigError, InfeasibleError, PlanError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
+from whale_tf.passes import compile_program
+from whale_tf.passes.border import Border
 from whale_tf.plan import SCHEDULES, Plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble
 from whale_tf.planner.auto.choose import ALWAYS, to_play
@@ -44,9 +46,30 @@ from whale_tf.profiler.graph_profile import Source
 AUTO = "auto"  # of pipeline.schedule: the fastest that fits
 
 
+TYPICAL_BATCH = 64  # examples, where the size of mini-batches is open, to compare tensors that go with it or its square
+
+
 def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
-    batch = captured.batch_axis(options)
-    return batch, find_region(captured.graph, captured.task_graph, batch, list(captured.sources))
+    """The batch axis and the region, whose sections begin and end where fewest bytes cross."""
+    region = _region(captured, options)
+    if not region.sections:
+        return region.batch, region
+    try:
+        # not captured.examples: all processes have to decide alike, whatever the first mini-batch of each
+        sizes = captured.sized(captured.static_examples or TYPICAL_BATCH)
+    except PlanError:  # the graph does not go with that number of examples
+        return region.batch, region
+    border = Border(region, sizes)
+    for joining in border.joining():
+        other = _region(captured, options._replace(together=joining))
+        if Border(other, sizes).improves(border):
+            region = other
+            break
+    return region.batch, region
+
+
+def _region(captured: Captured, options: Options) -> Region:
+    return find_region(captured.graph, captured.task_graph, captured.batch_axis(options), list(captured.sources))
 
 
 def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> Optional[Candidate]:
@@ -187,12 +210,13 @@ def scheduled(
     for name in SCHEDULES if asked == AUTO else (asked,):
         try:
             plan = planned(config.changed(pipeline__schedule=name))
-            seconds = played_seconds(step, plan, cluster)
+            program = compile_program(step, plan)
+            seconds = played_seconds(step, plan, cluster, program)
         except WhaleError as error:
             problem = problem or error
             continue
         if not found or plan.num_model_replicas == found[0].plan.num_model_replicas:  # else a step is of another mini-batch
-            found.append(Scheduled(plan, seconds, played_peaks(step, plan, cluster, held)))
+            found.append(Scheduled(plan, seconds, played_peaks(step, plan, cluster, held, program)))
     if problem is not None and not found:
         raise problem
     return sorted(found, key=lambda one: (not fit(one.peaks, cluster), one.seconds))

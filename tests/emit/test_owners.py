@@ -13,7 +13,7 @@ from whale_tf.capture.step import step_graph
 from whale_tf.cluster import Cluster, Processes
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
-from whale_tf.parallelize import Parallelized, parallelize
+from whale_tf.parallelize import Parallelized, find_program, parallelize
 from whale_tf.program import BROADCAST
 from whale_tf.simulator import Simulator
 from whale_tf.simulator.trace import trace_of
@@ -33,25 +33,45 @@ def changes(variables: Any, gradients: Any) -> Any:
     return tf.group(*writes, *(tf.assign_sub(v, change / norm) for v, change in zip(variables, found)))
 
 
+def build(optimizer: str) -> None:
+    wh.set_default_strategy(wh.replicate())
+    h = tf.placeholder(tf.float64, [BATCH, WIDTH])
+    for layer in range(LAYERS):
+        h = tf.tanh(tf.matmul(h, tf.get_variable(f"w{layer}", [WIDTH, WIDTH], tf.float64)))
+    loss = tf.reduce_mean(tf.square(h))
+    if optimizer == "adam":
+        tf.train.AdamOptimizer(0.1).minimize(loss)
+    else:
+        variables = tf.trainable_variables()
+        changes(variables, tf.gradients(loss, variables))
+
+
 def rewritten(optimizer: str, config: Dict[str, Any], rank: int) -> Parallelized:
     wh.init(config, cluster="cpu:2")
     try:
         with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
-            wh.set_default_strategy(wh.replicate())
-            h = tf.placeholder(tf.float64, [BATCH, WIDTH])
-            for layer in range(LAYERS):
-                h = tf.tanh(tf.matmul(h, tf.get_variable(f"w{layer}", [WIDTH, WIDTH], tf.float64)))
-            loss = tf.reduce_mean(tf.square(h))
-            if optimizer == "adam":
-                tf.train.AdamOptimizer(0.1).minimize(loss)
-            else:
-                variables = tf.trainable_variables()
-                changes(variables, tf.gradients(loss, variables))
+            build(optimizer)
             done = parallelize(graph, Cluster.parse(CLUSTER), Config(config), None, Processes(("a:1", "b:1"), rank), Keys())
         assert done is not None
         return done
     finally:
         wh.shutdown()
+
+
+def test_the_first_process_program_is_shown_before_a_rewrite() -> None:
+    wh.init({"zero": "v1"}, cluster="cpu:2")
+    try:
+        with tf.Graph().as_default() as graph, tf.variable_scope("", use_resource=True):
+            build("adam")
+            before = len(graph.get_operations())
+            shown = find_program(graph, Cluster.parse(CLUSTER), Config({"zero": "v1"}), None, ((0, 1), (2, 3)))
+            assert shown is not None and len(graph.get_operations()) == before
+    finally:
+        wh.shutdown()
+    made = rewritten("adam", {"zero": "v1"}, 0).emitted.context.program  # type: ignore[union-attr]
+    assert shown.to_text() == made.to_text()
+    assert [line.split()[1] for line in shown.to_text().splitlines() if "_broadcast" in line] == [
+        "t0_broadcast", "t0_broadcast_1"]
 
 
 def messages(done: Parallelized) -> List[Tuple[Tuple[str, ...], bool]]:
@@ -64,6 +84,29 @@ def messages(done: Parallelized) -> List[Tuple[Tuple[str, ...], bool]]:
 
 def sent(done: Parallelized) -> List[str]:
     return [name for name in done.emitted.communicator.collectives if name.startswith("whale/sent/")]  # type: ignore[union-attr]
+
+
+def played(done: Parallelized) -> Any:
+    graph = step_graph(done.captured, done.region, "model", done.plan.graph, BATCH)
+    graph = graph.measured(BATCH, {op.origin: 1e-3 for op in graph.ops})
+    return Simulator(Cluster.parse(CLUSTER)).run_step(done.plan, graph)
+
+
+@pytest.mark.parametrize("zero, exchanges", [("v1", 1), ("v2", 2)])
+def test_exchanges_of_gradients(zero: str, exchanges: int) -> None:
+    """Under v2 each micro-batch's, and only their owner adds them up."""
+    both = [rewritten("adam", {"zero": zero, "num_micro_batch": 2}, rank) for rank in range(2)]
+    names = [[name for name in done.emitted.communicator.collectives if name.startswith("whale/sync/")]  # type: ignore[union-attr]
+             for done in both]
+    assert names[0] == names[1] and len(names[0]) == exchanges
+    found = played(both[1])
+    sums = [one for one in found.program.instructions if one.label == "all_reduce"]
+    assert [one.size_bytes for one in sums] == [8.0 * LAYERS * WIDTH * WIDTH] * exchanges
+    ends, starts = (dict(zip(found.graph.instruction, times)) for times in (found.times.end, found.times.start))
+    updates = [starts[one.id] for one in found.program.instructions if one.name.endswith("ApplyAdam")]
+    assert len(updates) == LAYERS and min(updates) >= max(ends[one.id] for one in sums)
+    totals = [one.name for one in found.program.instructions if one.name.endswith("(total)")]
+    assert len(totals) == (LAYERS if zero == "v2" else 0), "one in all processes"
 
 
 @pytest.mark.parametrize("optimizer, bucket_bytes, values", [("adam", None, 2), ("adam", 1, LAYERS), ("norm", None, 2)])
@@ -80,17 +123,13 @@ def test_messages(optimizer: str, bucket_bytes: Any, values: int) -> None:
     assert len(of_values) == values and sorted(sum(of_values, ())) == [f"w{layer}:0" for layer in range(LAYERS)]
     assert len(known[0]) == values + (0 if optimizer == "adam" else 2), "the squares of an owner's changes in one"
     assert sent(both[0]) == sent(both[1]) and len(sent(both[0])) == len(known[0])
-    done = both[0]
-    graph = step_graph(done.captured, done.region, "model", done.plan.graph, BATCH)
-    graph = graph.measured(BATCH, {op.origin: 1e-3 for op in graph.ops})
-    found = Simulator(Cluster.parse(CLUSTER)).run_step(done.plan, graph)
-    played = [one for one in found.program.instructions if one.label == BROADCAST]
-    assert len(played) == len(known[0])
-    sizes = [one.size_bytes for one in played if one.size_bytes >= 8 * WIDTH * WIDTH]
+    done, found = both[0], played(both[0])
+    messages_played = [one for one in found.program.instructions if one.label == BROADCAST]
+    assert len(messages_played) == len(known[0])
+    sizes = [one.size_bytes for one in messages_played if one.size_bytes >= 8 * WIDTH * WIDTH]
     assert sorted(sizes) == sorted(8.0 * WIDTH * WIDTH * len(names) for names in of_values)
-    ends = dict(zip(found.graph.instruction, found.times.end))
-    starts = dict(zip(found.graph.instruction, found.times.start))
+    ends, starts = (dict(zip(found.graph.instruction, times)) for times in (found.times.end, found.times.start))
     writes = {op.name for op in done.region.graph.ops if op.type in ("ResourceApplyAdam", "AssignSubVariableOp")}
     updates = [ends[one.id] for one in found.program.instructions if one.name in writes]
-    assert len(updates) == LAYERS and min(updates) <= min(starts[one.id] for one in played if one.size_bytes in sizes)
+    assert len(updates) == LAYERS and min(updates) <= min(starts[one.id] for one in messages_played if one.size_bytes in sizes)
     assert any(event.kind == BROADCAST for event in trace_of(found).events)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import whale_tf as wh
+from tests.functions.equality import clear_keras
 from tests.numeric.races import unordered
 from whale_tf import functions
 from whale_tf._tf_compat import function_tracing, make_logical_cpus
@@ -46,7 +47,7 @@ def eager() -> Iterator[None]:
     """Eager execution, and Keras' own settings (it keeps the first policy of types that it is asked for), whatever tests before
     have changed; hooks are taken out afterwards."""
     if "keras" in sys.modules and function_tracing() is not None:
-        tf.keras.backend.clear_session()
+        clear_keras()
     with context.eager_mode():
         yield
         wh.shutdown()

@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import whale_tf as wh
-from tests.functions.equality import Build, Scope, Way, batches, check
+from tests.functions.equality import Build, Scope, Way, batches, check, clear_keras
 from tests.functions.test_training_steps import called, cross_entropy, keras_adam, logits_of, momentum, perceptron, sparse
 from whale_tf import functions
 from whale_tf.capture.annotations import Annotations
@@ -55,21 +55,13 @@ RUN = {  # every build, way and level, and most pairs of them
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way, level", [
-    pytest.param(build, way, level, marks=[] if (build, way, level) in RUN else [pytest.mark.full])
+    pytest.param(build, way, level, marks=([] if (build, way, level) in RUN else [pytest.mark.full])
+                 + [pytest.mark.graph_optimizer] * ("split" in way))
     for build in BUILDS for way in WAYS for level in LEVELS])
 def test_steps(build: str, way: str, level: str) -> None:
     chosen = WAYS[way]._replace(config={**WAYS[way].config, **LEVELS[level]})
     outcome = check(BUILDS[build], chosen, batches((16, 16, 12)))
     assert outcome.plan is not None and any(task.homes for task in outcome.plan.task_graphs)
-
-
-@pytest.fixture(autouse=True)
-def graph_optimizer(request: Any) -> Iterator[None]:
-    """It takes longer than a few small steps; it stays with --full, and where variables are divided."""
-    off = not request.config.getoption("--full") and "split" not in request.node.name
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
@@ -180,7 +172,7 @@ def float64() -> Any:
     keras.backend.set_floatx("float64")
     yield
     keras.backend.set_floatx(before)
-    keras.backend.clear_session()
+    clear_keras()
 
 
 def compiled(stages: Sequence[Scope], optimizer: Any, **options: Any) -> Any:
@@ -210,7 +202,7 @@ def compare(script: Script, way: Way, at_home: bool = True) -> None:
     """
     outcomes = []
     for config in (None, way.config):
-        keras.backend.clear_session()
+        clear_keras()
         keras.utils.set_random_seed(0)
         if config is not None:
             wh.init(config, cluster=f"cpu:{way.devices}")

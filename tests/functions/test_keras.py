@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
-from tests.functions.equality import WAYS, Scope, Way
+from tests.functions.equality import WAYS, Scope, Way, clear_keras
 
 keras = pytest.importorskip("keras", minversion="3.0")
 layers = keras.layers
@@ -25,7 +25,7 @@ def float64() -> Iterator[None]:
     keras.config.set_floatx("float64")
     yield
     keras.config.set_floatx(before)
-    keras.utils.clear_session()
+    clear_keras()
 
 
 Make = Callable[[Sequence[Scope]], Any]
@@ -363,7 +363,7 @@ def test_tensorboard_has_the_local_numbers(tmp_path: Any) -> None:
     logged = {}
     for name, way in (("local", None), ("divided", PIPELINE)):
         with trained_in(way) as stages:
-            keras.utils.clear_session()
+            clear_keras()
             keras.utils.set_random_seed(0)
             board = keras.callbacks.TensorBoard(str(tmp_path / name), histogram_freq=1, update_freq=1)
             functional(stages).fit(X, LABELS, batch_size=16, epochs=2, shuffle=False, verbose=0, validation_data=(X, LABELS),

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import whale_tf as wh
-from tests.functions.equality import Scope, Way
+from tests.functions.equality import Scope, Way, clear_keras
 
 if not hasattr(tf.keras.optimizers, "AdamW"):
     pytest.skip(f"the models are written for TensorFlow 2.11 or later, and this is {tf.__version__}", allow_module_level=True)
@@ -66,7 +66,7 @@ def scopes(case: Case, way: Optional[Way]) -> Iterator[List[Scope]]:
         wh.shutdown()
         keras.backend.set_floatx(before[1])
         keras.mixed_precision.set_global_policy(before[0])
-        keras.backend.clear_session()
+        clear_keras()
 
 
 def trained(case: Case, loop: str, way: Optional[Way]) -> Outcome:
@@ -112,15 +112,6 @@ def by_hand(model: Any, case: Case) -> Dict[str, Any]:
     return dict(values, **{f"val {name}": np.array(value) for name, value in validate(*batch).items()})
 
 
-@pytest.fixture(autouse=True)
-def graph_optimizer(request: Any) -> Iterator[None]:
-    """It takes longer than five small steps; it stays with --full, and where variables are divided."""
-    off = not request.config.getoption("--full") and "split" not in request.node.name and "auto" not in request.node.name
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-
-
 local = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name], loop, None))
 in_float32 = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name]._replace(policy="float32"), loop, None))
 
@@ -153,6 +144,8 @@ def rows() -> Iterator[Any]:
     for i, name in enumerate(CASES):
         for k, (loop, plan) in enumerate(pairs):
             marks = [] if k == i % len(pairs) or i == k % len(CASES) else [pytest.mark.full]
+            if plan in ("split of the second half", "auto_parallel"):
+                marks.append(pytest.mark.graph_optimizer)
             yield pytest.param(name, loop, plan, marks=marks, id=f"{name}-{loop}-{plan}")
 
 

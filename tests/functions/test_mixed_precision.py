@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import whale_tf as wh
+from tests.functions.equality import clear_keras
 
 keras = pytest.importorskip("keras", minversion="3.0")
 RNG = np.random.RandomState(0)
@@ -25,7 +26,7 @@ def float32() -> Iterator[None]:
     before = keras.config.dtype_policy()
     yield
     keras.config.set_dtype_policy(before)
-    keras.utils.clear_session()
+    clear_keras()
 
 
 def fit(config: Dict[str, Any], devices: int, policy: str = "float32", x: Any = X) -> Fitted:

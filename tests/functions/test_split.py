@@ -12,6 +12,7 @@ import whale_tf as wh
 from tests.functions.equality import Scope, Way, batches, check
 from tests.functions.test_training_steps import cross_entropy, keras_adam, logits_of, momentum, perceptron, sparse, variable
 
+pytestmark = pytest.mark.graph_optimizer
 HEAD = Way((1, 2), 3, {}, split=(1,))
 WHOLE = Way((2,), 2, {}, split=(0,))
 HYBRID = Way((2, 2), 2, {}, split=(1,))  # Whale's example 2: features replicated, the head split, on the same devices
@@ -65,6 +66,27 @@ def experts(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, weights + slots
 
 
+def tokens(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Sequences of a length that the step does not know, and a head over the flat tokens, whose losses go back to the examples'
+    devices."""
+    table, out = variable(7, 6), variable(6, 10, seed=3)
+    slots = [tf.Variable(tf.zeros_like(w), trainable=False) for w in (table, out)]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64)])
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                h = tf.tanh(tf.gather(table, x))
+            with stages[1]():
+                logits = tf.einsum("bsd,dv->bsv", h, out)
+            flat = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.reshape(x, [-1]), logits=tf.reshape(logits, [-1, 10]))
+            loss = tf.reduce_mean(tf.reshape(flat, tf.shape(x)) * tf.cast(x > 0, tf.float64))
+        update([table, out], slots, [tf.convert_to_tensor(grad) for grad in tape.gradient(loss, [table, out])])
+        return loss
+
+    return step, [table, out] + slots
+
+
 BUILDS: Dict[str, Any] = {"momentum": momentum, "keras_adam": keras_adam, "sparse": sparse, "attention": attention,
                           "experts": experts}
 
@@ -97,6 +119,12 @@ def train_with(weights: List[tf.Variable], scope: Scope) -> Callable[[], tf.Tens
         return loss
 
     return step
+
+
+@pytest.mark.slow
+def test_rows_of_an_unknown_number_per_example() -> None:
+    rng = np.random.RandomState(0)
+    check(tokens, HYBRID, [(rng.randint(0, 7, shape),) for shape in ((8, 5), (6, 3), (8, 4))], 1e-11)
 
 
 @pytest.mark.slow

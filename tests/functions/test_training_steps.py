@@ -269,10 +269,104 @@ def unrolled(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [table, out]
 
 
+def ranked(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """What needs all examples beside single ones, for a mini-batch of a size that is not known; positions leave the clones."""
+    w = variable(6, 3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+    def step(x: tf.Tensor, y: tf.Tensor) -> List[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                z = tf.tanh(tf.matmul(x, w))
+            with stages[1]():
+                joined = tf.concat([z, tf.sort(z, axis=0), z], 1)
+                places = tf.range(tf.shape(z)[0])
+            loss = tf.reduce_mean(joined ** 2 * tf.cast(places[:, tf.newaxis], tf.float64)) + cross_entropy(y, z)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return [loss, places, tf.equal(places % 3, tf.cast(y, tf.int32))]
+
+    return step, [w]
+
+
+def sorted_series(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A loop's states, stacked, whose gradient comes from what needs all examples, of which the loop knows no number."""
+    w, out = variable(2, 2), variable(2, 3, seed=2)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)])
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                state, states = tf.zeros_like(x[:, :2]), tf.TensorArray(tf.float64, 3)
+                for t in tf.range(3):
+                    state = tf.tanh(tf.matmul(state, w) + x[:, 2 * t:2 * t + 2])
+                    states = states.write(t, state)
+                stacked = states.stack()
+                stacked.set_shape([3, None, 2])
+            with stages[1]():
+                logits = tf.matmul(tf.reduce_sum(tf.sort(stacked, axis=1), 0), out)
+            loss = cross_entropy(tf.sort(y), logits)
+        for v, grad in zip([w, out], tape.gradient(loss, [w, out])):
+            v.assign_sub(0.1 * grad)
+        return loss
+
+    return step, [w, out]
+
+
+def until_settled(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A loop over a variable that ends when no example changes any more, and one that ends with the longest example."""
+    inner, w, out = variable(4, 4, seed=2), variable(6, 4), variable(4, 3, seed=3)
+    inner.assign(0.3 * inner)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> List[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                h = tf.matmul(x, w)
+                z, change, count = tf.zeros_like(h), tf.constant(1.0, tf.float64), 0
+                while change > 1e-2 and count < 20:
+                    following = tf.tanh(tf.matmul(z, inner) + h)
+                    z, change, count = following, tf.reduce_max(tf.abs(following - z)), count + 1
+            with stages[1]():
+                i, longest = tf.constant(0, tf.int64), tf.reduce_max(y)
+                while i < longest:
+                    z = tf.where((i < y)[:, tf.newaxis], tf.sin(z + 1.0), z)
+                    i += 1
+                loss = cross_entropy(y, tf.matmul(z, out))
+        for v, grad in zip([inner, w, out], tape.gradient(loss, [inner, w, out])):
+            v.assign_sub(0.1 * grad)
+        return [loss, count, change]
+
+    return step, [inner, w, out]
+
+
+def watched(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """A loss of means over all examples, which metrics watch: one adds them up, another their mean."""
+    w, out = variable(6, 4), variable(4, 3, seed=3)
+    each, total = [tf.Variable(tf.zeros(shape, tf.float64), trainable=False) for shape in ([4], [])]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with stages[0]():
+                z = tf.sigmoid(tf.matmul(x, w))
+                means = tf.reduce_mean(z, 0)
+                each.assign(each + means)
+                total.assign_add(tf.reduce_mean(means))
+                sparsity = tf.reduce_sum(tf.math.log(0.1 / means))
+            with stages[1]():
+                loss = cross_entropy(y, tf.matmul(z, out)) - 0.1 * sparsity
+        for v, grad in zip([w, out], tape.gradient(loss, [w, out])):
+            v.assign_sub(0.1 * grad)
+        return loss
+
+    return step, [w, out, each, total]
+
+
 STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting, adversaries,
-         unrolled]
+         unrolled, ranked, sorted_series, until_settled, watched]
 
 
+@pytest.mark.graph_optimizer
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_momentum_in_every_way(way: str) -> None:
@@ -282,6 +376,7 @@ def test_momentum_in_every_way(way: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [WAYS["data parallel 2"], PIPELINE, NESTED], ids=["data parallel", "pipeline", "nested"])
 @pytest.mark.parametrize("build", STEPS[1:], ids=lambda build: build.__name__)
+@pytest.mark.filterwarnings("error::whale_tf.InexactWarning")
 def test_steps_of_many_kinds(build: Any, way: Way) -> None:
     check(build, way, batches())
 

@@ -56,6 +56,7 @@ def model_ops(graph):
 
 
 # ------------------------------------------------------------------------------------------------------------- clones
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("resource", [False, True])

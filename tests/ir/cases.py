@@ -142,6 +142,13 @@ def reductions() -> List[Case]:
                 input=x, axis=a, keep_dims=keep), [real(3, 4, 5), ints(0, -1)], (1,)))
     for name in ("Any", "All"):
         cases.append(Case(name, lambda x, a, name=name: getattr(raw, name)(input=x, axis=a), [real(3, 4) > 1, ints(0)], (1,)))
+    if hasattr(raw, "DenseBincount"):
+        cases += [
+            Case("DenseBincount", lambda x, n, w: raw.DenseBincount(input=x, size=n, weights=w),
+                 [ints(0, 4, 2, 1, 4, 4).reshape(2, 3), np.int32(5), real(2, 3)], (1,)),
+            Case("DenseBincount-binary", lambda x, n, w: raw.DenseBincount(input=x, size=n, weights=w, binary_output=True),
+                 [ints(0, 4, 2, 1, 4, 4).reshape(2, 3), np.int32(5), real(0)], (1,)),
+        ]
     return cases + [
         Case("L2Loss", lambda x: raw.L2Loss(t=x), [real(3, 4)]),
         Case("EuclideanNorm", lambda x, a: raw.EuclideanNorm(input=x, axis=a), [real(3, 4), ints(1)], (1,)),

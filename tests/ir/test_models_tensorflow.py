@@ -52,6 +52,7 @@ def build(name: str, batch: Any, dtype: str = "float64") -> Tuple[Any, List[tf.T
     return inputs, losses, gradients
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("index", MODELS)
 def test_models_divide_exactly(index: int) -> None:
@@ -70,6 +71,7 @@ def test_models_divide_exactly(index: int) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-11, err_msg=emulation.ops.tensor_name(tensor))
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("index", MODELS)
 def test_every_op_type_has_a_rule_and_sources_are_found(index: int) -> None:

@@ -33,7 +33,8 @@ def test_every_computing_op_type_has_a_case() -> None:
     computing = types_where(lambda row: row.rule != "" and not row.rule.startswith(("state.", "control_flow.")))
     with tf.Graph().as_default():
         tested = {sharding.op_of(case, [tf.constant(array) for array in case.arrays]).type for case in CASES}
-    assert not computing - tested - UNTESTED, "add a case for each of these"
+    available = {name for name in computing if hasattr(tf.raw_ops, name)}
+    assert not available - tested - UNTESTED, "add a case for each of these"
 
 
 def test_enough_factors_are_checked() -> None:

@@ -63,6 +63,7 @@ def _train_op(loss: tf.Tensor, variables: Optional[List[tf.Variable]] = None) ->
         return tf.train.AdamOptimizer(0.01).minimize(loss, var_list=variables)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SINGLE_LOSS)
 def test_loss_decreases_on_real_data(graph: tf.Graph, name: str) -> None:
@@ -77,6 +78,7 @@ def test_loss_decreases_on_real_data(graph: tf.Graph, name: str) -> None:
     assert np.mean(losses[-5:]) < 0.97 * np.mean(losses[:5]), losses
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SINGLE_LOSS)
 def test_static_and_dynamic_batch_give_the_same_loss_and_gradients(name: str) -> None:
@@ -116,6 +118,7 @@ def test_parameters_equal_the_published_count(graph: tf.Graph, name: str) -> Non
     assert layers.num_parameters() == PUBLISHED_PARAMETERS[name]
 
 
+@pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _matrix(ROUNDED_PARAMETERS))
 def test_parameters_are_near_the_published_total_and_the_graph_is_small(graph: tf.Graph, name: str) -> None:

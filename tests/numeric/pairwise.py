@@ -23,7 +23,8 @@ def pairs_of(row: Row, axes: Mapping[str, Sequence[Any]]) -> Set[Pair]:
     return {(a, row[a], b, row[b]) for a, b in itertools.combinations((a for a in axes if a in row), 2)}
 
 
-def all_pairs(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool] = _always) -> List[Row]:
+def all_pairs(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool] = _always,
+              needed: Callable[[Row], bool] = _always) -> List[Row]:
     """Combinations that cover every allowed pair of values; greedy and deterministic (after AETG, Cohen et al. 1997).
 
     Each row starts from the first pair not met yet; every further axis, the longest first, takes the value that meets
@@ -32,9 +33,10 @@ def all_pairs(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool] 
     Args:
         axes: values of each axis; values are hashable.
         allowed: judges a row, also one that lacks some axes; must accept it where the lacking axes could still save it.
+        needed: judges a row of two axes: whether their values must meet.
     """
-    missing = dict.fromkeys((a, x, b, y) for a, b in itertools.combinations(axes, 2)
-                            for x in axes[a] for y in axes[b] if allowed({a: x, b: y}))
+    pairs = (((a, x, b, y), {a: x, b: y}) for a, b in itertools.combinations(axes, 2) for x in axes[a] for y in axes[b])
+    missing = dict.fromkeys(pair for pair, row in pairs if allowed(row) and needed(row))
     used: Dict[Tuple[str, Any], int] = {}
     rows: List[Row] = []
     while missing:

@@ -36,6 +36,7 @@ def check_auto(name: str, config: Dict[str, Any], cluster: Any, setting: Setting
     return used
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp_sum", "sum_with_l2", "weighted_loss", "clipped_adam", "convolution", "tied_embedding",
                                   "sparse_embedding", "while_loop_v1", "recurrent_v1", "conditional_v1", "gan",
@@ -46,6 +47,7 @@ def test_two_task_graphs(name: str) -> None:
     assert plan.num_micro_batch == 4 and plan.estimate.search == "auto"
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name,search", [("encoder", True), ("gan", True), ("momentum", "dapple"), ("clipped_adam", "amp")])
 def test_searches(name: str, search: Any) -> None:
@@ -62,6 +64,7 @@ def with_slow_memory(count: int) -> Dict[str, Any]:
         {"devices": ["slow"] * count, "links": {"local": {"bandwidth_gbytes_per_s": 0.1, "latency_s": 1e-7}}}]}
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["classifier_adam", "experts_adam"])
 def test_all_searches_and_rhino_is_the_fastest(name: str) -> None:
@@ -102,6 +105,7 @@ def test_nested_pipelines_divide_the_mini_batch() -> None:
     assert max(sizes) < 3 * min(sizes), "the two halves of two equal layers are of about the same size"
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [Setting(static_batch=False), Setting(dtype="float32", resource=False),
                                      Setting(dataset=True), Setting(static_batch=False, dataset=True)])

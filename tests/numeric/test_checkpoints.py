@@ -35,6 +35,7 @@ def assert_same(losses: List[float], expected: List[float]) -> None:
     assert len(losses) == len(expected) == HALF and max(errors) <= TOLERANCE["float64"], errors
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("resource", [True, False])
 @pytest.mark.parametrize("writer,reader", [("pipeline4", "local"), ("local", "pipeline4"), ("pipeline4", "replicate2"),

@@ -118,6 +118,7 @@ PLANS = {
 }
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("scopes, cluster, more", list(PLANS.values()), ids=list(PLANS))
 def test_plans_train_as_one_device_does(local: Trained, scopes: Any, cluster: str, more: Dict[str, Any]) -> None:

@@ -86,6 +86,7 @@ def hybrid(count: int, num_layers: int = 1) -> Tuple[int, ...]:
     return (count, -count) * num_layers + (count,)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("setting,top_k,experts,count", [
     pytest.param(setting, *sizes, marks=[] if i % 2 == j and i < 4 else [pytest.mark.full])  # in turn; all in `make test-all`
@@ -160,6 +161,7 @@ def test_a_default_strategy_around_experts() -> None:
     assert_equal(outcome, local(model, FEDS), TOLERANCE["float64"])
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", [(5, 3), (1, 2)], ids=["as the others", "unlike the others"])
 def test_uneven_shares_of_the_batch(beside: Tuple[int, int]) -> None:

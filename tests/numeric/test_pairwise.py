@@ -26,3 +26,14 @@ def test_forbidden_rows_stay_out() -> None:
     rows = all_pairs(AXES, allowed)
     assert all(allowed(row) for row in rows)
     assert {(row["a"], row["b"]) for row in rows} == set(itertools.product("uvwx", (1, 2, 3))) - {("u", 2)}
+
+
+def test_pairs_that_need_not_meet_leave_shorter_lists() -> None:
+    def needed(row: dict) -> bool:
+        return set(row) != {"a", "b"}
+
+    rows = all_pairs(AXES, needed=needed)
+    met = set().union(*(pairs_of(row, AXES) for row in rows))
+    expected = {(a, x, b, y) for a, b in itertools.combinations(AXES, 2) if {a, b} != {"a", "b"}
+                for x in AXES[a] for y in AXES[b]}
+    assert met >= expected and len(rows) < len(all_pairs(AXES))

@@ -27,6 +27,7 @@ def results(case: Case) -> Dict[str, Candidate]:
     return compared(case)
 
 
+@pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} on {case.cluster}")
 def test_the_chosen_plan_is_not_slower_than_doing_nothing_or_data_parallelism(case: Case) -> None:
@@ -37,6 +38,7 @@ def test_the_chosen_plan_is_not_slower_than_doing_nothing_or_data_parallelism(ca
     assert chosen.fits and len(chosen.peak_memory_bytes) == len(Cluster.parse(case.cluster))
 
 
+@pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} on {case.cluster}")
 def test_the_objective_of_a_division_is_nearly_what_it_takes(case: Case) -> None:
@@ -46,6 +48,7 @@ def test_the_objective_of_a_division_is_nearly_what_it_takes(case: Case) -> None
         assert 0.85 * division.formula_latency_s <= division.latency_s <= 1.001 * division.formula_latency_s
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["MLP, tiny", "encoder, tiny", "embedding, tiny"])
 def test_the_undivided_graph_has_one_price(name: str) -> None:
     """Played as a Program, and as a division in which nothing is divided."""

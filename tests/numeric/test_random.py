@@ -55,6 +55,7 @@ def train(draw: Callable[[tf.Tensor], tf.Tensor], shape: Optional[List[Optional[
             return [float(value) for value in found + [np.sum(v ** 2) for v in session.run([one, two])]]
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("draw, plan, shape", [
     (dropout, "nested", [None]), (normal, "micro-batches", [None]), (truncated, "data parallel", [None]),

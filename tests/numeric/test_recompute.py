@@ -77,6 +77,7 @@ def one_device() -> Any:
     return wh.replicate(1)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("scopes, cluster, micro_batches", [
     ([one_device], "cpu:1", 1), ([lambda: wh.replicate(2)], "cpu:2", 2), ([one_device, one_device], "cpu:2", 4),

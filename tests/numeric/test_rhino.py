@@ -64,18 +64,21 @@ CASES: Tuple[str, ...] = ("mlp_sum", "clipped_adam", "sum_with_l2", "transformer
                           "experts_adafactor", "classifier_lamb", "weighted_loss")
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_models_on_two_devices(name: str) -> None:
     assert set(check(name, 2).shards.values()) - {"once"}
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "tied_embedding", "look_up_adam"])
 def test_models_on_four_devices_with_reference_variables(name: str) -> None:
     assert set(check(name, 4, REFERENCES).shards.values()) - {"once"}
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_encoder() -> None:
     """BERT; its batch is divided, which is data parallelism with a sharded optimizer."""
@@ -83,11 +86,13 @@ def test_encoder() -> None:
     assert list(shards.values()).count("rows") > 10
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_float32() -> None:
-    check("transformer", 2, Setting(dtype="float32"))
+    check("classifier_momentum", 2, Setting(dtype="float32"))
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [Setting(static_batch=False), Setting(dataset=True), Setting(runner="callable"),
                                      Setting(dataset=True, runner="monitored", resource=False)], ids=str)
@@ -99,6 +104,7 @@ def test_inputs_and_sessions(setting: Setting) -> None:
         assert shards["features/MatMul"] in ("column", "row")
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("patterns", [("column", "row"), ("row", "column"), ("rows", "column"), ("once", "rows")])
 def test_pinned_patterns(patterns: Tuple[str, str]) -> None:
@@ -118,6 +124,7 @@ def test_a_saved_plan_runs_again() -> None:
         check("classifier_adam", 2, plan=document)
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_search_on_captured_graphs() -> None:
     """GPT-2: the integer program proves the answer; a large batch is data parallel, a small one has Megatron's pair."""

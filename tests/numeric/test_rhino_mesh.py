@@ -31,18 +31,21 @@ def check_mesh(name: str, monkeypatch: Any, setting: Setting = FEDS) -> None:
     assert set(plan.shards.values()) - {"once"}
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["clipped_adam", "sum_with_l2", "transformer", "sparse_embedding", "gan", "weighted_loss"])
 def test_meshes_of_two_by_two_devices(name: str, monkeypatch: Any) -> None:
     check_mesh(name, monkeypatch)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [Setting(static_batch=False), Setting(resource=False, runner="monitored")], ids=str)
 def test_inputs_and_sessions_on_a_mesh(setting: Setting, monkeypatch: Any) -> None:
     check_mesh("classifier_adam", monkeypatch, setting)
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_a_mesh_of_two_dimensions_is_chosen_and_runs_again() -> None:
     """Experts are divided inside the nodes, examples between them: only gradients go over the slow network."""
@@ -66,6 +69,7 @@ def check_pipeline(name: str, count: int, plan: Any = None) -> Plan:
     return ran
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name,count,stages,replicas", [("momentum", 2, 2, 1), ("clipped_adam", 4, 2, 2),
                                                         ("tied_embedding", 4, 2, 2)])

@@ -15,6 +15,7 @@ from whale_tf._tf_compat import v1
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("schedule, shape, micro_batches", [
     ("zero_bubble_h1", "counts2:1:1", 2), ("zero_bubble_h2", "nested2x2", 3), ("zero_bubble_v", "folded2x2", 3),
     ("interleaved", "folded2x2", 3)])

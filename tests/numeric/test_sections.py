@@ -31,6 +31,7 @@ def _check(name: str, plan: str, static: bool) -> None:
     assert_equal(found, run_local(SECTIONS[name], setting), TOLERANCE["float64"])
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name, plan, static", SOME, ids=lambda value: str(value))
 def test_sections(name: str, plan: str, static: bool) -> None:

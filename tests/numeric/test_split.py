@@ -44,6 +44,7 @@ def check(name: str, counts: Tuple[int, ...], total: int, setting: Setting = FED
 # -- patterns ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern,count,setting", in_turn(["column", "row"], [2, 3, 4]))
 def test_dense_layer(pattern: str, count: int, setting: Setting) -> None:
@@ -52,6 +53,7 @@ def test_dense_layer(pattern: str, count: int, setting: Setting) -> None:
     assert shards["classes/MatMul"] == pattern
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["classifier_sgd", "dense_labels"])
 @pytest.mark.parametrize("count", [2, 3])
@@ -65,6 +67,7 @@ def _loss(case: str) -> str:
         "SparseSoftmaxCrossEntropyWithLogits/SparseSoftmaxCrossEntropyWithLogits"
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern,optimizer,setting", in_turn(["embedding", "embedding_column"], sorted(OPTIMIZERS)))
 def test_look_up_with_sparse_gradients(optimizer: str, pattern: str, setting: Setting) -> None:
@@ -73,6 +76,7 @@ def test_look_up_with_sparse_gradients(optimizer: str, pattern: str, setting: Se
     assert pattern in shards.values()
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("count,setting", in_turn([2, 3, 4]))
 def test_transformer(count: int, setting: Setting) -> None:
@@ -110,11 +114,13 @@ def test_mixture_of_experts() -> None:
     ("experts_adafactor", 2, "column", REFERENCES),
     ("experts_lamb", 3, "row", FEDS),
 ], ids=str)
+@pytest.mark.half
 def test_moments_over_a_divided_dimension_and_norms_over_shards(case: str, count: int, force: Any, setting: Setting) -> None:
     """Adafactor's row and column means (of square matrices, too, and of stacks of matrices), LAMB's trust ratios."""
     assert check(case, (-count,), count, setting, patterns__force=force)
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("plan,setting", in_turn([((-3,), 3, 1), ((1, -2), 3, 4), ((-2, 2), 8, 2)]))
 def test_batch(plan: Tuple[Tuple[int, ...], int, int], setting: Setting) -> None:
@@ -167,6 +173,7 @@ HYBRIDS: Dict[str, Tuple[str, Tuple[int, ...], int, Dict[str, Any]]] = {
 }
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("hybrid,setting", in_turn(sorted(HYBRIDS)))
 def test_hybrids(hybrid: str, setting: Setting) -> None:

@@ -77,6 +77,7 @@ FORMS: Dict[str, Dict[str, Any]] = {
 }
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("form", sorted(FORMS))

@@ -112,6 +112,7 @@ def _params() -> List[Any]:
     return found
 
 
+@pytest.mark.half
 @pytest.mark.slow
 @pytest.mark.parametrize("name,split,setting", _params())
 def test_models_equal_local(name: str, split: str, setting: Setting) -> None:

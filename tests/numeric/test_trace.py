@@ -1,6 +1,7 @@
 """The schedule is real: the order of work and the memory of a traced step."""
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, Iterator, Tuple
 
 import numpy as np
@@ -93,21 +94,24 @@ def encoder_peak(schedule: str, micro_batches: int, emit: str) -> Dict[int, int]
     return trace.peak_bytes(run_traced(tf.reduce_mean(tf.square(h)), feed))
 
 
-def in_fresh_graph(schedule: str, micro_batches: int, emit: str = "inline") -> int:
+@functools.lru_cache(maxsize=None)
+def in_fresh_graph(schedule: str, micro_batches: int, emit: str) -> int:
+    """The first stage's."""
     with tf.Graph().as_default():
         return encoder_peak(schedule, micro_batches, emit)[0]
 
 
 @pytest.mark.slow
 def test_backward_first_needs_half_the_memory_of_gpipe() -> None:
-    peaks = {name: in_fresh_graph(name, 16) for name in ("backward_first", "gpipe")}
+    peaks = {name: in_fresh_graph(name, 12, "inline") for name in ("backward_first", "gpipe")}
     assert peaks["backward_first"] <= 0.5 * peaks["gpipe"], peaks
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("counts", [(8, 12), pytest.param((8, 16, 32), marks=pytest.mark.full)], ids=str)
 @pytest.mark.parametrize("emit", ["inline", "call"])
-def test_memory_does_not_grow_with_micro_batches(emit: str) -> None:
-    peaks = {count: in_fresh_graph("backward_first", count, emit) for count in (8, 16, 32)}
+def test_memory_does_not_grow_with_micro_batches(emit: str, counts: Tuple[int, ...]) -> None:
+    peaks = {count: in_fresh_graph("backward_first", count, emit) for count in counts}
     assert max(peaks.values()) <= 1.1 * min(peaks.values()), peaks
 
 

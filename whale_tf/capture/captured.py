@@ -72,9 +72,14 @@ class Captured(NamedTuple):
         return self.recording.definitions
 
     @property
+    def static_examples(self) -> Optional[int]:
+        """Examples of a mini-batch, as the graph's shapes say."""
+        return static_batch(self.graph, {tensor: dim for tensor, dim in self.sources.items() if self._rows(tensor) == 1})
+
+    @property
     def examples(self) -> Optional[int]:
         """Examples of a mini-batch, as the graph's shapes say; else of the first one, if inputs were looked at."""
-        known = static_batch(self.graph, {tensor: dim for tensor, dim in self.sources.items() if self._rows(tensor) == 1})
+        known = self.static_examples
         given = self.definitions.given
         names = {self.graph.tensor_name(tensor): (dim, self._rows(tensor)) for tensor, dim in self.sources.items()}
         fed = [given[name][dim] // rows for name, (dim, rows) in names.items() if name in given]  # type: ignore[operator]
@@ -93,7 +98,8 @@ class Captured(NamedTuple):
     def batch_axis(self, options: Options = Options()) -> BatchAxis:
         """How the batch goes through the graph from its sources."""
         axis = self.axis
-        if axis is not None and options.sync is None and not (options.sections and (axis.unknown or axis.inexact)):
+        is_asked = options.sync is not None or options.together
+        if axis is not None and not is_asked and not (options.sections and (axis.unknown or axis.inexact)):
             return axis
         return analyse(self.graph, self.sources, self.scope, options._replace(stated=self.stated))
 

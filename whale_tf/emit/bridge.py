@@ -90,12 +90,17 @@ class Bridges:
                     self._converter.start(tensor, consumer, place), self._converter.start(tensor, producer, pieces[0]), where
                 )
                 size = self._converter.size(tensor, consumer, place)
+                examples = self._converter.size(tensor, producer, pieces[0])
+                for number, piece in enumerate(pieces[1:]):
+                    more = self._converter.size(tensor, producer, piece)
+                    examples = self._converter.plus(examples, more, f"{where}/examples{number}")
+                rows = self._converter.rows_each(block, joined, tensor, layout.dim, examples, where, device)
                 joined = nodes.slice_dim(
                     joined,
                     layout.dim,
                     self._converter.rank(tensor),
-                    self._converter.times(begin, block, where + "/begin_of"),
-                    self._converter.times(size, block, where + "/size_of"),
+                    self._converter.times(begin, rows, where + "/begin_of"),
+                    self._converter.times(size, rows, where + "/size_of"),
                     where + "/slice",
                     dtype,
                     device if len(in_block) > 1 else context.device(producer, pieces[0], context.shard_of(tensor)),

@@ -51,7 +51,7 @@ class Converter:
             elif isinstance(conversion, Whole):
                 done = self._whole_extent(tensor, conversion, task_graph, place, scope, op)
             elif isinstance(conversion, Offset):
-                done = self._offset(name, tensor, conversion, task_graph, place, scope, op)
+                done = self.offset(name, tensor, conversion, task_graph, place, scope, op)
             else:
                 done = self.reduced(tensor, conversion)
             self._converted[key] = done
@@ -106,7 +106,7 @@ class Converter:
             before += block
         return self.nodes.concat(parts, conversion.dim, scope, dtype, device)
 
-    def _offset(
+    def offset(
         self, name: str, tensor: int, conversion: Offset, task_graph: int, place: Clone, scope: str, op: Op
     ) -> str:
         """Positions within the clone's examples as positions within the mini-batch, or among the examples of all mini-batches
@@ -172,7 +172,7 @@ class Converter:
             clones = context.clones(home)[: 1 if conversion.kind == SAME else None]
             offset = Offset(conversion.offset)
             values = [
-                self._offset(name, tensor, offset, home, clone, f"{scope}/offset{i}", producer) if conversion.offset else name
+                self.offset(name, tensor, offset, home, clone, f"{scope}/offset{i}", producer) if conversion.offset else name
                 for i, (clone, name) in enumerate((clone, context.tensor_in(tensor, clone)) for clone in clones)
             ]
             terms = [self.scale(name, tensor, conversion.power, home, clone, f"{scope}/{i}")
@@ -378,7 +378,19 @@ class Converter:
             return value
         return self.nodes.const(value, self.context.name("number", str(value)), tf.int32, self.context.host)
 
-    def times(self, value: Number, factor: int, scope: str) -> Number:
+    def rows_each(
+        self, rows: int, name: str, tensor: int, dim: int, examples: Number, scope: str, device: str
+    ) -> Number:
+        """Rows of each example; where the analysis does not know them (-1), measured on a value of so many examples."""
+        if rows != -1:
+            return rows
+        shape = self.nodes.add("Shape", scope + "/shape", [name], device, T=self.context.dtype(tensor), out_type=tf.int32)
+        all_rows = self.nodes.slice_dim(shape, 0, 1, dim, 1, scope + "/rows", tf.int32, device)
+        scalar = self.nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
+        count = self.nodes.add("Reshape", scope + "/row_count", [all_rows, scalar], device, T=tf.int32, Tshape=tf.int32)
+        return self.nodes.binary("FloorDiv", count, self.scalar(examples), scope + "/rows_each", tf.int32, device)
+
+    def times(self, value: Number, factor: Number, scope: str) -> Number:
         return self._arithmetic("Mul", value, factor, scope + "/times")
 
     def plus(self, a: Number, b: Number, scope: str) -> Number:

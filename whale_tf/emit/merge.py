@@ -14,7 +14,7 @@ from whale_tf.emit.context import ORIGINAL, Clone, Context, Copy
 from whale_tf.emit.convert import Converter
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
-from whale_tf.ir.batch_axis import EXTENT, EXTREMES
+from whale_tf.ir.batch_axis import EXTENT, EXTREMES, Offset
 from whale_tf.ir.layout import Layout
 from whale_tf.passes.collect import chains
 from whale_tf.passes.schedule import backward_order
@@ -126,6 +126,8 @@ class Merge:
         context = self._context
         first, copies = tensors[0], context.copies(task_graph)
         if context.owners.gradients.keys() >= set(tensors):
+            if (first, task_graph) in self._everywhere:
+                return  # with the first micro-batch's call
             for tensor, total in zip(tensors, self._at_owner(task_graph, tensors)):
                 self._everywhere[tensor, task_graph] = dict.fromkeys(copies, total)
             return
@@ -305,11 +307,12 @@ class Merge:
     def _concatenated(
         self, tensor: int, layout: Layout, home: int, clones: List[Clone], scope: str, device: str
     ) -> str:
-        context = self._context
-        values = [
-            self._converter.scale(
-                context.tensor_in(tensor, clone), tensor, layout.power, home, clone, f"{scope}/{i}"
-            )
-            for i, clone in enumerate(clones)
-        ]
+        context, converter, producer = self._context, self._converter, self._context.graph.producer(tensor)
+        values = [context.tensor_in(tensor, clone) for clone in clones]
+        offset = context.region.batch.offsets.get(tensor)
+        if offset:  # positions: each clone counts from its own first example
+            values = [converter.offset(name, tensor, Offset(offset), home, clone, f"{scope}/offset{i}", producer)
+                      for i, (clone, name) in enumerate(zip(clones, values))]
+        values = [converter.scale(name, tensor, layout.power, home, clone, f"{scope}/{i}")
+                  for i, (clone, name) in enumerate(zip(clones, values))]
         return self._converter.concatenated(tensor, layout, home, list(zip(clones, values)), scope, device)

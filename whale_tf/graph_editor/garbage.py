@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from typing import Iterator
 
 GROWTH = 1.5
 
 _pauses = 0
-_known = 0  # objects when the second pause began, or when garbage was last looked for
+_known = 0  # size of the heap when the second pause began, or when garbage was last looked for
 
 
 @contextlib.contextmanager
@@ -34,23 +35,22 @@ def garbage_collection_paused() -> Iterator[None]:
 
 def _make_up() -> None:
     global _known
-    count = _age(count=True)
+    count = _heap()
     if _known and count > GROWTH * _known:
         gc.collect()
-        _known = _age(count=True)
+        _known = _heap()
     _known = _known or count
 
 
-def _age(count: bool = False) -> int:
-    """Count what was made as old: as young objects they would be walked once more, all of them, right away.  Python does not
-    notice then that there is more to walk.
+def _heap() -> int:
+    """How large the heap is: blocks of memory that Python has handed out.  Objects can only be counted by walking them all, 39 ms
+    against 0.2 with TensorFlow 2.21 loaded; they are where Python has no allocator of its own."""
+    return sys.getallocatedblocks() or len(gc.get_objects())
 
-    Returns:
-        How many objects there are, if ``count``; 0 where somebody keeps objects frozen, and they must stay so.
-    """
-    if gc.get_freeze_count():
-        return 0
-    gc.freeze()
-    found: int = gc.get_freeze_count() if count else 0
-    gc.unfreeze()
-    return found
+
+def _age() -> None:
+    """Count what was made as old: as young objects they would be walked once more, all of them, right away.  Python does not
+    notice then that there is more to walk.  What somebody keeps frozen must stay so."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()

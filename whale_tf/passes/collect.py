@@ -10,6 +10,7 @@ from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.communicate import unique
 from whale_tf.passes.homes import find_homes
 from whale_tf.passes.outline import NO_HOME
+from whale_tf.passes.owners import find_owners
 from whale_tf.passes.replicate import clones, copies
 from whale_tf.passes.schedule import backward_order
 from whale_tf.plan import Plan
@@ -38,13 +39,15 @@ def accumulate(program: Program, step: TrainingStep, plan: Plan) -> Program:
     """Of every replica, each micro-batch's gradients are added to those of the micro-batches before, as soon as they are there.
 
     Only the last sum is taken further, so that one micro-batch's gradients are in memory at a time.  Where a gradient goes to its
-    variable's home at once, those of all replicas are added up there, one after the other.  What no update follows from
-    (gradients of constants) is left out: it is added up only where somebody fetches it.
+    variable's home at once, those of all replicas are added up there, one after the other; of several processes each does so for
+    one micro-batch, whose sum goes over all processes before the owner adds it to others.  What no update follows from (gradients
+    of constants) is left out: it is added up only where somebody fetches it.
     """
     if plan.num_micro_batch == 1:
         return program
     outside = leaving(step, plan)
     at_once = find_homes(step, plan).tensors if plan.adds_at_home else {}
+    at_owner = find_owners(step, plan).gradients
     number = {(call.body, call.clone): place for place, call in enumerate(program.calls)}
     bodies: List[Body] = []
     calls: List[Call] = []
@@ -52,19 +55,19 @@ def accumulate(program: Program, step: TrainingStep, plan: Plan) -> Program:
         made_by = {t: index for index, body in enumerate(program.bodies)
                    if body.task_graph == task_graph and body.step in (BACKWARD, WEIGHT)
                    for t in body.outputs if t in outside and outside[t].is_applied and step.region.batch.layout(t).is_partial}
-        groups: Dict[Optional[int], List[int]] = {}
+        groups: Dict[Tuple[Optional[int], bool], List[int]] = {}
         for tensor in made_by:
-            groups.setdefault(at_once.get(tensor), []).append(tensor)
-        for home, tensors in groups.items():
+            groups.setdefault((at_once.get(tensor), tensor in at_owner), []).append(tensor)
+        for (home, is_sent), tensors in groups.items():
             last = max(made_by[tensor] for tensor in tensors)
-            for first, *others in chains(plan, task_graph, home):
+            for first, *others in chains_of(plan, task_graph, home, is_sent):
                 before = {tensor: number[made_by[tensor], first] for tensor in tensors}
                 for clone in others:
                     takes = tuple(Value(tensor, (before[tensor], number[made_by[tensor], clone])) for tensor in tensors)
                     before = dict.fromkeys(tensors, len(program.calls) + len(calls))
                     added = program.calls[number[last, clone]]._replace(body=len(program.bodies) + len(bodies), takes=takes)
                     calls.append(added if home is None else added._replace(devices=(home,)))
-            name = f"t{task_graph}_accumulate" + ("" if home is None else f"_on{home}")
+            name = f"t{task_graph}_accumulate" + ("_each" if is_sent else "") + ("" if home is None else f"_on{home}")
             bodies.append(Body(name, task_graph, ACCUMULATE, (), tuple(tensors), tuple(tensors), home=home))
     return program.with_calls(bodies, calls)
 
@@ -76,6 +79,15 @@ def chains(plan: Plan, task_graph: int, home: Optional[int] = None) -> List[List
     if home is None:
         return [[Clone(g, m, r) for m in order] for g, r in replicas]
     return [[Clone(g, m, r) for m in order for g, r in replicas]]
+
+
+def chains_of(plan: Plan, task_graph: int, home: Optional[int], is_sent: bool) -> List[List[Clone]]:
+    """:func:`chains`; ``is_sent``: of each micro-batch one, whose sum is sent to the variable's owner."""
+    found = chains(plan, task_graph, home)
+    if not is_sent:
+        return found
+    chain, = found
+    return [[clone for clone in chain if clone.m == m] for m in dict.fromkeys(clone.m for clone in chain)]
 
 
 class Leaving(NamedTuple):
@@ -139,14 +151,21 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
     sources = _sources(program, plan, step)
     bodies: List[Body] = []
     calls: List[Call] = []
-    made: Dict[Tuple[int, int], int] = {}
+    made: Dict[Tuple[int, int], Tuple[int, ...]] = {}
+    at_owner = find_owners(step, plan).gradients
     for target, tensors in groups:
-        made.update({(target, tensor): len(program.calls) + len(calls) for tensor in tensors})
         devices = tuple(d for row in plan.task_graphs[target].devices for d in row)
         if plan.task_graphs[target].variables == "shared":
             devices = devices[:1]
-        takes = tuple(Value(tensor, sources[tensor]) for tensor in tensors)
-        calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, ALL, ALL), devices, takes))
+        parts = [(ALL, {tensor: sources[tensor] for tensor in tensors})]
+        if at_owner.keys() >= set(tensors):  # each micro-batch's by itself
+            order = backward_order(plan, target)
+            parts = [(m, {tensor: (sources[tensor][place],) for tensor in tensors}) for place, m in enumerate(order)]
+        for m, of in parts:
+            for tensor in tensors:
+                made[target, tensor] = made.get((target, tensor), ()) + (len(program.calls) + len(calls),)
+            takes = tuple(Value(tensor, of[tensor]) for tensor in tensors)
+            calls.append(Call(len(program.bodies) + len(bodies), Clone(ALL, m, ALL), devices, takes))
         bodies.append(Body(unique(f"t{target}_synchronise", bodies), target, SYNCHRONISE, (), tensors, tensors))
     at_home = find_homes(step, plan).tensors
     merges: Dict[Tuple[int, int], List[int]] = {}
@@ -154,7 +173,7 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
         if found[tensor].is_merged:
             merges.setdefault((step.home(tensor), at_home.get(tensor, NO_HOME)), []).append(tensor)
     for (task_graph, home), merged in sorted(merges.items()):
-        made.update({(ALL, tensor): len(program.calls) + len(calls) for tensor in merged})
+        made.update({(ALL, tensor): (len(program.calls) + len(calls),) for tensor in merged})
         takes = tuple(Value(tensor, sources[tensor]) for tensor in merged)
         name, devices = f"t{task_graph}_merge", plan.task_graphs[task_graph].devices[0][:1]
         if home != NO_HOME:
@@ -167,14 +186,16 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
         if body.step != UPDATE:
             return call
         return call._replace(takes=tuple(
-            Value(tensor, (_maker(made, tensor, body.task_graph, step),)) if tensor in found else Value(tensor, calls)
+            Value(tensor, _makers(made, tensor, body.task_graph, step)) if tensor in found else Value(tensor, calls)
             for tensor, calls in call.takes))
 
     return program._replace(calls=tuple(map(fed, program.calls))).with_calls(bodies, calls)
 
 
-def _maker(made: Mapping[Tuple[int, int], int], tensor: int, target: int, step: TrainingStep) -> int:
-    """The call that makes what the updates of a TaskGraph read of a tensor: among processes never one process' value."""
+def _makers(
+    made: Mapping[Tuple[int, int], Tuple[int, ...]], tensor: int, target: int, step: TrainingStep
+) -> Tuple[int, ...]:
+    """The calls that make what the updates of a TaskGraph read of a tensor: among processes never one process' value."""
     keys = [(target, tensor)] * (target != ALL) + [(step.home(tensor), tensor)] * (step.processes > 1) + [(ALL, tensor)]
     return next(made[key] for key in keys if key in made)
 
@@ -182,16 +203,22 @@ def _maker(made: Mapping[Tuple[int, int], int], tensor: int, target: int, step: 
 def _sources(program: Program, plan: Plan, step: TrainingStep) -> Dict[int, Tuple[int, ...]]:
     """Tensor -> the calls whose values are combined: those of all clones, or each replica's last sum."""
     found: Dict[int, Tuple[int, ...]] = {}
+    at_owner = find_owners(step, plan).gradients
     number = {(call.body, call.clone): place for place, call in enumerate(program.calls)}
+    before: Dict[Tuple[int, Clone], int] = {}  # (tensor, clone) -> the call that makes it
     for index, body in enumerate(program.bodies):
         if body.step in CLONED:
+            before.update({(tensor, clone): number[index, clone] for tensor in body.outputs
+                           for clone in clones(plan, body.task_graph)})
             found.update(dict.fromkeys(body.outputs, tuple(number[index, clone] for clone in clones(plan, body.task_graph))))
         elif body.step == SECTION:
             found.update(dict.fromkeys(body.outputs, (number[index, EVERY],)))
     for index, body in enumerate(program.bodies):
         if body.step == ACCUMULATE:
-            sums = tuple(number[index, chain[-1]] for chain in chains(plan, body.task_graph, body.home))
-            found.update(dict.fromkeys(body.outputs, sums))
+            is_sent = at_owner.keys() >= set(body.outputs)
+            for tensor in body.outputs:
+                ends = [chain[-1] for chain in chains_of(plan, body.task_graph, body.home, is_sent)]
+                found[tensor] = tuple(number.get((index, end), before[tensor, end]) for end in ends)
     return found
 
 

@@ -60,6 +60,7 @@ def _bodies(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
 def _calls(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
     wrong: List[str] = []
     places: Dict[Tuple, int] = {}
+    read, given = [set(body.inputs) for body in program.bodies], [set(body.outputs) for body in program.bodies]
     for number, call in enumerate(program.calls):
         body = program.bodies[call.body]
         if places.setdefault((call.body, call.clone), number) != number:
@@ -68,12 +69,12 @@ def _calls(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
         if any(not 0 <= device < known for device in call.devices):
             wrong.append(f"#{number} is on unknown devices {call.devices}")
         for value in call.takes:
-            if value.tensor not in body.inputs:
+            if value.tensor not in read[call.body]:
                 wrong.append(f"#{number} takes {program.graph.tensor_name(value.tensor)}, which {body.name} does not read")
             for source in value.calls:
                 if not 0 <= source < len(program.calls):
                     wrong.append(f"#{number} takes from #{source}, which is no call")
-                elif value.tensor not in program.bodies[program.calls[source].body].outputs:
+                elif value.tensor not in given[program.calls[source].body]:
                     name = program.graph.tensor_name(value.tensor)
                     wrong.append(f"#{number} takes {name} from #{source}, which does not give it")
     for body in program.bodies:
@@ -104,10 +105,13 @@ def _bridged(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
 def _whole(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
     combined = combined_in(program, step)
     wrong = []
+    tensors: Dict[int, List[int]] = {}
+    for body, tensor in combined:
+        tensors.setdefault(body, []).append(tensor)
     for number, call in enumerate(program.calls):
-        for body, tensor in combined:
-            if body == call.body and not any(
-                    value.tensor == tensor and program.step_of(program.calls[value.calls[0]]) == WHOLE for value in call.takes):
+        for tensor in tensors.get(call.body, ()):
+            sources = (program.calls[value.calls[0]] for value in call.takes if value.tensor == tensor)
+            if not any(program.step_of(source) == WHOLE for source in sources):
                 wrong.append(f"#{number} takes no value of the whole mini-batch of {program.graph.tensor_name(tensor)}")
     return wrong
 
@@ -149,11 +153,13 @@ def _ordered(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
 def _takers(program: Program, applies: Callable[[Body, int], bool], kind: str) -> List[str]:
     """Calls that read a tensor which only calls of one kind may give them, and do not take it from one."""
     wrong = []
+    asked = [[tensor for tensor in body.inputs if applies(body, tensor)] for body in program.bodies]
     for number, call in enumerate(program.calls):
-        kinds = {value.tensor: {program.step_of(program.calls[source]) for source in value.calls} for value in call.takes}
-        for tensor in program.bodies[call.body].inputs:
-            if applies(program.bodies[call.body], tensor) and not kinds.get(tensor, set()) & {kind, WHOLE}:
-                wrong.append(f"#{number} takes {program.graph.tensor_name(tensor)} from no {kind}")
+        if asked[call.body]:
+            sources = {value.tensor: value.calls for value in call.takes}
+            for tensor in asked[call.body]:
+                if not any(program.step_of(program.calls[source]) in (kind, WHOLE) for source in sources.get(tensor, ())):
+                    wrong.append(f"#{number} takes {program.graph.tensor_name(tensor)} from no {kind}")
     return wrong
 
 

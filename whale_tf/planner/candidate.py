@@ -178,7 +178,8 @@ def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
     first, *others = ranked(candidates)
     reasons = tuple({c.search: c.told for c in reversed(others) if c.why_not}.values())  # one of each search
     if not first.fits:
-        raise InfeasibleError(first.why_not or _too_large([c for c in candidates if not c.why_not], cluster))
+        every = "; ".join(dict.fromkeys(c.why_not for c in candidates if c.why_not))
+        raise InfeasibleError(every if first.why_not else _too_large([c for c in candidates if not c.why_not], cluster))
     return replace(first, runners_up=tuple(_told(first, [c for c in others if not c.why_not])) + reasons)
 
 

@@ -11,12 +11,13 @@ that writes it to its last reader.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterable, Tuple
+from typing import Iterable, Optional, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes import compile_program
+from whale_tf.passes.form import INLINE, choose_form
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import Held
 from whale_tf.planner.rhino.op_price import OpPrices
@@ -24,6 +25,7 @@ from whale_tf.planner.rhino.scope import find_scope
 from whale_tf.profiler.chain import takes_over
 from whale_tf.profiler.op_cost import OpCost
 from whale_tf.profiler.op_time import op_seconds
+from whale_tf.program import Program as Compiled
 from whale_tf.simulator.memory import memory_curves
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.program import Program
@@ -31,26 +33,32 @@ from whale_tf.simulator.reader import Costs, Kernel, add_step
 from whale_tf.simulator.tasks import Tasks
 
 
-def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster) -> float:
+def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Optional[Compiled] = None) -> float:
     """Seconds of a step.
 
     Args:
         step: with the static shapes of a mini-batch of all model replicas, and the plan's TaskGraphs.
         plan: divides no ops.
+        compiled: the step that the plan runs, where the caller has it already.
 
     Raises:
         PlanError: the plan's schedule cannot order this graph.
     """
-    return _tasks(step, plan, cluster, in_turn=True).makespan()
+    return _tasks(step, plan, cluster, compiled or compile_program(step, plan), in_turn=True).makespan()
 
 
-def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held]) -> Tuple[int, ...]:
-    """The most bytes that each device holds at a time; not of the host that is offloaded to.
+def played_peaks(
+    step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held], compiled: Optional[Compiled] = None
+) -> Tuple[int, ...]:
+    """The most bytes that each device holds at a time, calls inlined; not of the host that is offloaded to.
 
     Args:
-        step, plan: see :func:`played_seconds`.
+        step, plan, compiled: see :func:`played_seconds`.
     """
-    tasks = _tasks(step, replace(plan, emit="inline"), cluster, in_turn=False)
+    if compiled is None or choose_form(compiled, step.region, plan).is_called:
+        plan = replace(plan, emit=INLINE)
+        compiled = compile_program(step, plan)
+    tasks = _tasks(step, plan, cluster, compiled, in_turn=False)
     static = {device: {"parameters": 0.0} for device in tasks.used}
     for one in variables:
         for device, size in one.kept(plan).items():
@@ -60,11 +68,11 @@ def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: It
     return tuple(int(curve.peak_bytes) for curve in curves[:plan.num_devices])
 
 
-def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, in_turn: bool) -> Tasks:
+def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled, in_turn: bool) -> Tasks:
     if plan.offload != "none":
         cluster = cluster.with_host(plan.num_devices)
     tasks = Tasks(cluster, Network(cluster))
-    add_step(tasks, _Prices(step, cluster, in_turn), step, [(compile_program(step, plan), plan)])
+    add_step(tasks, _Prices(step, cluster, in_turn), step, [(compiled, plan)])
     return tasks
 
 

@@ -48,6 +48,7 @@ from whale_tf.simulator.tasks import NOTHING, START, About, Tasks
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV, Group
 
 SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
+ADDED = -2  # in place of a device: the sum of several calls
 NO_VALUE_BYTES = 4.0  # of a message that something is done
 LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
@@ -341,7 +342,10 @@ class _Reader:
             call, op = self.program.calls[number], self.graph.producer(tensor)
             if self.body_of.get(op.id) != call.body or is_whole:
                 sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
-                self._known[key] = _together(self._from(source, tensor, number) for source in sources)
+                if len(sources) > 1 and self._step(sources[0]) == SYNCHRONISE:
+                    self._known[key] = self._added(sources, tensor)
+                else:
+                    self._known[key] = _together(self._from(source, tensor, number) for source in sources)
             else:
                 place = self.piece_of[call.body][op.id]
                 task = self.ran.get((number, place), START)
@@ -636,6 +640,19 @@ class _Reader:
         for tensor in tensors:
             part = arrived._replace(tensor=tensor, size=self.costs.bytes(tensor))
             self._made[number, tensor, ALL] = Value((part,))
+
+    def _added(self, sources: Sequence[int], tensor: int) -> Value:
+        """Micro-batches' sums over processes, which an owner adds up."""
+        key = sources[0], tensor, ADDED
+        if key not in self._made:
+            device = self.program.calls[sources[0]].devices[0]
+            values = [self._recipe(source, tensor) for source in sources]
+            parts = [part for value in values for part in self._here(value, device)]
+            size = self.costs.bytes(tensor)
+            about = self._about(sources[0], f"{self._name(tensor)} (total)")
+            total = self._op(about, device, parts, _together(values).waits, (len(parts) + 1) * size, size, True)
+            self._made[key] = Value((total,))
+        return self._made[key]
 
     def _packed(self, number: int, values: Sequence[Value]) -> Held:
         """Values of one device as one tensor."""

@@ -1,7 +1,7 @@
 """The analysis: sweep, promote, collect the result."""
 from __future__ import annotations
 
-from typing import Container, Mapping, Optional, Set
+from typing import Container, Dict, Mapping, Optional, Set
 
 from whale_tf.ir.batch_axis import control_flow, cutting, functional, positions, reshaping
 from whale_tf.ir.batch_axis.promote import promote
@@ -29,16 +29,16 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
     seeds = {tensor: Given(stated.get(tensor, sharded(dim))) for tensor, dim in sources.items()}
     seeds.update((tensor, Given(layout)) for tensor, layout in stated.items() if tensor not in sources)
     plain = {tensor: dim for tensor, dim in sources.items() if seeds[tensor].layout.blocks == (1,)}
-    together: Set[int] = set()
+    together: Dict[int, str] = dict.fromkeys(options.together, "fewer bytes cross where it belongs to them")
     while True:
         state = Propagation(graph, seeds, static_batch(graph, plain), options, scope, dict(sources))
         state.together = together
         state.sweep()
         promote(state)
-        more = _whole_loops(state) - together
+        more = _whole_loops(state).difference(together)
         if not more:
             return state.finish()
-        together = together | more
+        together.update(dict.fromkeys(more, "its loop goes over all examples"))
 
 
 def _whole_loops(state: Propagation) -> Set[int]:

@@ -299,8 +299,11 @@ def concat_offset(state: Propagation, op: Op) -> None:
     for i, elements in enumerate(known, 1):
         places = {}
         for d in rows:
-            if not isinstance(elements[d], Size):
-                places[d] = (per_example(state, elements[d], op),)
+            element = elements[d]
+            if isinstance(element, Size) and not element.depends_on_batch:
+                raise Refuse("it compares shapes of clones with those of a tensor that is there for all examples")
+            if not isinstance(element, Size):
+                places[d] = (per_example(state, element, op),)
                 elements[d] = Size({(("batch",),): places[d][0]})
         if places:
             state.localise_elements(op, i, places)

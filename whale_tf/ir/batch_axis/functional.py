@@ -170,6 +170,24 @@ def while_loop(state: Propagation, op: Op) -> None:
     if op.body is None:
         raise Refuse("its body is not known")
     entering = [given(state, t) for t in op.inputs]
+    current, body, condition = _settled(state, op, entering)
+    if body.state.inexact or condition.state.inexact:
+        before, entering = entering, _combined(state, op, entering)
+        if entering != before:
+            current, body, condition = _settled(state, op, entering)
+    decide(condition.state, condition.returns[0])
+    for i, (have, want) in enumerate(zip(entering, current)):
+        bring(state, op, i, have, want)
+    for ret, have, want in zip(body.returns, body.results, current):
+        bring(body.state, ret, 0, have, want)
+    keep(state, op, "body", body)
+    keep(state, op, "cond", condition)
+    deliver(state, op, current)
+
+
+def _settled(state: Propagation, op: Op, entering: List[Given]) -> Tuple[List[Given], Body, Body]:
+    """The states of a loop's parameters, given their initial values', with its body and its condition."""
+    assert op.body is not None
     lists = [state.graph.tensors[t].dtype == "variant" for t in op.inputs]
     current = entering
     for _ in range(MAX_ROUNDS):
@@ -184,15 +202,19 @@ def while_loop(state: Propagation, op: Op) -> None:
         raise Refuse("its layouts change with every iteration")
     body = analyse_body(state, op.body["body"], current, True)
     known(body)
-    condition = analyse_body(state, op.body["cond"], current, True)
-    decide(condition.state, condition.returns[0])
-    for i, (have, want) in enumerate(zip(entering, current)):
-        bring(state, op, i, have, want)
-    for ret, have, want in zip(body.returns, body.results, current):
-        bring(body.state, ret, 0, have, want)
-    keep(state, op, "body", body)
-    keep(state, op, "cond", condition)
-    deliver(state, op, current)
+    return current, body, analyse_body(state, op.body["cond"], current, True)
+
+
+def _combined(state: Propagation, op: Op, entering: Sequence[Given]) -> List[Given]:
+    """What follows from examples but from no variable, such as the greatest length, combined over all clones before the loop."""
+    plan = Operands(state, op, "n" * len(op.inputs), [
+        have.layout if have.layout.kind in EXTREMES or have.layout.is_partial else replicated() for have in entering])
+    for i, layout in enumerate(list(plan.layouts)):
+        if not layout.is_replicated and state.can_reduce and not state.flags[op.inputs[i]] & (VARIABLE | LOOP):
+            plan.resolve(i, True)
+    plan.record()
+    return [have._replace(layout=layout) if plan.steps[i] else have
+            for i, (have, layout) in enumerate(zip(entering, plan.layouts))]
 
 
 def _key(state: Given) -> Tuple[object, ...]:
@@ -312,14 +334,21 @@ def list_stack(state: Propagation, op: Op) -> None:
 
 @handler
 def list_from_tensor(state: Propagation, op: Op) -> None:
-    have = given(state, op.inputs[0])
+    have, stacked = given(state, op.inputs[0]), state.stacked(op)
     layout = have.layout
+    if stacked is not None:
+        layout = state.layout(stacked)._replace(power=0)
+        plan = Operands(state, op, "mn", [have.layout, replicated()])
+        plan.slice(0, layout.dim, layout.blocks)
+        plan.record()
     if layout.is_sharded:
         if layout.dim == 0:
             raise Refuse("it has an element for each example")
         layout = sharded(layout.dim - 1, layout.blocks, layout.power)
         _element_shape(state, op, 1, layout.dim, layout)
     deliver(state, op, [have._replace(layout=layout)])
+    if stacked is not None:
+        state.result.source_of[op.outputs[0]] = state.result.source_of[stacked]
 
 
 @handler

@@ -12,7 +12,7 @@ import numpy as np
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse
 from whale_tf.ir.batch_axis.result import CONCAT, EXTENT, EXTREMES, SAME, Conversion, Offset, Reduce, Scale, Slice, Whole
-from whale_tf.ir.batch_axis.state import LOOP, MOVES, OF_SECTION, VARIABLE, ZERO, State
+from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, VARIABLE, ZERO, State
 from whale_tf.ir.extents import Size, is_static, static_ints
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
@@ -184,7 +184,7 @@ def run_whole(state: State, op: Op, reason: str) -> None:
     types = {state.graph.tensors[t].dtype for t in op.outputs}
     if not (state.options.sections and state.can_reduce) or row.role not in WHOLE_ROLES or row.is_write or (
             row.state is not VariableState.NONE) or any(state.flags[t] & LOOP for t in op.inputs) or any(
-            dtype.endswith("_ref") or dtype == "resource" for dtype in types):
+            dtype.endswith("_ref") or (dtype == "resource" and row.role is not Role.WHILE) for dtype in types):
         raise Refuse(reason)
     combine_operands(state, op, reason)
 
@@ -252,16 +252,36 @@ def of_normalisation(state: State, op: Op, tensor: int) -> bool:
 
 
 def _is_averaged(state: State, tensor: int) -> bool:
-    """Whether something outside of the clones writes a variable that follows from a vector of statistics."""
+    """Whether something outside of the clones keeps a moving average of a vector of statistics: writes a variable with what
+    follows from both."""
     if state.scope is None or state.graph.tensors[tensor].shape == ():
         return False
     stack = [user for user, _ in state.graph.consumers(tensor) if user not in state.scope]
     seen = set(stack)
     while stack:
         op = state.graph.ops[stack.pop()]
-        if traits(op.type).is_write:
+        if traits(op.type).is_write and _decays(state, op):
             return True
         more = {user for t in op.outputs for user, _ in state.graph.consumers(t)} - seen
+        seen |= more
+        stack.extend(more)
+    return False
+
+
+def _decays(state: State, write: Op) -> bool:
+    """Whether a write makes a variable's old value count less.  A metric, too, writes what follows from the old value, but only
+    adds to it."""
+    stack = [(t, True) for t in write.inputs[1:]]
+    seen = set(stack)
+    while stack:
+        tensor, is_sum = stack.pop()
+        op = state.graph.producer(tensor)
+        if tensor == write.inputs[0] or write.inputs[0] in op.inputs:  # its reference, or a read by its handle
+            if not is_sum:
+                return True
+            continue
+        is_sum = is_sum and (traits(op.type).value == "add" or op.type in MOVES)
+        more = {(t, is_sum) for t in op.inputs if not state.flags[t] & BATCHED} - seen
         seen |= more
         stack.extend(more)
     return False

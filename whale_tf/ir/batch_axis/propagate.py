@@ -34,6 +34,7 @@ from whale_tf.ir.traits import GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAP
 
 Handler = Callable[["Propagation", Op], None]
 HANDLERS: Dict[str, Handler] = {}  # by name
+COMPARED = ("broadcast_args", "concat_offset")  # handlers of ops that compare the shapes of their operands
 
 
 def handler(function: Handler) -> Handler:
@@ -97,7 +98,8 @@ class Propagation(State):
         first = not visited[op.id]
         if op.id in self.together:
             self._visit_together(op, flag)
-        elif not flag & BATCHED and first and op.type not in _ALWAYS and op.id not in self.special:
+        elif not flag & BATCHED and first and op.type not in _ALWAYS and op.id not in self.special and (
+                not flag & OF_SECTION or self.stacked(op) is None):
             carried = flag & (VARIABLE | LOOP | OF_SECTION) if op.type not in SHAPE_ONLY else flag & (LOOP | OF_SECTION)
             if op.type == "ZerosLike":
                 carried |= ZERO
@@ -146,13 +148,13 @@ class Propagation(State):
             self._push_consumers(op)
 
     def _visit_together(self, op: Op, flag: int) -> None:
-        """An op of a loop that runs once, on all examples."""
+        """An op that runs once, on all examples, with others of its loop or of a section."""
         self._forget(op)
         self.visited[op.id] = 1
         for t in op.outputs:
             self.flags[t] = flag & VARIABLE
         try:
-            combine_operands(self, op, "its loop goes over all examples")
+            combine_operands(self, op, self.together[op.id])
         except Refuse as why:
             self.lose(op, str(why))
 
@@ -213,11 +215,12 @@ class Propagation(State):
         is_batched = any(self.flags[t] & BATCHED for t in op.inputs) or any(t in self.promoted for t in op.outputs)
         if is_batched and op.id in self.forced:
             raise Refuse("its size is needed for all examples")
-        if is_batched and self._is_of_section(op):
+        is_list = self.stacked(op) is not None
+        if is_batched and not is_list and self._is_of_section(op):
             raise Refuse("its operands are there for all examples")
         if op.type in RANDOM and not is_batched:
             self.shared.add(op.id)
-        if (not is_batched and op.type not in _ALWAYS) or self._as_extent(op):
+        if (not is_batched and not is_list and op.type not in _ALWAYS) or self._as_extent(op):
             return
         own = traits(op.type).batch
         if own:
@@ -235,10 +238,19 @@ class Propagation(State):
         return any(self.graph.tensors[t].dtype == "variant" for t in of_section) or all(
             t in self.gathered or (are_sizes and self.layouts[t] is EXTENT) for t in op.inputs if t in self.layouts)
 
+    def stacked(self, op: Op) -> Optional[int]:
+        """The divided tensor whose gradient, of a section, an op makes a list of, as a loop's elements had been stacked.  No
+        row can be taken from a list, so the gradient is divided before."""
+        if traits(op.type).batch != "list_from_tensor" or op.forward < 0 or not self.flags[op.inputs[0]] & OF_SECTION:
+            return None
+        forward = self.graph.ops[op.forward]
+        found = forward.outputs[0] if traits(forward.type).batch == "list_stack" else None
+        return found if found is not None and self.layout(found).is_sharded and op.inputs[0] not in self.layouts else None
+
     def _as_extent(self, op: Op) -> bool:
         """Evaluate an integer op on extents."""
         row = traits(op.type)
-        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not row.value or row.batch == "broadcast_args":
+        if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not row.value or row.batch in COMPARED:
             return False  # the last: constants among compared shapes may have to become the clone's
         if not all(self.is_integer(t) for t in op.outputs):
             return False

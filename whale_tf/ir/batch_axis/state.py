@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Container, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf.ir.batch_axis.blocks import REPLICATED_0, Blocks, Refuse, localise_vector
 from whale_tf.ir.batch_axis.result import EXTENT, UNKNOWN, BatchAxis, Unknown
@@ -30,11 +30,13 @@ class Options(NamedTuple):
         of approximated by the clone's own.
     stated: layouts of tensors, by name, that need no finding: the user's, and those of inputs whose examples lie in blocks.
     sections: what needs all examples runs on all of them, and only the statistics of normalisation layers are approximated.
+    together: numbers of ops that run with a section, although clones could run them.
     """
 
     sync: Optional[Callable[[Op], bool]] = None
     stated: Mapping[str, Layout] = {}
     sections: bool = False
+    together: FrozenSet[int] = frozenset()
 
 
 class Given(NamedTuple):
@@ -91,7 +93,7 @@ class State(View):
         self.promoted_beside: Dict[int, Optional[int]] = {}
         self.inexact: Dict[int, str] = {}
         self.whole = self.result.whole
-        self.together: Set[int] = set()  # ops of loops that run whole
+        self.together: Mapping[int, str] = {}  # ops that run whole because others do -> reason
         self.looped: Set[int] = set()  # ops that would be exact if their loop did
         self.forced: Set[int] = set()  # ops that have to run whole, because a section needs their sizes
         self.gathered: Set[int] = set()  # divided tensors that a section has whole

@@ -11,6 +11,7 @@ from whale_tf.ir.rules.rule import (
     AnyDims,
     Builder,
     Dims,
+    NoRule,
     Rule,
     View,
     attr,
@@ -81,6 +82,19 @@ def top_k(op: Op, view: View) -> Rule:
 def in_top_k(op: Op, view: View) -> Rule:
     return Rule(((("b",), ("c",)), (("b",),)) + (None,) * (len(op.inputs) - 2), ((("b",),),), "n" * len(op.inputs),
                 {"c": WHOLE})
+
+
+def dense_bincount(op: Op, view: View) -> Rule:
+    """Rows of bins, counted (or weighted) row by row; a flat operand counts all examples in one row of bins."""
+    if view.need_rank(op.inputs[0]) != 2:
+        raise NoRule("it counts over all examples")
+    rows: Dims = (("b",), ("n",))
+    weights = view.shape(op.inputs[2])
+    if weights is None:
+        raise NoRule(f"the shape of {view.graph.tensor_name(op.inputs[2])} is not known")
+    has_weights = len(weights) == 2
+    return Rule((rows, (), rows if has_weights else None), ((("b",), ("bin",)),), "nn" + ("m" if has_weights else "n"),
+                {"n": WHOLE, "bin": WHOLE})
 
 
 def reverse_sequence(op: Op, view: View) -> Rule:

@@ -110,6 +110,7 @@ _REDUCTIONS = table(
     ("ArgMax ArgMin", OpTraits(rule="reduction.arg_extreme", cost=Cost.OPERAND)),
     ("TopK TopKV2", OpTraits(rule="reduction.top_k")),
     ("InTopK InTopKV2", OpTraits(rule="reduction.in_top_k")),
+    ("DenseBincount", OpTraits(rule="reduction.dense_bincount", cost=Cost.OPERAND)),
 )
 
 _NORM = OpTraits(rule="normalisation.fused_batch_norm", cost=Cost.OPERAND, flops=8)

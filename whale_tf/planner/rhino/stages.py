@@ -93,7 +93,8 @@ def _edges(chain: Chain, place: Mapping[int, int]) -> Dict[Tuple[int, int], List
 
 def _seconds(chain: Chain, segment: int, device: Device) -> float:
     """By the formula of the layers."""
-    dtype = chain.graph.tensors[chain.graph.ops[chain.ops[segment][-1]].outputs[0]].dtype
+    made = [tensor for op in chain.ops[segment] for tensor in chain.graph.ops[op].outputs[:1]]  # an assertion makes nothing
+    dtype = chain.graph.tensors[made[-1]].dtype if made else "float32"
     arithmetic = OpCost(float(chain.forward_flops[segment] + chain.backward_flops[segment]), 0.0, True)
     traffic = OpCost(0.0, float(chain.traffic_bytes[segment]))
     total = sum(op_seconds(cost, device, dtype) - LAUNCH_S for cost in (arithmetic, traffic) if cost.flops or cost.bytes)
