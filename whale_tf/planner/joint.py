@@ -1,7 +1,9 @@
 """Partition, schedule, recomputation, ZeRO, offloading and precision, decided together: the fastest plan that fits, as played.
 
-State: what a search finds (stages, devices, micro-batches) under :class:`Measures`, played by the simulator.  Of every precision
-and schedule:
+What is decided about is :class:`Playable`: a model by its layers (:class:`Layers`), played by the simulator, or a captured graph
+(``whale_tf.searching``), whose Programs are played.
+
+State: what a search finds (stages, devices, micro-batches) under :class:`Measures`, played.  Of every precision and schedule:
 
 1. The search runs once as if devices had no end of memory.  Under a division (ZeRO and offloading) no plan is faster than the
    fastest of these is there, so a division is left out where that is no faster than what fits already.
@@ -10,6 +12,8 @@ and schedule:
 3. Else the search runs again under the memory of the division, with everything kept and with as little as possible, and every
    plan is played: what its stages compute again is the least that makes it fit
    (:meth:`whale_tf.planner.recompute.Parts.fastest`, over at most :data:`PARTS` groups of layers).
+
+Under a schedule of several stages a device the plans are those of :mod:`whale_tf.planner.folded`, beside which nothing is searched.
 
 The assumptions: saving gains no more than :data:`GAIN`, and the plan that is fastest without a limit is among those that the
 search hands over.
@@ -25,12 +29,13 @@ import numpy as np
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.planner.candidate import Candidate, Stage, best
-from whale_tf.planner.measures import AUTO, Allowed, Measures, costs_less
+from whale_tf.planner.folded import folded
+from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
 from whale_tf.planner.recompute import Choice, Parts
 from whale_tf.planner.simulated import simulated, with_slices
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.schedule import in_flight, orders, schedule_of, warmup_depths
+from whale_tf.schedule import in_flight, orders, places, schedule_of, warmup_depths
 
 GIB = float(1 << 30)
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
@@ -44,41 +49,101 @@ LABELS = {
 Search = Callable[[Measures], List[Candidate]]
 
 
-class Joint:
-    """Searches of one model on one cluster, each made once.
+class Playable:
+    """What a joint search is about.
+
+    Attributes:
+        name: in messages.
+        schedules: those that are tried under ``auto``, the cheapest first.
+    """
+
+    name: str
+    cluster: Cluster
+    schedules: Tuple[str, ...] = SEARCHED
+
+    def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
+        raise NotImplementedError
+
+    def search(self, measures: Measures) -> List[Candidate]:
+        """Plans of one stage a device at a time.  Raises InfeasibleError."""
+        raise NotImplementedError
+
+    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
+        """Plans for a schedule of several stages a device; ``found``: without it."""
+        raise NotImplementedError
+
+    def play(self, found: Candidate, measures: Measures) -> Candidate:
+        """A plan under measures; what is computed again under ``auto``: the least that makes it fit, if anything does."""
+        raise NotImplementedError
+
+
+class Layers(Playable):
+    """A model by its layers.
 
     Args:
         profile: of the model, in its own precision.
         search: plans under measures, with their profiles; raises InfeasibleError.
         balance: a key of :data:`whale_tf.balance.SOLVERS`.
+        micro_batches: of one model replica; None: chosen.
     """
 
-    def __init__(self, profile: ModelProfile, cluster: Cluster, search: Search, balance: str = "exact") -> None:
-        self.profile, self.cluster, self.balance = profile, cluster, balance
-        self._search = search
+    def __init__(self, profile: ModelProfile, cluster: Cluster, search: Search, balance: str = "exact",
+                 micro_batches: Optional[int] = None) -> None:
+        self.profile, self.cluster, self.name = profile, cluster, profile.name
+        self._balance, self._search, self._micro_batches = balance, search, micro_batches
+
+    def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
+        return allowed.precisions(self.profile)
+
+    def search(self, measures: Measures) -> List[Candidate]:
+        return self._search(measures)
+
+    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
+        return folded(found, self.cluster, measures, self._micro_batches)
+
+    def play(self, found: Candidate, measures: Measures) -> Candidate:
+        return played(found, measures, self.cluster, self._balance)
+
+
+class Joint:
+    """Searches of one model on one cluster, each made once.
+
+    Attributes:
+        errors: why searches found nothing, by their measures.
+    """
+
+    def __init__(self, model: Playable) -> None:
+        self.model, self.cluster = model, model.cluster
+        self.errors: Dict[Measures, InfeasibleError] = {}
         self._searched: Dict[Measures, List[Candidate]] = {}
-        self._errors: Dict[Measures, InfeasibleError] = {}
         self._played: Dict[Tuple[int, Measures], Candidate] = {}
 
-    def best(self, allowed: Allowed) -> Candidate:
+    def best(self, allowed: Allowed, others: Sequence[Candidate] = ()) -> Candidate:
         """The fastest plan that fits, with what it would take without each of its measures.
+
+        Args:
+            others: plans that are not of this search, played.
 
         Raises:
             PlanError: a value that is none, or ZeRO without replicas to divide over.
             InfeasibleError: nothing fits; the message says the smallest memory that would.
         """
         allowed.check()
-        found = self.played(allowed)
+        own = self.played(allowed)
+        found = [*others, *own]
         if not any(one.fits for one in found):
             self._raise(allowed, found)
+        if others and self.errors and not own:
+            found += [Candidate("TaskGraphs", f"TaskGraphs: no candidate: {error}", fits=False, why_not=str(error))
+                      for error in list(self.errors.values())[:1]]
         taken = best(found, self.cluster)
-        return replace(taken, without=tuple(self._without(taken, allowed)))
+        return replace(taken, without=tuple(self._without(taken, allowed, others)))
 
     def played(self, allowed: Allowed) -> List[Candidate]:
         """Every plan that was played, and reasons why searches gave none."""
         found: List[Candidate] = []
-        for precision in allowed.precisions(self.profile):
-            for schedule in allowed.schedules():
+        for precision in self.model.precisions(allowed):
+            for schedule in self.model.schedules if allowed.schedule == AUTO else (allowed.schedule,):
                 enough: List[Tuple[str, str]] = []
                 for zero, offload in allowed.divisions():
                     if any(costs_less(one, (zero, offload)) for one in enough):
@@ -119,33 +184,38 @@ class Joint:
         return found, False
 
     def _find(self, measures: Measures) -> List[Candidate]:
-        measures = measures._replace(schedule="backward_first")  # plans are found for this one, and played under others
-        if measures not in self._searched:
+        """Plans are found for 1F1B, and played under others; those of several stages a device are made of them."""
+        plain = measures._replace(schedule="backward_first")
+        if plain not in self._searched:
             try:
-                kept = {(one.stages, one.micro_batches, one.why_not): one for one in reversed(self._search(measures))}
-                self._searched[measures] = list(reversed(list(kept.values())))
+                kept = {(one.stages, one.micro_batches, one.why_not): one for one in reversed(self.model.search(plain))}
+                self._searched[plain] = list(reversed(list(kept.values())))
             except InfeasibleError as error:
-                self._searched[measures], self._errors[measures] = [], error
+                self._searched[plain], self.errors[plain] = [], error
+        if schedule_of(measures.schedule).homes is None:
+            return self._searched[plain]
+        if measures not in self._searched:
+            self._searched[measures] = self.model.folded(self._searched[plain], measures)
         return self._searched[measures]
 
     def _play(self, found: Candidate, measures: Measures) -> Candidate:
         key = (id(found), measures)  # candidates are kept
         if key not in self._played:
-            self._played[key] = played(found, measures, self.cluster, self.balance)
+            self._played[key] = found if found.why_not else self.model.play(found, measures)
         return self._played[key]
 
-    def _without(self, taken: Candidate, allowed: Allowed) -> List[str]:
+    def _without(self, taken: Candidate, allowed: Allowed, more: Sequence[Candidate]) -> List[str]:
         lines = []
         for name, label in LABELS.items():
             least = allowed.without(name)
             if getattr(taken.measures, name) == getattr(least, name) or getattr(allowed, name) != AUTO:
                 continue
-            others = self.played(least)
+            others = [*more, *self.played(least)]
             fast = min((one.latency_s for one in others if one.fits), default=None)
             if fast is not None:
                 lines.append(f"without {label}: {fast:.4g} s ({fast / taken.latency_s:.2f} times)")
             else:
-                lines.append(f"without {label}: does not fit by {self._lacking(least, others) / GIB:.2f} GiB")
+                lines.append(f"without {label}: does not fit by {self._lacking(least, others) / GIB:.3g} GiB")
         return lines
 
     def _lacking(self, allowed: Allowed, others: Sequence[Candidate]) -> float:
@@ -157,20 +227,23 @@ class Joint:
 
     def _least_bytes(self, allowed: Allowed) -> Dict[Measures, float]:
         divisions = allowed.divisions()
-        return {measures: error.least_bytes for measures, error in self._errors.items()
+        return {measures: error.least_bytes for measures, error in self.errors.items()
                 if error.least_bytes is not None and (measures.zero, measures.offload) in divisions
                 and (allowed.recompute == AUTO or measures.recompute == allowed.recompute)}
 
     def _raise(self, allowed: Allowed, found: Sequence[Candidate]) -> None:
         if allowed.zero not in ("none", AUTO) and not any(one for one in found if not one.why_not):
             raise PlanError(
-                f"zero is {allowed.zero!r}, which divides over replicas, and no plan of {self.profile.name!r} on "
+                f"zero is {allowed.zero!r}, which divides over replicas, and no plan of {self.model.name!r} on "
                 f"{self.cluster.name!r} has any; use zero 'none', or more devices")
         least = self._least_bytes(allowed)
         if least:
-            raise self._errors[min(least, key=lambda measures: least[measures])]
-        if self._errors and not found:
-            raise next(iter(self._errors.values()))
+            raise self.errors[min(least, key=lambda measures: least[measures])]
+        if self.errors and not found:
+            raise next(iter(self.errors.values()))
+        if not found:
+            raise InfeasibleError(f"no plan of {self.model.name!r} has several stages on each device, as schedule "
+                                  f"{allowed.schedule!r} needs; use more layers, fewer devices, or backward_first")
         best(found, self.cluster)
 
 
@@ -184,8 +257,53 @@ def _replicas(stage: Stage) -> int:
     return len(stage.devices) if stage.strategy == "split" else len(stage.all_devices)
 
 
+class Row(NamedTuple):
+    """What is computed again by itself: a stage, or a TaskGraph, in parts; ``devices``: all of its replicas'."""
+
+    devices: Tuple[int, ...]
+    parts: Parts
+
+
+def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Choice]], Candidate], cluster: Cluster) -> Candidate:
+    """A plan that does not fit, with the least computed again that makes it fit; if nothing does, with as little kept as possible.
+
+    Args:
+        plain: as played with everything kept.
+        rows: each of its stages; several may share devices.
+        again: plays it with a choice for each row.
+    """
+    least = again([row.parts.smallest() for row in rows])
+    if not least.fits:
+        return least
+    room = [_room(plain, row, rows, cluster) for row in rows]
+    for _ in range(TRIES):
+        choice = [row.parts.fastest(size) for row, size in zip(rows, room)]
+        chosen = [one for one in choice if one is not None]
+        if len(chosen) < len(rows):
+            return least
+        tried = again(chosen)
+        if tried.fits:
+            return min(least, tried, key=lambda one: one.latency_s)
+        room = [size - max(0.0, _over(tried, row, cluster)) for row, size in zip(rows, room)]
+    return least
+
+
+def _room(plain: Candidate, row: Row, rows: Sequence[Row], cluster: Cluster) -> float:
+    """What the activations of a row may take: of what their devices have room for, their part among those on the same ones."""
+    here = sum(one.parts.memory_without for one in rows if one.devices == row.devices)
+    rest = max(plain.peak_memory_bytes[device] for device in row.devices) - here
+    room = min(cluster.devices[device].usable_bytes for device in row.devices) - max(0.0, rest)
+    return room * row.parts.memory_without / here if here else room
+
+
+def _over(tried: Candidate, row: Row, cluster: Cluster) -> float:
+    return max(tried.peak_memory_bytes[device] - cluster.devices[device].usable_bytes for device in row.devices)
+
+
+# ---- plans of layers --------------------------------------------------------------------------------------------------
+
 def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str = "exact") -> Candidate:
-    """A plan under measures, as played; what is computed again under ``auto``: the least that makes it fit, if anything does."""
+    """A plan of layers under measures, as simulated; see :meth:`Playable.play`."""
     if found.why_not:
         return found
     if measures.recompute != AUTO:
@@ -193,40 +311,26 @@ def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str 
     plain = simulated(_keeping(found, measures._replace(recompute="none")), cluster, balance)
     if plain.fits or plain.why_not:
         return plain
-    rows = _rows(plain, cluster, balance)
-    choice: List[Optional[Choice]] = [row.parts.smallest() for row in rows]
-    least = simulated(_choosing(plain, rows, choice), cluster, balance)
-    if not least.fits:
-        full = simulated(_keeping(found, measures._replace(recompute="full")), cluster, balance)
-        return min(least, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
-    room = [_room(plain, row, cluster) for row in rows]
-    for _ in range(TRIES):
-        choice = [row.parts.fastest(size) for row, size in zip(rows, room)]
-        if any(one is None for one in choice):
-            return least
-        tried = simulated(_choosing(plain, rows, choice), cluster, balance)
-        if tried.fits:
-            return min(tried, least, key=lambda one: one.latency_s)
-        over = [max(0.0, _over(tried, row.stage, cluster)) for row in rows]
-        room = [size - more for size, more in zip(room, over)]
-    return least
+    rows, names = _rows(plain, cluster, balance)
+    taken = fitting(plain, rows, lambda choice: simulated(_choosing(plain, names, choice), cluster, balance), cluster)
+    if taken.fits:
+        return taken
+    full = simulated(_keeping(found, measures._replace(recompute="full")), cluster, balance)
+    return min(taken, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
 
 
-class _Row(NamedTuple):
-    """A stage's layers as :class:`Parts`; ``names``: of the layers of each."""
-
-    stage: Stage
-    names: Tuple[Tuple[str, ...], ...]
-    parts: Parts
+Names = Tuple[Tuple[str, ...], ...]  # of the layers of each part of a row
 
 
-def _rows(found: Candidate, cluster: Cluster, balance: str) -> List[_Row]:
+def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], List[Names]]:
+    """The stages in groups of layers."""
     profile = found.profile
     assert profile is not None, "stages are told in layers"
     plan = with_slices(found, profile, cluster, balance)
     samples = found.global_batch / (found.micro_batches * found.model_replicas)
-    rows = []
-    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages])
+    rows, names = [], []
+    places_of = places([stage.devices for stage in found.stages])
+    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages], places_of)
     held_at_once = in_flight(steps, len(found.stages))
     for stage, task, count in zip(found.stages, plan.task_graphs, held_at_once):
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]
@@ -241,45 +345,19 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> List[_Row]:
         seconds = [layer_seconds(profile, layer, device, share, split).forward_s for layer in layers]
         behind = np.tile(np.array([group[-1].output_bytes * share for group in groups]), (len(groups), 1))
         starts = range(0, len(layers), each)
-        rows.append(_Row(stage, tuple(tuple(layer.name for layer in group) for group in groups), Parts(
+        names.append(tuple(tuple(layer.name for layer in group) for group in groups))
+        rows.append(Row(stage.all_devices, Parts(
             np.add.reduceat(held, starts), np.add.reduceat(seconds, starts), behind, behind, count)))
-    return rows
+    return rows, names
 
 
-def again_seconds(found: Candidate, cluster: Cluster) -> float:
-    """What the slowest stage of a plan computes again in a step."""
-    seconds, profile = 0.0, found.profile
-    assert profile is not None, "stages are told in layers"
-    for stage in found.stages:
-        if stage.kept is None:
-            continue
-        again = [layer for layer in profile.layers[stage.first_layer:stage.last_layer + 1] if layer.name not in stage.kept]
-        share = found.global_batch / (found.micro_batches * found.model_replicas * len(stage.devices[0]))
-        device = cluster.devices[stage.devices[0][0]]
-        each_s = sum(layer_seconds(profile, layer, device, share).forward_s for layer in again)
-        seconds = max(seconds, found.micro_batches * each_s)
-    return seconds
-
-
-def _room(plain: Candidate, row: _Row, cluster: Cluster) -> float:
-    """What the activations of a stage may take."""
-    rest = max(plain.peak_memory_bytes[device] for device in row.stage.all_devices) - row.parts.memory_without
-    return min(cluster.devices[device].usable_bytes for device in row.stage.all_devices) - max(0.0, rest)
-
-
-def _over(tried: Candidate, stage: Stage, cluster: Cluster) -> float:
-    return max(tried.peak_memory_bytes[device] - cluster.devices[device].usable_bytes for device in stage.all_devices)
-
-
-def _choosing(found: Candidate, rows: Sequence[_Row], choices: Sequence[Optional[Choice]]) -> Candidate:
+def _choosing(found: Candidate, names: Sequence[Names], choices: Sequence[Choice]) -> Candidate:
     """With what every stage keeps: a dropped segment's last result, and all of a layer that is not dropped."""
     stages = []
-    for row, choice in zip(rows, choices):
-        assert choice is not None
-        kept = tuple(name for end, dropped in choice.segments
-                     for name in ((row.names[end][-1] + ":0",) if dropped else row.names[end]))
+    for stage, parts, choice in zip(found.stages, names, choices):
+        kept = tuple(name for end, dropped in choice.segments for name in ((parts[end][-1] + ":0",) if dropped else parts[end]))
         is_whole = not any(dropped for _, dropped in choice.segments)
-        stages.append(replace(row.stage, kept=None if is_whole else kept))
+        stages.append(replace(stage, kept=None if is_whole else kept))
     again = AUTO if any(stage.kept is not None for stage in stages) else "none"
     return replace(found, stages=tuple(stages), measures=found.measures._replace(recompute=again))
 
