@@ -23,6 +23,7 @@ from whale_tf.emit.shard.checkpoints import Parts
 from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.traits import CONTROL_FLOW, traits
 from whale_tf.plan import Plan
+from whale_tf.planner.measures import AUTO
 from whale_tf.variable_parts import VariableParts
 
 SHARED = "shared"
@@ -64,8 +65,8 @@ def check(
             f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions inside one "
             f"process only, and there are {processes.count}; start one process that sees all devices, or {_SESSION}")
     chosen = config if plan is None else plan
-    key = "zero" if chosen.zero != "none" else "offload"
-    if chosen.zero != "none" or chosen.offload != "none":
+    key = "zero" if chosen.zero not in ("none", AUTO) else "offload"
+    if getattr(chosen, key) not in ("none", AUTO):
         raise PlanError(
             f"{key} is {getattr(chosen, key)!r}, which moves variables to devices of their own, and those of tf.function "
             f"{name!r} stay where the user made them; {_SESSION}, or leave {key} out")
@@ -75,6 +76,12 @@ def check(
         raise ConfigError(
             f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
             f"'auto' or '{SHARED}'")
+
+
+def allowed_in(graph: tf.Graph, config: Config) -> Config:
+    """The configuration without choices that cannot be made in a function: its variables stay where the user made them."""
+    open_keys = [key for key in ("zero", "offload") if graph.building_function and config[key] == AUTO]
+    return config.changed(**dict.fromkeys(open_keys, "none")) if open_keys else config
 
 
 def untag(graph: tf.Graph) -> None:

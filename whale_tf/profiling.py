@@ -21,14 +21,16 @@ from whale_tf.cluster import Cluster, devices_of_processes
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
 from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.functions import allowed_in
 from whale_tf.graph_editor.definitions import definitions_of
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.parallelize import find_program
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
-from whale_tf.planner.auto.settings import search_plans
+from whale_tf.planner.auto.settings import allowed_of, layers_of
 from whale_tf.planner.candidate import Candidate, best, no_candidate
+from whale_tf.planner.joint import Joint
 from whale_tf.planner.rhino.automatic import Question, divisions, plan_of
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
@@ -118,7 +120,7 @@ class _Planner(api.Observer):
 
     def graph(self, graph: tf.Graph) -> None:
         if self.found is None:
-            self.found = find_plan(graph, self.name, self.cluster, self.config)
+            self.found = find_plan(graph, self.name, self.cluster, allowed_in(graph, self.config))
         if self.found is not None:
             raise _Done()
 
@@ -175,7 +177,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     question = Question(model.ops, sized(definitions_of(model.graph), model.ops, model.sources, batch), batch, named)
     found = divisions(question, cluster)
     try:
-        found += search_plans(chain, source, cluster, config)
+        found += Joint(layers_of(chain, source, cluster, config)).played(allowed_of(config))
     except InfeasibleError as error:
         found.append(no_candidate("TaskGraphs", error))
     taken = best(found, cluster)

@@ -97,7 +97,7 @@ class Candidate:
     def estimate(self) -> Estimate:
         """What a Plan keeps of it."""
         return Estimate(search=self.search, global_batch=self.global_batch, latency_s=self.latency_s,
-                        peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up)
+                        peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up, without=self.without)
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values; the devices of a stage in one list."""

@@ -56,7 +56,8 @@ class _Shape(NamedTuple):
         return list(zip(*self.key))
 
 
-def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures, micro_batches: Optional[int] = None) -> List[Candidate]:
+def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures,
+           micro_batches: Optional[int] = None) -> List[Candidate]:
     """The plans, the fastest first by a formula.
 
     Args:
@@ -70,7 +71,7 @@ def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures, mic
     made = [one for shape in _shapes(pipelines, cluster) for profile in profiles.values()
             for one in _of_shape(shape, profile, pipelines[0], cluster, measures.schedule, micro_batches)]
     taken: Dict[Rows, int] = {}
-    kept = []
+    kept: List[Candidate] = []
     for one in sorted(made, key=lambda one: (one.latency_s, len(one.stages))):
         rows = tuple(stage.devices for stage in one.stages)
         shape = tuple(dict.fromkeys(rows))

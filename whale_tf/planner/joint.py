@@ -13,7 +13,7 @@ State: what a search finds (stages, devices, micro-batches) under :class:`Measur
    plan is played: what its stages compute again is the least that makes it fit
    (:meth:`whale_tf.planner.recompute.Parts.fastest`, over at most :data:`PARTS` groups of layers).
 
-Under a schedule of several stages a device the plans are those of :mod:`whale_tf.planner.folded`, beside which nothing is searched.
+Under a schedule of several stages a device the plans are made of those for one (:mod:`whale_tf.planner.folded`).
 
 The assumptions: saving gains no more than :data:`GAIN`, and the plan that is fastest without a limit is among those that the
 search hands over.
@@ -35,12 +35,11 @@ from whale_tf.planner.recompute import Choice, Parts
 from whale_tf.planner.simulated import simulated, with_slices
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.schedule import in_flight, orders, places, schedule_of, warmup_depths
+from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
 
 GIB = float(1 << 30)
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
 PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
-AGAIN = 12  # plans under one division, the fastest, for which what to compute again is looked for; more, if none fits
 NEVER_S = float("inf")
 TRIES = 4  # times that a stage's room is made smaller by what a plan did not fit by
 LABELS = {
@@ -55,11 +54,13 @@ class Playable:
     Attributes:
         name: in messages.
         schedules: those that are tried under ``auto``, the cheapest first.
+        again: plans under one division, the fastest, for which what to compute again is looked for; more, if none fits.
     """
 
     name: str
     cluster: Cluster
-    schedules: Tuple[str, ...] = SEARCHED
+    schedules: Sequence[str] = SEARCHED
+    again: int = 12
 
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
         raise NotImplementedError
@@ -71,6 +72,10 @@ class Playable:
     def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
         """Plans for a schedule of several stages a device; ``found``: without it."""
         raise NotImplementedError
+
+    def suits(self, found: Candidate, measures: Measures) -> bool:
+        """Whether the plan has the stages of a schedule that is about several."""
+        return measures.schedule == "backward_first" or len(found.stages) > 1
 
     def play(self, found: Candidate, measures: Measures) -> Candidate:
         """A plan under measures; what is computed again under ``auto``: the least that makes it fit, if anything does."""
@@ -163,7 +168,7 @@ class Joint:
         unlimited = self._find(as_is._replace(zero="none", offload="none", is_bounded=False))
         bare = as_is._replace(recompute="none", zero="none", offload="none")
         free = [self._play(one, as_is) for one in unlimited
-                if _divides(one, measures) and self._play(one, bare).latency_s * GAIN < quickest_s]
+                if self._suits(one, measures) and (as_is == bare or self._play(one, bare).latency_s * GAIN < quickest_s)]
         fastest = min(free, key=lambda one: one.latency_s, default=None)
         if fastest is None or fastest.fits or fastest.latency_s >= quickest_s:
             return free, fastest is not None and fastest.fits
@@ -173,11 +178,11 @@ class Joint:
         if not stages:
             return free, False
         stages += unlimited
-        plain = {id(one): self._play(one, as_is) for one in stages if _divides(one, measures)}
+        plain = {id(one): self._play(one, as_is) for one in stages if self._suits(one, measures)}
         found = []
         ordered = sorted((one for one in stages if id(one) in plain), key=lambda one: plain[id(one)].latency_s)
         for place, one in enumerate(ordered):
-            is_late = place >= AGAIN and quickest_s < NEVER_S
+            is_late = place >= self.model.again and quickest_s < NEVER_S
             is_slow = plain[id(one)].latency_s >= quickest_s or is_late  # computing again is no faster
             found.append(plain[id(one)] if is_slow else self._play(one, measures))
             quickest_s = min([quickest_s] + [one.latency_s for one in found[-1:] if one.fits])
@@ -203,6 +208,11 @@ class Joint:
         if key not in self._played:
             self._played[key] = found if found.why_not else self.model.play(found, measures)
         return self._played[key]
+
+    def _suits(self, found: Candidate, measures: Measures) -> bool:
+        """Whether the plan has what its schedule and ZeRO are about."""
+        return self.model.suits(found, measures) and (
+            measures.zero == "none" or any(_replicas(stage) > 1 for stage in found.stages))
 
     def _without(self, taken: Candidate, allowed: Allowed, more: Sequence[Candidate]) -> List[str]:
         lines = []
@@ -247,12 +257,6 @@ class Joint:
         best(found, self.cluster)
 
 
-def _divides(found: Candidate, measures: Measures) -> bool:
-    """Whether the plan has what ZeRO divides over, and the stages of a schedule that is about several."""
-    is_pipeline = measures.schedule == "backward_first" or len(found.stages) > 1
-    return is_pipeline and (measures.zero == "none" or any(_replicas(stage) > 1 for stage in found.stages))
-
-
 def _replicas(stage: Stage) -> int:
     return len(stage.devices) if stage.strategy == "split" else len(stage.all_devices)
 
@@ -264,8 +268,9 @@ class Row(NamedTuple):
     parts: Parts
 
 
-def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Choice]], Candidate], cluster: Cluster) -> Candidate:
-    """A plan that does not fit, with the least computed again that makes it fit; if nothing does, with as little kept as possible.
+def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Choice]], Candidate],
+            cluster: Cluster) -> Candidate:
+    """A plan that does not fit, with the least computed again that makes it fit; if nothing does, with the least kept.
 
     Args:
         plain: as played with everything kept.
@@ -329,8 +334,8 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], 
     plan = with_slices(found, profile, cluster, balance)
     samples = found.global_batch / (found.micro_batches * found.model_replicas)
     rows, names = [], []
-    places_of = places([stage.devices for stage in found.stages])
-    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages], places_of)
+    homes = places_of([stage.devices for stage in found.stages])
+    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages], homes)
     held_at_once = in_flight(steps, len(found.stages))
     for stage, task, count in zip(found.stages, plan.task_graphs, held_at_once):
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]

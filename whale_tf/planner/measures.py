@@ -12,7 +12,8 @@ from whale_tf.simulator.laws import HALF, default_laws, layers_with
 
 AUTO = "auto"
 NO_LIMIT = 1e18  # bytes
-SEARCHED = ("backward_first", "zero_bubble_h1", "zero_bubble_h2", "interleaved", "zero_bubble_v")  # gpipe is as fast as the first, and takes more memory
+# Those that are tried; of layers, gpipe is as fast as the first, and takes more memory.
+SEARCHED = ("backward_first", "zero_bubble_h1", "zero_bubble_h2", "interleaved", "zero_bubble_v")
 RECOMPUTE = ("none", "full", "stage", AUTO)
 OWN = "own"  # precision: what the model's profile was made for
 ARITHMETIC = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

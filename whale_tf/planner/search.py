@@ -49,7 +49,8 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         return [replace(one, profile=layers) for one in
                 searched(layers, cluster, global_batch, method, measures, None, budget, micro_batches)]
 
-    return replace(Joint(Layers(profile, cluster, under, micro_batches=micro_batches)).best(allowed), search_seconds=time.perf_counter() - start)
+    found = Joint(Layers(profile, cluster, under, micro_batches=micro_batches)).best(allowed)
+    return replace(found, search_seconds=time.perf_counter() - start)
 
 
 def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",

@@ -40,7 +40,7 @@ __all__ = [
     "check_warmups",
     "in_flight",
     "orders",
-    "places",
+    "places_of",
     "schedule_of",
     "text",
     "warmup_depths",
@@ -118,7 +118,7 @@ def orders(
     return _orders(name, num_micro_batch, tuple(warmups), places)
 
 
-def places(devices: Sequence[Hashable]) -> Tuple[int, ...]:
+def places_of(devices: Sequence[Hashable]) -> Tuple[int, ...]:
     """The place of each TaskGraph, by its devices: those on the same ones are at one place."""
     first: Dict[Hashable, int] = {}
     return tuple(first.setdefault(row, len(first)) for row in devices)
