@@ -31,6 +31,7 @@ from whale_tf.planner.assemble import static_batch
 from whale_tf.planner.auto.settings import allowed_of, layers_of
 from whale_tf.planner.candidate import Candidate, best, no_candidate
 from whale_tf.planner.joint import Joint
+from whale_tf.planner.measures import OWN, Allowed
 from whale_tf.planner.rhino.automatic import Question, divisions, plan_of
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
@@ -88,18 +89,23 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
     return Profiled(observer.profile, observer.step)
 
 
-def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) -> Candidate:
+def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int,
+               allowed: Allowed = Allowed("none")) -> Candidate:  # noqa: B008 (a frozen tuple)
     """The plan of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``), found on its op graph.
 
     Args:
-        search: ``rhino``, or ``auto`` for all searches.
+        search: a value of ``auto_parallel``, or ``auto`` for all searches.
         batch: examples of a mini-batch.
+        allowed: what may be done about memory; of a file, which has no step to play, nothing.
 
     Raises:
         PlanError: no such file, the script trains no graph, or its mini-batches have another size.
         InfeasibleError: nothing fits.
     """
-    config = Config({"auto_parallel": True if search == "auto" else search, "auto.batch_size": batch})
+    precision = {} if allowed.precision in (OWN, "float32") else {"amp": allowed.precision}
+    config = Config({
+        "auto_parallel": True if search == "auto" else search, "auto.batch_size": batch, "recompute": allowed.recompute,
+        "zero": allowed.zero, "offload": allowed.offload, "pipeline.schedule": allowed.schedule, **precision})
     if path.endswith((".pb", ".meta")):
         return _file_plan(path, name, cluster, config, batch)
     planner = _Planner(name, cluster, config)

@@ -164,6 +164,7 @@ class Steps(Playable):
 
     schedules: Sequence[str] = (*SEARCHED, "gpipe")
     again = 3
+    rooms: Sequence[float] = (1.0, 0.7)  # searches know layers' memory, not that of ops
 
     def __init__(self, captured: Captured, region: Region, ops: OpGraph, batch: int, cluster: Cluster, config: Config,
                  options: Options) -> None:

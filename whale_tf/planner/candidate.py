@@ -102,7 +102,7 @@ class Candidate:
     def to_dict(self) -> Dict[str, Any]:
         """Plain values; the devices of a stage in one list."""
         value = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in UNTOLD}
-        value["measures"] = {name: part for name, part in self.measures._asdict().items() if name != "is_bounded"}
+        value["measures"] = {name: part for name, part in self.measures._asdict().items() if name not in ("is_bounded", "room")}
         value["stages"] = [dict(plain(stage), devices=list(stage.all_devices)) for stage in self.stages]
         return value
 

@@ -55,12 +55,14 @@ class Playable:
         name: in messages.
         schedules: those that are tried under ``auto``, the cheapest first.
         again: plans under one division, the fastest, for which what to compute again is looked for; more, if none fits.
+        rooms: parts of a device's memory that a search may count on: the next one where nothing of the one before fits as played.
     """
 
     name: str
     cluster: Cluster
     schedules: Sequence[str] = SEARCHED
     again: int = 12
+    rooms: Sequence[float] = (1.0,)
 
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
         raise NotImplementedError
@@ -172,21 +174,31 @@ class Joint:
         fastest = min(free, key=lambda one: one.latency_s, default=None)
         if fastest is None or fastest.fits or fastest.latency_s >= quickest_s:
             return free, fastest is not None and fastest.fits
-        stages: List[Candidate] = []
-        for recompute in ("none", "full", "stage") if measures.recompute == AUTO else (measures.recompute,):
-            stages += self._find(measures._replace(recompute=recompute))
-        if not stages:
-            return free, False
-        stages += unlimited
+        found: List[Candidate] = []
+        more = unlimited
+        for room in self.model.rooms:
+            stages: List[Candidate] = []
+            for recompute in ("none", "full", "stage") if measures.recompute == AUTO else (measures.recompute,):
+                stages += self._find(measures._replace(recompute=recompute, room=room))
+            if stages:
+                found += self._bounded(stages + more, measures, quickest_s)
+                more = []
+            if any(one.fits for one in found):
+                break
+        return found or free, False
+
+    def _bounded(self, stages: Sequence[Candidate], measures: Measures, quickest_s: float) -> List[Candidate]:
+        """What is played of plans that are to keep to the devices' memory."""
+        as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
         plain = {id(one): self._play(one, as_is) for one in stages if self._suits(one, measures)}
-        found = []
+        found: List[Candidate] = []
         ordered = sorted((one for one in stages if id(one) in plain), key=lambda one: plain[id(one)].latency_s)
         for place, one in enumerate(ordered):
             is_late = place >= self.model.again and quickest_s < NEVER_S
             is_slow = plain[id(one)].latency_s >= quickest_s or is_late  # computing again is no faster
             found.append(plain[id(one)] if is_slow else self._play(one, measures))
             quickest_s = min([quickest_s] + [one.latency_s for one in found[-1:] if one.fits])
-        return found, False
+        return found
 
     def _find(self, measures: Measures) -> List[Candidate]:
         """Plans are found for 1F1B, and played under others; those of several stages a device are made of them."""

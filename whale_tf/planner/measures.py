@@ -29,6 +29,7 @@ class Measures(NamedTuple):
         zero, offload, schedule: as of a Plan.
         precision: a key of :data:`ARITHMETIC`, or :data:`OWN`.
         is_bounded: whether devices have a memory at all: what a search would find if not is a bound for what it finds.
+        room: part of a device's memory that a search may count on.
     """
 
     recompute: str = "none"
@@ -37,6 +38,7 @@ class Measures(NamedTuple):
     precision: str = OWN
     schedule: str = "backward_first"
     is_bounded: bool = True
+    room: float = 1.0
 
     def parameter_bytes(self, profile: ModelProfile, replicas: int) -> float:
         """What a device holds for each byte of its layers' parameters, if so many hold the same: value, gradient and states.
@@ -50,7 +52,7 @@ class Measures(NamedTuple):
         return value + gradient + (0.0 if offload == "states" else states * profile.optimizer_bytes_per_parameter_byte)
 
     def limit(self, usable_bytes: float) -> float:
-        return usable_bytes if self.is_bounded else NO_LIMIT
+        return self.room * usable_bytes if self.is_bounded else NO_LIMIT
 
     def of(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
         """The profile in the precision that this asks for.
