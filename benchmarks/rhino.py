@@ -209,7 +209,7 @@ def choice(console: Console) -> None:
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=dict(os.environ, PYTHONPATH=os.getcwd()))
         found = json.loads(done.stdout.decode().splitlines()[-1])
         rhino = next((text for text in found["runners_up"] if text.startswith("rhino: mesh")), "")
-        rows.append([f"{hidden} x {batch} on {cluster}", found["description"],
+        rows.append([f"{hidden} x {batch} on {cluster}", f"{found['search']}: {found['description']}",
                      "{:.2f}".format(1e3 * found["latency_s"]), rhino, "{:.1f}".format(found["search_seconds"])])
     console.print(table("GPT, 4 layers of 256 tokens: hidden x batch on cluster", [
         "case", "taken", "ms", "best of Rhino that was not", "search s"], rows))
@@ -281,7 +281,7 @@ def played(console: Console) -> None:
         division, chosen = found.get("division"), found["chosen"]
         objective = "-" if division is None else f"{1e3 * division.formula_latency_s:.2f}"
         rows.append([f"{case.name}, {case.batch} on {case.cluster}", objective, ms(division), ms(found.get("undivided")),
-                     ms(found.get("data-parallel")), ms(chosen), chosen.description.rpartition(", simulated")[0]])
+                     ms(found.get("data-parallel")), ms(chosen), f"{chosen.search}: {chosen.description}"])
     console.print(table("Rhino's objective and times as played, ms a step", [
         "model, batch and cluster", "objective", "played", "undivided", "data parallel", "chosen", "which is"], rows))
 

@@ -36,6 +36,10 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.schedule.backward_first": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.gpipe": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.warmup": ("tests/schedule",) + PASSES,
+    "whale_tf.schedule.greedy": ("tests/schedule",) + PASSES,
+    "whale_tf.schedule.zero_bubble": ("tests/schedule",) + PASSES,
+    "whale_tf.schedule.zero_bubble_v": ("tests/schedule",) + PASSES,
+    "whale_tf.schedule.interleaved": ("tests/schedule",) + PASSES,
     "whale_tf.balance.exact": ("tests/balance",),
     "whale_tf.balance.memory_constrained": ("tests/balance",),
     "whale_tf.balance.partition": ("tests/balance",),
@@ -54,6 +58,25 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
      "if (body_of.get(op, -1), tensor) in found and not is_combined(conversions.get((op, position), ())):  # 1 -> 2"):
         "neither is the number of a body",
 }
+LATER = "all begins one unit later, or one more place has nothing to do"
+LAST = "still behind all others"
+SAME: Sequence[Tuple[str, str, Sequence[str], str]] = (  # likewise, for several changes of a line
+    ("greedy", "near = range(max(0, step.task_graph - 1), min(len(homes), step.task_graph + 2))",
+     ("max -> min", "1 -> 2", "2 -> 3"), "more places are looked at again than have to be"),
+    ("greedy",
+     "free, found = [0] * (max(homes) + 1), [[] for _ in range(max(homes) + 1)]  # type: List[int], List[List[Step]]",
+     ("0 -> 1", "1 -> 2"), LATER),
+    ("greedy", "return None if None in times else max([0] + times)  # type: ignore[type-var]", ("0 -> 1",), LATER),
+    ("greedy", "start, _, step = min((one for one in following if one is not None), default=(0, (), None))", ("0 -> 1",),
+     "nobody reads when nothing starts"),
+    ("greedy", "ends[step] = free[place] = start + (2 if step.kind == BACKWARD and not splits else 1)",
+     ("1 -> 2", "2 -> 3", "Eq -> NotEq"), "where W is apart all steps take the same; interleaved orders follow from turns"),
+    ("zero_bubble_v", "is_second = mine[0] > mine[1]", ("Gt -> GtE",), "the two are never equal"),
+    ("zero_bubble_v", "return (1, not is_second) if step.kind == BACKWARD else (2, is_second)", ("2 -> 3",), LAST),
+    ("interleaved", "return (1,)", ("1 -> 2",), LAST),
+)
+EQUIVALENT.update({(f"whale_tf.schedule.{module}", f"{line}  # {change}"): why
+                   for module, line, changes, why in SAME for change in changes})
 SECONDS = 120  # a mutant that runs longer hangs, which a user would notice
 
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

@@ -182,11 +182,6 @@ class Steps(Playable):
         """Without homes of variables, and with everything kept."""
         raise NotImplementedError
 
-    def described(self, found: Candidate, measures: Measures, seconds: float, peaks: Sequence[int]) -> str:
-        text = found.description.rpartition(", simulated ")[0] or found.description
-        told = "".join(f", {word}" for word in measures.described())
-        return f"{text}{told}, simulated {seconds:.4g} s"
-
     def play(self, found: Candidate, measures: Measures) -> Candidate:
         try:
             captured, region = self.with_task_graphs(found)
@@ -241,7 +236,7 @@ class Steps(Playable):
         seconds = played_seconds(step, plan, self.cluster)
         peaks = played_peaks(step, plan, self.cluster, trained_variables(captured))
         return replace(found, plan=plan, measures=measures, latency_s=seconds, peak_memory_bytes=peaks,
-                       fits=fit(peaks, self.cluster), description=self.described(found, measures, seconds, peaks))
+                       fits=fit(peaks, self.cluster), is_played=True)
 
 
 class _Automatic(Steps):
@@ -309,13 +304,20 @@ class _Annotated(Steps):
                 continue
             stages = tuple(Stage(number, number, task.devices, task.strategy) for number, task in enumerate(plan.task_graphs))
             return [Candidate(
-                "annotated", "annotated", self.name, self.cluster.name, self.batch, len(self.cluster), kind_of(stages), stages,
+                "annotated", f"{len(stages)} TaskGraph{'s' * (len(stages) > 1)}", self.name, self.cluster.name, self.batch, len(self.cluster), kind_of(stages), stages,
                 plan.num_micro_batch, plan.num_model_replicas, peak_memory_bytes=(0,) * len(self.cluster), plan=plan)]
         annotated_plan(self._facts, self.cluster, self._config(names[0]), self._parts)
         raise AssertionError("the annotations go with the first schedule")
 
     def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
         return list(found)
+
+    def play(self, found: Candidate, measures: Measures) -> Candidate:
+        """Its description says the memory, which a choice among schedules is about as much as time."""
+        played = super().play(found, measures)
+        if played.why_not:
+            return played
+        return replace(played, description=f"{found.description}, at most {max(played.peak_memory_bytes)} bytes on a device")
 
     def suits(self, found: Candidate, measures: Measures) -> bool:
         """Whether the TaskGraphs go with the schedule, and a step is of the same mini-batch as under the first one."""
@@ -327,10 +329,6 @@ class _Annotated(Steps):
 
     def plan(self, found: Candidate, captured: Captured, region: Region, config: Config) -> Plan:
         return annotated_plan(self._facts, self.cluster, config, self._parts)
-
-    def described(self, found: Candidate, measures: Measures, seconds: float, peaks: Sequence[int]) -> str:
-        told = [measures.schedule] + measures._replace(schedule=SEARCHED[0]).described()
-        return f"{', '.join(told)}: {1e3 * seconds:.4g} ms, at most {max(peaks)} bytes on a device"
 
     def _by(self, schedule: str) -> Optional[Plan]:
         """The plan without measures; None: the annotations do not go with the schedule."""

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.command_line import call
 from tests.test_architecture import ROOT
 from whale_tf.cli import app
 from whale_tf.simulator import Calibration
@@ -39,5 +39,5 @@ def test_measures_this_machine(tmp_path) -> None:  # type: ignore[no-untyped-def
 
 
 def test_refuses_what_is_not_here() -> None:
-    done = CliRunner().invoke(app, ["calibrate", "--device", "V100"])
+    done = call(app, "calibrate", "--device", "V100")
     assert done.exit_code == 1 and "error: " in done.output and "--device CPU" in done.output

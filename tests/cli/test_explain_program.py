@@ -4,12 +4,12 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
-from typing import Any, List
+from typing import List
 
 import pytest
-from typer.testing import CliRunner
 
 import whale_tf as wh
+from tests.command_line import Called, call
 from whale_tf.cli import app
 
 SCRIPT = '''
@@ -90,8 +90,8 @@ def train(script: str) -> Path:
     return Path(script).with_name("plan.json")
 
 
-def explain(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["explain", *arguments], env={"COLUMNS": "200"})
+def explain(*arguments: str) -> Called:
+    return call(app, "explain", *arguments)
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import sys
 from typing import Any, List
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.command_line import Called, call
 from whale_tf.cli import app
 from whale_tf.cli.plan import differences, picture
 from whale_tf.cluster import Cluster
@@ -16,8 +16,8 @@ from whale_tf.plan import Plan
 from whale_tf.planner.search import search
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+def run(*arguments: str) -> Called:
+    return call(app, *arguments)
 
 
 def plan(*more: str) -> List[str]:

@@ -8,10 +8,10 @@ from typing import Any, Dict, List
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import whale_tf as wh
 from tests.cli.scripts import SCRIPT
+from tests.command_line import Called, call
 from whale_tf._tf_compat import tf, v1
 from whale_tf.cli import app
 from whale_tf.cluster.hardware import device_type
@@ -28,8 +28,8 @@ def write(path: Any, whale: str = "") -> str:
     return str(path)
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+def run(*arguments: str) -> Called:
+    return call(app, *arguments)
 
 
 @pytest.mark.slow

@@ -49,4 +49,4 @@ def eager() -> Iterator[None]:
         tf.keras.backend.clear_session()
     with context.eager_mode():
         yield
-    wh.shutdown()
+        wh.shutdown()

@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from typer.testing import CliRunner
 
 import whale_tf as wh
+from tests.command_line import call
 from tests.functions.equality import TOLERANCE, Scope, batches, run
 from tests.functions.test_training_steps import cross_entropy, momentum, sparse, variable
 from tests.numeric.test_rhino import slow_devices
@@ -243,15 +243,12 @@ def test_commands_know_functions(tmp_path: Any) -> None:
     with open(path, "w") as file:
         file.write(SCRIPT)
 
-    def call(*arguments: str) -> Any:
-        return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
-
-    result = call("profile", path)
+    result = call(app, "profile", path)
     assert result.exit_code == 0 and "mini-batches of 16" in result.output, result.output
-    result = call("plan", "--model", path, "--cluster", "cpu:2", "--global-batch", "16", "-o", path + ".plan")
+    result = call(app, "plan", "--model", path, "--cluster", "cpu:2", "--global-batch", "16", "-o", path + ".plan")
     assert result.exit_code == 0 and "data parallel on 2" in result.output, result.output
-    result = call("explain", "--program", path)
+    result = call(app, "explain", "--program", path)
     assert result.exit_code == 0 and "t0_forward" in result.output, result.output
-    result = call("profile", path, "--measure", "CPU")
+    result = call(app, "profile", path, "--measure", "CPU")
     assert result.exit_code == 1 and "only the steps of Sessions are measured" in result.output, result.output
     assert os.path.exists(path + ".plan")

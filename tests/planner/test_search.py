@@ -5,8 +5,8 @@ import json
 from typing import List
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.command_line import call
 from whale_tf.cli import app
 from whale_tf.cluster import Cluster
 from whale_tf.errors import WhaleError
@@ -45,14 +45,14 @@ def test_latency_is_the_papers_equation_for_one_stage() -> None:
     (["--model", "bert-49"], "bert-48@dapple"), (["--model", "bert-48@dapple", "--search", "dappel"], "dapple")])
 def test_command_line_names_what_is_wrong(arguments: List[str], words: str) -> None:
     base = ["plan", "--cluster", "cpu:2", "--global-batch", "4"]
-    result = CliRunner().invoke(app, base + arguments)
+    result = call(app, *base, *arguments)
     assert result.exit_code != 0
     assert words in str(result.output) + str(result.exception)
 
 
 @pytest.mark.slow
 def test_command_line_prints_one_object() -> None:
-    result = CliRunner().invoke(app, ["plan", "--model", "vgg-19@dapple", "--cluster", SMALL, "--global-batch", "16", "--json"])
+    result = call(app, *f"plan --model vgg-19@dapple --cluster {SMALL} --global-batch 16 --json".split())
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert {"search", "kind", "stages", "micro_batches", "latency_s", "peak_memory_bytes", "search_seconds"} <= set(found)

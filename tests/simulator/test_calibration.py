@@ -5,6 +5,8 @@ from typing import Any, Dict
 
 import pytest
 
+from tests.command_line import call
+from whale_tf.cli import app
 from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError
 from whale_tf.simulator import Calibration, Options, calibrated, simulate, uniform_3d
@@ -112,16 +114,12 @@ def test_a_simulation_takes_op_times_and_gamma() -> None:
 
 
 def test_command_line(tmp_path: Any) -> None:
-    from typer.testing import CliRunner
-
-    from whale_tf.cli import app
-
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(GIVEN))
     arguments = "simulate --model mlp --cluster cpu:2 --dp 2 --json --calibration".split()
-    done = CliRunner().invoke(app, arguments + [str(path)])
+    done = call(app, *arguments, str(path))
     assert done.exit_code == 0, done.output
     expected = simulate(uniform_3d(mlp(2), 2), Cluster.parse("cpu:2"), Options(calibration=CALIBRATION)).step_time_s
     assert json.loads(done.stdout)["step_time_s"] == pytest.approx(expected)
-    failed = CliRunner().invoke(app, arguments + ["nowhere.json"])
+    failed = call(app, *arguments, "nowhere.json")
     assert failed.exit_code == 1 and "nowhere.json" in failed.output

@@ -4,23 +4,18 @@ import json
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from whale_tf.cli.plan import plan
-from whale_tf.cli.simulate import _memory, compare, simulate
+from tests import command_line
+from tests.command_line import Called
+from whale_tf.cli import app
+from whale_tf.cli.simulate import _memory
 from whale_tf.plan import Plan, TaskGraphPlan
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.simulator import built_in_model
 
-app = typer.Typer()
-app.command()(simulate)
-app.command()(compare)
-app.command()(plan)
 
-
-def call(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
+def call(*arguments: str) -> Called:
+    return command_line.call(app, *arguments)
 
 
 def test_built_in_model_and_cluster_need_nothing_else() -> None:

@@ -194,6 +194,14 @@ def test_replicas_wait_for_the_variables_that_the_first_one_sends(micro_batches:
     assert received == {1, 2, 3}, "the one that sends does not wait for that"
 
 
+def test_slots_are_kept_by_the_process_that_updates_a_variable() -> None:
+    """ZeRO over two processes: each has all variables."""
+    tasks = (replace(apart().task_graphs[0], variables="shared", homes={"a": 0, "b": 1}),)
+    variables = (StepVariable("a", 0, 0, 8 * KB, 5 * KB), StepVariable("b", 0, 0, 8 * KB, 6 * KB))
+    found = played(replace(apart(), zero="v1", task_graphs=tasks), step()._replace(variables=variables))
+    assert found.program.static_bytes == {0: {"parameters": 10 * KB}, 1: {"parameters": 11 * KB}}
+
+
 def test_what_a_tensor_from_another_device_makes_ready_any_thread_takes() -> None:
     """Two short ops read what forward_a sends; short ops stay on the thread of an op that made them ready."""
     graph = step(**dict.fromkeys(("forward_a", "forward_b", "weight_b"), 1e-6))

@@ -78,7 +78,7 @@ def _variables(captured: Captured, graph: OpGraph) -> Tuple[StepVariable, ...]:
     variables, state = captured.phases.variables, captured.state_bytes()
     return tuple(
         StepVariable(graph.ops[number].name, captured.variable_homes[number], _shard(graph.ops[number]),
-                     float(variables[number].bytes + state.get(number, 0)))
+                     float(variables[number].bytes + state.get(number, 0)), float(state.get(number, 0)))
         for number in captured.variable_homes if number in variables)  # fmt: skip
 
 

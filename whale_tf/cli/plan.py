@@ -248,7 +248,7 @@ def _list(as_json: bool) -> None:
 
 def _show(found: Candidate, cluster: Cluster) -> None:
     console = Console()
-    console.print(f"[bold]{found.model}[/bold] on {found.cluster} with a batch of {found.global_batch}: {found.description}")
+    console.print(f"[bold]{found.model}[/bold] on {found.cluster} with a batch of {found.global_batch}: {found.told}")
     if found.profile is not None:
         console.print(_stages(found, found.profile))
     elif found.plan is not None:
@@ -259,12 +259,12 @@ def _show(found: Candidate, cluster: Cluster) -> None:
     for line in found.without:
         console.print(line)
     runners = Table("", "plan")
-    for place, text in enumerate((found.description, *found.runners_up), 1):
+    for place, text in enumerate((found.told, *found.runners_up), 1):
         runners.add_row(str(place), text)
     console.print(runners)
     precision = "fp32" if found.profile is None else found.profile.precision
     device_type = cluster.devices[0].type
-    console.print(accuracy(default_laws().error(LAYERS, device_type, precision), device_type))
+    console.print(accuracy(default_laws().error(LAYERS, device_type, precision), device_type, precision))
 
 
 def _stages(found: Candidate, profile: ModelProfile) -> Table:
@@ -274,7 +274,7 @@ def _stages(found: Candidate, profile: ModelProfile) -> Table:
         size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
         table.add_row(
             str(number), f"{stage.first_layer}-{stage.last_layer} ({layers[0].name} to {layers[-1].name})",
-            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), f"{size / 4e6:,.0f}M",
+            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), f"{size / GIB:.2f} GiB",
             f"{max(found.peak_memory_bytes[device] for device in stage.all_devices) / GIB:.1f} GiB")
     return table
 

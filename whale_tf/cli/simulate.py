@@ -377,14 +377,16 @@ def _range(result: Simulation, tested: Optional[TestedError]) -> Tuple[float, fl
     return result.samples_per_s / (1.0 + wrong), result.samples_per_s * (1.0 + wrong)
 
 
-def accuracy(tested: Optional[TestedError], device_type: str) -> str:
+def accuracy(tested: Optional[TestedError], device_type: str, precision: str) -> str:
     """How accurate the model has been, in one sentence."""
     if tested is None:
         return "accuracy: such times were never tested against measurements"
     text = ("accuracy: on {} in {}, steps made of {} were off by {:.0%} on the mean and {:.0%} at most, of {} measurements that "
             "nothing was fitted to".format(
                 tested.device, tested.precision, tested.times, tested.mean, tested.largest, tested.points))
-    return text if device_type.startswith(tested.device) else f"{text}; no {device_type} was tested"
+    if not device_type.startswith(tested.device):
+        return f"{text}; no {device_type} was tested"
+    return text if precision == tested.precision else f"{text}; nothing in {precision} was tested"
 
 
 def _write(
@@ -436,4 +438,4 @@ def _print(result: Simulation, tested: Optional[TestedError]) -> None:
     console.print("bottleneck: " + result.bottleneck())
     if tested is not None:
         console.print("{:.4g} samples/s, {:.4g} to {:.4g}".format(result.samples_per_s, *_range(result, tested)))
-    console.print(accuracy(tested, result.cluster.devices[min(result.representative)].type))
+    console.print(accuracy(tested, result.cluster.devices[min(result.representative)].type, result.subject.precision))

@@ -12,7 +12,7 @@ the variable before its update in the local script does so here.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators import Member, ProcessCommunicator
@@ -117,7 +117,9 @@ class _Messages:
         graph, edit = self._context.graph, self._context.edit
         left_out = set(self._names(self._owners.left_out))
         variables = {op.name for op in graph.ops if op.type in VARIABLES}
-        stack, seen, found = self._names(sum(self.writes[variable], ())), set(), set()  # type: List[str], Set[str], Set[str]
+        stack = self._names(sum(self.writes[variable], ()))
+        seen: Set[str] = set()
+        found: Set[str] = set()
         while stack:
             name = stack.pop()
             if name not in seen:

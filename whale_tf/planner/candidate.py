@@ -48,9 +48,11 @@ class Candidate:
     """A plan, what is believed of it, and why it cannot be had, if it cannot.
 
     Attributes:
+        description: the plan's shape, in words.
         kind: ``dp`` (one stage, the batch divided), ``straight`` (one device a stage), ``hybrid`` (anything else).
         micro_batches: of one model replica.
         latency_s: estimated seconds of one step.
+        is_played: the estimate is of playing the plan's tasks, and not what the search itself believes.
         formula_latency_s: DAPPLE: L of Eq. 1 and 2 (``latency_s`` is the time of playing the schedule); AMP: Eq. 4; Rhino: what
             the search minimises.
         peak_memory_bytes: of each device of the cluster.
@@ -85,6 +87,7 @@ class Candidate:
     activation_communication_ratio: Optional[float] = None
     warmup_policy: Optional[str] = None
     overlapped_all_reduce: bool = False
+    is_played: bool = False
     search_seconds: float = 0.0
     runners_up: Tuple[str, ...] = ()
     without: Tuple[str, ...] = ()
@@ -92,6 +95,14 @@ class Candidate:
     profile: Optional[ModelProfile] = None
     assignment: Optional[Assignment] = None
     plan: Optional[Plan] = None
+
+    @property
+    def told(self) -> str:
+        """In one line: ``dapple: data parallel on 8, 4 micro-batches, ZeRO v3, simulated 3.433 s``."""
+        if self.why_not:
+            return f"{self.search}: {self.description}"
+        seconds = f"{'simulated ' if self.is_played else ''}{self.latency_s:.4g} s"
+        return f"{self.search}: " + ", ".join([self.description, *self.measures.described(), seconds])
 
     @property
     def estimate(self) -> Estimate:
@@ -142,7 +153,7 @@ class Candidate:
 
 def no_candidate(search: str, reason: Exception) -> Candidate:
     """A search that was asked for gave no plan."""
-    return Candidate(search, f"{search}: no candidate: {reason}", fits=False, why_not=str(reason))
+    return Candidate(search, f"no candidate: {reason}", fits=False, why_not=str(reason))
 
 
 def ranked(candidates: Sequence[Candidate]) -> List[Candidate]:
@@ -165,7 +176,7 @@ def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
         InfeasibleError: none fits in memory.
     """
     first, *others = ranked(candidates)
-    reasons = tuple({c.search: c.description for c in reversed(others) if c.why_not}.values())  # one of each search
+    reasons = tuple({c.search: c.told for c in reversed(others) if c.why_not}.values())  # one of each search
     if not first.fits:
         raise InfeasibleError(first.why_not or _too_large([c for c in candidates if not c.why_not], cluster))
     return replace(first, runners_up=tuple(_told(first, [c for c in others if not c.why_not])) + reasons)
@@ -173,11 +184,11 @@ def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
 
 def _told(first: Candidate, others: Sequence[Candidate]) -> List[str]:
     """The plans that are told, best first: each once, and of every search the best."""
-    distinct = {c.description: c for c in reversed(others) if c.description != first.description}
+    distinct = {c.told: c for c in reversed(others) if c.told != first.told}
     ordered = list(reversed(list(distinct.values())))
-    searches = {c.search: c.description for c in reversed(ordered)}
-    leading = {c.description for c in sorted(ordered, key=lambda c: c.description not in searches.values())[:RUNNERS_UP]}
-    return [c.description for c in ordered if c.description in leading]
+    searches = {c.search: c.told for c in reversed(ordered)}
+    leading = {c.told for c in sorted(ordered, key=lambda c: c.told not in searches.values())[:RUNNERS_UP]}
+    return [c.told for c in ordered if c.told in leading]
 
 
 def fit(peak_bytes: Sequence[int], cluster: Cluster) -> bool:

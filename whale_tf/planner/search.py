@@ -122,7 +122,7 @@ def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds
         latency_s=best.latency_s, formula_latency_s=best.formula_s, peak_memory_bytes=tuple(best.peak_bytes()),
         measures=costs.measures, activation_communication_ratio=best.ratio, warmup_policy=best.policy,
         overlapped_all_reduce=best.overlapped, search_seconds=search_seconds, description=best.describe(),
-        runners_up=tuple(c.describe() for c in found[1:1 + RUNNERS_UP]))
+        runners_up=tuple(f"{method}: {c.describe()}, {c.latency_s:.4g} s" for c in found[1:1 + RUNNERS_UP]))
 
 
 def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Optional[amp.Trial], budget: int,
@@ -163,7 +163,7 @@ def amp_result(method: str, costs: AmpCosts, found: Sequence[amp.Candidate], sea
         kind=kind_of(stages), stages=stages, micro_batches=gas, model_replicas=len(stages[0].devices),
         latency_s=best.seconds, formula_latency_s=best.estimate.seconds, peak_memory_bytes=best.estimate.peak_bytes,
         search_seconds=search_seconds, description=best.describe(),
-        runners_up=tuple(c.describe() for c in found[1:1 + RUNNERS_UP]))
+        runners_up=tuple(f"{method}: {c.describe()}, {c.seconds:.4g} s" for c in found[1:1 + RUNNERS_UP]))
 
 
 def _amp_stage(rows: Sequence[Sequence[int]], first: int, last: int, stages: int, tmp: int, warmup: int) -> Stage:

@@ -18,7 +18,7 @@ from whale_tf.simulator.from_plan import check_ops
 from whale_tf.simulator.network import Network
 from whale_tf.simulator.program import Program, Subject
 from whale_tf.simulator.reader import Costs, Kernel, add_step
-from whale_tf.simulator.step_graph import StepGraph, StepOp, training_step
+from whale_tf.simulator.step_graph import StepGraph, StepOp, StepVariable, training_step
 from whale_tf.simulator.tasks import Tasks
 
 NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
@@ -55,14 +55,24 @@ def captured_step(
     costs = StepCosts(graph, cluster, estimator, graph.batch * own / plan.num_micro_batch)
     add_step(tasks, costs, step, [(compile_program(step, part), part) for part in parts])
     static_bytes: Dict[int, Dict[str, float]] = {device: {} for device in used}
-    for task, one in ((part.task_graphs[one.task_graph], one) for part in parts for one in graph.variables):
-        rows = task.devices if task.variables == "mirrored" else task.devices[:1]
-        devices = [row[one.shard] for row in rows] if task.strategy == "split" else task.variable_devices
-        for device in [task.homes[one.name]] if one.name in task.homes else devices:
-            static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + one.bytes
+    for part in parts:
+        for one in graph.variables:
+            for device, size in _kept(part, one).items():
+                static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + size
     program = Program(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
     subject = Subject(graph.name, graph.precision, graph.batch * own, plan.num_micro_batch, plan.schedule, tasks.matrix_flops)
     return program, subject, tasks
+
+
+def _kept(part: Plan, one: StepVariable) -> Dict[int, float]:
+    """The devices of a process that keep a variable -> bytes: without its slots where another process updates it."""
+    task = part.task_graphs[one.task_graph]
+    home = task.homes.get(one.name)
+    if home is not None:
+        here = part.here(home)
+        return {here: one.bytes - (one.slots if here != home else 0.0)}
+    rows = task.devices if task.variables == "mirrored" else task.devices[:1]
+    return dict.fromkeys([row[one.shard] for row in rows] if task.strategy == "split" else task.variable_devices, one.bytes)
 
 
 class StepCosts(Costs):

@@ -65,12 +65,13 @@ class StepOp(NamedTuple):
 
 
 class StepVariable(NamedTuple):
-    """A variable with its slots; ``bytes`` of all of them together."""
+    """A variable with its slots; ``bytes`` of all of them together, ``slots`` of these alone."""
 
     name: str
     task_graph: int
     shard: int
     bytes: float
+    slots: float = 0.0
 
 
 class StepGraph(NamedTuple):

@@ -26,12 +26,12 @@ class Candidate(NamedTuple):
         return self.estimate.seconds if self.measured_s is None else self.measured_s
 
     def describe(self) -> str:
-        """``pp 4 x dp 4 x tmp 1, micro-batch 1, 1.085 s``."""
+        """``pp 4 x dp 4 x tmp 1, micro-batches of 1``."""
         degrees = self.strategy.degrees
-        return "pp {} x dp {} x tmp {}, micro-batch {}, {:.4g} s{}{} ({})".format(
-            degrees.pp, degrees.dp, degrees.tmp, self.strategy.micro_batch, self.estimate.seconds,
+        return "pp {} x dp {} x tmp {}, micro-batches of {}{}{}".format(
+            degrees.pp, degrees.dp, degrees.tmp, self.strategy.micro_batch,
             "" if self.measured_s is None else f", measured {self.measured_s:.4g} s",
-            "" if self.estimate.fits else ", does not fit memory", self.origin)
+            "" if self.estimate.fits else ", does not fit memory")
 
 
 def degrees(profile: ModelProfile, cluster: Cluster) -> Iterator[Degrees]:

@@ -55,9 +55,9 @@ def auto_partition(
         search="auto", model=profile.name, cluster=cluster.name, global_batch=global_batch, num_devices=len(cluster),
         kind=kind_of(stages), stages=stages, micro_batches=micro_batches, model_replicas=replicas, latency_s=seconds,
         formula_latency_s=seconds, peak_memory_bytes=tuple(peaks), search_seconds=time.perf_counter() - began,
-        description="{} stage{} ({} layers){}, {} micro-batch{}, {:.4g} s".format(
+        description="{} stage{} ({} layers){}, {} micro-batch{}".format(
             num_stages, "s" * (num_stages > 1), "+".join(str(b - a) for a, b in zip(found.cuts, found.cuts[1:])),
-            f" x {replicas} model replicas" if replicas > 1 else "", micro_batches, "es" * (micro_batches > 1), seconds))
+            f" x {replicas} model replicas" if replicas > 1 else "", micro_batches, "es" * (micro_batches > 1)))
 
 
 def stage_devices(cluster: Cluster, num_stages: int) -> List[Tuple[int, ...]]:

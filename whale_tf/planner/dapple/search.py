@@ -74,7 +74,7 @@ class Candidate(NamedTuple):
         return peaks
 
     def describe(self) -> str:
-        """``8:8 (30+21 layers), 4 micro-batches, 0.830 s``."""
+        """``8:8 (30+21 layers), 4 micro-batches``."""
         if len(self.stages) == 1:
             what = "data parallel on {}{}".format(self.stages[0].replicas, ", overlapped" if self.overlapped else "")
         elif all(stage.replicas == 1 for stage in self.stages):
@@ -82,9 +82,7 @@ class Candidate(NamedTuple):
         else:
             what = "{} ({} layers)".format(":".join(str(stage.replicas) for stage in self.stages),
                                            "+".join(str(stage.end - stage.first) for stage in self.stages))
-        return "{}, {} micro-batch{}{}, {:.4g} s ({})".format(
-            what, self.micro_batches, "es" if self.micro_batches > 1 else "",
-            "".join(f", {text}" for text in self.costs.measures.described()), self.latency_s, self.origin)
+        return f"{what}, {self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"
 
 
 def micro_batch_counts(profile: ModelProfile, global_batch: int) -> List[int]:

@@ -74,10 +74,10 @@ def _on_mesh(question: Question, cluster: Cluster, mesh: Mesh) -> Candidate:
     seconds = executed_seconds(known, assignment, cluster, replicas)
     stages = (Stage(first_layer=0, last_layer=0, devices=_rows(len(cluster), replicas), strategy="split"),)
     found = Candidate(
-        NAME, describe(assignment, question.graph, mesh, seconds), "", cluster.name, question.batch, len(cluster),
+        NAME, describe(assignment, question.graph, mesh), "", cluster.name, question.batch, len(cluster),
         kind_of(stages), stages, model_replicas=replicas, latency_s=seconds, formula_latency_s=answer.seconds,
         peak_memory_bytes=(int(answer.peak_bytes),) * len(cluster), search_seconds=time.perf_counter() - began,
-        assignment=assignment)
+        assignment=assignment, is_played=True)
     if not assignment.strategies and replicas == 1 and not question.pins:
         return no_candidate(f"{NAME} on mesh {mesh[0]}", InfeasibleError("nothing is worth dividing"))
     return found

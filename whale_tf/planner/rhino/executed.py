@@ -12,7 +12,7 @@ plan of TaskGraphs.
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op, OpGraph
@@ -141,10 +141,9 @@ class _Execution:
         return self.tasks.compute(where, self.prices.seconds(op, part, shares, self.tasks.cluster.devices[where]), operands)
 
 
-def describe(assignment: Assignment, graph: OpGraph, mesh: Sequence[int], seconds: Optional[float] = None) -> str:
-    """``rhino: mesh 4, 12 of 20 ops divided, simulated 0.1 s``."""
+def describe(assignment: Assignment, graph: OpGraph, mesh: Sequence[int]) -> str:
+    """``mesh 4, 12 of 20 products, look-ups and losses divided, 3 of 8 variables in shards``."""
     patterns = assignment.shards
     divided = sum(pattern != "once" for pattern in patterns.values())
-    text = "rhino: mesh {}, {} of {} products, look-ups and losses divided, {} of {} variables in shards".format(
+    return "mesh {}, {} of {} products, look-ups and losses divided, {} of {} variables in shards".format(
         "x".join(map(str, mesh)), divided, len(patterns), len(assignment.variables), len(find_scope(graph).variables))
-    return text if seconds is None else f"{text}, simulated {seconds:.4g} s"
