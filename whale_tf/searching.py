@@ -303,8 +303,9 @@ class _Annotated(Steps):
             if plan is None:
                 continue
             stages = tuple(Stage(number, number, task.devices, task.strategy) for number, task in enumerate(plan.task_graphs))
+            text = f"{len(stages)} TaskGraph{'s' * (len(stages) > 1)}"
             return [Candidate(
-                "annotated", f"{len(stages)} TaskGraph{'s' * (len(stages) > 1)}", self.name, self.cluster.name, self.batch, len(self.cluster), kind_of(stages), stages,
+                "annotated", text, self.name, self.cluster.name, self.batch, len(self.cluster), kind_of(stages), stages,
                 plan.num_micro_batch, plan.num_model_replicas, peak_memory_bytes=(0,) * len(self.cluster), plan=plan)]
         annotated_plan(self._facts, self.cluster, self._config(names[0]), self._parts)
         raise AssertionError("the annotations go with the first schedule")

@@ -80,19 +80,19 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowe
     is_graph = kind in (".py", ".pb", ".meta")
     allowed.check()
     asked = [name for name, value in allowed._asdict().items() if value not in (AUTO, "none", OWN, "backward_first")]
-    if asked and is_graph and (method not in ON_STEPS or kind != ".py"):
+    searches_steps = kind == ".py" and method in ON_STEPS
+    if asked and not searches_steps and (is_graph or method == "rhino"):
         raise PlanError(
-            f"search {method!r} does nothing about memory on {model!r}; leave --{asked[0]} out, or give a script (.py) and search "
-            f"{', '.join(ON_STEPS)}")
+            f"search {method!r} does nothing about memory on {model!r}; leave --{asked[0]} out, or give a script (.py) and "
+            f"search {', '.join(ON_STEPS)}")
     if is_graph:
         from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do without
 
-        if method in ON_STEPS and kind == ".py":
+        if searches_steps:
             return plan_model(model, name, cluster, method, global_batch, _of_steps(allowed))
-        allowed = Allowed("none")
         if method in ON_GRAPHS:
             return plan_model(model, name, cluster, method, global_batch)
-        profile = profile_model(model, [], global_batch, name).profile
+        profile, allowed = profile_model(model, [], global_batch, name).profile, Allowed("none")
     elif model in MODELS and model not in builtin_names():
         raise PlanError(f"model {model!r} has sparse gradients, which a profile of layers cannot say; use "
                         f"`whale simulate --model {model}` with --dp, --tp and --pp, or another model (whale plan --list)")
