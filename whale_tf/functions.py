@@ -80,8 +80,10 @@ def check(
 
 def allowed_in(graph: tf.Graph, config: Config) -> Config:
     """The configuration without choices that cannot be made in a function: its variables stay where the user made them."""
-    open_keys = [key for key in ("zero", "offload") if graph.building_function and config[key] == AUTO]
-    return config.changed(**dict.fromkeys(open_keys, "none")) if open_keys else config
+    if not graph.building_function:
+        return config
+    open_keys = [key for key in ("zero", "offload") if config[key] == AUTO or key not in config.given]
+    return config.changed(**dict.fromkeys(open_keys, "none"))
 
 
 def untag(graph: tf.Graph) -> None:

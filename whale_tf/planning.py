@@ -19,7 +19,7 @@ from whale_tf.ir.verify import verify
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import static_batch
-from whale_tf.planner.auto.settings import batch_to_plan_for, wants_search
+from whale_tf.planner.auto.settings import batch_to_plan_for, opened, wants_search
 from whale_tf.planner.homes import Held, has_one_memory, resident_of_task_graphs, with_homes
 from whale_tf.planner.measures import AUTO
 from whale_tf.planner.play import played_peaks
@@ -99,7 +99,7 @@ def _annotated(
 
 def _searched(local: Captured, cluster: Cluster, config: Config, options: Options) -> Decided:
     """The best plan of an un-annotated model: of TaskGraphs, or dividing every op."""
-    batch, region = analysed(local, options)
+    config, (batch, region) = opened(config), analysed(local, options)
     found = best_plan(local, region, cluster, config, options)
     if found.rhino is None:
         assert found.plan is not None

@@ -34,6 +34,7 @@ from whale_tf.planner.auto.settings import (
     layers_of,
     may_divide_ops,
     members_of,
+    opened,
     specs_of,
 )
 from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candidate, ranked
@@ -75,7 +76,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
                           .format(", ".join(repr(spec.name) for spec in captured.specs)))
     if config.auto.auto_parallel == RHINO:
         check_automatic(captured, config)
-    began, options = time.perf_counter(), Options(sections=True)
+    began, config, options = time.perf_counter(), opened(config), Options(sections=True)
     found = best_plan(captured, analysed(captured, options)[1], cluster, config, options).best
     plan = found.plan if found.assignment is None else replace(
         plan_of(captured.graph, found, _inputs(captured), config.init), precision=config.precision, loss_scale=config.loss_scale)
@@ -84,7 +85,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
 
 def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
     """What ``auto_parallel`` chooses from for an un-annotated training graph, all as played; the graph stays as it is."""
-    captured, options = capture(graph), Options(sections=True)
+    captured, config, options = capture(graph), opened(config), Options(sections=True)
     search = _Search(captured, analysed(captured, options)[1], cluster, config, options)
     return search.joint.played(allowed_of(config)) + search.others
 

@@ -178,7 +178,7 @@ def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
     first, *others = ranked(candidates)
     reasons = tuple({c.search: c.told for c in reversed(others) if c.why_not}.values())  # one of each search
     if not first.fits:
-        raise InfeasibleError(first.why_not or _too_large([c for c in candidates if not c.why_not], cluster))
+        raise InfeasibleError(first.why_not) if first.why_not else _too_large([c for c in candidates if not c.why_not], cluster)
     return replace(first, runners_up=tuple(_told(first, [c for c in others if not c.why_not])) + reasons)
 
 
@@ -196,13 +196,14 @@ def fit(peak_bytes: Sequence[int], cluster: Cluster) -> bool:
     return all(peak <= device.usable_bytes for peak, device in zip(peak_bytes, cluster.devices))
 
 
-def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> str:
+def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> InfeasibleError:
     least = min(scored, key=lambda c: max(c.peak_memory_bytes))
-    return (f"no plan fits in memory: the best of {len(scored)} candidates needs "
-            f"{max(least.peak_memory_bytes) / 2.0**30:.3g} GiB on its fullest device, the smallest of the "
-            f"{len(cluster.devices)} "
-            f"devices of {cluster.name!r} has room for {min(device.usable_bytes for device in cluster.devices) / 2.0**30:.3g} "
-            f"GiB; use larger devices, more of them, or a smaller mini-batch")
+    need, room = max(least.peak_memory_bytes), min(device.usable_bytes for device in cluster.devices)
+    measures = f" ({', '.join(least.measures.described())})" if least.measures.described() else ""
+    return InfeasibleError(
+        f"no plan fits in memory: the smallest of {len(scored)} candidates{measures} needs {need / 2.0**30:.3g} GiB on its "
+        f"fullest device, the smallest of the {len(cluster.devices)} devices of {cluster.name!r} has room for "
+        f"{room / 2.0**30:.3g} GiB; use larger devices, more of them, or a smaller mini-batch", need)
 
 
 def kind_of(stages: Tuple[Stage, ...]) -> str:

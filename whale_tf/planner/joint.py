@@ -259,7 +259,8 @@ class Joint:
                 f"zero is {allowed.zero!r}, which divides over replicas, and no plan of {self.model.name!r} on "
                 f"{self.cluster.name!r} has any; use zero 'none', or more devices")
         least = self._least_bytes(allowed)
-        if least:
+        played = min((max(one.peak_memory_bytes) for one in found if not one.why_not), default=NEVER_S)
+        if least and min(least.values()) < played:
             raise self.errors[min(least, key=lambda measures: least[measures])]
         if self.errors and not found:
             raise next(iter(self.errors.values()))

@@ -11,7 +11,7 @@ from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import Request, candidates
 from whale_tf.planner.candidate import Candidate, no_candidate
 from whale_tf.planner.joint import Layers
-from whale_tf.planner.measures import OWN, Allowed, Measures
+from whale_tf.planner.measures import AUTO, OWN, Allowed, Measures
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.rhino.stages import pipelines
 from whale_tf.planner.simulated import with_slices
@@ -57,6 +57,14 @@ def request_of(config: Config, batch: int) -> Request:
             "out, or set auto.auto_parallel to true")
     method = search if isinstance(search, str) else "all" if search and stages is None else "auto"
     return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm, allowed_of(config))
+
+
+def opened(config: Config) -> Config:
+    """``auto_parallel`` decides what the configuration leaves open and changes no numbers: what is computed again, and where
+    variables are."""
+    if not config.auto.auto_parallel:
+        return config
+    return config.changed(**{key: AUTO for key in ("recompute", "zero", "offload") if key not in config.given})
 
 
 def allowed_of(config: Config) -> Allowed:
