@@ -73,7 +73,8 @@ class Auto(Record):
 
     auto_parallel: Union[bool, Literal["dapple", "amp", "rhino"]] = field(
         False,
-        description="Find the plan: by one search, or with true by all of them, taking the best.")
+        description="Find the plan: by one search, or with true by all of them, taking the best. Where no plan fits the devices "
+        "as it is, recompute and zero are auto, unless they are set.")
     stage_tolerance: float = field(
         0.2, at_least=0,
         description="Fraction of an equal part by which Rhino's pipeline stages may differ from it to send fewer bytes: its "

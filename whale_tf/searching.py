@@ -50,6 +50,7 @@ from whale_tf.profiler.graph_profile import Source
 
 NONE = "none"
 MISSES = 1.5  # times what there is room for: a plan that needs more by the times of layers is not played as a Program
+SMALLEST = 3  # of these are played where nothing fits, for what the message says
 FOLDED = 3  # plans of several TaskGraphs a device, by layers the fastest, that are played
 
 
@@ -166,6 +167,7 @@ class Steps(Playable):
     schedules: Sequence[str] = (*SEARCHED, "gpipe")
     again = 3
     rooms: Sequence[float] = (1.0, 0.7)  # searches know layers' memory, not that of ops
+    bounds_hold = False
 
     def __init__(self, captured: Captured, region: Region, ops: OpGraph, batch: int, cluster: Cluster, config: Config,
                  options: Options) -> None:
@@ -267,6 +269,13 @@ class _Automatic(Steps):
             if not estimated.why_not and _over(estimated, self.cluster) > MISSES:
                 return estimated
         return super().play(found, measures)
+
+    def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
+        """With the smallest by the times of layers played, too."""
+        ordered = sorted((one for one in found if not one.why_not), key=lambda one: max(one.peak_memory_bytes))
+        estimated = [one for one in ordered if one.plan is None]
+        return [one for one in found if one.plan is not None] + [
+            super(_Automatic, self).play(one, one.measures) for one in estimated[:SMALLEST]]
 
     def with_task_graphs(self, found: Candidate) -> Tuple[Captured, Region]:
         if id(found) not in self._divided:  # candidates are kept

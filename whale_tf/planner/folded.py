@@ -64,12 +64,12 @@ def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures,
         found: plans of one TaskGraph a device, by which stages are numbered.
         micro_batches: of one model replica; None: chosen.  Under ``interleaved`` a multiple of the stages of devices.
     """
-    pipelines = [one for one in found if not one.why_not and len(one.stages) > 1]
-    if not pipelines:
+    plans = [one for one in found if not one.why_not and one.profile is not None]
+    if not plans:
         return []
-    profiles = {id(one.profile): one.profile for one in pipelines if one.profile is not None}
-    made = [one for shape in _shapes(pipelines, cluster) for profile in profiles.values()
-            for one in _of_shape(shape, profile, pipelines[0], cluster, measures.schedule, micro_batches)]
+    profiles = {id(one.profile): one.profile for one in plans if one.profile is not None}
+    made = [one for shape in _shapes(plans, cluster) for profile in profiles.values()
+            for one in _of_shape(shape, profile, plans[0], cluster, measures.schedule, micro_batches)]
     taken: Dict[Rows, int] = {}
     kept: List[Candidate] = []
     for one in sorted(made, key=lambda one: (one.latency_s, len(one.stages))):
@@ -81,8 +81,11 @@ def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures,
     return kept
 
 
-def _shapes(pipelines: Sequence[Candidate], cluster: Cluster) -> List[_Shape]:
-    """Those of the pipelines that have equally many devices everywhere, and their numbers of stages with a device each."""
+def _shapes(plans: Sequence[Candidate], cluster: Cluster) -> List[_Shape]:
+    """Those of the pipelines that have equally many devices everywhere, and their numbers of stages with a device each; without
+    pipelines all numbers of stages that divide the devices."""
+    pipelines = [one for one in plans if len(one.stages) > 1]
+    counts = {len(one.stages) for one in pipelines} or set(range(2, len(cluster) + 1))
     shapes: Dict[object, _Shape] = {}  # by the devices of the stages, however these divide their part of the batch
     for one in pipelines:
         rows = tuple(stage.devices for stage in one.stages)
@@ -91,7 +94,7 @@ def _shapes(pipelines: Sequence[Candidate], cluster: Cluster) -> List[_Shape]:
             len(stage.all_devices) for stage in one.stages)
         if is_even and is_apart and all(stage.strategy == "replicate" for stage in one.stages):
             shapes.setdefault(_Shape(rows).key, _Shape(rows))
-    for count in sorted({len(one.stages) for one in pipelines}):
+    for count in sorted(counts):
         if len(cluster) % count == 0:
             dealt = stage_devices(cluster, count)
             rows = tuple(tuple((row[place],) for row in dealt) for place in range(count))

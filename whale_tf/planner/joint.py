@@ -56,6 +56,7 @@ class Playable:
         schedules: those that are tried under ``auto``, the cheapest first.
         again: plans under one division, the fastest, for which what to compute again is looked for; more, if none fits.
         rooms: parts of a device's memory that a search may count on: the next one where nothing of the one before fits as played.
+        bounds_hold: whether plans are played with the memory that searches count, so that what these lack is what plans lack.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Playable:
     schedules: Sequence[str] = SEARCHED
     again: int = 12
     rooms: Sequence[float] = (1.0,)
+    bounds_hold = True
 
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
         raise NotImplementedError
@@ -82,6 +84,10 @@ class Playable:
     def play(self, found: Candidate, measures: Measures) -> Candidate:
         """A plan under measures; what is computed again under ``auto``: the least that makes it fit, if anything does."""
         raise NotImplementedError
+
+    def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
+        """Of plans that do not fit: those to be told, as played."""
+        return list(found)
 
 
 class Layers(Playable):
@@ -139,6 +145,8 @@ class Joint:
         own = self.played(allowed)
         found = [*others, *own]
         if not any(one.fits for one in found):
+            found = self.model.smallest(found)
+        if not any(one.fits for one in found):
             self._raise(allowed, found)
         if others and self.errors and not own:
             found += [Candidate("TaskGraphs", f"TaskGraphs: no candidate: {error}", fits=False, why_not=str(error))
@@ -147,7 +155,7 @@ class Joint:
         return replace(taken, without=tuple(self._without(taken, allowed, others)))
 
     def played(self, allowed: Allowed) -> List[Candidate]:
-        """Every plan that was played, and reasons why searches gave none."""
+        """Every plan that was played, and reasons why other searches gave none."""
         found: List[Candidate] = []
         for precision in self.model.precisions(allowed):
             for schedule in self.model.schedules if allowed.schedule == AUTO else (allowed.schedule,):
@@ -161,8 +169,9 @@ class Joint:
                     found += more
                     if is_enough:
                         enough.append((zero, offload))
-        bare = self._find(Measures(is_bounded=False))
-        return found + [one for one in bare if one.why_not]
+        planned = {one.search for one in found if not one.why_not}
+        found += [one for one in self._find(Measures(is_bounded=False)) if one.why_not]
+        return [one for one in found if not one.why_not or one.search not in planned]
 
     def _division(self, measures: Measures, quickest_s: float) -> Tuple[List[Candidate], bool]:
         """What is played under one division, and whether the fastest fits as it is."""
@@ -248,7 +257,7 @@ class Joint:
         return min(lacking, default=float("nan"))
 
     def _least_bytes(self, allowed: Allowed) -> Dict[Measures, float]:
-        divisions = allowed.divisions()
+        divisions = allowed.divisions() if self.model.bounds_hold else []
         return {measures: error.least_bytes for measures, error in self.errors.items()
                 if error.least_bytes is not None and (measures.zero, measures.offload) in divisions
                 and (allowed.recompute == AUTO or measures.recompute == allowed.recompute)}

@@ -60,11 +60,11 @@ def request_of(config: Config, batch: int) -> Request:
 
 
 def opened(config: Config) -> Config:
-    """``auto_parallel`` decides what the configuration leaves open and changes no numbers: what is computed again, and where
-    variables are."""
+    """``auto_parallel`` decides what the configuration leaves open, changes no numbers and stays on the devices: what is computed
+    again, and what replicas divide."""
     if not config.auto.auto_parallel:
         return config
-    return config.changed(**{key: AUTO for key in ("recompute", "zero", "offload") if key not in config.given})
+    return config.changed(**{key: AUTO for key in ("recompute", "zero") if key not in config.given})
 
 
 def allowed_of(config: Config) -> Allowed:
