@@ -6,7 +6,6 @@ file.
 """
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import os
@@ -74,7 +73,8 @@ class Auto(Record):
 
     auto_parallel: Union[bool, Literal["dapple", "amp", "rhino"]] = field(
         False,
-        description="Find the plan: by one search, or with true by all of them, taking the best.")
+        description="Find the plan: by one search, or with true by all of them, taking the best. Where no plan fits the devices "
+        "as it is, recompute and zero are auto, unless they are set.")
     stage_tolerance: float = field(
         0.2, at_least=0,
         description="Fraction of an equal part by which Rhino's pipeline stages may differ from it to send fewer bytes: its "
@@ -215,20 +215,22 @@ class Config(Record):
         "as few as possible are kept; auto: as many as the device's memory has room for, at the least cost of time. With "
         "wh.checkpoint() in the script, what it marks is kept, and nothing else. Random numbers and variables' updates are never "
         "made twice. EPL's auto and collection mean full.")
-    zero: Literal["none", "v1", "v2", "v3"] = field(
+    zero: Literal["none", "v1", "v2", "v3", "auto"] = field(
         "none",
         description="What data parallelism keeps on every replica and ZeRO divides over them: each variable has a home, the "
         "device of one replica, where it is, its optimizer keeps its state, and it is updated. v1: gradients go there once a "
         "step; v2: each micro-batch's at once, so that no other replica adds them up; v3: replicas also read variables anew for "
         "every micro-batch, forward and backward, instead of holding the values for a whole step. Over several processes (v1 and "
         "v2, in Sessions) one process updates a variable, keeps what its optimizer keeps, and sends the new value to the others. "
-        "EPL's zero.level counts from zero: its v0, v1 and v2 are v1, v2 and v3.")
-    offload: Literal["none", "states", "v0"] = field(
+        "auto: as little as makes the step fit the devices' memory, as simulated; none in tf.function. EPL's zero.level counts "
+        "from zero: its v0, v1 and v2 are v1, v2 and v3.")
+    offload: Literal["none", "states", "v0", "auto"] = field(
         "none",
         description="What lives in the host's memory instead of the devices'. states: variables are kept and updated on the "
         "host, and devices read each once a step; v0: devices read them anew for every micro-batch, forward and backward (EPL's "
-        "offload of weights). Where the devices are CPU devices themselves, one more logical CPU device stands for the host. "
-        "Each of several processes has all variables on its own host.")
+        "offload of weights). auto: as little as makes the step fit, as simulated; none in tf.function. Where the devices are "
+        "CPU devices themselves, one more logical CPU device stands for the host. Each of several processes has all variables on "
+        "its own host.")
     sync_batch_norm: bool = field(
         False,
         description="Batch normalisation over the whole mini-batch instead of each replica's part.")
@@ -292,9 +294,7 @@ class Config(Record):
 
     def without_loss_scale(self) -> Config:
         """For a script that scales its loss itself."""
-        result = copy.copy(self)
-        object.__setattr__(result, "amp", dataclasses.replace(self.amp, loss_scale=1.0))
-        return result
+        return self.changed(amp__loss_scale=1.0)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every key by its dotted name."""

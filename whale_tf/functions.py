@@ -26,6 +26,7 @@ from whale_tf.ir.traits import CONTROL_FLOW, VARIABLES, traits
 from whale_tf.passes.homes import kept_in_bodies
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.plan import Plan
+from whale_tf.planner.measures import AUTO
 from whale_tf.variable_parts import VariableParts
 
 SHARED = "shared"
@@ -67,8 +68,8 @@ def check(
             f"TaskGraph {divided[0]!r} of tf.function {name!r} is wh.split, which divides variables of functions inside one "
             f"process only, and there are {processes.count}; start one process that sees all devices, or {_SESSION}")
     chosen = config if plan is None else plan
-    key = "zero" if chosen.zero != "none" else "offload"
-    if (chosen.zero != "none" or chosen.offload != "none") and processes.count > 1:
+    key = "zero" if chosen.zero not in ("none", AUTO) else "offload"
+    if getattr(chosen, key) not in ("none", AUTO) and processes.count > 1:
         raise PlanError(
             f"{key} is {getattr(chosen, key)!r}, under which variables of functions have homes inside one process only, and "
             f"tf.function {name!r} trains in {processes.count}; start one process that sees all devices, {_SESSION}, or leave "
@@ -79,6 +80,14 @@ def check(
         raise ConfigError(
             f"variables is 'mirrored', but all replicas of tf.function {name!r} read the user's own variables; use variables "
             f"'auto' or '{SHARED}'")
+
+
+def allowed_in(graph: tf.Graph, config: Config) -> Config:
+    """The configuration without choices that cannot be made in a function: its variables stay where the user made them."""
+    if not graph.building_function:
+        return config
+    open_keys = [key for key in ("zero", "offload") if config[key] == AUTO or key not in config.given]
+    return config.changed(**dict.fromkeys(open_keys, "none"))
 
 
 def untag(graph: tf.Graph) -> None:

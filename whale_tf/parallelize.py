@@ -24,6 +24,7 @@ from whale_tf.emit.emit import Emitted, emit
 from whale_tf.emit.loss_scale import recorded_low, scales_itself
 from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import InexactError, InexactWarning, PlanError
+from whale_tf.functions import allowed_in
 from whale_tf.ir.batch_axis import BatchAxis, Inexact, Options
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import Region
@@ -151,6 +152,7 @@ def _decided(
     """Everything before emission, which leaves the graph alone."""
     if plan is None and config.loss_scale is not None and scales_itself(graph):
         config = config.without_loss_scale()
+    config = allowed_in(graph, config)
     settings = config if plan is None else plan
     if settings.precision == "float16" and settings.loss_scale is None and not scales_itself(graph):
         warnings.warn(

@@ -140,13 +140,15 @@ class GradientPlan(Record):
 
 @dataclass(frozen=True)
 class Estimate(Record):
-    """What the search believed: seconds per step of ``global_batch`` examples, bytes per device, and the plans not taken."""
+    """What the search believed: seconds per step of ``global_batch`` examples, bytes per device, the plans not taken, and what a
+    step would take without each of the measures that this one takes."""
 
     search: str = "annotated"
     global_batch: Optional[int] = None
     latency_s: Optional[float] = None
     peak_memory_bytes: Tuple[int, ...] = ()
     runners_up: Tuple[str, ...] = ()
+    without: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

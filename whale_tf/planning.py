@@ -11,28 +11,27 @@ from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.recompute import recompute
 from whale_tf.emit.shard.automatic import check_automatic
-from whale_tf.emit.shard.division import carry_out, divide
-from whale_tf.errors import ConfigError, InfeasibleError, PlanError
+from whale_tf.emit.shard.division import Division, carry_out, divide
+from whale_tf.errors import ConfigError, PlanError
 from whale_tf.ir.batch_axis import Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
-from whale_tf.plan import Estimate, Plan
-from whale_tf.planner.annotated import annotated_plan, check_plan
+from whale_tf.plan import Plan
+from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.assemble import static_batch
-from whale_tf.planner.auto.settings import batch_to_plan_for, wants_search
-from whale_tf.planner.candidate import fit
+from whale_tf.planner.auto.settings import batch_to_plan_for, opened, wants_search
 from whale_tf.planner.homes import Held, has_one_memory, resident_of_task_graphs, with_homes
+from whale_tf.planner.measures import AUTO
 from whale_tf.planner.play import played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.searching import (
-    AUTO,
     Decided,
     analysed,
+    best_of_annotated,
     best_plan,
     decided_by_annotations,
-    facts,
-    scheduled,
+    settled,
     trained_variables,
 )
 
@@ -49,7 +48,8 @@ def decide(
         WhaleError: the step cannot run as asked.
     """
     is_rhino, count = config.auto.auto_parallel == RHINO, len(cluster.devices)
-    if plan is None and config.pipeline.schedule == AUTO and (local.is_annotated or not wants_search(config)):
+    is_open = AUTO in (config.pipeline.schedule, config.zero, config.offload)
+    if plan is None and is_open and (local.is_annotated or not wants_search(config)):
         return _fastest(local, cluster, config, options, parts)
     if plan is None and is_rhino and count > 1:
         check_automatic(local, config)
@@ -66,42 +66,32 @@ def decide(
 def _fastest(
     local: Captured, cluster: Cluster, config: Config, options: Options, parts: Sequence[Tuple[int, ...]]
 ) -> Decided:
-    """The annotated step under the fastest schedule that fits, as played.
+    """The annotated step under the fastest schedule and homes that fit, as played.
 
     Raises:
         ConfigError: what is played are TaskGraphs of undivided ops.
-        InfeasibleError: no schedule fits.
+        InfeasibleError: nothing fits.
     """
-    if (config.pipeline.num_micro_batch or 1) == 1:
+    key, value = next((key, config[key]) for key in ("zero", "offload", "pipeline.schedule") if config[key] == AUTO)
+    if key == "pipeline.schedule" and (config.pipeline.num_micro_batch or 1) == 1:
         return decide(local, cluster, config.changed(pipeline__schedule="backward_first"), None, options, parts)
     split = [spec.name for spec in local.specs if spec.strategy == "split"]
     if split:
-        raise ConfigError(f"pipeline.schedule is 'auto', which plays TaskGraphs that replicate, and {split[0]!r} is split; "
-                          "name a schedule")
-    _, region = analysed(local, options)
-    batch = batch_to_plan_for(config, cluster, local.examples)
-    sized_region = region._replace(graph=sized(local.definitions, local.graph, local.sources, batch))
-    model = facts(local, region)
-    found = scheduled(local, sized_region, cluster, config, lambda one: annotated_plan(model, cluster, one, parts))
-    least = min(found, key=lambda one: max(one.peaks))
-    best = found[0] if fit(found[0].peaks, cluster) else least
-    saves = {config.zero, config.offload, config.recompute} != {NONE}  # memory, after this choice
-    if not saves and not fit(best.peaks, cluster):
-        raise InfeasibleError(
-            f"no schedule fits the devices' memory; {least.plan.schedule} needs least, {max(least.peaks)} bytes on a device: use "
-            "more micro-batches, recompute, or more stages")
-    others = tuple(f"{one.plan.schedule}: {1e3 * one.seconds:.4g} ms, at most {max(one.peaks)} bytes on a device"
-                   for one in found if one is not best)
-    decided = decide(local, cluster, config.changed(pipeline__schedule=best.plan.schedule), None, options, parts)
-    peaks = decided.plan.estimate.peak_memory_bytes if saves else best.peaks
-    estimate = Estimate("the schedules' times", batch, best.seconds, peaks, others)
-    return decided._replace(plan=replace(decided.plan, estimate=estimate))
+        raise ConfigError(f"{key} is {value!r}, which plays TaskGraphs that replicate, and {split[0]!r} is split; name a value")
+    batch, region = analysed(local, options)
+    plan = best_of_annotated(local, region, cluster, config, options, parts)
+    check_plan(plan, cluster, parts)
+    return _recomputing(Decided(local, batch, region, plan, Division(local, local)), cluster, config, plan, options)
 
 
 def _searched(local: Captured, cluster: Cluster, config: Config, options: Options) -> Decided:
     """The best plan of an un-annotated model: of TaskGraphs, or dividing every op."""
-    _, decided = best_plan(local, cluster, config, options)
+    config = opened(config)
+    taken, decided = best_plan(local, cluster, config, options)
     check_plan(decided.plan, cluster, ())
+    if taken.assignment is None:  # homes, and what is computed again, were played, too
+        return _recomputing(decided, cluster, config, decided.plan, options)
+    config = settled(config)
     return _recomputing(_at_home(decided, cluster, config, None), cluster, config, None, options)
 
 

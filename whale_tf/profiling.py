@@ -21,14 +21,17 @@ from whale_tf.cluster import Cluster, devices_of_processes
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
 from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.functions import allowed_in
 from whale_tf.graph_editor.definitions import definitions_of
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
 from whale_tf.parallelize import find_program
 from whale_tf.plan import Plan
 from whale_tf.planner.assemble import static_batch
-from whale_tf.planner.auto.settings import search_plans
+from whale_tf.planner.auto.settings import allowed_of, layers_of
 from whale_tf.planner.candidate import Candidate, best, no_candidate
+from whale_tf.planner.joint import Joint
+from whale_tf.planner.measures import OWN, Allowed
 from whale_tf.planner.rhino.automatic import Question, divisions, plan_of
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import OpTimes, Source, graph_profile
@@ -86,18 +89,23 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
     return Profiled(observer.profile, observer.step)
 
 
-def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int) -> Candidate:
+def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int,
+               allowed: Allowed = Allowed("none")) -> Candidate:  # noqa: B008 (a frozen tuple)
     """The plan of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``), found on its op graph.
 
     Args:
-        search: ``rhino``, or ``auto`` for all searches.
+        search: a value of ``auto_parallel``, or ``auto`` for all searches.
         batch: examples of a mini-batch.
+        allowed: what may be done about memory; of a file, which has no step to play, nothing.
 
     Raises:
         PlanError: no such file, the script trains no graph, or its mini-batches have another size.
         InfeasibleError: nothing fits.
     """
-    config = Config({"auto_parallel": True if search == "auto" else search, "auto.batch_size": batch})
+    precision = {} if allowed.precision in (OWN, "float32") else {"amp": allowed.precision}
+    config = Config({
+        "auto_parallel": True if search == "auto" else search, "auto.batch_size": batch, "recompute": allowed.recompute,
+        "zero": allowed.zero, "offload": allowed.offload, "pipeline.schedule": allowed.schedule, **precision})
     if path.endswith((".pb", ".meta")):
         return _file_plan(path, name, cluster, config, batch)
     planner = _Planner(name, cluster, config)
@@ -118,7 +126,7 @@ class _Planner(api.Observer):
 
     def graph(self, graph: tf.Graph) -> None:
         if self.found is None:
-            self.found = find_plan(graph, self.name, self.cluster, self.config)
+            self.found = find_plan(graph, self.name, self.cluster, allowed_in(graph, self.config))
         if self.found is not None:
             raise _Done()
 
@@ -175,7 +183,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
     question = Question(model.ops, sized(definitions_of(model.graph), model.ops, model.sources, batch), batch, named)
     found = divisions(question, cluster)
     try:
-        found += search_plans(chain, source, cluster, config)
+        found += Joint(layers_of(chain, source, cluster, config)).played(allowed_of(config))
     except InfeasibleError as error:
         found.append(no_candidate("TaskGraphs", error))
     taken = best(found, cluster)

@@ -1,54 +1,61 @@
-"""Un-annotated models: what the searches make of a captured graph."""
+"""Automatic plans of a captured graph, which the joint search decides about and plays as Programs: an un-annotated model's
+TaskGraphs and all else, or all else of an annotated one."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured, Spec, capture, captured_from, divided
 from whale_tf.capture.chain import captured_chain
+from whale_tf.capture.sizes import sized
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.loss_scale import recorded_low, scales_itself
+from whale_tf.emit.recompute import recompute
 from whale_tf.emit.shard.automatic import check_automatic, contenders
 from whale_tf.emit.shard.division import Division, carry_out, initialised, of_local, whole_division
 from whale_tf.emit.shard.problem import divided_dims
-from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError, WhaleError
+from whale_tf.errors import ConfigError, PlanError, UnsupportedOpError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
+from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region, find_region
 from whale_tf.ir.verify import verify
 from whale_tf.passes import compile_program
 from whale_tf.passes.border import Border
-from whale_tf.plan import SCHEDULES, Plan
+from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble
 from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import (
+    allowed_of,
     batch_to_plan_for,
     decision_of,
+    layers_of,
     may_divide_ops,
     members_of,
-    search_plans,
+    opened,
     specs_of,
 )
-from whale_tf.planner.candidate import Candidate, best, fit, no_candidate, ranked
-from whale_tf.planner.homes import Held
-from whale_tf.planner.joint import again_seconds
+from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candidate, ranked
+from whale_tf.planner.homes import Held, with_homes
+from whale_tf.planner.joint import Joint, Playable, Row, fitting
+from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
 from whale_tf.planner.play import played_peaks, played_seconds
-from whale_tf.planner.recompute import NONE
+from whale_tf.planner.recompute import Choice, marked_tensors, rows_of
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.statistics import crossings, stage_statistics
-from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source
 
-AUTO = "auto"  # of pipeline.schedule: the fastest that fits
+NONE = "none"
+MISSES = 1.5  # times what there is room for: a plan that needs more by the times of layers is not played as a Program
+SMALLEST = 3  # of these are played where nothing fits, for what the message says
 HOPE = 0.85  # of what Rhino's search minimises: no division in benchmarks.rhino takes less
-
-
 TYPICAL_BATCH = 64  # examples, where the size of mini-batches is open, to compare tensors that go with it or its square
+FOLDED = 3  # plans of several TaskGraphs a device, by layers the fastest, that are played
 
 
 def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
@@ -92,14 +99,15 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
                           .format(", ".join(repr(spec.name) for spec in captured.specs)))
     if config.auto.auto_parallel == RHINO:
         check_automatic(captured, config)
-    began = time.perf_counter()
+    began, config = time.perf_counter(), opened(config)
     found, _ = best_plan(captured, cluster, config, Options(sections=True))
     return replace(found, model=name, search_seconds=time.perf_counter() - began)
 
 
 def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
     """What ``auto_parallel`` chooses from for an un-annotated training graph, all as played; the graph stays as it is."""
-    return [one.found for one in played_candidates(capture(graph), cluster, config, Options(sections=True), every=True)]
+    search = _Search(capture(graph), cluster, opened(config), Options(sections=True), every=True)
+    return search.staged + [one.found for one in search.divided]
 
 
 class Decided(NamedTuple):
@@ -124,8 +132,8 @@ def decided_by_annotations(
 
 
 class Played(NamedTuple):
-    """A candidate, and what it decides; None: it gave no plan, or was not played, because its search believes in no better
-    time than others take."""
+    """A division of every op, and what it decides; None: it gave no plan, or was not played, because its search believes in no
+    better time than others take."""
 
     found: Candidate
     decided: Optional[Decided] = None
@@ -138,40 +146,61 @@ def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Opt
     Raises:
         InfeasibleError: no search finds a plan that fits.
     """
-    played = played_candidates(captured, cluster, config, options)
-    taken = best([one.found for one in played], cluster)
-    decided = next(one.decided for one in played if one.decided is not None and one.decided.plan is taken.plan)
-    plan = replace(decided.plan, estimate=taken.estimate)
-    return replace(taken, plan=plan), decided._replace(plan=plan)
+    search = _Search(captured, cluster, config, options)
+    taken = search.joint.best(allowed_of(config), [one.found for one in search.divided])
+    assert taken.plan is not None
+    plan = replace(taken.plan, estimate=taken.estimate)
+    if taken.assignment is None:
+        captured, region = _with_task_graphs(captured, search.region, taken)
+        decided = Decided(captured, region.batch, region, plan, Division(search.captured, captured))
+    else:
+        found = next(one.decided for one in search.divided if one.decided is not None and one.decided.plan is taken.plan)
+        decided = found._replace(plan=plan)
+    return replace(taken, plan=plan), decided
 
 
-def played_candidates(
-    captured: Captured, cluster: Cluster, config: Config, options: Options, every: bool = False
-) -> List[Played]:
-    """What :func:`best_plan` chooses from, and reasons why searches gave no plan.
+def best_of_annotated(captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options,
+                      parts: Sequence[Tuple[int, ...]]) -> Plan:
+    """The plan of TaskGraphs that there are, with what is left to choose about it: schedule, homes of variables, and what is
+    computed again.
+
+    Args:
+        parts: device numbers of each process, where there are several.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        WhaleError: the annotations go with no schedule.
+    """
+    model = _Annotated(captured, region, cluster, config, options, parts)
+    taken = Joint(model).best(allowed_of(config))
+    assert taken.plan is not None
+    return replace(taken.plan, estimate=replace(taken.estimate, search="the annotations' schedules and measures"))
+
+
+class _Search:
+    """Attributes:
+    joint: of plans of TaskGraphs.
+    staged: these, and reasons why searches gave none.
+    divided: plans that divide every op, which know no measures.
 
     Args:
         every: divisions are played even if their searches believe that others are faster.
     """
-    batch, region = analysed(captured, options)
-    divisions: List[Candidate] = []
-    if may_divide_ops(config) and len(cluster.devices) > 1:
-        divisions = contenders(captured, divided_dims(batch), cluster, config)
-    chain = captured_chain(captured, region, batch_to_plan_for(config, cluster, captured.examples))
-    try:
-        staged = search_plans(chain, Source("model", captured.graph.fingerprint()), cluster, config)
-    except InfeasibleError as error:
-        if not divisions:
-            raise
-        staged = [no_candidate("TaskGraphs", error)]
-    worth = [one for one in to_play(staged) if one.why_not or one.search not in ALWAYS or not config.patterns.force]
-    played = [_played(one, captured, batch, region, chain, cluster, config) for one in worth]
-    for one in ranked(divisions) if divisions else []:  # being compiled takes as long as being found
-        if every or may_be_best(one, [other.found for other in played]):
-            played.append(_divided(one, captured, chain.batch, cluster, config, options))
-        else:
-            played.append(Played(one))
-    return played
+
+    def __init__(self, captured: Captured, cluster: Cluster, config: Config, options: Options, every: bool = False) -> None:
+        self.captured, (batch, self.region) = captured, analysed(captured, options)
+        model = _Automatic(captured, self.region, cluster, config, options)
+        self.joint = Joint(model)
+        divisions: List[Candidate] = []
+        is_free = {config.zero, config.offload, config.recompute} <= {NONE, AUTO} or config.auto.auto_parallel == RHINO
+        if may_divide_ops(config) and len(cluster.devices) > 1 and is_free:
+            divisions = contenders(captured, divided_dims(batch), cluster, config)
+        self.staged, self.divided = self.joint.played(allowed_of(config)), []  # type: List[Candidate], List[Played]
+        for one in ranked(divisions) if divisions else []:  # being compiled takes as long as being found
+            if every or may_be_best(one, self.staged + [other.found for other in self.divided]):
+                self.divided.append(_divided(one, captured, model.batch, cluster, config, options))
+            else:
+                self.divided.append(Played(one))
 
 
 def may_be_best(division: Candidate, others: Sequence[Candidate]) -> bool:
@@ -180,48 +209,241 @@ def may_be_best(division: Candidate, others: Sequence[Candidate]) -> bool:
     return not division.why_not and ranked([hopeful, *others])[0] is hopeful
 
 
+def settled(config: Config) -> Config:
+    """Without choices that are none where every op is divided: there is one micro-batch, and each variable in its parts."""
+    config = config.changed(**{key: NONE for key in ("zero", "offload", "recompute") if config[key] == AUTO})
+    return config.changed(pipeline__schedule="backward_first") if config.pipeline.schedule == AUTO else config
+
+
 def _divided(found: Candidate, captured: Captured, batch: int, cluster: Cluster, config: Config, options: Options) -> Played:
     """Dividing every op: with the plan, the time of playing that, and peaks from the parts' own tensors."""
-    if config.pipeline.schedule == AUTO:
-        config = config.changed(pipeline__schedule="backward_first")  # there is one micro-batch
+    config = settled(config)
     try:
         division = carry_out(initialised(whole_division(captured, found, cluster), config.init))
         decided = decided_by_annotations(division, cluster, config, None, options, ())
         step, graph = decided.captured, decided.captured.graph
         sources = {graph.tensor(captured.graph.tensor_name(tensor)): dim for tensor, dim in captured.sources.items()}
         region = decided.region._replace(graph=step._replace(sources=sources).sized(batch))
-        (plan, seconds, peaks), = scheduled(step, region, cluster, config, lambda _: decided.plan)
+        return Played(_as_played(found, step, region, decided.plan, cluster), decided)
     except (PlanError, UnsupportedOpError) as error:
         return Played(no_candidate(found.search, error))
-    return Played(_as_played(found, plan, seconds, peaks, cluster), decided)
+
+
+def _as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, cluster: Cluster) -> Candidate:
+    """A candidate with its plan, the time of playing that, and its peaks.
+
+    Args:
+        region: its graph has the static shapes of a whole mini-batch of all model replicas.
+
+    Raises:
+        PlanError: the plan's schedule cannot order this graph.
+    """
+    step = captured.step(region)
+    program = compile_program(step, plan)
+    seconds = played_seconds(step, plan, cluster, program)
+    peaks = played_peaks(step, plan, cluster, trained_variables(captured), program)
+    return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=fit(peaks, cluster), is_played=True)
+
+
+class Steps(Playable):
+    """Plans of a captured step, played as Programs.
+
+    Args:
+        region: of the step without TaskGraphs of its own, or with those that the script has.
+        ops: its graph with the static shapes of a mini-batch of all model replicas, of ``batch`` examples.
+    """
+
+    schedules: Sequence[str] = (*SEARCHED, "gpipe")
+    again = 3
+    rooms: Sequence[float] = (1.0, 0.7)  # searches know layers' memory, not that of ops
+    bounds_hold = False
+
+    def __init__(self, captured: Captured, region: Region, ops: OpGraph, batch: int, cluster: Cluster, config: Config,
+                 options: Options) -> None:
+        self.captured, self.region, self.ops, self.batch = captured, region, ops, batch
+        self.cluster, self.config, self.options, self.name = cluster, config, options, "the graph"
+
+    def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
+        return (allowed.precision,)
+
+    def with_task_graphs(self, found: Candidate) -> Tuple[Captured, Region]:
+        """The step in the plan's TaskGraphs."""
+        raise NotImplementedError
+
+    def plan(self, found: Candidate, captured: Captured, region: Region, config: Config) -> Plan:
+        """Without homes of variables, and with everything kept."""
+        raise NotImplementedError
+
+    def play(self, found: Candidate, measures: Measures) -> Candidate:
+        try:
+            captured, region = self.with_task_graphs(found)
+            config = self.config.changed(pipeline__schedule=measures.schedule, zero=measures.zero, offload=measures.offload)
+            plan = with_homes(self.plan(found, captured, region, config), trained_variables(captured), config)
+            bare = measures._replace(recompute=NONE)
+            if measures.recompute != NONE and self._marked(captured):
+                kept = marked_tensors(region, len(plan.task_graphs), self._marked(captured))
+                return self._keeping(found, measures, captured, region, plan, kept)
+            plain = _as_played(replace(found, measures=bare), captured, region._replace(graph=self.ops), plan, self.cluster)
+            if measures.recompute == NONE or (measures.recompute == AUTO and plain.fits):
+                return plain
+            return self._computing_again(plain, measures, captured, region, plan)
+        except WhaleError as error:
+            return no_candidate(found.search, error)
+
+    @staticmethod
+    def _marked(captured: Captured) -> Sequence[str]:
+        """Tensors of ``wh.checkpoint``."""
+        assert captured.recording is not None
+        return captured.recording.annotations.checkpoints
+
+    def _computing_again(self, plain: Candidate, measures: Measures, captured: Captured, region: Region,
+                         plan: Plan) -> Candidate:
+        """With the least computed again that fits, or as much as can be."""
+        rows = rows_of(region._replace(graph=self.ops), plan, self.cluster, self.batch)
+        if not rows:
+            return plain
+
+        def again(choices: Sequence[Choice]) -> Candidate:
+            kept = {number: row.tensors(choice) for (number, row), choice in zip(rows.items(), choices)
+                    if any(dropped for _, dropped in choice.segments)}
+            return self._keeping(plain, measures, captured, region, plan, kept)
+
+        if measures.recompute != AUTO:
+            return again([row.parts.smallest() for row in rows.values()])
+        devices = [tuple(device for row in task.devices for device in row) for task in plan.task_graphs]
+        return fitting(plain, [Row(devices[number], row.parts) for number, row in rows.items()], again, self.cluster)
+
+    def _keeping(self, found: Candidate, measures: Measures, captured: Captured, region: Region, plan: Plan,
+                 kept: Dict[int, Tuple[int, ...]]) -> Candidate:
+        names = {number: tuple(captured.graph.tensor_name(tensor) for tensor in tensors) for number, tensors in kept.items()}
+        plan = replace(plan, task_graphs=tuple(
+            replace(task, kept=names.get(number)) for number, task in enumerate(plan.task_graphs)))
+        redone = recompute(captured, region, plan)
+        _, region = analysed(redone, self.options)
+        known = sized(redone.definitions, redone.graph, redone.sources, self.batch)
+        return _as_played(replace(found, measures=measures), redone, region._replace(graph=known), plan, self.cluster)
+
+
+class _Automatic(Steps):
+    """An un-annotated model."""
+
+    def __init__(self, captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options) -> None:
+        chain = captured_chain(captured, region, batch_to_plan_for(config, cluster, captured.examples))
+        super().__init__(captured, region, chain.graph, chain.batch, cluster, config, options)
+        self._layers = layers_of(chain, Source("model", captured.graph.fingerprint()), cluster, config)
+        self._divided: Dict[int, Tuple[Captured, Region]] = {}
+
+    def search(self, measures: Measures) -> List[Candidate]:
+        """The fastest by the times of layers."""
+        found = to_play(ranked([self._layers.play(one, measures) for one in self._layers.search(measures)]))
+        return [one for one in found if one.why_not or one.search not in ALWAYS or not self.config.patterns.force]
+
+    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
+        made = [self._layers.play(one, measures) for one in self._layers.folded(found, measures)]
+        return sorted(made, key=lambda one: (bool(one.why_not), one.latency_s))[:FOLDED]
+
+    def suits(self, found: Candidate, measures: Measures) -> bool:
+        return self.config.pipeline.schedule != AUTO or super().suits(found, measures)
+
+    def play(self, found: Candidate, measures: Measures) -> Candidate:
+        if (measures.recompute, measures.zero, measures.offload) != (NONE, NONE, NONE):
+            estimated = self._layers.play(found, measures)
+            if not estimated.why_not and _over(estimated, self.cluster) > MISSES:
+                return estimated
+        return super().play(found, measures)
+
+    def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
+        """With the smallest by the times of layers played, too."""
+        ordered = sorted((one for one in found if not one.why_not), key=lambda one: max(one.peak_memory_bytes))
+        estimated = [one for one in ordered if one.plan is None]
+        return [one for one in found if one.plan is not None] + [
+            super(_Automatic, self).play(one, one.measures) for one in estimated[:SMALLEST]]
+
+    def with_task_graphs(self, found: Candidate) -> Tuple[Captured, Region]:
+        if id(found) not in self._divided:  # candidates are kept
+            self._divided[id(found)] = _with_task_graphs(self.captured, self.region, found)
+        return self._divided[id(found)]
+
+    def plan(self, found: Candidate, captured: Captured, region: Region, config: Config) -> Plan:
+        model = facts(captured, region._replace(graph=self.ops))
+        return assemble(model, self.cluster, config, decision_of(found, self.cluster, config))
+
+
+class _Annotated(Steps):
+    """The TaskGraphs of a script, whose devices follow from the schedule."""
+
+    def __init__(self, captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options,
+                 parts: Sequence[Tuple[int, ...]]) -> None:
+        batch = batch_to_plan_for(config, cluster, captured.examples)
+        known = sized(captured.definitions, captured.graph, captured.sources, batch)
+        super().__init__(captured, region, known, batch, cluster, config, options)
+        self._facts, self._parts = facts(captured, region), parts
+        if (config.pipeline.num_micro_batch or 1) == 1:
+            self.schedules = SEARCHED[:1]
+        self._bare: Dict[str, Optional[Plan]] = {}
+
+    def search(self, measures: Measures) -> List[Candidate]:
+        """The plan by the first schedule that goes with the annotations.
+
+        Raises:
+            WhaleError: none does.
+        """
+        asked = self.config.pipeline.schedule
+        names = self.schedules if asked == AUTO else (asked,)
+        for name in names:
+            plan = self._by(name)
+            if plan is None:
+                continue
+            stages = tuple(Stage(number, number, task.devices, task.strategy) for number, task in enumerate(plan.task_graphs))
+            text = f"{len(stages)} TaskGraph{'s' * (len(stages) > 1)}"
+            return [Candidate(
+                "annotated", text, self.name, self.cluster.name, self.batch, len(self.cluster), kind_of(stages), stages,
+                plan.num_micro_batch, plan.num_model_replicas, peak_memory_bytes=(0,) * len(self.cluster), plan=plan)]
+        annotated_plan(self._facts, self.cluster, self._config(names[0]), self._parts)
+        raise AssertionError("the annotations go with the first schedule")
+
+    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
+        return list(found)
+
+    def play(self, found: Candidate, measures: Measures) -> Candidate:
+        """Its description says the memory, which a choice among schedules is about as much as time."""
+        played = super().play(found, measures)
+        if played.why_not:
+            return played
+        return replace(played, description=f"{found.description}, at most {max(played.peak_memory_bytes)} bytes on a device")
+
+    def suits(self, found: Candidate, measures: Measures) -> bool:
+        """Whether the TaskGraphs go with the schedule, and a step is of the same mini-batch as under the first one."""
+        plan = self._by(measures.schedule)
+        return plan is not None and plan.num_model_replicas == found.model_replicas
+
+    def with_task_graphs(self, found: Candidate) -> Tuple[Captured, Region]:
+        return self.captured, self.region
+
+    def plan(self, found: Candidate, captured: Captured, region: Region, config: Config) -> Plan:
+        return annotated_plan(self._facts, self.cluster, config, self._parts)
+
+    def _by(self, schedule: str) -> Optional[Plan]:
+        """The plan without measures; None: the annotations do not go with the schedule."""
+        if schedule not in self._bare:
+            try:
+                self._bare[schedule] = annotated_plan(self._facts, self.cluster, self._config(schedule), self._parts)
+            except WhaleError:
+                self._bare[schedule] = None
+        return self._bare[schedule]
+
+    def _config(self, schedule: str) -> Config:
+        return self.config.changed(pipeline__schedule=schedule, zero=NONE, offload=NONE)
+
+
+def _over(found: Candidate, cluster: Cluster) -> float:
+    """What a plan needs of its fullest device, by what that has room for."""
+    return max(peak / device.usable_bytes for peak, device in zip(found.peak_memory_bytes, cluster.devices))
 
 
 def _with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tuple[Captured, Region]:
     captured = divided(captured, members_of(found), [Spec(*spec) for spec in specs_of(found)])
     return captured, region._replace(task_graph=captured.task_graph)
-
-
-def _played(found: Candidate, local: Captured, batch: BatchAxis, region: Region, chain: Chain, cluster: Cluster,
-            config: Config) -> Played:
-    """TaskGraphs: with the plan, the time of playing that, and peaks from the graph's own tensors."""
-    if found.why_not:
-        return Played(found)
-    try:
-        captured, region = _with_task_graphs(local, region, found)
-        model, sized = facts(captured, region), region._replace(graph=chain.graph)
-        plan, seconds, peaks = scheduled(captured, sized, cluster, config, lambda one: assemble(
-            model, cluster, one, decision_of(found, cluster, one)))[0]
-    except WhaleError as error:
-        return Played(no_candidate(found.search, error))
-    if found.measures.recompute != NONE:  # what is computed again is chosen when the plan is carried out
-        seconds, peaks = seconds + again_seconds(found, cluster), found.peak_memory_bytes
-    return Played(_as_played(found, plan, seconds, peaks, cluster),
-                  Decided(captured, batch, region, plan, Division(local, captured)))
-
-
-def _as_played(found: Candidate, plan: Plan, seconds: float, peaks: Tuple[int, ...], cluster: Cluster) -> Candidate:
-    return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=found.fits and fit(peaks, cluster),
-                   is_played=True)
 
 
 def trained_variables(captured: Captured) -> List[Held]:
@@ -231,44 +453,6 @@ def trained_variables(captured: Captured) -> List[Held]:
                  state.get(number, 0))
             for number in dict.fromkeys(variable for _, variable in captured.gradients)
             for home in [captured.variable_homes.get(number)] if home is not None]
-
-
-class Scheduled(NamedTuple):
-    """A plan by one schedule, as played; ``peaks``: bytes of each device."""
-
-    plan: Plan
-    seconds: float
-    peaks: Tuple[int, ...]
-
-
-def scheduled(
-    captured: Captured, region: Region, cluster: Cluster, config: Config, planned: Callable[[Config], Plan]
-) -> List[Scheduled]:
-    """Plans by the schedule that is asked for, or by each, those that fit first, and of these the fastest.
-
-    Args:
-        region: its graph has the static shapes of a whole mini-batch of all model replicas.
-        planned: the plan for a configuration.
-
-    Raises:
-        WhaleError: no schedule gives a plan.
-    """
-    step, held, asked = captured.step(region), trained_variables(captured), config.pipeline.schedule
-    found: List[Scheduled] = []
-    problem: Optional[WhaleError] = None
-    for name in SCHEDULES if asked == AUTO else (asked,):
-        try:
-            plan = planned(config.changed(pipeline__schedule=name))
-            program = compile_program(step, plan)
-            seconds = played_seconds(step, plan, cluster, program)
-        except WhaleError as error:
-            problem = problem or error
-            continue
-        if not found or plan.num_model_replicas == found[0].plan.num_model_replicas:  # else a step is of another mini-batch
-            found.append(Scheduled(plan, seconds, played_peaks(step, plan, cluster, held, program)))
-    if problem is not None and not found:
-        raise problem
-    return sorted(found, key=lambda one: (not fit(one.peaks, cluster), one.seconds))
 
 
 def facts(captured: Captured, region: Region) -> ModelFacts:

@@ -100,6 +100,22 @@ def test_a_schedule_is_chosen_by_playing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble_v"])
+def test_several_stages_on_each_device(schedule: str) -> None:
+    profile, cluster = model(8, 0.1, 1.0), Cluster.parse("2xV100-32GB:1")
+    found = search(profile, cluster, 8, "dapple", Allowed("none", schedule=schedule))
+    assert found.measures.schedule == schedule and found.is_played and found.fits
+    assert len(found.stages) >= 2 * len({stage.devices for stage in found.stages})
+    assert [stage.first_layer for stage in found.stages[1:]] == [stage.last_layer + 1 for stage in found.stages[:-1]]
+    assert found.profile is not None
+    plan = Plan.parse(found.to_plan(found.profile).to_json())
+    graph = layered_model(found.profile, 8 // plan.num_micro_batch // plan.num_model_replicas)
+    strategy = strategy_from_plan(plan, graph, layer_names(found.profile))
+    result = simulate(strategy, cluster, Options(steady_state=True), LayerEstimator(graph, found.profile))
+    assert result.step_time_s == pytest.approx(found.latency_s)
+
+
+@pytest.mark.slow
 def test_sixteen_bits_are_faster_and_smaller() -> None:
     own, half = (search(model(), "V100-32GB:4", 4, "dapple", Allowed("none", precision=name)) for name in ("own", "float16"))
     assert half.latency_s < own.latency_s and max(half.peak_memory_bytes) < max(own.peak_memory_bytes)

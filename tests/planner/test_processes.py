@@ -12,7 +12,7 @@ from whale_tf.ir.graph import OpGraph
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan, check_plan
 from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec
-from whale_tf.planner.auto.settings import search_plans
+from whale_tf.planner.auto.settings import layers_of
 from whale_tf.planner.buckets import Gradient, Limits, buckets, limits
 
 PARTS = ((0, 1), (2, 3))
@@ -96,7 +96,7 @@ def test_stages_across_processes_and_their_replicas_within() -> None:
 def test_a_search_places_stages_itself() -> None:
     nothing: Any = None
     with pytest.raises(ConfigError, match="choose devices themselves"):
-        search_plans(nothing, nothing, Cluster.parse("cpu:4"), Config({"cluster.device_place_prefer_intra_node": False}))
+        layers_of(nothing, nothing, Cluster.parse("cpu:4"), Config({"cluster.device_place_prefer_intra_node": False}))
 
 
 def test_a_plan_for_other_processes_is_refused() -> None:

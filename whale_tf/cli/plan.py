@@ -14,7 +14,7 @@ from whale_tf.cli.simulate import GIB, accuracy, limited
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
 from whale_tf.errors import PlanError, WhaleError
-from whale_tf.plan import SCHEDULES, Plan
+from whale_tf.plan import PRECISIONS, SCHEDULES, Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
 from whale_tf.planner.candidate import Candidate
@@ -25,6 +25,8 @@ from whale_tf.profiler.model_profile import ModelProfile, builtin_names, load_bu
 from whale_tf.program import Program
 from whale_tf.simulator import MODELS, built_in_model, model_names
 from whale_tf.simulator.laws import LAYERS, default_laws
+
+ON_STEPS = ("auto", "dapple", "amp")  # searches whose plans of scripts are played as Programs
 
 COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
 
@@ -78,15 +80,19 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowe
     is_graph = kind in (".py", ".pb", ".meta")
     allowed.check()
     asked = [name for name, value in allowed._asdict().items() if value not in (AUTO, "none", OWN, "backward_first")]
-    if asked and (method == "rhino" or (method in ON_GRAPHS and is_graph)):
-        raise PlanError(f"search {method!r} does nothing about memory on a graph; leave --{asked[0]} out")
+    searches_steps = kind == ".py" and method in ON_STEPS
+    if asked and not searches_steps and (is_graph or method == "rhino"):
+        raise PlanError(
+            f"search {method!r} does nothing about memory on {model!r}; leave --{asked[0]} out, or give a script (.py) and "
+            f"search {', '.join(ON_STEPS)}")
     if is_graph:
         from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do without
 
+        if searches_steps:
+            return plan_model(model, name, cluster, method, global_batch, _of_steps(allowed))
         if method in ON_GRAPHS:
             return plan_model(model, name, cluster, method, global_batch)
-        profile = profile_model(model, [], global_batch, name).profile
-        allowed = allowed._replace(**{key: "none" for key in ("zero", "offload") if getattr(allowed, key) == AUTO})
+        profile, allowed = profile_model(model, [], global_batch, name).profile, Allowed("none")
     elif model in MODELS and model not in builtin_names():
         raise PlanError(f"model {model!r} has sparse gradients, which a profile of layers cannot say; use "
                         f"`whale simulate --model {model}` with --dp, --tp and --pp, or another model (whale plan --list)")
@@ -101,16 +107,24 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowe
     return search(profile, cluster, global_batch, method, allowed)
 
 
+def _of_steps(allowed: Allowed) -> Allowed:
+    """What a search for plans of a script may do; its precision is a pass over its ops, which comes first.
+
+    Raises:
+        PlanError: a value that is about layers.
+    """
+    refused = (("recompute", "stage", "none, full, auto"), ("precision", AUTO, f"own, {', '.join(PRECISIONS)}"))
+    for key, value, values in refused:
+        if getattr(allowed, key) == value:
+            raise PlanError(f"--{key} is {value!r}, which is about models by layers; a script takes {values}")
+    return allowed
+
+
 def plan_of(found: Candidate) -> Plan:
     """The executable plan of what a search found."""
     if found.plan is not None:
         return found.plan
     assert found.profile is not None, "stages are told in layers"
-    told = found.measures._replace(schedule="backward_first").described()
-    if found.profile.graph and told:
-        raise PlanError(
-            f"the plan is {', '.join(told)}, which a plan of a script says in tensors and variables, and one of layers cannot; "
-            "write it with --recompute none --zero none --offload none, or use auto_parallel in wh.init with recompute 'auto'")
     return found.to_plan(found.profile)
 
 
@@ -278,16 +292,19 @@ def _facts(found: Candidate) -> List[str]:
 
 
 def picture(found: Candidate, cluster: Cluster) -> List[Text]:
-    """One line for each node, the stage number on each device: ``node 0  0 0 0 0 1 1 1 1``."""
-    stage_of = {device: number for number, stage in enumerate(found.stages) for device in stage.all_devices}
-    width = len(str(max(0, len(found.stages) - 1)))
+    """One line for each node, the stages on each device: ``node 0  0 0 0 0 1 1 1 1``, ``node 0  0+2 1+3``."""
+    stages_of: Dict[int, List[int]] = {}
+    for number, stage in enumerate(found.stages):
+        for device in stage.all_devices:
+            stages_of.setdefault(device, []).append(number)
+    labels = {device: "+".join(map(str, numbers)) for device, numbers in stages_of.items()}
+    width = max([1] + [len(label) for label in labels.values()])
     lines = []
     for node, devices in enumerate(cluster.nodes):
         line = Text(f"node {node:<3d}")
         for device in devices:
-            number = stage_of.get(device)
-            label = "." if number is None else str(number)
-            line.append(" " + label.rjust(width), style="" if number is None else COLOURS[number % len(COLOURS)])
+            numbers = stages_of.get(device)
+            line.append(" " + labels.get(device, ".").rjust(width), style=COLOURS[numbers[0] % len(COLOURS)] if numbers else "")
         lines.append(line)
     return lines
 

@@ -36,7 +36,7 @@ from whale_tf.program import (
     WHOLE,
     Program,
 )
-from whale_tf.schedule import Step, in_flight, orders, schedule_of
+from whale_tf.schedule import Step, in_flight, orders, places_of, schedule_of
 
 BEFORE = (DIVIDE, ONCE, EARLY, WHOLE, SECTION)
 STEPS = (FORWARD, BACKWARD, WEIGHT)
@@ -60,8 +60,7 @@ def orders_of(plan: Plan) -> List[Sequence[Step]]:
     """The steps of each device, or of each TaskGraph's devices, in order.  A TaskGraph that holds another one's batch part
     has the order of that one."""
     whole = [task for task in plan.task_graphs if task.batch_of is None]
-    places: Dict[Tuple, int] = {}
-    homes = [places.setdefault(task.devices, len(places)) for task in whole] if schedule_of(plan.schedule).homes else None
+    homes = places_of([task.devices for task in whole]) if schedule_of(plan.schedule).homes else None
     found: List[Sequence[Step]] = list(orders(plan.schedule, plan.num_micro_batch, [task.warmup for task in whole], homes))
     for number, task in enumerate(plan.task_graphs):
         if task.batch_of is not None:

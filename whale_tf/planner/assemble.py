@@ -14,7 +14,7 @@ from whale_tf.plan import BridgePlan, Estimate, GradientPlan, InputPlan, Plan, T
 from whale_tf.planner.buckets import Gradient
 from whale_tf.planner.gradients import backend_of, buckets_of, travels_as_fp16, variables_of
 from whale_tf.planner.slices import follows_devices, replica_slices
-from whale_tf.schedule import auto_policy, in_flight, orders, schedule_of, warmup_depths
+from whale_tf.schedule import auto_policy, in_flight, orders, places_of, schedule_of, warmup_depths
 
 
 class TaskGraphSpec(NamedTuple):
@@ -109,8 +109,8 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
     total, replicas = len(cluster.devices), len(rows[0])
     counts = [replica_count(spec, row) for spec, row in zip(specs, rows)]
     used = [device for spec, row in zip(specs, rows) if spec.batch_of is None for device in row[0]]
-    homes = homes_of(specs, total, config)
-    if homes:
+    if schedule_of(config.pipeline.schedule).homes is not None:
+        homes = places_of(rows)
         warmups = in_flight(orders(config.pipeline.schedule, micro_batches, (1,) * len(homes), homes), len(homes))
     elif len(used) > len(set(used)):
         warmups = (1,) * len(rows)

@@ -108,12 +108,12 @@ class Candidate:
     def estimate(self) -> Estimate:
         """What a Plan keeps of it."""
         return Estimate(search=self.search, global_batch=self.global_batch, latency_s=self.latency_s,
-                        peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up)
+                        peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up, without=self.without)
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values; the devices of a stage in one list."""
         value = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in UNTOLD}
-        value["measures"] = {name: part for name, part in self.measures._asdict().items() if name != "is_bounded"}
+        value["measures"] = {name: part for name, part in self.measures._asdict().items() if name not in ("is_bounded", "room")}
         value["stages"] = [dict(plain(stage), devices=list(stage.all_devices)) for stage in self.stages]
         return value
 
@@ -178,8 +178,9 @@ def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
     first, *others = ranked(candidates)
     reasons = tuple({c.search: c.told for c in reversed(others) if c.why_not}.values())  # one of each search
     if not first.fits:
-        every = "; ".join(dict.fromkeys(c.why_not for c in candidates if c.why_not))
-        raise InfeasibleError(every if first.why_not else _too_large([c for c in candidates if not c.why_not], cluster))
+        if not first.why_not:
+            raise _too_large([c for c in candidates if not c.why_not], cluster)
+        raise InfeasibleError("; ".join(dict.fromkeys(c.why_not for c in candidates if c.why_not)))
     return replace(first, runners_up=tuple(_told(first, [c for c in others if not c.why_not])) + reasons)
 
 
@@ -197,13 +198,14 @@ def fit(peak_bytes: Sequence[int], cluster: Cluster) -> bool:
     return all(peak <= device.usable_bytes for peak, device in zip(peak_bytes, cluster.devices))
 
 
-def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> str:
+def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> InfeasibleError:
     least = min(scored, key=lambda c: max(c.peak_memory_bytes))
-    return (f"no plan fits in memory: the best of {len(scored)} candidates needs "
-            f"{max(least.peak_memory_bytes) / 2.0**30:.3g} GiB on its fullest device, the smallest of the "
-            f"{len(cluster.devices)} "
-            f"devices of {cluster.name!r} has room for {min(device.usable_bytes for device in cluster.devices) / 2.0**30:.3g} "
-            f"GiB; use larger devices, more of them, or a smaller mini-batch")
+    need, room = max(least.peak_memory_bytes), min(device.usable_bytes for device in cluster.devices)
+    measures = f" ({', '.join(least.measures.described())})" if least.measures.described() else ""
+    return InfeasibleError(
+        f"no plan fits in memory: the smallest of {len(scored)} candidates{measures} needs {need / 2.0**30:.3g} GiB on its "
+        f"fullest device, the smallest of the {len(cluster.devices)} devices of {cluster.name!r} has room for "
+        f"{room / 2.0**30:.3g} GiB; use larger devices, more of them, or a smaller mini-batch", need)
 
 
 def kind_of(stages: Tuple[Stage, ...]) -> str:

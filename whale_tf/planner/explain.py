@@ -122,6 +122,7 @@ def _estimate(estimate: Estimate) -> List[str]:
     peak = "" if not estimate.peak_memory_bytes else f", at most {_bytes(max(estimate.peak_memory_bytes))} on a device"
     batch = "" if estimate.global_batch is None else f" of {estimate.global_batch} examples"
     lines = [f"Estimated: {1e3 * estimate.latency_s:.4g} ms for a step{batch}{peak}."]
+    lines += [f"{text[0].upper()}{text[1:]}." for text in estimate.without]
     return lines + ["Not taken: " + text for text in estimate.runners_up]
 
 

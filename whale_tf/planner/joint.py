@@ -1,7 +1,9 @@
 """Partition, schedule, recomputation, ZeRO, offloading and precision, decided together: the fastest plan that fits, as played.
 
-State: what a search finds (stages, devices, micro-batches) under :class:`Measures`, played by the simulator.  Of every precision
-and schedule:
+What is decided about is :class:`Playable`: a model by its layers (:class:`Layers`), played by the simulator, or a captured graph
+(``whale_tf.searching``), whose Programs are played.
+
+State: what a search finds (stages, devices, micro-batches) under :class:`Measures`, played.  Of every precision and schedule:
 
 1. The search runs once as if devices had no end of memory.  Under a division (ZeRO and offloading) no plan is faster than the
    fastest of these is there, so a division is left out where that is no faster than what fits already.
@@ -10,6 +12,8 @@ and schedule:
 3. Else the search runs again under the memory of the division, with everything kept and with as little as possible, and every
    plan is played: what its stages compute again is the least that makes it fit
    (:meth:`whale_tf.planner.recompute.Parts.fastest`, over at most :data:`PARTS` groups of layers).
+
+Under a schedule of several stages a device the plans are made of those for one (:mod:`whale_tf.planner.folded`).
 
 The assumptions: saving gains no more than :data:`GAIN`, and the plan that is fastest without a limit is among those that the
 search hands over.
@@ -25,17 +29,17 @@ import numpy as np
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
 from whale_tf.planner.candidate import Candidate, Stage, best
-from whale_tf.planner.measures import AUTO, Allowed, Measures, costs_less
+from whale_tf.planner.folded import folded
+from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
 from whale_tf.planner.recompute import Choice, Parts
 from whale_tf.planner.simulated import simulated, with_slices
 from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.schedule import in_flight, orders, schedule_of, warmup_depths
+from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
 
 GIB = float(1 << 30)
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
 PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
-AGAIN = 12  # plans under one division, the fastest, for which what to compute again is looked for; more, if none fits
 NEVER_S = float("inf")
 TRIES = 4  # times that a stage's room is made smaller by what a plan did not fit by
 LABELS = {
@@ -44,41 +48,117 @@ LABELS = {
 Search = Callable[[Measures], List[Candidate]]
 
 
-class Joint:
-    """Searches of one model on one cluster, each made once.
+class Playable:
+    """What a joint search is about.
+
+    Attributes:
+        name: in messages.
+        schedules: those that are tried under ``auto``, the cheapest first.
+        again: plans under one division, the fastest, for which what to compute again is looked for; more, if none fits.
+        rooms: parts of a device's memory that a search may count on: the next one where nothing of the one before fits as played.
+        bounds_hold: whether plans are played with the memory that searches count, so that what these lack is what plans lack.
+    """
+
+    name: str
+    cluster: Cluster
+    schedules: Sequence[str] = SEARCHED
+    again: int = 12
+    rooms: Sequence[float] = (1.0,)
+    bounds_hold = True
+
+    def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
+        raise NotImplementedError
+
+    def search(self, measures: Measures) -> List[Candidate]:
+        """Plans of one stage a device at a time.  Raises InfeasibleError."""
+        raise NotImplementedError
+
+    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
+        """Plans for a schedule of several stages a device; ``found``: without it."""
+        raise NotImplementedError
+
+    def suits(self, found: Candidate, measures: Measures) -> bool:
+        """Whether the plan has the stages of a schedule that is about several."""
+        return measures.schedule == "backward_first" or len(found.stages) > 1
+
+    def play(self, found: Candidate, measures: Measures) -> Candidate:
+        """A plan under measures; what is computed again under ``auto``: the least that makes it fit, if anything does."""
+        raise NotImplementedError
+
+    def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
+        """Of plans that do not fit: those to be told, as played."""
+        return list(found)
+
+
+class Layers(Playable):
+    """A model by its layers.
 
     Args:
         profile: of the model, in its own precision.
         search: plans under measures, with their profiles; raises InfeasibleError.
         balance: a key of :data:`whale_tf.balance.SOLVERS`.
+        micro_batches: of one model replica; None: chosen.
     """
 
-    def __init__(self, profile: ModelProfile, cluster: Cluster, search: Search, balance: str = "exact") -> None:
-        self.profile, self.cluster, self.balance = profile, cluster, balance
-        self._search = search
+    def __init__(self, profile: ModelProfile, cluster: Cluster, search: Search, balance: str = "exact",
+                 micro_batches: Optional[int] = None) -> None:
+        self.profile, self.cluster, self.name = profile, cluster, profile.name
+        self._balance, self._search, self._micro_batches = balance, search, micro_batches
+
+    def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
+        return allowed.precisions(self.profile)
+
+    def search(self, measures: Measures) -> List[Candidate]:
+        return self._search(measures)
+
+    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
+        return folded(found, self.cluster, measures, self._micro_batches)
+
+    def play(self, found: Candidate, measures: Measures) -> Candidate:
+        return played(found, measures, self.cluster, self._balance)
+
+
+class Joint:
+    """Searches of one model on one cluster, each made once.
+
+    Attributes:
+        errors: why searches found nothing, by their measures.
+    """
+
+    def __init__(self, model: Playable) -> None:
+        self.model, self.cluster = model, model.cluster
+        self.errors: Dict[Measures, InfeasibleError] = {}
         self._searched: Dict[Measures, List[Candidate]] = {}
-        self._errors: Dict[Measures, InfeasibleError] = {}
         self._played: Dict[Tuple[int, Measures], Candidate] = {}
 
-    def best(self, allowed: Allowed) -> Candidate:
+    def best(self, allowed: Allowed, others: Sequence[Candidate] = ()) -> Candidate:
         """The fastest plan that fits, with what it would take without each of its measures.
+
+        Args:
+            others: plans that are not of this search, played.
 
         Raises:
             PlanError: a value that is none, or ZeRO without replicas to divide over.
             InfeasibleError: nothing fits; the message says the smallest memory that would.
         """
         allowed.check()
-        found = self.played(allowed)
+        own = self.played(allowed)
+        found = [*others, *own]
+        if not any(one.fits for one in found):
+            found = self.model.smallest(found)
         if not any(one.fits for one in found):
             self._raise(allowed, found)
+        if others and self.errors and not own:
+            found += [Candidate("TaskGraphs", f"TaskGraphs: no candidate: {error}", fits=False, why_not=str(error))
+                      for error in list(self.errors.values())[:1]]
         taken = best(found, self.cluster)
-        return replace(taken, without=tuple(self._without(taken, allowed)))
+        return replace(taken, without=tuple(self._without(taken, allowed, others)))
 
     def played(self, allowed: Allowed) -> List[Candidate]:
-        """Every plan that was played, and reasons why searches gave none."""
+        """Every plan that was played, and reasons why other searches gave none."""
         found: List[Candidate] = []
-        for precision in allowed.precisions(self.profile):
-            for schedule in allowed.schedules():
+        for precision in self.model.precisions(allowed):
+            for schedule in self.model.schedules if allowed.schedule == AUTO else (allowed.schedule,):
                 enough: List[Tuple[str, str]] = []
                 for zero, offload in allowed.divisions():
                     if any(costs_less(one, (zero, offload)) for one in enough):
@@ -89,8 +169,9 @@ class Joint:
                     found += more
                     if is_enough:
                         enough.append((zero, offload))
-        bare = self._find(Measures(is_bounded=False))
-        return found + [one for one in bare if one.why_not]
+        planned = {one.search for one in found if not one.why_not}
+        found += [one for one in self._find(Measures(is_bounded=False)) if one.why_not]
+        return [one for one in found if not one.why_not or one.search not in planned]
 
     def _division(self, measures: Measures, quickest_s: float) -> Tuple[List[Candidate], bool]:
         """What is played under one division, and whether the fastest fits as it is."""
@@ -98,54 +179,74 @@ class Joint:
         unlimited = self._find(as_is._replace(zero="none", offload="none", is_bounded=False))
         bare = as_is._replace(recompute="none", zero="none", offload="none")
         free = [self._play(one, as_is) for one in unlimited
-                if _divides(one, measures) and self._play(one, bare).latency_s * GAIN < quickest_s]
+                if self._suits(one, measures) and (as_is == bare or self._play(one, bare).latency_s * GAIN < quickest_s)]
         fastest = min(free, key=lambda one: one.latency_s, default=None)
         if fastest is None or fastest.fits or fastest.latency_s >= quickest_s:
             return free, fastest is not None and fastest.fits
-        stages: List[Candidate] = []
-        for recompute in ("none", "full", "stage") if measures.recompute == AUTO else (measures.recompute,):
-            stages += self._find(measures._replace(recompute=recompute))
-        if not stages:
-            return free, False
-        stages += unlimited
-        plain = {id(one): self._play(one, as_is) for one in stages if _divides(one, measures)}
-        found = []
+        found: List[Candidate] = []
+        more = unlimited
+        for room in self.model.rooms:
+            stages: List[Candidate] = []
+            for recompute in ("none", "full", "stage") if measures.recompute == AUTO else (measures.recompute,):
+                stages += self._find(measures._replace(recompute=recompute, room=room))
+            if stages:
+                found += self._bounded(stages + more, measures, quickest_s)
+                more = []
+            if any(one.fits for one in found):
+                break
+        return found or free, False
+
+    def _bounded(self, stages: Sequence[Candidate], measures: Measures, quickest_s: float) -> List[Candidate]:
+        """What is played of plans that are to keep to the devices' memory."""
+        as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
+        plain = {id(one): self._play(one, as_is) for one in stages if self._suits(one, measures)}
+        found: List[Candidate] = []
         ordered = sorted((one for one in stages if id(one) in plain), key=lambda one: plain[id(one)].latency_s)
         for place, one in enumerate(ordered):
-            is_late = place >= AGAIN and quickest_s < NEVER_S
+            is_late = place >= self.model.again and quickest_s < NEVER_S
             is_slow = plain[id(one)].latency_s >= quickest_s or is_late  # computing again is no faster
             found.append(plain[id(one)] if is_slow else self._play(one, measures))
             quickest_s = min([quickest_s] + [one.latency_s for one in found[-1:] if one.fits])
-        return found, False
+        return found
 
     def _find(self, measures: Measures) -> List[Candidate]:
-        measures = measures._replace(schedule="backward_first")  # plans are found for this one, and played under others
-        if measures not in self._searched:
+        """Plans are found for 1F1B, and played under others; those of several stages a device are made of them."""
+        plain = measures._replace(schedule="backward_first")
+        if plain not in self._searched:
             try:
-                kept = {(one.stages, one.micro_batches, one.why_not): one for one in reversed(self._search(measures))}
-                self._searched[measures] = list(reversed(list(kept.values())))
+                kept = {(one.stages, one.micro_batches, one.why_not): one for one in reversed(self.model.search(plain))}
+                self._searched[plain] = list(reversed(list(kept.values())))
             except InfeasibleError as error:
-                self._searched[measures], self._errors[measures] = [], error
+                self._searched[plain], self.errors[plain] = [], error
+        if schedule_of(measures.schedule).homes is None:
+            return self._searched[plain]
+        if measures not in self._searched:
+            self._searched[measures] = self.model.folded(self._searched[plain], measures)
         return self._searched[measures]
 
     def _play(self, found: Candidate, measures: Measures) -> Candidate:
         key = (id(found), measures)  # candidates are kept
         if key not in self._played:
-            self._played[key] = played(found, measures, self.cluster, self.balance)
+            self._played[key] = found if found.why_not else self.model.play(found, measures)
         return self._played[key]
 
-    def _without(self, taken: Candidate, allowed: Allowed) -> List[str]:
+    def _suits(self, found: Candidate, measures: Measures) -> bool:
+        """Whether the plan has what its schedule and ZeRO are about."""
+        return self.model.suits(found, measures) and (
+            measures.zero == "none" or any(_replicas(stage) > 1 for stage in found.stages))
+
+    def _without(self, taken: Candidate, allowed: Allowed, more: Sequence[Candidate]) -> List[str]:
         lines = []
         for name, label in LABELS.items():
             least = allowed.without(name)
             if getattr(taken.measures, name) == getattr(least, name) or getattr(allowed, name) != AUTO:
                 continue
-            others = self.played(least)
+            others = [*more, *self.played(least)]
             fast = min((one.latency_s for one in others if one.fits), default=None)
             if fast is not None:
                 lines.append(f"without {label}: {fast:.4g} s ({fast / taken.latency_s:.2f} times)")
             else:
-                lines.append(f"without {label}: does not fit by {self._lacking(least, others) / GIB:.2f} GiB")
+                lines.append(f"without {label}: does not fit by {self._lacking(least, others) / GIB:.3g} GiB")
         return lines
 
     def _lacking(self, allowed: Allowed, others: Sequence[Candidate]) -> float:
@@ -156,36 +257,80 @@ class Joint:
         return min(lacking, default=float("nan"))
 
     def _least_bytes(self, allowed: Allowed) -> Dict[Measures, float]:
-        divisions = allowed.divisions()
-        return {measures: error.least_bytes for measures, error in self._errors.items()
+        divisions = allowed.divisions() if self.model.bounds_hold else []
+        return {measures: error.least_bytes for measures, error in self.errors.items()
                 if error.least_bytes is not None and (measures.zero, measures.offload) in divisions
                 and (allowed.recompute == AUTO or measures.recompute == allowed.recompute)}
 
     def _raise(self, allowed: Allowed, found: Sequence[Candidate]) -> None:
         if allowed.zero not in ("none", AUTO) and not any(one for one in found if not one.why_not):
             raise PlanError(
-                f"zero is {allowed.zero!r}, which divides over replicas, and no plan of {self.profile.name!r} on "
+                f"zero is {allowed.zero!r}, which divides over replicas, and no plan of {self.model.name!r} on "
                 f"{self.cluster.name!r} has any; use zero 'none', or more devices")
         least = self._least_bytes(allowed)
-        if least:
-            raise self._errors[min(least, key=lambda measures: least[measures])]
-        if self._errors and not found:
-            raise next(iter(self._errors.values()))
+        played = min((max(one.peak_memory_bytes) for one in found if not one.why_not), default=NEVER_S)
+        if least and min(least.values()) < played:
+            raise self.errors[min(least, key=lambda measures: least[measures])]
+        if self.errors and not found:
+            raise next(iter(self.errors.values()))
+        if not found:
+            raise InfeasibleError(f"no plan of {self.model.name!r} has several stages on each device, as schedule "
+                                  f"{allowed.schedule!r} needs; use more layers, fewer devices, or backward_first")
         best(found, self.cluster)
-
-
-def _divides(found: Candidate, measures: Measures) -> bool:
-    """Whether the plan has what ZeRO divides over, and the stages of a schedule that is about several."""
-    is_pipeline = measures.schedule == "backward_first" or len(found.stages) > 1
-    return is_pipeline and (measures.zero == "none" or any(_replicas(stage) > 1 for stage in found.stages))
 
 
 def _replicas(stage: Stage) -> int:
     return len(stage.devices) if stage.strategy == "split" else len(stage.all_devices)
 
 
+class Row(NamedTuple):
+    """What is computed again by itself: a stage, or a TaskGraph, in parts; ``devices``: all of its replicas'."""
+
+    devices: Tuple[int, ...]
+    parts: Parts
+
+
+def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Choice]], Candidate],
+            cluster: Cluster) -> Candidate:
+    """A plan that does not fit, with the least computed again that makes it fit; if nothing does, with the least kept.
+
+    Args:
+        plain: as played with everything kept.
+        rows: each of its stages; several may share devices.
+        again: plays it with a choice for each row.
+    """
+    least = again([row.parts.smallest() for row in rows])
+    if not least.fits:
+        return least
+    room = [_room(plain, row, rows, cluster) for row in rows]
+    for _ in range(TRIES):
+        choice = [row.parts.fastest(size) for row, size in zip(rows, room)]
+        chosen = [one for one in choice if one is not None]
+        if len(chosen) < len(rows):
+            return least
+        tried = again(chosen)
+        if tried.fits:
+            return min(least, tried, key=lambda one: one.latency_s)
+        room = [size - max(0.0, _over(tried, row, cluster)) for row, size in zip(rows, room)]
+    return least
+
+
+def _room(plain: Candidate, row: Row, rows: Sequence[Row], cluster: Cluster) -> float:
+    """What the activations of a row may take: of what their devices have room for, their part among those on the same ones."""
+    here = sum(one.parts.memory_without for one in rows if one.devices == row.devices)
+    rest = max(plain.peak_memory_bytes[device] for device in row.devices) - here
+    room = min(cluster.devices[device].usable_bytes for device in row.devices) - max(0.0, rest)
+    return room * row.parts.memory_without / here if here else room
+
+
+def _over(tried: Candidate, row: Row, cluster: Cluster) -> float:
+    return max(tried.peak_memory_bytes[device] - cluster.devices[device].usable_bytes for device in row.devices)
+
+
+# ---- plans of layers --------------------------------------------------------------------------------------------------
+
 def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str = "exact") -> Candidate:
-    """A plan under measures, as played; what is computed again under ``auto``: the least that makes it fit, if anything does."""
+    """A plan of layers under measures, as simulated; see :meth:`Playable.play`."""
     if found.why_not:
         return found
     if measures.recompute != AUTO:
@@ -193,40 +338,26 @@ def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str 
     plain = simulated(_keeping(found, measures._replace(recompute="none")), cluster, balance)
     if plain.fits or plain.why_not:
         return plain
-    rows = _rows(plain, cluster, balance)
-    choice: List[Optional[Choice]] = [row.parts.smallest() for row in rows]
-    least = simulated(_choosing(plain, rows, choice), cluster, balance)
-    if not least.fits:
-        full = simulated(_keeping(found, measures._replace(recompute="full")), cluster, balance)
-        return min(least, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
-    room = [_room(plain, row, cluster) for row in rows]
-    for _ in range(TRIES):
-        choice = [row.parts.fastest(size) for row, size in zip(rows, room)]
-        if any(one is None for one in choice):
-            return least
-        tried = simulated(_choosing(plain, rows, choice), cluster, balance)
-        if tried.fits:
-            return min(tried, least, key=lambda one: one.latency_s)
-        over = [max(0.0, _over(tried, row.stage, cluster)) for row in rows]
-        room = [size - more for size, more in zip(room, over)]
-    return least
+    rows, names = _rows(plain, cluster, balance)
+    taken = fitting(plain, rows, lambda choice: simulated(_choosing(plain, names, choice), cluster, balance), cluster)
+    if taken.fits:
+        return taken
+    full = simulated(_keeping(found, measures._replace(recompute="full")), cluster, balance)
+    return min(taken, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
 
 
-class _Row(NamedTuple):
-    """A stage's layers as :class:`Parts`; ``names``: of the layers of each."""
-
-    stage: Stage
-    names: Tuple[Tuple[str, ...], ...]
-    parts: Parts
+Names = Tuple[Tuple[str, ...], ...]  # of the layers of each part of a row
 
 
-def _rows(found: Candidate, cluster: Cluster, balance: str) -> List[_Row]:
+def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], List[Names]]:
+    """The stages in groups of layers."""
     profile = found.profile
     assert profile is not None, "stages are told in layers"
     plan = with_slices(found, profile, cluster, balance)
     samples = found.global_batch / (found.micro_batches * found.model_replicas)
-    rows = []
-    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages])
+    rows, names = [], []
+    homes = places_of([stage.devices for stage in found.stages])
+    steps = orders(found.measures.schedule, found.micro_batches, [stage.warmup for stage in found.stages], homes)
     held_at_once = in_flight(steps, len(found.stages))
     for stage, task, count in zip(found.stages, plan.task_graphs, held_at_once):
         layers = profile.layers[stage.first_layer:stage.last_layer + 1]
@@ -241,45 +372,19 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> List[_Row]:
         seconds = [layer_seconds(profile, layer, device, share, split).forward_s for layer in layers]
         behind = np.tile(np.array([group[-1].output_bytes * share for group in groups]), (len(groups), 1))
         starts = range(0, len(layers), each)
-        rows.append(_Row(stage, tuple(tuple(layer.name for layer in group) for group in groups), Parts(
+        names.append(tuple(tuple(layer.name for layer in group) for group in groups))
+        rows.append(Row(stage.all_devices, Parts(
             np.add.reduceat(held, starts), np.add.reduceat(seconds, starts), behind, behind, count)))
-    return rows
+    return rows, names
 
 
-def again_seconds(found: Candidate, cluster: Cluster) -> float:
-    """What the slowest stage of a plan computes again in a step."""
-    seconds, profile = 0.0, found.profile
-    assert profile is not None, "stages are told in layers"
-    for stage in found.stages:
-        if stage.kept is None:
-            continue
-        again = [layer for layer in profile.layers[stage.first_layer:stage.last_layer + 1] if layer.name not in stage.kept]
-        share = found.global_batch / (found.micro_batches * found.model_replicas * len(stage.devices[0]))
-        device = cluster.devices[stage.devices[0][0]]
-        each_s = sum(layer_seconds(profile, layer, device, share).forward_s for layer in again)
-        seconds = max(seconds, found.micro_batches * each_s)
-    return seconds
-
-
-def _room(plain: Candidate, row: _Row, cluster: Cluster) -> float:
-    """What the activations of a stage may take."""
-    rest = max(plain.peak_memory_bytes[device] for device in row.stage.all_devices) - row.parts.memory_without
-    return min(cluster.devices[device].usable_bytes for device in row.stage.all_devices) - max(0.0, rest)
-
-
-def _over(tried: Candidate, stage: Stage, cluster: Cluster) -> float:
-    return max(tried.peak_memory_bytes[device] - cluster.devices[device].usable_bytes for device in stage.all_devices)
-
-
-def _choosing(found: Candidate, rows: Sequence[_Row], choices: Sequence[Optional[Choice]]) -> Candidate:
+def _choosing(found: Candidate, names: Sequence[Names], choices: Sequence[Choice]) -> Candidate:
     """With what every stage keeps: a dropped segment's last result, and all of a layer that is not dropped."""
     stages = []
-    for row, choice in zip(rows, choices):
-        assert choice is not None
-        kept = tuple(name for end, dropped in choice.segments
-                     for name in ((row.names[end][-1] + ":0",) if dropped else row.names[end]))
+    for stage, parts, choice in zip(found.stages, names, choices):
+        kept = tuple(name for end, dropped in choice.segments for name in ((parts[end][-1] + ":0",) if dropped else parts[end]))
         is_whole = not any(dropped for _, dropped in choice.segments)
-        stages.append(replace(row.stage, kept=None if is_whole else kept))
+        stages.append(replace(stage, kept=None if is_whole else kept))
     again = AUTO if any(stage.kept is not None for stage in stages) else "none"
     return replace(found, stages=tuple(stages), measures=found.measures._replace(recompute=again))
 

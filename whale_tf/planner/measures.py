@@ -8,12 +8,12 @@ from whale_tf.cluster import Cluster
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import OFFLOAD, PRECISIONS, SCHEDULES, ZERO
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.schedule import schedule_of
 from whale_tf.simulator.laws import HALF, default_laws, layers_with
 
 AUTO = "auto"
 NO_LIMIT = 1e18  # bytes
-SEARCHED = ("backward_first", "zero_bubble_h1", "zero_bubble_h2")  # gpipe is as fast as the first, and takes more memory
+# Those that are tried; of layers, gpipe is as fast as the first, and takes more memory.
+SEARCHED = ("backward_first", "zero_bubble_h1", "zero_bubble_h2", "interleaved", "zero_bubble_v")
 RECOMPUTE = ("none", "full", "stage", AUTO)
 OWN = "own"  # precision: what the model's profile was made for
 ARITHMETIC = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -29,6 +29,7 @@ class Measures(NamedTuple):
         zero, offload, schedule: as of a Plan.
         precision: a key of :data:`ARITHMETIC`, or :data:`OWN`.
         is_bounded: whether devices have a memory at all: what a search would find if not is a bound for what it finds.
+        room: part of a device's memory that a search may count on.
     """
 
     recompute: str = "none"
@@ -37,6 +38,7 @@ class Measures(NamedTuple):
     precision: str = OWN
     schedule: str = "backward_first"
     is_bounded: bool = True
+    room: float = 1.0
 
     def parameter_bytes(self, profile: ModelProfile, replicas: int) -> float:
         """What a device holds for each byte of its layers' parameters, if so many hold the same: value, gradient and states.
@@ -50,7 +52,7 @@ class Measures(NamedTuple):
         return value + gradient + (0.0 if offload == "states" else states * profile.optimizer_bytes_per_parameter_byte)
 
     def limit(self, usable_bytes: float) -> float:
-        return usable_bytes if self.is_bounded else NO_LIMIT
+        return self.room * usable_bytes if self.is_bounded else NO_LIMIT
 
     def of(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
         """The profile in the precision that this asks for.
@@ -87,18 +89,11 @@ class Allowed(NamedTuple):
 
     def check(self) -> None:
         """Raises PlanError for a value that is none."""
-        if self.schedule != AUTO and self.schedule in SCHEDULES and schedule_of(self.schedule).homes is not None:
-            raise PlanError(
-                f"schedule {self.schedule!r} runs several TaskGraphs on each device, which no search makes; annotate them, use "
-                f"`whale simulate --schedule {self.schedule}`, or one of {', '.join(SEARCHED)}")
         known = {"recompute": RECOMPUTE, "zero": ZERO, "offload": OFFLOAD, "precision": (OWN, *PRECISIONS), "schedule": SCHEDULES}
         for name, values in known.items():
             value, options = getattr(self, name), list(dict.fromkeys((*values, AUTO)))
             if value not in options:
                 raise PlanError(f"{name} is {value!r}, expected one of {', '.join(options)}.{did_you_mean(value, options)}")
-
-    def schedules(self) -> Tuple[str, ...]:
-        return SEARCHED if self.schedule == AUTO else (self.schedule,)
 
     def precisions(self, profile: ModelProfile) -> Tuple[str, ...]:
         """The profile's own first: a profile in 16 bits is not tried in another."""

@@ -120,16 +120,12 @@ def kept_tensors(
     Raises:
         InfeasibleError: a TaskGraph does not fit its devices even if it keeps as little as possible.
     """
-    readers = Readers(region)
-    costs = op_costs(region.graph, batch, readers.may)
     found: Dict[int, Tuple[int, ...]] = {}
-    for number, task in enumerate(plan.task_graphs):
-        row = _Row(readers, number, plan, task, cluster, costs)
-        if not row.parts.held.any():
-            continue
+    for number, row in rows_of(region, plan, cluster, batch).items():
         if mode == FULL:
             choice: Optional[Choice] = row.parts.smallest()
         else:
+            task = plan.task_graphs[number]
             memory = min(cluster.devices[d].usable_bytes for devices in task.devices for d in devices)
             if row.parts.memory_without <= memory - resident_bytes[number]:
                 continue
@@ -142,6 +138,14 @@ def kept_tensors(
         assert choice is not None
         found[number] = row.tensors(choice)
     return found
+
+
+def rows_of(region: Region, plan: Plan, cluster: Cluster, batch: int) -> Dict[int, TaskGraphRow]:
+    """The TaskGraphs that hold anything for their backward pass; see :func:`kept_tensors`."""
+    readers = Readers(region)
+    costs = op_costs(region.graph, batch, readers.may)
+    rows = {number: TaskGraphRow(readers, number, plan, task, cluster, costs) for number, task in enumerate(plan.task_graphs)}
+    return {number: row for number, row in rows.items() if row.parts.held.any()}
 
 
 def marked_tensors(region: Region, count: int, names: Sequence[str]) -> Dict[int, Tuple[int, ...]]:
@@ -270,7 +274,7 @@ class Parts(NamedTuple):
         return [Choice(bound + room * best / STEPS, float(time[-1, best]), tuple(reversed(segments)))]
 
 
-class _Row:
+class TaskGraphRow:
     """A TaskGraph's forward ops in parts, between which it can be cut.
 
     Attributes:

@@ -12,7 +12,7 @@ from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs as AmpCosts
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, kind_of
 from whale_tf.planner.dapple import search as dapple
-from whale_tf.planner.joint import Joint
+from whale_tf.planner.joint import Joint, Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.profiler.model_profile import ModelProfile
 
@@ -49,7 +49,8 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
         return [replace(one, profile=layers) for one in
                 searched(layers, cluster, global_batch, method, measures, None, budget, micro_batches)]
 
-    return replace(Joint(profile, cluster, under).best(allowed), search_seconds=time.perf_counter() - start)
+    found = Joint(Layers(profile, cluster, under, micro_batches=micro_batches)).best(allowed)
+    return replace(found, search_seconds=time.perf_counter() - start)
 
 
 def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",

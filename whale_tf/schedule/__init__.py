@@ -16,7 +16,7 @@ F0 F1 B0 F2 B1 F3 B2 B3
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.program import WEIGHT
@@ -40,6 +40,7 @@ __all__ = [
     "check_warmups",
     "in_flight",
     "orders",
+    "places_of",
     "schedule_of",
     "text",
     "warmup_depths",
@@ -115,6 +116,12 @@ def orders(
             raise PlanError(f"schedule {name!r} runs TaskGraphs on devices (by their first TaskGraphs) {wanted}, and they are on "
                             f"{places}; use another schedule, or change the plan's devices")
     return _orders(name, num_micro_batch, tuple(warmups), places)
+
+
+def places_of(devices: Sequence[Hashable]) -> Tuple[int, ...]:
+    """The place of each TaskGraph, by its devices: those on the same ones are at one place."""
+    first: Dict[Hashable, int] = {}
+    return tuple(first.setdefault(row, len(first)) for row in devices)
 
 
 @lru_cache(maxsize=256)

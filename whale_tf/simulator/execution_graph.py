@@ -15,7 +15,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from whale_tf.errors import PlanError
-from whale_tf.schedule import check_warmups, orders, schedule_of
+from whale_tf.schedule import check_warmups, orders, places_of, schedule_of
 from whale_tf.simulator.buffers import BufferRows, BufferTable, is_per_step, joined
 from whale_tf.simulator.collapse import Collapse
 from whale_tf.simulator.network import Network
@@ -361,9 +361,8 @@ def homes_of(strategy: Strategy) -> Tuple[int, ...]:
     Raises:
         PlanError: the schedule runs several stages at a place, and there is one at each.
     """
-    first: Dict[Tuple[int, ...], int] = {}
-    homes = tuple(first.setdefault(stage.devices, len(first)) for stage in strategy.stages)
-    if schedule_of(strategy.schedule).homes is not None and len(first) == len(homes):
+    homes = places_of([stage.devices for stage in strategy.stages])
+    if schedule_of(strategy.schedule).homes is not None and max(homes) == len(homes) - 1:
         raise PlanError(
             f"schedule {strategy.schedule!r} runs several TaskGraphs on each device, and this plan has one; use backward_first "
             "or zero_bubble_h1, or a plan with more TaskGraphs than devices")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import Plan, TaskGraphPlan
+from whale_tf.schedule import schedule_of
 from whale_tf.simulator.configs import OpAxis, OpConfig
 from whale_tf.simulator.model_graph import PARAMETER, ModelGraph, ModelOp
 from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, device_groups, propagate_configs
@@ -49,9 +50,10 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
             "the graph, or simulate a plan of wh.current_plan()"
         )
     complete = propagate_configs(model, configs)
+    groups = device_groups(complete) if schedule_of(plan.schedule).homes is None else _by_task_graph(plan, model, aliases or {})
     stages = tuple(
         Stage(ops, devices, max((warmup[number] for number in ops if number in warmup), default=1))
-        for ops, devices in device_groups(complete)
+        for ops, devices in groups
     )
     return Strategy(
         model,
@@ -67,17 +69,29 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     )
 
 
+def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) -> List[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
+    """(ops, devices) of each TaskGraph, where several share devices; an op that the plan does not name is where the one before it
+    is, as its config is."""
+    home = {aliases.get(name, name): number for number, task in enumerate(plan.task_graphs) for name in task.ops}
+    ops: List[List[int]] = [[] for _ in plan.task_graphs]
+    current = 0
+    for number, op in enumerate(model.ops):
+        current = home.get(op.name, current)
+        ops[current].append(number)
+    return [(tuple(members), tuple(sorted(device for row in task.devices for device in row)))
+            for task, members in zip(plan.task_graphs, ops)]
+
+
 def _recomputed(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...], aliases: Mapping[str, str]) -> Tuple[str, ...]:
     """The unit that each op is computed again with: what lies between two kept tensors; "": all that its backward pass reads is
     kept."""
     units = [""] * len(model.ops)
-    stage_of = {device: number for number, stage in enumerate(stages) for device in stage.devices}
-    for task in plan.task_graphs:
+    for task, place in zip(plan.task_graphs, _stage_numbers(plan, stages)):
         if task.kept is None:
             continue
         named = {aliases.get(name.partition(":")[0], name.partition(":")[0]).split("/")[0]: ":" not in name for name in task.kept}
         unit, kept_before = "", True
-        for number in stages[stage_of[task.devices[0][0]]].ops:
+        for number in stages[place].ops:
             node = model.ops[number].path[0]
             if kept_before:
                 unit = node
@@ -85,6 +99,14 @@ def _recomputed(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...], aliase
             following = number + 1 < len(model.ops) and model.ops[number + 1].path[0] == node
             kept_before = node in named and not following
     return tuple(units)
+
+
+def _stage_numbers(plan: Plan, stages: Sequence[Stage]) -> List[int]:
+    """The stage of every TaskGraph."""
+    if schedule_of(plan.schedule).homes is not None:
+        return list(range(len(stages)))
+    stage_of = {device: number for number, stage in enumerate(stages) for device in stage.devices}
+    return [stage_of[task.devices[0][0]] for task in plan.task_graphs]
 
 
 def check_ops(plan: Plan) -> None:
@@ -120,9 +142,9 @@ def _buckets(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...]) -> Option
     parameters = {tensor.name: number for number, tensor in enumerate(model.tensors) if tensor.role == PARAMETER}
     chosen: List[List[Tuple[int, ...]]] = [[] for _ in stages]
     found = False
-    stage_of = {device: number for number, stage in enumerate(stages) for device in stage.devices}
+    numbers = _stage_numbers(plan, stages)
     for gradient in plan.gradients:
-        stage = stage_of[plan.task_graphs[gradient.task_graph].devices[0][0]]
+        stage = numbers[gradient.task_graph]
         for bucket in gradient.buckets:
             members = tuple(parameters[name] for name in bucket if name in parameters)
             if members:

@@ -13,8 +13,8 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError
 from whale_tf.planner.auto.partition import auto_partition, respecting_blocks
-from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate, ranked
-from whale_tf.planner.joint import Joint
+from whale_tf.planner.candidate import Candidate, Stage, kind_of, no_candidate
+from whale_tf.planner.joint import Joint, Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.search import searched
 from whale_tf.profiler.model_profile import ModelProfile
@@ -50,15 +50,19 @@ class Request(NamedTuple):
 
 def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
            more: Sequence[Candidate] = ()) -> Candidate:
-    """The best plan for a model; see :func:`candidates`."""
+    """The best plan for a model, as played with the times of its layers; see :func:`candidates`."""
     began = time.perf_counter()
-    found = _joint(layers, pieces, cluster, request, more).best(request.allowed)
+
+    def under(measures: Measures) -> List[Candidate]:
+        return candidates(measures.of(layers, cluster), measures.of(pieces, cluster), cluster, request, measures, more)
+
+    found = Joint(Layers(layers, cluster, under, request.balance, request.micro_batches)).best(request.allowed)
     return replace(found, search_seconds=time.perf_counter() - began)
 
 
-def candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
+def candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, measures: Measures,
                more: Sequence[Candidate] = ()) -> List[Candidate]:
-    """Plans for a model, best first, played with the times of its layers.
+    """Plans for a model under measures.
 
     Args:
         layers: the model cut between repeated blocks.
@@ -69,19 +73,10 @@ def candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, req
         InfeasibleError: no search finds a plan, or there are more stages than ops.
         PlanError: the request fits no cluster of this size.
     """
-    return ranked(_joint(layers, pieces, cluster, request, more).played(request.allowed))
-
-
-def _joint(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, more: Sequence[Candidate]) -> Joint:
     if request.num_stages is not None and request.num_stages > len(pieces.layers):
         raise InfeasibleError(f"num_task_graph is {request.num_stages}, but {pieces.name!r} can be cut into at most "
                               f"{len(pieces.layers)} parts; use at most that many")
-
-    def under(measures: Measures) -> List[Candidate]:
-        coarse, fine = measures.of(layers, cluster), measures.of(pieces, cluster)
-        return _distinct([*more, *_candidates(coarse, fine, cluster, request, measures)])
-
-    return Joint(layers, cluster, under, request.balance)
+    return _distinct([*more, *_candidates(layers, pieces, cluster, request, measures)])
 
 
 def to_play(found: Sequence[Candidate]) -> List[Candidate]:

@@ -7,7 +7,7 @@ replica has the same mix; a stage is as slow as its slowest copy.
 from __future__ import annotations
 
 import time
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 from whale_tf.balance import PartitionProblem, StagePartition, exact_stages, partition_latency_s, partition_memory_bytes
 from whale_tf.cluster import Cluster
@@ -45,7 +45,7 @@ def auto_partition(
     problem = partition_problem(profile, cluster, rows, global_batch, micro_batches, measures)
     found = solve(problem)
     stages = _stages(found, rows, micro_batches)
-    seconds = partition_latency_s(problem, found) + _all_reduce_s(profile, cluster, stages)
+    seconds = partition_latency_s(problem, found) + all_reduce_seconds(profile, cluster, stages)
     peaks = [0] * len(cluster.devices)
     for stage, need in zip(stages, partition_memory_bytes(problem, found.cuts)):
         for device in stage.all_devices:
@@ -114,16 +114,16 @@ def _stages(found: StagePartition, rows: Sequence[Tuple[int, ...]], micro_batche
                  for first, end, place, depth in zip(found.cuts, found.cuts[1:], found.devices, depths))
 
 
-def _all_reduce_s(profile: ModelProfile, cluster: Cluster, stages: Sequence[Stage]) -> float:
-    """Ring all-reduce of the gradients over the model replicas; the stages do it side by side."""
-    slowest = 0.0
+def all_reduce_seconds(profile: ModelProfile, cluster: Cluster, stages: Sequence[Stage]) -> float:
+    """Ring all-reduce of the gradients over the replicas; stages on other devices do it side by side."""
+    seconds: Dict[Tuple[int, ...], float] = {}
     for stage in stages:
-        count = len(stage.all_devices)
+        devices, count = stage.all_devices, len(stage.all_devices)
         if count > 1:
-            link = cluster.bottleneck(stage.all_devices)
             size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
-            slowest = max(slowest, 2 * (count - 1) * link.seconds(size / count))
-    return slowest
+            sent_s = 2 * (count - 1) * cluster.bottleneck(devices).seconds(size / count)
+            seconds[devices] = seconds.get(devices, 0.0) + sent_s
+    return max(seconds.values(), default=0.0)
 
 
 def respecting_blocks(coarse: Candidate, fine: Candidate) -> Candidate:

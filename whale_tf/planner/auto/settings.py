@@ -10,7 +10,8 @@ from whale_tf.errors import ConfigError, MissingPackageError
 from whale_tf.planner.assemble import Decision, TaskGraphSpec
 from whale_tf.planner.auto.choose import Request, candidates
 from whale_tf.planner.candidate import Candidate, no_candidate
-from whale_tf.planner.measures import Allowed
+from whale_tf.planner.joint import Layers
+from whale_tf.planner.measures import AUTO, OWN, Allowed, Measures
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.planner.rhino.stages import pipelines
 from whale_tf.planner.simulated import with_slices
@@ -55,16 +56,28 @@ def request_of(config: Config, batch: int) -> Request:
             f"pipeline.num_stages is {stages}; leave it "
             "out, or set auto.auto_parallel to true")
     method = search if isinstance(search, str) else "all" if search and stages is None else "auto"
-    return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm, Allowed(config.recompute))
+    return Request(method, stages, config.pipeline.num_micro_batch, batch, config.balance.algorithm, allowed_of(config))
 
 
-def search_plans(chain: Chain, source: Source, cluster: Cluster, config: Config) -> List[Candidate]:
-    """Plans of TaskGraphs for a captured model, best first by the times of layers.
+def opened(config: Config) -> Config:
+    """``auto_parallel`` decides what the configuration leaves open, changes no numbers and stays on the devices: what is computed
+    again, and what replicas divide."""
+    if not config.auto.auto_parallel:
+        return config
+    return config.changed(**{key: AUTO for key in ("recompute", "zero") if key not in config.given})
+
+
+def allowed_of(config: Config) -> Allowed:
+    """What a search may do about memory; the precision is the graph's already."""
+    return Allowed(config.recompute, config.zero, config.offload, OWN, config.pipeline.schedule)
+
+
+def layers_of(chain: Chain, source: Source, cluster: Cluster, config: Config) -> Layers:
+    """The search for plans of TaskGraphs for a captured model, by the times of its layers.
 
     Without ortools Rhino's pipelines are no candidates, and one without a plan says so.
 
     Raises:
-        InfeasibleError: nothing fits.
         ConfigError: see :func:`request_of`.
     """
     if not config.cluster.device_place_prefer_intra_node:
@@ -79,7 +92,12 @@ def search_plans(chain: Chain, source: Source, cluster: Cluster, config: Config)
         except MissingPackageError as error:
             more = [no_candidate("pipelines of rhino", error)]
     pieces = profile_of(chain.merged(fine_starts(chain, MAX_PIECES)), source)
-    return candidates(graph_profile(chain, source), pieces, cluster, request, more)
+    layers = graph_profile(chain, source)
+
+    def under(measures: Measures) -> List[Candidate]:
+        return candidates(layers, pieces, cluster, request, measures, more)
+
+    return Layers(layers, cluster, under, request.balance, request.micro_batches)
 
 
 def members_of(found: Candidate) -> List[Tuple[str, ...]]:

@@ -1,0 +1,144 @@
+"""Plans with several TaskGraphs on each device, for the schedules that run these (``interleaved``, ``zero_bubble_v``).
+
+The stages of a pipeline that a search found, or as many of one device each, keep their devices, and the layers are cut anew into
+V times as many TaskGraphs, which the schedule puts on them::
+
+    pipeline       0 1 | 2 3          devices of 2 stages, of 2 replicas each
+    interleaved    0 1 | 2 3 | 0 1 | 2 3
+    zero_bubble_v  0 1 | 2 3 | 2 3 | 0 1
+
+Cuts are exact for a pipeline of TaskGraphs that have their devices to themselves (:func:`whale_tf.balance.exact_stages`).  Those
+that are fastest by a formula are handed over, and played like all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from whale_tf.balance import exact_stages, stage_times_s
+from whale_tf.cluster import Cluster
+from whale_tf.planner.auto.partition import all_reduce_seconds, partition_problem, stage_devices
+from whale_tf.planner.candidate import Candidate, Stage, kind_of
+from whale_tf.planner.measures import Measures
+from whale_tf.profiler.model_profile import ModelProfile
+from whale_tf.schedule import schedule_of
+
+MOST_EACH = 4  # TaskGraphs on a device
+MOST_PER_STAGE = 8  # micro-batches for each stage of devices, beyond which little time is left that devices wait
+HANDED_OVER = 6  # plans that are played
+OF_EACH = 2  # of them, with the same devices for its stages
+TWO_EACH = "zero_bubble_v"
+
+Rows = Tuple[Tuple[Tuple[int, ...], ...], ...]  # [stage][model replica][replica] device numbers
+
+
+class _Shape(NamedTuple):
+    """Devices of a pipeline's stages, each with the same number."""
+
+    rows: Rows
+
+    @property
+    def stages(self) -> int:
+        return len(self.rows)
+
+    @property
+    def key(self) -> Tuple[Tuple[int, ...], ...]:
+        return tuple(tuple(device for row in stage for device in row) for stage in self.rows)
+
+    @property
+    def model_replicas(self) -> int:
+        return len(self.rows[0])
+
+    @property
+    def replicas(self) -> List[Tuple[int, ...]]:
+        """``[replica of any model replica][stage]``"""
+        return list(zip(*self.key))
+
+
+def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures,
+           micro_batches: Optional[int] = None) -> List[Candidate]:
+    """The plans, the fastest first by a formula.
+
+    Args:
+        found: plans of one TaskGraph a device, by which stages are numbered.
+        micro_batches: of one model replica; None: chosen.  Under ``interleaved`` a multiple of the stages of devices.
+    """
+    plans = [one for one in found if not one.why_not and one.profile is not None]
+    if not plans:
+        return []
+    profiles = {id(one.profile): one.profile for one in plans if one.profile is not None}
+    made = [one for shape in _shapes(plans, cluster) for profile in profiles.values()
+            for one in _of_shape(shape, profile, plans[0], cluster, measures.schedule, micro_batches)]
+    taken: Dict[Rows, int] = {}
+    kept: List[Candidate] = []
+    for one in sorted(made, key=lambda one: (one.latency_s, len(one.stages))):
+        rows = tuple(stage.devices for stage in one.stages)
+        shape = tuple(dict.fromkeys(rows))
+        if len(kept) < HANDED_OVER and taken.get(shape, 0) < OF_EACH:
+            taken[shape] = taken.get(shape, 0) + 1
+            kept.append(one)
+    return kept
+
+
+def _shapes(plans: Sequence[Candidate], cluster: Cluster) -> List[_Shape]:
+    """Those of the pipelines that have equally many devices everywhere, and their numbers of stages with a device each; without
+    pipelines all numbers of stages that divide the devices."""
+    pipelines = [one for one in plans if len(one.stages) > 1]
+    counts = {len(one.stages) for one in pipelines} or set(range(2, len(cluster) + 1))
+    shapes: Dict[object, _Shape] = {}  # by the devices of the stages, however these divide their part of the batch
+    for one in pipelines:
+        rows = tuple(stage.devices for stage in one.stages)
+        is_even = len({len(stage.all_devices) for stage in one.stages}) == 1
+        is_apart = len({device for stage in one.stages for device in stage.all_devices}) == sum(
+            len(stage.all_devices) for stage in one.stages)
+        if is_even and is_apart and all(stage.strategy == "replicate" for stage in one.stages):
+            shapes.setdefault(_Shape(rows).key, _Shape(rows))
+    for count in sorted(counts):
+        if len(cluster) % count == 0:
+            dealt = stage_devices(cluster, count)
+            rows = tuple(tuple((row[place],) for row in dealt) for place in range(count))
+            shapes.setdefault(_Shape(rows).key, _Shape(rows))
+    return list(shapes.values())
+
+
+def _of_shape(shape: _Shape, profile: ModelProfile, like: Candidate, cluster: Cluster, schedule: str,
+              micro_batches: Optional[int]) -> Iterator[Candidate]:
+    fold = schedule_of(schedule).homes
+    assert fold is not None
+    for each in (2,) if schedule == TWO_EACH else range(2, MOST_EACH + 1):
+        if shape.stages * each > len(profile.layers):
+            return
+        homes = fold(shape.stages * each, each)
+        rows = [tuple(row[home] for home in homes) for row in shape.replicas]
+        for count in _micro_batch_counts(shape, like.global_batch, schedule, micro_batches):
+            problem = partition_problem(profile, cluster, rows, like.global_batch, count, Measures(is_bounded=False))
+            problem = replace(problem, fixed_order=True)
+            cuts = exact_stages(problem).cuts
+            times = stage_times_s(problem, cuts, range(len(homes)))
+            device_s = max(sum(seconds for seconds, home in zip(times, homes) if home == place) for place in range(shape.stages))
+            wire_s = max(problem.handover_s[cut - 1] for cut in cuts[1:-1])
+            stages = tuple(Stage(first_layer=first, last_layer=end - 1, devices=shape.rows[home])
+                           for first, end, home in zip(cuts, cuts[1:], homes))
+            seconds = (count + (shape.stages - 1) / each) * max(device_s, wire_s) + all_reduce_seconds(profile, cluster, stages)
+            yield Candidate(
+                schedule, _described(shape, cuts, each, count), like.model, like.cluster, like.global_batch, len(cluster),
+                kind_of(stages), stages, count, shape.model_replicas, seconds, seconds,
+                peak_memory_bytes=(0,) * len(cluster), profile=profile)
+
+
+def _micro_batch_counts(shape: _Shape, global_batch: int, schedule: str, asked: Optional[int]) -> List[int]:
+    """Those that leave each replica whole examples."""
+    share = global_batch // shape.model_replicas
+    if share * shape.model_replicas != global_batch:
+        return []
+    counts = [asked] if asked is not None else range(1, min(share, MOST_PER_STAGE * shape.stages) + 1)
+    replicas, step = len(shape.rows[0][0]), 1 if schedule == TWO_EACH else shape.stages
+    return [count for count in counts if share % count == 0 and share // count >= replicas and count % step == 0]
+
+
+def _described(shape: _Shape, cuts: Sequence[int], each: int, count: int) -> str:
+    sizes = "+".join(str(end - first) for first, end in zip(cuts, cuts[1:]))
+    wide = len(shape.replicas)
+    return (f"{shape.stages} stages of {each} TaskGraphs a device ({sizes} layers){f' x {wide} replicas' if wide > 1 else ''}, "
+            f"{count} micro-batch{'es' if count > 1 else ''}")
