@@ -26,7 +26,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 PURE = ("balance", "bridges", "cluster", "ir", "papers", "patterns", "planner", "profiler", "schedule", "simulator")
 
 # folders whose many short trainings run without TensorFlow's graph optimizer
-SMALL_STEPS = ("ir", "models", "multiprocess", "numeric", "emit", "functions")
+SMALL_STEPS = ("ir", "models", "multiprocess", "numeric", "emit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,8 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """TensorFlow's graph optimizer takes longer than the small steps that tests in ``SMALL_STEPS`` run. It stays where the mark
     ``graph_optimizer`` asks for it: order, fusion and memory, sessions, loops, every fifth plan of the matrix, generated models,
-    four processes, functions under every kind of plan and with divided variables. It also stays in the other folders, in scripts
-    that tests start, and with --full."""
+    four processes. It also stays in the other folders, in scripts that tests start, and with --full."""
     if "tensorflow" in sys.modules:
         from tests import graph_optimizer
 

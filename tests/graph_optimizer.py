@@ -1,21 +1,16 @@
-"""TensorFlow's graph optimizer, on or off for what this process runs from now on: new Sessions, and functions."""
+"""TensorFlow's graph optimizer, on or off for the Sessions that this process makes from now on."""
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-import tensorflow
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client.session import BaseSession
-
-from whale_tf._tf_compat import function_tracing
 
 _switch = {"on": True}
 
 
 def turn(on: bool) -> None:
-    if function_tracing() is not None:
-        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})
     _switch["on"] = on
 
 

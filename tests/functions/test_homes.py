@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -55,13 +55,21 @@ RUN = {  # every build, way and level, and most pairs of them
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build, way, level", [
-    pytest.param(build, way, level, marks=([] if (build, way, level) in RUN else [pytest.mark.full])
-                 + [pytest.mark.graph_optimizer] * ("split" in way))
+    pytest.param(build, way, level, marks=[] if (build, way, level) in RUN else [pytest.mark.full])
     for build in BUILDS for way in WAYS for level in LEVELS])
 def test_steps(build: str, way: str, level: str) -> None:
     chosen = WAYS[way]._replace(config={**WAYS[way].config, **LEVELS[level]})
     outcome = check(BUILDS[build], chosen, batches((16, 16, 12)))
     assert outcome.plan is not None and any(task.homes for task in outcome.plan.task_graphs)
+
+
+@pytest.fixture(autouse=True)
+def graph_optimizer(request: Any) -> Iterator[None]:
+    """It takes longer than a few small steps; it stays with --full, and where variables are divided."""
+    off = not request.config.getoption("--full") and "split" not in request.node.name
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 # -- places ------------------------------------------------------------------------------------------------------------

@@ -112,6 +112,15 @@ def by_hand(model: Any, case: Case) -> Dict[str, Any]:
     return dict(values, **{f"val {name}": np.array(value) for name, value in validate(*batch).items()})
 
 
+@pytest.fixture(autouse=True)
+def graph_optimizer(request: Any) -> Iterator[None]:
+    """It takes longer than five small steps; it stays with --full, and where variables are divided."""
+    off = not request.config.getoption("--full") and "split" not in request.node.name and "auto" not in request.node.name
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
 local = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name], loop, None))
 in_float32 = functools.lru_cache(maxsize=None)(lambda name, loop: trained(CASES[name]._replace(policy="float32"), loop, None))
 
@@ -144,8 +153,6 @@ def rows() -> Iterator[Any]:
     for i, name in enumerate(CASES):
         for k, (loop, plan) in enumerate(pairs):
             marks = [] if k == i % len(pairs) or i == k % len(CASES) else [pytest.mark.full]
-            if plan in ("split of the second half", "auto_parallel"):
-                marks.append(pytest.mark.graph_optimizer)
             yield pytest.param(name, loop, plan, marks=marks, id=f"{name}-{loop}-{plan}")
 
 

@@ -9,8 +9,6 @@ import tensorflow as tf
 
 import whale_tf as wh
 
-pytestmark = pytest.mark.graph_optimizer
-
 
 def from_seed_attribute(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.random.uniform(tf.shape(x), seed=3)

@@ -12,7 +12,6 @@ import whale_tf as wh
 from tests.functions.equality import Scope, Way, batches, check
 from tests.functions.test_training_steps import cross_entropy, keras_adam, logits_of, momentum, perceptron, sparse, variable
 
-pytestmark = pytest.mark.graph_optimizer
 HEAD = Way((1, 2), 3, {}, split=(1,))
 WHOLE = Way((2,), 2, {}, split=(0,))
 HYBRID = Way((2, 2), 2, {}, split=(1,))  # Whale's example 2: features replicated, the head split, on the same devices

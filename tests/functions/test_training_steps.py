@@ -366,7 +366,6 @@ STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, calle
          unrolled, ranked, sorted_series, until_settled, watched]
 
 
-@pytest.mark.graph_optimizer
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_momentum_in_every_way(way: str) -> None:
