@@ -59,8 +59,14 @@ def _source(tensor: tf.Tensor) -> tf.Operation:
 
 
 def _predecessors(op: tf.Operation) -> List[tf.Operation]:
-    found = [] if op.type == "NextIteration" else [tensor.op for tensor in op.inputs]
-    return [earlier for earlier in found + list(op.control_inputs) if earlier.type != "NextIteration"]
+    """What an op waits for.  The back edges of a loop are left out; its results follow from its last round instead."""
+    found = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    if op.type == "Merge":
+        return [earlier for earlier in found if earlier.type != "NextIteration"]
+    if op.type == "Exit":
+        merge = op.inputs[0].op.inputs[0].op
+        return found + [tensor.op for tensor in merge.inputs if tensor.op.type == "NextIteration"]
+    return found
 
 
 def _in_order(fetches: Sequence[tf.Operation]) -> List[tf.Operation]:

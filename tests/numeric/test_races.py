@@ -30,6 +30,19 @@ def test_what_follows_from_the_other_is_in_order(graph: tf.Graph, order: str) ->
     assert not unordered([read.op]), "without the write"
 
 
+@pytest.mark.parametrize("waits_for", ["the loop", "nothing"])
+def test_a_loops_result_follows_from_its_rounds(graph: tf.Graph, waits_for: str) -> None:
+    with tf.variable_scope("", use_resource=True):
+        table = tf.get_variable("table", initializer=[1.0, 2.0, 3.0])
+    with tf.name_scope("whale"):
+        read = tf.gather(table, [0])
+        _, total = tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, x + read), [0, tf.zeros([1])])
+        last = total if waits_for == "the loop" else tf.constant(0)
+        with tf.control_dependencies([last]):
+            update = table.assign_add([1.0, 1.0, 1.0], read_value=False)
+    assert bool(unordered([total.op, update])) == (waits_for != "the loop")
+
+
 def test_the_local_scripts_own_races_are_left_alone(graph: tf.Graph) -> None:
     read, update = _step("none", "model")
     assert not unordered([read.op, update])
