@@ -106,7 +106,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
 
 def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
     """What ``auto_parallel`` chooses from for an un-annotated training graph, all as played; the graph stays as it is."""
-    search = _Search(capture(graph), cluster, opened(config), Options(sections=True), every=True)
+    search = Search(capture(graph), cluster, opened(config), Options(sections=True), every=True)
     return search.staged + [one.found for one in search.divided]
 
 
@@ -146,7 +146,7 @@ def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Opt
     Raises:
         InfeasibleError: no search finds a plan that fits.
     """
-    search = _Search(captured, cluster, config, options)
+    search = Search(captured, cluster, config, options)
     taken = search.joint.best(allowed_of(config), [one.found for one in search.divided])
     assert taken.plan is not None
     plan = replace(taken.plan, estimate=taken.estimate)
@@ -177,13 +177,16 @@ def best_of_annotated(captured: Captured, region: Region, cluster: Cluster, conf
     return replace(taken.plan, estimate=replace(taken.estimate, search="the annotations' schedules and measures"))
 
 
-class _Search:
-    """Attributes:
+class Search:
+    """What :func:`best_plan` chooses from.
+
+    Attributes:
     joint: of plans of TaskGraphs.
     staged: these, and reasons why searches gave none.
-    divided: plans that divide every op, which know no measures.
+    divided: plans that divide every op, which know no measures, the fastest first by what their search minimises.
 
     Args:
+        config: see :func:`opened`.
         every: divisions are played even if their searches believe that others are faster.
     """
 

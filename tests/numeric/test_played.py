@@ -57,10 +57,11 @@ def test_a_division_is_compiled_only_where_its_search_believes_in_it() -> None:
         with tf.Graph().as_default() as graph:
             tf.train.AdamOptimizer(1e-4).minimize(case.build(case.batch))
         captured, cluster, config = capture(graph), Cluster.parse(case.cluster), Config({"auto_parallel": "rhino"})
-        played = searching.played_candidates(captured, cluster, config, Options(sections=True))
+        search = searching.Search(captured, cluster, config, Options(sections=True))
         found, decided = searching.best_plan(captured, cluster, config, Options(sections=True))
     finally:
         wh.shutdown()
-    assert found.is_played and decided.plan is found.plan and found.latency_s == min(one.found.latency_s for one in played)
-    waiting = [one.found for one in played if one.decided is None and not one.found.why_not]
+    assert found.is_played and decided.plan is found.plan and found.latency_s == min(
+        one.latency_s for one in [*search.staged, *(one.found for one in search.divided)])
+    waiting = [one.found for one in search.divided if one.decided is None and not one.found.why_not]
     assert waiting and all(one.assignment is not None and not one.is_played and "simulated" not in one.told for one in waiting)
