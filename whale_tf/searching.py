@@ -181,9 +181,9 @@ class Search:
     """What :func:`best_plan` chooses from.
 
     Attributes:
-    joint: of plans of TaskGraphs.
-    staged: these, and reasons why searches gave none.
-    divided: plans that divide every op, which know no measures, the fastest first by what their search minimises.
+        joint: of plans of TaskGraphs.
+        staged: these, and reasons why searches gave none.
+        divided: plans that divide every op, which know no measures, the fastest first by what their search minimises.
 
     Args:
         config: see :func:`opened`.
