@@ -120,16 +120,12 @@ def kept_tensors(
     Raises:
         InfeasibleError: a TaskGraph does not fit its devices even if it keeps as little as possible.
     """
-    readers = Readers(region)
-    costs = op_costs(region.graph, batch, readers.may)
     found: Dict[int, Tuple[int, ...]] = {}
-    for number, task in enumerate(plan.task_graphs):
-        row = _Row(readers, number, plan, task, cluster, costs)
-        if not row.parts.held.any():
-            continue
+    for number, row in rows_of(region, plan, cluster, batch).items():
         if mode == FULL:
             choice: Optional[Choice] = row.parts.smallest()
         else:
+            task = plan.task_graphs[number]
             memory = min(cluster.devices[d].usable_bytes for devices in task.devices for d in devices)
             if row.parts.memory_without <= memory - resident_bytes[number]:
                 continue
@@ -142,6 +138,14 @@ def kept_tensors(
         assert choice is not None
         found[number] = row.tensors(choice)
     return found
+
+
+def rows_of(region: Region, plan: Plan, cluster: Cluster, batch: int) -> Dict[int, TaskGraphRow]:
+    """The TaskGraphs that hold anything for their backward pass; see :func:`kept_tensors`."""
+    readers = Readers(region)
+    costs = op_costs(region.graph, batch, readers.may)
+    rows = {number: TaskGraphRow(readers, number, plan, task, cluster, costs) for number, task in enumerate(plan.task_graphs)}
+    return {number: row for number, row in rows.items() if row.parts.held.any()}
 
 
 def marked_tensors(region: Region, count: int, names: Sequence[str]) -> Dict[int, Tuple[int, ...]]:
@@ -270,7 +274,7 @@ class Parts(NamedTuple):
         return [Choice(bound + room * best / STEPS, float(time[-1, best]), tuple(reversed(segments)))]
 
 
-class _Row:
+class TaskGraphRow:
     """A TaskGraph's forward ops in parts, between which it can be cut.
 
     Attributes:
@@ -327,31 +331,31 @@ class _Row:
                 buffer = buffer_of(graph, tensor)
                 if graph.tensors[buffer].op in self._part and graph.tensors[tensor].dtype not in UNSENT:
                     reader = max([self._part.get(user, part) for user, _ in graph.consumers(tensor)], default=part)
-                    again = op in self._readers.may or not self._is_needed_again(tensor)
-                    last[buffer] = max(last.get(buffer, part), reader if again else size)
+                    last[buffer] = max(last.get(buffer, part), reader)
+                    if op not in self._readers.may and self._is_needed_again(tensor):
+                        last[buffer_of(graph, self._least_behind(tensor))] = size
         all_made, unread = np.zeros((size, size + 1)), np.zeros((size, size + 1))  # [part, last part that reads it]
         wanted = {buffer_of(graph, tensor) for tensor in self._wanted}
         for buffer, reader in last.items():
             part = self._part[graph.tensors[buffer].op]
-            bytes_kept = self._least_behind(buffer) if reader == size else self._bytes(buffer)
-            all_made[part, reader] += bytes_kept
+            all_made[part, reader] += self._bytes(buffer)
             if buffer not in wanted:
-                unread[part, reader] += bytes_kept
+                unread[part, reader] += self._bytes(buffer)
         return _read_behind(all_made), _read_behind(unread)
 
     def _is_needed_again(self, tensor: int) -> bool:
         """Whether ops that may be done again read a tensor, or backward ops do."""
         return tensor in self._wanted or any(user in self._readers.may for user, _ in self._graph.consumers(tensor))
 
-    def _least_behind(self, tensor: int) -> float:
-        """Bytes of a tensor that nothing gives again, or of the smallest that follows from it alone: a dropout's mask."""
-        least = self._bytes(tensor)
+    def _least_behind(self, tensor: int) -> int:
+        """A tensor that nothing gives again, or the smallest that follows from it alone: a dropout's mask."""
+        least = tensor
         while True:
-            readers = {user for user, _ in self._graph.consumers(tensor)} & self._readers.may
+            readers = {user for user, _ in self._graph.consumers(tensor)} & self._readers.may & self._part.keys()
             if len(readers) != 1:
                 return least
             tensor = self._graph.ops[readers.pop()].outputs[0]
-            least = min(least, self._bytes(tensor))
+            least = min(least, tensor, key=self._bytes)
 
     def tensors(self, choice: Choice) -> Tuple[int, ...]:
         """The tensors that a choice keeps, in the order in which they are computed."""
