@@ -55,12 +55,11 @@ class Drawing:
 
     def region(self) -> Region:
         x = self.graph.tensor("x")
-        first = next(op.id for op, position in ((self.graph.ops[o], p) for o, p in self.graph.consumers(x)))
-        self.batch.conversions.setdefault((first, 0), (Scale(1),))
+        self.batch.conversions.setdefault((self.graph.consumers(x)[0][0], 0), (Scale(1),))
         return find_region(self.graph, self.home, self.batch, [x])
 
 
-def layers(widths: Sequence[int], last: Sequence[int] = (), drawing: Optional[Drawing] = None) -> Region:
+def layers(widths: Sequence[int], last: Sequence[int] = ()) -> Region:
     """``x -> mul0 -> act0 -> mul1 -> act1 ...  -> loss``; backward ops read all ``act`` and the loss.
 
     Args:
@@ -189,7 +188,7 @@ def test_a_mask_is_kept_where_nothing_gives_it_again_and_a_buffer_once() -> None
 # -------------------------------------------------------------------------------------------------- what is kept
 @pytest.mark.parametrize("segments, kept", [
     ([(5, True)], []),
-    ([(0, False), (1, False), (2, False), (3, False), (4, False), (5, False)], ["mul", "act", "flat", "mask", "dropped", "out", "sum"]),
+    ([(part, False) for part in range(6)], ["mul", "act", "flat", "mask", "dropped", "out", "sum"]),
     ([(1, True), (5, True)], ["act"]),
     ([(2, True), (3, False), (5, True)], ["act", "flat", "mask", "dropped"]),
     ([(3, True), (5, False)], ["act", "dropped", "sum"]),
@@ -205,7 +204,9 @@ def test_what_a_choice_keeps(segments: Sequence[Tuple[int, bool]], kept: Sequenc
     (["act", "sum"], {"flat": "dout", "dropped": "dout"}, ["flat", "dropped"]),
     (["flat", "dropped", "sum"], {}, []),
 ])
-def test_what_is_done_again_and_waits_for_which_gradient(kept: Sequence[str], again: Dict[str, str], wanted: Sequence[str]) -> None:
+def test_what_is_done_again_and_which_gradient_it_waits_for(
+    kept: Sequence[str], again: Dict[str, str], wanted: Sequence[str]
+) -> None:
     region = branching()
     found = redone(Readers(region), 0, {region.graph.tensor(name) for name in kept})
     ops = region.graph.ops
@@ -338,8 +339,8 @@ def test_a_task_graph_that_holds_nothing_is_left_out() -> None:
 # --------------------------------------------------------------------------------------------------------- marks
 def test_marked_tensors() -> None:
     region = layers([4, 2, 3, 5], last=[0, 2])
-    tensor = region.graph.tensor
-    assert marked_tensors(region, 2, ["act2:0", "act0:0", "act1:0"]) == {0: (tensor("act0"),), 1: (tensor("act2"), tensor("act1"))}
+    found = marked_tensors(region, 2, ["act2:0", "act0:0", "act1:0"])
+    assert {number: names(region, marked) for number, marked in found.items()} == {0: ["act0"], 1: ["act2", "act1"]}
     assert marked_tensors(region, 2, []) == {0: (), 1: ()}
 
 
