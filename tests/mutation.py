@@ -40,6 +40,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.schedule.zero_bubble": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.zero_bubble_v": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.interleaved": ("tests/schedule",) + PASSES,
+    "whale_tf.planner.recompute": ("tests/planner/test_recompute.py", "tests/planner/test_recompute_rows.py"),
     "whale_tf.balance.exact": ("tests/balance",),
     "whale_tf.balance.memory_constrained": ("tests/balance",),
     "whale_tf.balance.partition": ("tests/balance",),

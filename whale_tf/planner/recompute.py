@@ -331,31 +331,31 @@ class TaskGraphRow:
                 buffer = buffer_of(graph, tensor)
                 if graph.tensors[buffer].op in self._part and graph.tensors[tensor].dtype not in UNSENT:
                     reader = max([self._part.get(user, part) for user, _ in graph.consumers(tensor)], default=part)
-                    again = op in self._readers.may or not self._is_needed_again(tensor)
-                    last[buffer] = max(last.get(buffer, part), reader if again else size)
+                    last[buffer] = max(last.get(buffer, part), reader)
+                    if op not in self._readers.may and self._is_needed_again(tensor):
+                        last[buffer_of(graph, self._least_behind(tensor))] = size
         all_made, unread = np.zeros((size, size + 1)), np.zeros((size, size + 1))  # [part, last part that reads it]
         wanted = {buffer_of(graph, tensor) for tensor in self._wanted}
         for buffer, reader in last.items():
             part = self._part[graph.tensors[buffer].op]
-            bytes_kept = self._least_behind(buffer) if reader == size else self._bytes(buffer)
-            all_made[part, reader] += bytes_kept
+            all_made[part, reader] += self._bytes(buffer)
             if buffer not in wanted:
-                unread[part, reader] += bytes_kept
+                unread[part, reader] += self._bytes(buffer)
         return _read_behind(all_made), _read_behind(unread)
 
     def _is_needed_again(self, tensor: int) -> bool:
         """Whether ops that may be done again read a tensor, or backward ops do."""
         return tensor in self._wanted or any(user in self._readers.may for user, _ in self._graph.consumers(tensor))
 
-    def _least_behind(self, tensor: int) -> float:
-        """Bytes of a tensor that nothing gives again, or of the smallest that follows from it alone: a dropout's mask."""
-        least = self._bytes(tensor)
+    def _least_behind(self, tensor: int) -> int:
+        """A tensor that nothing gives again, or the smallest that follows from it alone: a dropout's mask."""
+        least = tensor
         while True:
-            readers = {user for user, _ in self._graph.consumers(tensor)} & self._readers.may
+            readers = {user for user, _ in self._graph.consumers(tensor)} & self._readers.may & self._part.keys()
             if len(readers) != 1:
                 return least
             tensor = self._graph.ops[readers.pop()].outputs[0]
-            least = min(least, self._bytes(tensor))
+            least = min(least, tensor, key=self._bytes)
 
     def tensors(self, choice: Choice) -> Tuple[int, ...]:
         """The tensors that a choice keeps, in the order in which they are computed."""
