@@ -357,10 +357,10 @@ class _Automatic(Steps):
 
     def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
         """With the smallest by the times of layers played, too."""
-        ordered = sorted((one for one in found if not one.why_not), key=lambda one: max(one.peak_memory_bytes))
-        estimated = [one for one in ordered if one.plan is None]
-        return [one for one in found if one.plan is not None] + [
-            super(_Automatic, self).play(one, one.measures) for one in estimated[:SMALLEST]]
+        estimated = [one for one in found if one.plan is None and one.assignment is None and not one.why_not]
+        others = [one for one in found if all(one is not other for other in estimated)]
+        ordered = sorted(estimated, key=lambda one: max(one.peak_memory_bytes))
+        return others + [super(_Automatic, self).play(one, one.measures) for one in ordered[:SMALLEST]]
 
     def with_task_graphs(self, found: Candidate) -> Tuple[Captured, Region]:
         if id(found) not in self._divided:  # candidates are kept

@@ -179,6 +179,6 @@ def test_a_script_s_plan_is_simulated_op_by_op(tmp_path: Any) -> None:
     found = run(*arguments)
     assert found.exit_code == 0, found.output
     answer = json.loads(found.stdout)
-    assert answer["step_time_s"] > 0 and len(answer["peak_memory_bytes"]) == 2
+    assert answer["step_time_s"] > 0 and min(answer["peak_memory_bytes"]) > 0
     refused = run(*(arguments + ["--model", "mlp"]))
     assert refused.exit_code == 1 and "without --model" in refused.output

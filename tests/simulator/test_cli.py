@@ -143,7 +143,6 @@ def test_a_profile(tmp_path: Any) -> None:
         ("plan --cluster hc1 --model gpt2 --global-batch 8 --memory-limit -1", "expected more than 0"),
         ("plan --cluster hc1 --model gpt2 --global-batch 8 --zero v9", "zero is 'v9', expected one of"),
         ("plan --cluster V100-32GB:1 --model gpt2 --global-batch 8 --zero v1", "has any; use zero 'none', or more devices"),
-        ("plan --cluster hc1 --model gpt2 --global-batch 8 --schedule interleaved", "which no search makes"),
         ("plan --cluster hc1 --model gpt2 --global-batch 8 --memory-limit 0.001", "needs"),
         ("compare 2by2 --cluster hc1 --model mlp --global-batch 8", "neither a plan file nor of the form DPxTPxPP"),
     ],
