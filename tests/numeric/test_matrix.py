@@ -5,7 +5,6 @@ import sys
 from typing import Any, Dict
 
 import pytest
-import tensorflow as tf
 
 import whale_tf as wh
 from tests.numeric.cases import CASES, SYNCHRONISED
@@ -74,11 +73,6 @@ def name_of(row: Dict[str, Any]) -> str:
     return "-".join(words)
 
 
-def is_refused(row: Dict[str, Any]) -> bool:
-    """On TensorFlow 1.15 the body of a functional loop does not know the shapes of resource variables."""
-    return row["case"] == "while_loop_v2" and row["resource"] and tf.__version__.startswith("1.")
-
-
 def run(row: Dict[str, Any]) -> None:
     setting = Setting(**{field: row[field] for field in Setting._fields if field in row})
     if row["emit"] == "call" and not row["resource"]:  # results only: tests/emit/test_calls.py shows why
@@ -88,9 +82,6 @@ def run(row: Dict[str, Any]) -> None:
                                *HOMES.get(row["homes"], {}).items()))
     if row["case"] == "gradient_penalty" and row["schedule"] in FOLDED and row["micro_batches"] > 1:
         with pytest.raises(wh.PlanError, match="cannot order this graph"):
-            check(row["case"], setting, parallel)
-    elif is_refused(row):
-        with pytest.raises(wh.UnsupportedOpError, match="cannot be divided along the batch"):
             check(row["case"], setting, parallel)
     else:
         check(row["case"], setting, parallel)
