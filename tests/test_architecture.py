@@ -20,7 +20,7 @@ PACKAGE = "whale_tf"
 # top floor first: a module imports only from its own floor and from those after it
 FLOORS = ("cli", "viz", "calibrating", "profiling", "api", "triggers", "refusals", "active", "parallelize", "session",
           "functions", "variable_parts", "feeds", "processes",
-          "planning", "searching", "emit", "capture", "communicators",
+          "planning", "searching", "playing", "emit", "capture", "communicators",
           "graph_editor", "_tf_compat",
           "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program", "plan", "ir",
           "cluster", "config", "documents", "errors", "_typing_compat")

@@ -25,15 +25,8 @@ from whale_tf.planner.measures import AUTO
 from whale_tf.planner.play import played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.searching import (
-    Decided,
-    analysed,
-    best_of_annotated,
-    best_plan,
-    decided_by_annotations,
-    settled,
-    trained_variables,
-)
+from whale_tf.playing import analysed, trained_variables
+from whale_tf.searching import Decided, best_of_annotated, best_plan, decided_by_annotations, settled
 
 
 def decide(

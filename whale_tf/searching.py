@@ -1,84 +1,35 @@
-"""Automatic plans of a captured graph, which the joint search decides about and plays as Programs: an un-annotated model's
-TaskGraphs and all else, or all else of an annotated one."""
+"""What the joint search takes for a captured graph: an un-annotated model's TaskGraphs and all else, or all else of an
+annotated one; or a division of every op."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
-from whale_tf.capture.annotations import SHARD_ATTR
-from whale_tf.capture.captured import Captured, Spec, capture, captured_from, divided
-from whale_tf.capture.chain import captured_chain
-from whale_tf.capture.sizes import sized
+from whale_tf.capture.captured import Captured, capture, captured_from
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.loss_scale import recorded_low, scales_itself
-from whale_tf.emit.recompute import recompute
 from whale_tf.emit.shard.automatic import check_automatic, contenders
 from whale_tf.emit.shard.division import Division, carry_out, initialised, of_local, whole_division
 from whale_tf.emit.shard.problem import divided_dims
-from whale_tf.errors import ConfigError, PlanError, UnsupportedOpError, WhaleError
+from whale_tf.errors import ConfigError, PlanError, UnsupportedOpError
 from whale_tf.ir.batch_axis import BatchAxis, Options
-from whale_tf.ir.graph import OpGraph
-from whale_tf.ir.region import Region, find_region
+from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
-from whale_tf.passes import compile_program
-from whale_tf.passes.border import Border
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan
-from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec, assemble
-from whale_tf.planner.auto.choose import ALWAYS, to_play
-from whale_tf.planner.auto.settings import (
-    allowed_of,
-    batch_to_plan_for,
-    decision_of,
-    layers_of,
-    may_divide_ops,
-    members_of,
-    opened,
-    specs_of,
-)
-from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candidate, ranked
-from whale_tf.planner.homes import Held, with_homes
-from whale_tf.planner.joint import Joint, Playable, Row, fitting
-from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
-from whale_tf.planner.play import played_peaks, played_seconds
-from whale_tf.planner.recompute import Choice, marked_tensors, rows_of
+from whale_tf.planner.auto.settings import allowed_of, may_divide_ops, opened
+from whale_tf.planner.candidate import Candidate, no_candidate, ranked
+from whale_tf.planner.joint import Joint
+from whale_tf.planner.measures import AUTO
+from whale_tf.planner.recompute import NONE
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.planner.statistics import crossings, stage_statistics
-from whale_tf.profiler.graph_profile import Source
+from whale_tf.playing import Annotated, Automatic, analysed, as_played, facts, with_task_graphs
 
-NONE = "none"
-MISSES = 1.5  # times what there is room for: a plan that needs more by the times of layers is not played as a Program
-SMALLEST = 3  # of these are played where nothing fits, for what the message says
 HOPE = 0.8  # of what Rhino's search minimises: few divisions take less as played (one of 16 measured, 0.70 of it)
-TYPICAL_BATCH = 64  # examples, where the size of mini-batches is open, to compare tensors that go with it or its square
-FOLDED = 3  # plans of several TaskGraphs a device, by layers the fastest, that are played
-
-
-def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
-    """The batch axis and the region, whose sections begin and end where fewest bytes cross."""
-    region = _region(captured, options)
-    if not region.sections:
-        return region.batch, region
-    try:
-        # not captured.examples: all processes have to decide alike, whatever the first mini-batch of each
-        sizes = captured.sized(captured.static_examples or TYPICAL_BATCH)
-    except PlanError:  # the graph does not go with that number of examples
-        return region.batch, region
-    border = Border(region, sizes)
-    for joining in border.joining():
-        other = _region(captured, options._replace(together=joining))
-        if Border(other, sizes).improves(border):
-            region = other
-            break
-    return region.batch, region
-
-
-def _region(captured: Captured, options: Options) -> Region:
-    return find_region(captured.graph, captured.task_graph, captured.batch_axis(options), list(captured.sources))
 
 
 def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> Optional[Candidate]:
@@ -151,7 +102,7 @@ def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Opt
     assert taken.plan is not None
     plan = replace(taken.plan, estimate=taken.estimate)
     if taken.assignment is None:
-        captured, region = _with_task_graphs(captured, search.region, taken)
+        captured, region = with_task_graphs(captured, search.region, taken)
         decided = Decided(captured, region.batch, region, plan, Division(search.captured, captured))
     else:
         found = next(one.decided for one in search.divided if one.decided is not None and one.decided.plan is taken.plan)
@@ -171,7 +122,7 @@ def best_of_annotated(captured: Captured, region: Region, cluster: Cluster, conf
         InfeasibleError: nothing fits.
         WhaleError: the annotations go with no schedule.
     """
-    model = _Annotated(captured, region, cluster, config, options, parts)
+    model = Annotated(captured, region, cluster, config, options, parts)
     taken = Joint(model).best(allowed_of(config))
     assert taken.plan is not None
     return replace(taken.plan, estimate=replace(taken.estimate, search="the annotations' schedules and measures"))
@@ -192,7 +143,7 @@ class Search:
 
     def __init__(self, captured: Captured, cluster: Cluster, config: Config, options: Options, every: bool = False) -> None:
         self.captured, (batch, self.region) = captured, analysed(captured, options)
-        model = _Automatic(captured, self.region, cluster, config, options)
+        model = Automatic(captured, self.region, cluster, config, options)
         self.joint = Joint(model)
         divisions: List[Candidate] = []
         is_free = {config.zero, config.offload, config.recompute} <= {NONE, AUTO} or config.auto.auto_parallel == RHINO
@@ -227,253 +178,6 @@ def _divided(found: Candidate, captured: Captured, batch: int, cluster: Cluster,
         step, graph = decided.captured, decided.captured.graph
         sources = {graph.tensor(captured.graph.tensor_name(tensor)): dim for tensor, dim in captured.sources.items()}
         region = decided.region._replace(graph=step._replace(sources=sources).sized(batch))
-        return Played(_as_played(found, step, region, decided.plan, cluster), decided)
+        return Played(as_played(found, step, region, decided.plan, cluster), decided)
     except (PlanError, UnsupportedOpError) as error:
         return Played(no_candidate(found.search, error))
-
-
-def _as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, cluster: Cluster) -> Candidate:
-    """A candidate with its plan, the time of playing that, and its peaks.
-
-    Args:
-        region: its graph has the static shapes of a whole mini-batch of all model replicas.
-
-    Raises:
-        PlanError: the plan's schedule cannot order this graph.
-    """
-    step = captured.step(region)
-    program = compile_program(step, plan)
-    seconds = played_seconds(step, plan, cluster, program)
-    peaks = played_peaks(step, plan, cluster, trained_variables(captured), program)
-    return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=fit(peaks, cluster), is_played=True)
-
-
-class Steps(Playable):
-    """Plans of a captured step, played as Programs.
-
-    Args:
-        region: of the step without TaskGraphs of its own, or with those that the script has.
-        ops: its graph with the static shapes of a mini-batch of all model replicas, of ``batch`` examples.
-    """
-
-    schedules: Sequence[str] = (*SEARCHED, "gpipe")
-    again = 3
-    rooms: Sequence[float] = (1.0, 0.7)  # searches know layers' memory, not that of ops
-    bounds_hold = False
-
-    def __init__(self, captured: Captured, region: Region, ops: OpGraph, batch: int, cluster: Cluster, config: Config,
-                 options: Options) -> None:
-        self.captured, self.region, self.ops, self.batch = captured, region, ops, batch
-        self.cluster, self.config, self.options, self.name = cluster, config, options, "the graph"
-
-    def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
-        return (allowed.precision,)
-
-    def with_task_graphs(self, found: Candidate) -> Tuple[Captured, Region]:
-        """The step in the plan's TaskGraphs."""
-        raise NotImplementedError
-
-    def plan(self, found: Candidate, captured: Captured, region: Region, config: Config) -> Plan:
-        """Without homes of variables, and with everything kept."""
-        raise NotImplementedError
-
-    def play(self, found: Candidate, measures: Measures) -> Candidate:
-        try:
-            captured, region = self.with_task_graphs(found)
-            config = self.config.changed(pipeline__schedule=measures.schedule, zero=measures.zero, offload=measures.offload)
-            plan = with_homes(self.plan(found, captured, region, config), trained_variables(captured), config)
-            bare = measures._replace(recompute=NONE)
-            if measures.recompute != NONE and self._marked(captured):
-                kept = marked_tensors(region, len(plan.task_graphs), self._marked(captured))
-                return self._keeping(found, measures, captured, region, plan, kept)
-            plain = _as_played(replace(found, measures=bare), captured, region._replace(graph=self.ops), plan, self.cluster)
-            if measures.recompute == NONE or (measures.recompute == AUTO and plain.fits):
-                return plain
-            return self._computing_again(plain, measures, captured, region, plan)
-        except WhaleError as error:
-            return no_candidate(found.search, error)
-
-    @staticmethod
-    def _marked(captured: Captured) -> Sequence[str]:
-        """Tensors of ``wh.checkpoint``."""
-        assert captured.recording is not None
-        return captured.recording.annotations.checkpoints
-
-    def _computing_again(self, plain: Candidate, measures: Measures, captured: Captured, region: Region,
-                         plan: Plan) -> Candidate:
-        """With the least computed again that fits, or as much as can be."""
-        rows = rows_of(region._replace(graph=self.ops), plan, self.cluster, self.batch)
-        if not rows:
-            return plain
-
-        def again(choices: Sequence[Choice]) -> Candidate:
-            kept = {number: row.tensors(choice) for (number, row), choice in zip(rows.items(), choices)
-                    if any(dropped for _, dropped in choice.segments)}
-            return self._keeping(plain, measures, captured, region, plan, kept)
-
-        if measures.recompute != AUTO:
-            return again([row.parts.smallest() for row in rows.values()])
-        devices = [tuple(device for row in task.devices for device in row) for task in plan.task_graphs]
-        return fitting(plain, [Row(devices[number], row.parts) for number, row in rows.items()], again, self.cluster)
-
-    def _keeping(self, found: Candidate, measures: Measures, captured: Captured, region: Region, plan: Plan,
-                 kept: Dict[int, Tuple[int, ...]]) -> Candidate:
-        names = {number: tuple(captured.graph.tensor_name(tensor) for tensor in tensors) for number, tensors in kept.items()}
-        plan = replace(plan, task_graphs=tuple(
-            replace(task, kept=names.get(number)) for number, task in enumerate(plan.task_graphs)))
-        redone = recompute(captured, region, plan)
-        _, region = analysed(redone, self.options)
-        known = sized(redone.definitions, redone.graph, redone.sources, self.batch)
-        return _as_played(replace(found, measures=measures), redone, region._replace(graph=known), plan, self.cluster)
-
-
-class _Automatic(Steps):
-    """An un-annotated model."""
-
-    def __init__(self, captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options) -> None:
-        chain = captured_chain(captured, region, batch_to_plan_for(config, cluster, captured.examples))
-        super().__init__(captured, region, chain.graph, chain.batch, cluster, config, options)
-        self._layers = layers_of(chain, Source("model", captured.graph.fingerprint()), cluster, config)
-        self._divided: Dict[int, Tuple[Captured, Region]] = {}
-
-    def search(self, measures: Measures) -> List[Candidate]:
-        """The fastest by the times of layers."""
-        found = to_play(ranked([self._layers.play(one, measures) for one in self._layers.search(measures)]))
-        return [one for one in found if one.why_not or one.search not in ALWAYS or not self.config.patterns.force]
-
-    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
-        made = [self._layers.play(one, measures) for one in self._layers.folded(found, measures)]
-        return sorted(made, key=lambda one: (bool(one.why_not), one.latency_s))[:FOLDED]
-
-    def suits(self, found: Candidate, measures: Measures) -> bool:
-        return self.config.pipeline.schedule != AUTO or super().suits(found, measures)
-
-    def play(self, found: Candidate, measures: Measures) -> Candidate:
-        if (measures.recompute, measures.zero, measures.offload) != (NONE, NONE, NONE):
-            estimated = self._layers.play(found, measures)
-            if not estimated.why_not and _over(estimated, self.cluster) > MISSES:
-                return estimated
-        return super().play(found, measures)
-
-    def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
-        """With the smallest by the times of layers played, too."""
-        estimated = [one for one in found if one.plan is None and one.assignment is None and not one.why_not]
-        others = [one for one in found if all(one is not other for other in estimated)]
-        ordered = sorted(estimated, key=lambda one: max(one.peak_memory_bytes))
-        return others + [super(_Automatic, self).play(one, one.measures) for one in ordered[:SMALLEST]]
-
-    def with_task_graphs(self, found: Candidate) -> Tuple[Captured, Region]:
-        if id(found) not in self._divided:  # candidates are kept
-            self._divided[id(found)] = _with_task_graphs(self.captured, self.region, found)
-        return self._divided[id(found)]
-
-    def plan(self, found: Candidate, captured: Captured, region: Region, config: Config) -> Plan:
-        model = facts(captured, region._replace(graph=self.ops))
-        return assemble(model, self.cluster, config, decision_of(found, self.cluster, config))
-
-
-class _Annotated(Steps):
-    """The TaskGraphs of a script, whose devices follow from the schedule."""
-
-    def __init__(self, captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options,
-                 parts: Sequence[Tuple[int, ...]]) -> None:
-        batch = batch_to_plan_for(config, cluster, captured.examples)
-        known = sized(captured.definitions, captured.graph, captured.sources, batch)
-        super().__init__(captured, region, known, batch, cluster, config, options)
-        self._facts, self._parts = facts(captured, region), parts
-        if (config.pipeline.num_micro_batch or 1) == 1:
-            self.schedules = SEARCHED[:1]
-        self._bare: Dict[str, Optional[Plan]] = {}
-
-    def search(self, measures: Measures) -> List[Candidate]:
-        """The plan by the first schedule that goes with the annotations.
-
-        Raises:
-            WhaleError: none does.
-        """
-        asked = self.config.pipeline.schedule
-        names = self.schedules if asked == AUTO else (asked,)
-        for name in names:
-            plan = self._by(name)
-            if plan is None:
-                continue
-            stages = tuple(Stage(number, number, task.devices, task.strategy) for number, task in enumerate(plan.task_graphs))
-            text = f"{len(stages)} TaskGraph{'s' * (len(stages) > 1)}"
-            return [Candidate(
-                "annotated", text, self.name, self.cluster.name, self.batch, len(self.cluster), kind_of(stages), stages,
-                plan.num_micro_batch, plan.num_model_replicas, peak_memory_bytes=(0,) * len(self.cluster), plan=plan)]
-        annotated_plan(self._facts, self.cluster, self._config(names[0]), self._parts)
-        raise AssertionError("the annotations go with the first schedule")
-
-    def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
-        return list(found)
-
-    def play(self, found: Candidate, measures: Measures) -> Candidate:
-        """Its description says the memory, which a choice among schedules is about as much as time."""
-        played = super().play(found, measures)
-        if played.why_not:
-            return played
-        return replace(played, description=f"{found.description}, at most {max(played.peak_memory_bytes)} bytes on a device")
-
-    def suits(self, found: Candidate, measures: Measures) -> bool:
-        """Whether the TaskGraphs go with the schedule, and a step is of the same mini-batch as under the first one."""
-        plan = self._by(measures.schedule)
-        return plan is not None and plan.num_model_replicas == found.model_replicas
-
-    def with_task_graphs(self, found: Candidate) -> Tuple[Captured, Region]:
-        return self.captured, self.region
-
-    def plan(self, found: Candidate, captured: Captured, region: Region, config: Config) -> Plan:
-        return annotated_plan(self._facts, self.cluster, config, self._parts)
-
-    def _by(self, schedule: str) -> Optional[Plan]:
-        """The plan without measures; None: the annotations do not go with the schedule."""
-        if schedule not in self._bare:
-            try:
-                self._bare[schedule] = annotated_plan(self._facts, self.cluster, self._config(schedule), self._parts)
-            except WhaleError:
-                self._bare[schedule] = None
-        return self._bare[schedule]
-
-    def _config(self, schedule: str) -> Config:
-        return self.config.changed(pipeline__schedule=schedule, zero=NONE, offload=NONE)
-
-
-def _over(found: Candidate, cluster: Cluster) -> float:
-    """What a plan needs of its fullest device, by what that has room for."""
-    return max(peak / device.usable_bytes for peak, device in zip(found.peak_memory_bytes, cluster.devices))
-
-
-def _with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tuple[Captured, Region]:
-    captured = divided(captured, members_of(found), [Spec(*spec) for spec in specs_of(found)])
-    return captured, region._replace(task_graph=captured.task_graph)
-
-
-def trained_variables(captured: Captured) -> List[Held]:
-    """Those of TaskGraphs, each once."""
-    graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
-    return [Held(graph.ops[number].name, home, max(0, int(graph.ops[number].attrs.get(SHARD_ATTR, 0))), variables[number].bytes,
-                 state.get(number, 0))
-            for number in dict.fromkeys(variable for _, variable in captured.gradients)
-            for home in [captured.variable_homes.get(number)] if home is not None]
-
-
-def facts(captured: Captured, region: Region) -> ModelFacts:
-    specs = [TaskGraphSpec(*spec) for spec in captured.specs]
-    return ModelFacts(captured.graph, specs, _stages(captured, region), crossings(region), _inputs(captured))
-
-
-def _stages(captured: Captured, region: Region) -> List[StageStatistics]:
-    calls = {
-        captured.graph.tensor(name): call.index
-        for call in captured.gradient_calls
-        for name in call.grads
-        if isinstance(name, str) and name.partition(":")[0] in captured.graph
-    }
-    variables, state = captured.phases.variables, captured.state_bytes()
-    sizes = {variable: (variables[variable].bytes, state.get(variable, 0)) for _, variable in captured.gradients}
-    return stage_statistics(region, captured.gradients, captured.variable_homes, len(captured.specs), calls, sizes)
-
-
-def _inputs(captured: Captured) -> Dict[str, int]:
-    return {captured.graph.tensor_name(tensor): dim for tensor, dim in captured.sources.items()}

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import whale_tf as wh
-from whale_tf import searching
+from whale_tf import playing
 from whale_tf.capture.captured import capture
 from whale_tf.ir.batch_axis import Options
 from whale_tf.planner.assemble import StageStatistics
@@ -44,7 +44,7 @@ def statistics(sparse: bool) -> StageStatistics:
             rows = tf.nn.embedding_lookup(table, tf.placeholder("int32", [8], name="ids")) if sparse else table
             tf.train.MomentumOptimizer(0.1, 0.9).minimize(tf.reduce_mean(tf.square(rows)))
         captured = capture(graph)
-        (found,) = searching.facts(captured, searching.analysed(captured, Options())[1]).stages
+        (found,) = playing.facts(captured, playing.analysed(captured, Options())[1]).stages
         return found
     finally:
         wh.shutdown()

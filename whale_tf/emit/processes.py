@@ -19,6 +19,7 @@ from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.traits import RANDOM, VARIABLES, traits
+from whale_tf.patterns import sources
 
 
 class Shared(NamedTuple):
@@ -104,17 +105,14 @@ def check_random(context: Context) -> None:
     drawn += [index for index in sorted(context.region.sections) if _draws_anew(context.graph.ops[index])]
     for index in drawn:
         raise UnsupportedOpError(
-            f"op {context.graph.ops[index].name!r} ({context.graph.ops[index].type}) draws random numbers that "
-            f"must be the same on all processes; give it a seed, or call "
-            "tf.set_random_seed"
-        )
+            f"op {context.graph.ops[index].name!r} ({context.graph.ops[index].type}) draws random numbers that must be the same "
+            "on all processes; give it a seed, or call tf.set_random_seed")
 
 
 def _draws_anew(op: Op) -> bool:
     """Whether an op, or one in a function that it calls, draws numbers without a seed."""
     bodies = (op.body or {}).values()
-    return (op.type in RANDOM and "seed" in op.attrs and not (op.attrs["seed"] or op.attrs.get("seed2"))) or any(
-        _draws_anew(inner) for body in bodies for inner in body.ops)
+    return (op.type in RANDOM and not sources.is_seeded(op)) or any(_draws_anew(inner) for body in bodies for inner in body.ops)
 
 
 class Kind(NamedTuple):

@@ -21,6 +21,7 @@ search hands over.
 
 from __future__ import annotations
 
+import abc
 from dataclasses import replace
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -48,7 +49,7 @@ LABELS = {
 Search = Callable[[Measures], List[Candidate]]
 
 
-class Playable:
+class Playable(abc.ABC):
     """What a joint search is about.
 
     Attributes:
@@ -66,24 +67,25 @@ class Playable:
     rooms: Sequence[float] = (1.0,)
     bounds_hold = True
 
+    @abc.abstractmethod
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
-        raise NotImplementedError
+        """Those that are tried."""
 
+    @abc.abstractmethod
     def search(self, measures: Measures) -> List[Candidate]:
         """Plans of one stage a device at a time.  Raises InfeasibleError."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
         """Plans for a schedule of several stages a device; ``found``: without it."""
-        raise NotImplementedError
 
     def suits(self, found: Candidate, measures: Measures) -> bool:
         """Whether the plan has the stages of a schedule that is about several."""
         return measures.schedule == "backward_first" or len(found.stages) > 1
 
+    @abc.abstractmethod
     def play(self, found: Candidate, measures: Measures) -> Candidate:
         """A plan under measures; what is computed again under ``auto``: the least that makes it fit, if anything does."""
-        raise NotImplementedError
 
     def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
         """Of plans that do not fit: those to be told, as played."""
