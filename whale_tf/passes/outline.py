@@ -22,6 +22,7 @@ from whale_tf.ir.region import Region, inseparable, without_groups
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.ir.units import frames, loops_of
+from whale_tf.ir.walk import reached
 from whale_tf.passes.homes import Homes, find_homes, reads_anew
 from whale_tf.passes.owners import find_owners
 from whale_tf.plan import Plan
@@ -93,15 +94,10 @@ def _weight(region: Region) -> Set[int]:
     graph, home = region.graph, region.task_graph
     late = {index for index in region.late if step_of(region, index) == BACKWARD}
     units = [unit & late for unit in inseparable(region)]
-    stack = [index for op in graph.ops if region.contains(op) and step_of(region, op.id) != FORWARD
-             for index in graph.predecessors(op) if home[index] != home[op.id]]
-    sent: Set[int] = set()
-    while stack:
-        index = stack.pop()
-        if index in late and index not in sent:
-            sent.add(index)
-            stack.extend(p for p in graph.predecessors(graph.ops[index]))
-            stack.extend(other for unit in units if index in unit for other in unit)
+    crossing = {index for op in graph.ops if region.contains(op) and step_of(region, op.id) != FORWARD
+                for index in graph.predecessors(op) if home[index] != home[op.id]}
+    sent = reached(crossing & late, lambda index: late.intersection(graph.predecessors(graph.ops[index])).union(
+        *(unit for unit in units if index in unit)))
     waited = {home[index] for index in sent}
     return {index for index in late - sent if home[index] in waited}
 

@@ -59,7 +59,6 @@ class Candidate:
         fits: whether that is within every device's memory.
         activation_communication_ratio: DAPPLE Table V.
         warmup_policy: DAPPLE's PA or PB.
-        overlapped_all_reduce: the estimate has gradients summed beside the backward pass.
         measures: what is done about memory.
         runners_up: the plans not taken, in words, best first.
         without: what the search finds without each of the measures, in words.
@@ -86,7 +85,6 @@ class Candidate:
     measures: Measures = Measures()
     activation_communication_ratio: Optional[float] = None
     warmup_policy: Optional[str] = None
-    overlapped_all_reduce: bool = False
     is_played: bool = False
     search_seconds: float = 0.0
     runners_up: Tuple[str, ...] = ()
