@@ -16,7 +16,7 @@ from whale_tf.passes.form import CALL, INLINE, MOST_INLINED_OPS, choose_form
 from whale_tf.passes.schedule import orders_of
 from whale_tf.passes.verify import Pass, verify
 from whale_tf.plan import Plan
-from whale_tf.program import ALL, BACKWARD, FORWARD, Program, Value
+from whale_tf.program import ALL, BACKWARD, EARLY, FORWARD, SECTION, WHOLE, Program, Value
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 def test_gpipe_runs_all_forward_steps_first() -> None:
@@ -101,6 +101,15 @@ def test_steps_that_need_each_other_are_one_of_a_single_micro_batch() -> None:
     layer = step.graph.op("layer0")
     layer.inputs = (step.graph.tensor("back1"), layer.inputs[1])
     assert all(not call.after for call in compile_program(step, plan([1, 1])).calls)
+
+
+def test_a_section_takes_what_is_equal_in_all_clones_from_the_first() -> None:
+    step = chain(1, together=True)
+    step.graph.op("loss").inputs += (step.graph.tensor("layer0"),)  # combined as the first operand, taken as it is as the second
+    program = compile_program(step, plan([3]))
+    section = next(call for call in program.calls if program.step_of(call) == SECTION)
+    taken = [[program.step_of(program.calls[source]) for source in value.calls] for value in section.takes]
+    assert sorted(taken) == [[EARLY], [WHOLE]]
 
 
 @pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
