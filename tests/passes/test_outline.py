@@ -178,20 +178,22 @@ def test_gradients_of_weights_are_apart_where_there_are_several_micro_batches() 
 
 
 def test_what_shares_a_stack_with_what_is_sent_is_not_apart() -> None:
-    """A value that is only for the weights' gradients is popped off the stack that also has one for those of activations."""
+    """A value that is only for the weights' gradients is popped off the stack that also has one for those of activations, and
+    another one off a stack of its own."""
     step = chain(2)
-    graph = step.graph
-    stack = graph.add("stack", "StackV2", [], [((), "resource")], phase=Phase.FORWARD)
-    step = step._replace(region=step.region._replace(
-        ops=step.region.ops + (stack.id,), task_graph=[*step.region.task_graph, 1],
-        batch_level=step.region.batch_level | {stack.id}))
+    for name in ("stack", "own"):
+        stack = step.graph.add(name, "StackV2", [], [((), "resource")], phase=Phase.FORWARD)
+        step = step._replace(region=step.region._replace(
+            ops=step.region.ops + (stack.id,), task_graph=[*step.region.task_graph, 1],
+            batch_level=step.region.batch_level | {stack.id}))
     step = with_back(step, "popped", "StackPopV2", ["stack"])
     step = with_back(step, "sent", "Mul", ["popped", "back1"])
     step = with_back(step, "received", "Relu", ["sent"], task_graph=0)
     step = with_back(step, "other", "StackPopV2", ["stack"])
-    step = with_back(step, "alone", "Relu", ["other"])
+    step = with_back(step, "late", "StackPopV2", ["own"])
+    step = with_back(step, "alone", "Mul", ["other", "late"])
     found = bodies(step, zero_bubble(2))
-    assert names(step, found["t1_weight"]) == ["grad1", "alone"]
+    assert names(step, found["t1_weight"]) == ["grad1", "late", "alone"]
     assert {"popped", "sent", "other"} <= set(names(step, found["t1_backward"]))
 
 
