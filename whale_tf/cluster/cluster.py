@@ -140,7 +140,7 @@ class Cluster:
         """
         group = sorted(set(devices))
         if not group:
-            raise ClusterError("the bottleneck of an empty group of devices was asked for; give at least one device")
+            raise ClusterError("an empty group of devices has no bottleneck; give at least one device")
         if len(group) == 1:
             self._device(group[0])
             return SELF
@@ -188,7 +188,7 @@ class Cluster:
         for index in keep:
             self._device(index)
         if not keep:
-            raise ClusterError("a subset of no devices was asked for; give at least one device number")
+            raise ClusterError("a subset of a cluster cannot be empty; give at least one device number")
         nodes = []
         for number, members in enumerate(self.nodes):
             kept = [self.devices[index].local_index for index in keep if index in members]
@@ -228,7 +228,7 @@ class Cluster:
 
     def _device(self, index: int) -> Device:
         if not 0 <= index < len(self.devices):
-            raise ClusterError(f"cluster {self.name!r} has devices 0..{len(self.devices) - 1}, there is no device {index}")
+            raise ClusterError(f"cluster {self.name!r} has devices 0..{len(self.devices) - 1}, but no device {index}")
         return self.devices[index]
 
 

@@ -160,7 +160,7 @@ def device_type(name: str, own: Optional[Mapping[str, DeviceType]] = None) -> De
         candidates = list(known) + list(ALIASES)
         hint = did_you_mean(name, candidates) or did_you_mean(name.upper(), candidates)
         raise ClusterError(
-            "unknown device type {!r}; known types: {}.{} A type of your own goes into the description: "
+            "unknown device type {!r}; known types: {}.{} To use another type, add it to the description: "
             '"device_types": {{"{}": {{"memory_gib": ..., "fp32": ..., "memory_bandwidth_bytes_per_s": ...}}}}'.format(
                 name, ", ".join(sorted(known)), hint, name))
     return row

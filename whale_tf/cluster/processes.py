@@ -119,8 +119,8 @@ def devices_of_processes(cluster: Cluster, processes: Processes) -> DeviceNumber
         parts = ()
     if len({len(part) for part in parts}) != 1:
         raise ClusterError(
-            "there are {} processes ({}), but the cluster {!r} has {} devices on {} nodes, which does not make the same number "
-            "for each process; describe all processes' devices, e.g. '{}xcpu:2'".format(
+            "there are {} processes ({}), but the cluster {!r} has {} devices on {} nodes, which does not give every process the "
+            "same number; describe all processes' devices, e.g. '{}xcpu:2'".format(
                 count, ", ".join(processes.addresses), cluster.name, total, len(cluster.nodes), count))
     return parts
 

@@ -47,11 +47,11 @@ def choose_form(program: Program, region: Region, plan: Plan) -> Form:
     if plan.emit == INLINE and not xla:
         return Form(INLINE, "asked for")
     if plan.emit != CALL and not xla and size <= MOST_INLINED_OPS:
-        return Form(INLINE, f"the step has {size} ops in its calls, at most {MOST_INLINED_OPS} are inlined")
+        return Form(INLINE, f"the step has {size} ops in its calls, and up to {MOST_INLINED_OPS} are inlined")
     obstacle = why_not_called(program, region, plan)
     if not obstacle and plan.emit != CALL and not xla and has_reference_variables(program):
         obstacle = ("reference variables are updated in place, so a tensor that is fetched beside an update cannot be computed "
-                    "anew; use resource variables, or set emit to 'call' and fetch results only")
+                    "again; use resource variables, or set emit to 'call' and fetch results only")
     if xla and (obstacle or plan.emit == INLINE):
         raise PlanError(f"xla compiles called functions, but {obstacle or 'emit is inline'}; set xla to false")
     if xla:
@@ -89,9 +89,9 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         return f"op {graph.ops[region.batch.own_seed[0]].name!r} draws once for the whole mini-batch (random: local)"
     seeded = _seeded_by_operand(region.batch)
     if seeded is not None:
-        return f"op {seeded.name!r} is seeded by an operand, which would have to differ from call to call"
+        return f"op {seeded.name!r} is seeded by an operand, which would have to be different in each call"
     if region.rereads:
         return f"op {graph.ops[min(region.rereads)].name!r} reads a variable after its update in the same step"
     if not nx.is_directed_acyclic_graph(body_graph(program, BATCH_LEVEL)):
-        return "TaskGraphs, or clones and what needs all examples, need each other's results back and forth"
+        return "TaskGraphs, or clones and ops that need all examples, need each other's results back and forth"
     return ""

@@ -207,15 +207,15 @@ def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int])
                 shape = graph.tensors[tensor].shape
                 if shape is None or None in shape:
                     raise UnsupportedOpError(
-                        f"zero over several processes: {graph.tensor_name(tensor)!r} follows from what the optimizer keeps for "
-                        f"{graph.ops[variable].name!r}, which process {process[variable]} has, and others read it, but its shape "
-                        f"is {shape}; give it a static shape, or set zero to 'none'")
+                        f"zero over several processes: {graph.tensor_name(tensor)!r} depends on the optimizer state of "
+                        f"{graph.ops[variable].name!r}, which only process {process[variable]} has, and others read it, but its "
+                        f"shape is {shape}; give it a static shape, or set zero to 'none'")
                 found[tensor] = variable
             elif target(graph, graph.ops[index]) != variable:
                 raise UnsupportedOpError(
-                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to what the optimizer keeps for "
-                    f"{graph.ops[variable].name!r}, which process {process[variable]} has, and what follows from other variables "
-                    "reads it; read its value before it is written, or set zero to 'none'")
+                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to the optimizer state of "
+                    f"{graph.ops[variable].name!r}, which only process {process[variable]} has, and ops that depend on other "
+                    "variables read it; read its value before it is written, or set zero to 'none'")
     return found
 
 
@@ -271,8 +271,8 @@ def _check_writes(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int,
         targets = [source for source in (graph.tensors[tensor].op for tensor in op.inputs) if source in variables]
         if targets and (op.id not in of or op.body):
             raise UnsupportedOpError(
-                f"zero over several processes: op {op.name!r} ({op.type}) writes {graph.ops[targets[0]].name!r} and follows from "
-                "other variables as well, or is a function, so that no single process can run it; set zero to 'none'")
+                f"zero over several processes: op {op.name!r} ({op.type}) writes {graph.ops[targets[0]].name!r} and also depends "
+                "on other variables, or is a function, so that no single process can run it; set zero to 'none'")
         for target in targets[:1]:
             written.setdefault(target, []).append(op)
     after = _after(graph, [op.id for ops in written.values() for op in ops])
@@ -281,14 +281,14 @@ def _check_writes(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int,
             if target in process and one.id not in after[other.id]:
                 raise UnsupportedOpError(
                     f"zero over several processes: variable {graph.ops[target].name!r} has two updates ({one.name!r} and "
-                    f"{other.name!r}) that do not follow each other, and its new value is sent once a step; train it by one "
-                    "optimizer, or set zero to 'none'")
+                    f"{other.name!r}) in no fixed order, but its new value is sent once a step; train it with one optimizer, or "
+                    "set zero to 'none'")
         for op in ops:
             switch = _switch(graph, op)
             if switch is not None:
                 raise UnsupportedOpError(
                     f"zero over several processes: op {op.name!r} updates {graph.ops[target].name!r} in some steps only "
-                    f"({switch.name!r} decides), and its new value is sent in every step; update it in every step, or set zero "
+                    f"({switch.name!r} decides), but its new value is sent in every step; update it in every step, or set zero "
                     "to 'none'")
 
 

@@ -104,7 +104,7 @@ class ModelProfile(Record):
 
     def check(self) -> None:
         if self.version != VERSION:
-            raise ValueError(f"profile version is {self.version}, this whale_tf reads version {VERSION}")
+            raise ValueError(f"profile version is {self.version}, but this whale_tf reads version {VERSION}")
         twice = sorted(name for name, count in Counter(layer.name for layer in self.layers).items() if count > 1)
         if twice:
             raise ValueError(f"two layers are called {twice[0]!r}")
@@ -161,7 +161,7 @@ class ModelProfile(Record):
         for number, row in enumerate(rows, 1):
             is_last = number == len(rows) and row.get("repeat", 1) == 1
             if not is_last and "output_bytes" not in row:
-                raise PlanError("not a valid model profile: layer {!r} does not say its output_bytes, which cross a cut behind "
+                raise PlanError("not a valid model profile: layer {!r} does not give its output_bytes, which cross a cut after "
                                 "it; add them (0: nothing crosses; only the last layer needs none)".format(row["name"]))
         return profile
 

@@ -102,7 +102,7 @@ def layers_of(chain: Chain, source: Source, cluster: Cluster, config: Config) ->
 
 def members_of(found: Candidate) -> List[Tuple[str, ...]]:
     """Names of the forward ops of each TaskGraph."""
-    assert found.profile is not None, "TaskGraphs are told in layers"
+    assert found.profile is not None, "TaskGraphs are given in layers"
     return [tuple(op for layer in found.profile.layers[stage.first_layer:stage.last_layer + 1] for op in layer.ops)
             for stage in found.stages]
 
@@ -118,7 +118,7 @@ def decision_of(found: Candidate, cluster: Cluster, config: Config) -> Decision:
     Model replicas divide the mini-batch, so that the plan computes what the local script does; where the configuration says
     ``io.nested_batch`` that holds.
     """
-    assert found.profile is not None, "TaskGraphs are told in layers"
+    assert found.profile is not None, "TaskGraphs are given in layers"
     plan = with_slices(found, found.profile, cluster, config.balance.algorithm)
     nested = config.io.nested_batch if "io.nested_batch" in config.given else "divide"
     return Decision(

@@ -90,7 +90,7 @@ def _nothing_divided(problem: Problem) -> str:
     if not obstacles:
         return "nothing is worth dividing"
     texts = [f"{op.name!r} ({op.type}, {100 * part:.0f}% of the time on one device: {reason})" for op, part, reason in obstacles]
-    return "nothing else is worth dividing beside what cannot be divided: " + ", ".join(texts[:SHOWN])
+    return "it does not pay to divide the other ops while these cannot be divided: " + ", ".join(texts[:SHOWN])
 
 
 def describe(assignment: Assignment, graph: OpGraph, mesh: Sequence[int]) -> str:

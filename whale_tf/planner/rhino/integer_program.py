@@ -41,7 +41,7 @@ def integer_program(graph: CostGraph, seconds: float = 60.0, fold: bool = False)
     answer = work.complete(choice)
     cost = graph.score(answer)
     if cost >= IMPOSSIBLE:
-        raise InfeasibleError("the strategy problem has no solution: some tensors cannot be laid out as all their users need")
+        raise InfeasibleError("the strategy problem has no solution: some tensors have no layout that all their users accept")
     slack = max(2, int(1e-6 * cost))  # SCIP's own tolerance
     lower = work.constant + int(bound * UNIT)
     return Solution(answer, cost, cost if lower >= cost - slack else lower, "integer program")
@@ -111,7 +111,7 @@ class _Program:
         status = self._solver.Solve()
         if status not in (self._solver.OPTIMAL, self._solver.FEASIBLE):
             raise InfeasibleError("the integer program of {} nodes {}".format(
-                len(self._nodes), "has no solution: some tensors cannot be laid out as all their users need"
+                len(self._nodes), "has no solution: some tensors have no layout that all their users accept"
                 if status == self._solver.INFEASIBLE else "found no solution in time; allow it more seconds"))
         choice = {node: _largest([v.solution_value() for v in variables])
                   for node, variables in self._nodes.items()}

@@ -75,7 +75,7 @@ def bounds(problem: StageProblem, count: int, epsilon: float) -> List[Tuple[int,
     for flow in sorted(problem.flows, key=lambda flow: flow.producer):
         for reader in flow.readers:
             if not 0 <= flow.producer < reader < total:
-                raise PlanError(f"unit {reader} reads what unit {flow.producer} makes; units must be numbered in "
+                raise PlanError(f"unit {reader} reads a result of unit {flow.producer}; units must be numbered in "
                                 f"topological order, from 0 to {total - 1}"
                                 )
             before[reader] |= before[flow.producer] | 1 << flow.producer

@@ -119,7 +119,7 @@ class Problem:
         if pattern is not None:
             names = [strategy.pattern for strategy in found.strategies]
             if pattern not in names:
-                raise ConfigError("pattern {!r} is asked for {!r} ({}), which does not have it on {} devices; it has: {}".format(
+                raise ConfigError("pattern {!r} is requested for {!r} ({}), which on {} devices only has: {}".format(
                     pattern, op.name, op.type, self.axis.count, ", ".join(dict.fromkeys(names))))
             costs = [cost if name == pattern else IMPOSSIBLE for cost, name in zip(costs, names)]
         self.candidates[op.id] = found

@@ -91,8 +91,8 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
     tried = list(shapes) if shapes is not None else meshes(len(cluster))
     for mesh in tried:
         if _product(mesh) != len(cluster):
-            raise PlanError(f"mesh {mesh} has {_product(mesh)} devices, the cluster has {len(cluster)}; their product "
-                            f"must be the number of devices")
+            raise PlanError(f"mesh {mesh} has {_product(mesh)} devices, but the cluster has {len(cluster)}; the product of its "
+                            f"dimensions must be the number of devices")
     scope, limit = find_scope(graph, divisible, gradients), memory_bytes
     if limit is None:
         limit = float(min(device.usable_bytes for device in cluster.devices))
@@ -102,8 +102,8 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
     if not found:
         least = min(one.least_bytes for one in searches)
         raise InfeasibleError(
-            f"a step takes {least / GIB:.3g} GiB on each of {len(cluster)} devices even if all variables are divided "
-            f"that can be; the memory allowed is "
+            f"a step takes {least / GIB:.3g} GiB on each of {len(cluster)} devices even if every variable is divided "
+            f"that can be divided, but the memory limit is "
             f"{limit / GIB:.3g} GiB; use more devices, a smaller batch, or devices with at least {least:.0f} bytes")
     found.sort(key=lambda answer: answer.seconds)
     return found[0]._replace(runners_up=tuple((a.mesh, a.seconds, a.peak_bytes) for a in found[1:]))
@@ -195,9 +195,8 @@ class _Search:
                 # what the choice costs, and not what its bytes were priced at
                 solution = solution._replace(cost=problem.costs.score(solution.choice), lower_bound=0)
             if solution.cost >= IMPOSSIBLE:
-                raise InfeasibleError(f"no plan on mesh {self.mesh} has all that is asked for: the patterns asked for "
-                                      f"do not go together; "
-                                      "ask for fewer")
+                raise InfeasibleError(f"no plan on mesh {self.mesh} has all requested patterns: they contradict each other; "
+                                      "request fewer")
             levels.append(Level(problem, solution))
             is_last = dimension == len(self.axes) - 1
             picoseconds += solution.cost if is_last else problem.communication(solution.choice)
@@ -236,7 +235,7 @@ def _o2(problem: Problem, costs: CostGraph) -> Solution:
 def _pinned(graph: OpGraph, pins: Mapping[str, str]) -> Dict[int, str]:
     for name in pins:
         if name not in graph:
-            raise ConfigError(f"a pattern is asked for op {name!r}, which the graph does not "
+            raise ConfigError(f"a pattern is requested for op {name!r}, which the graph does not "
                               f"have.{did_you_mean(name, [op.name for op in graph.ops])}")
     return {graph.op(name).id: pattern for name, pattern in pins.items()}
 

@@ -211,7 +211,7 @@ def _least(problem: Problem, state: State, op: Op, divided: bool) -> Strategy:
     finite = [item for item in ranked if item[0][1] < float("inf")]
     if not finite:
         raise UnsupportedOpError(
-            "op {!r} ({}) updates a variable that wh.split divides, and cannot work on its parts ({}); use wh.replicate for "
+            "op {!r} ({}) updates a variable that wh.split divides, but cannot work on its parts ({}); use wh.replicate for "
             "this layer, or another optimizer".format(
                 op.name, op.type, "; ".join(problem.strategies(op, state.split).reasons) or "it needs the whole variable"))
     return min(finite, key=lambda item: item[0])[1]

@@ -56,8 +56,7 @@ def with_batch(problem: Problem, assignment: Assignment, region: Region, found: 
             why = "it follows from the whole batch's values, or how it depends on the batch size is not known"
             if choice.is_forced:
                 raise ConfigError(f"patterns.force asks for pattern {BATCH!r} of {choice.op!r}, which a device cannot "
-                                  f"compute for its own "
-                                  f"examples: {why}")
+                                  f"compute for its own examples: {why}")
             choice = choice._replace(pattern="once", reason="; ".join(filter(None, (choice.reason, why))))
         choices.append(choice)
     alone: Dict[int, List[str]] = {}

@@ -35,7 +35,7 @@ def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[st
         inside = [op for op in units if in_unit(op, unit)]
         if not inside:
             names = [op.name for op in units]
-            raise ConfigError("patterns.force names unit {!r}, which is no op or name scope under wh.split.{} Ops that can "
+            raise ConfigError("patterns.force names unit {!r}, which is not an op or name scope under wh.split.{} Ops that can "
                               "be divided: {}".format(unit, did_you_mean(unit, names), ", ".join(names) or "none"))
         matching = [op for op in inside if name in _patterns(problem, op)]
         if not matching:
