@@ -1,4 +1,4 @@
-"""Patterns that the user or a plan asks for, instead of the cheapest."""
+"""Patterns that the user or a plan asks for instead of the cheapest ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from whale_tf.planner.sharding.problem import Problem
 
 
 def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[str, str]]) -> Dict[int, str]:
-    """Op -> pattern.
+    """Op -> the requested pattern.
 
     Args:
         force: one pattern for every unit that has it, or ``{unit: pattern}``; a unit is an op or a name scope.
         shards: op name -> pattern, from a plan.
 
     Raises:
-        ConfigError, PlanError: an unknown unit, or a pattern that does not match; the message says what would.
+        ConfigError, PlanError: a unit is unknown, or a pattern does not match; the message lists what would match.
     """
     units = [op for number in problem.splits for op in problem.forward_ops(number)
              if problem.is_anchor(op) or op.type in LOSSES]
