@@ -1,4 +1,4 @@
-"""The strategy problem as an integer linear program: certificate of the elimination, and what to fall back on.
+"""The strategy problem as an integer linear program: the certificate of the elimination, and its fallback.
 
 Rhino section 4.2 has a variable ``A >= X_u + X_v - 1`` for each pair of strategies, whose relaxation is worthless (A = 0).  The
 equality form's is tight: the pairs of an edge are a joint distribution of which the nodes' choices are the marginals::
@@ -48,7 +48,7 @@ def integer_program(graph: CostGraph, seconds: float = 60.0, fold: bool = False)
 
 
 def solve(graph: CostGraph, max_entries: int = MAX_ENTRIES, seconds: float = 60.0) -> Solution:
-    """Elimination; where its tables grow past ``max_entries``, the integer program of what is left after folding.
+    """Solves by elimination or, if its tables grow past ``max_entries``, by the integer program of what is left after folding.
 
     Raises:
         InfeasibleError, MissingPackageError: see :func:`integer_program`.
@@ -60,7 +60,7 @@ def solve(graph: CostGraph, max_entries: int = MAX_ENTRIES, seconds: float = 60.
 
 
 class _Program:
-    """The program of the nodes that are left."""
+    """The program of the remaining nodes."""
 
     def __init__(self, work: Elimination, seconds: float) -> None:
         self._solver, self._work = new_solver(), work
@@ -105,7 +105,7 @@ class _Program:
         return constraint
 
     def run(self) -> Tuple[Dict[int, int], float]:
-        """Choice of each node that is left (among those kept), and the program's bound."""
+        """The choice of each remaining node (among its kept strategies), and the program's bound."""
         if not self._nodes:
             return {}, 0.0
         status = self._solver.Solve()
