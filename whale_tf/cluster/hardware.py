@@ -109,8 +109,8 @@ PCIE_LATENCY_S = 5.7e-6
 NIC_LATENCY_S = 9.6e-6
 LOCAL_LATENCY_S = 1e-5  # one send/receive pair between two devices of one process
 
-# What updates on the host of a GPU server move a second, of all its devices together: two sockets with six channels of DDR4-2666
-# have 256 GB/s (Intel Xeon Scalable, first generation), of which streaming reaches some 80%.
+# Bytes that updates on the host of a GPU server move per second, for all its devices together: two sockets with six channels of
+# DDR4-2666 have 256 GB/s (Intel Xeon Scalable, first generation), of which streaming reaches some 80%.
 HOST_BYTES_PER_S = 200 * GIGA
 
 
