@@ -66,7 +66,7 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
         "neither is the number of a body",
     ("whale_tf.passes.collect",
      "found[tensor] = Leaving(tuple(sorted(targets)), is_merged, is_applied)  # sorted -> list"): ORDERED,
-    ("whale_tf.passes.outline", "NO_HOME = -1  # in place of a device  # 1 -> 2"): "no device has either number",
+    ("whale_tf.passes.outline", "NO_HOME = -1  # instead of a device  # 1 -> 2"): "no device has either number",
     ("whale_tf.passes.schedule",
      "first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}  # 1 -> 2"): FIRST,
     ("whale_tf.passes.schedule", "return 2, AFTER.index(body.step), number  # 2 -> 3"): LAST,

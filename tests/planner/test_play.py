@@ -147,16 +147,20 @@ def seconds_of(step: TrainingStep, op: int, cluster: Cluster) -> float:
     return prices.seconds(record, 1.0, (1.0,) * len(record.inputs + record.outputs), cluster.devices[0])
 
 
+def prices(step: TrainingStep) -> _Prices:
+    return _Prices(step, machines(1), in_turn=True)
+
+
 def test_a_replica_computes_with_its_rows_and_all_weights() -> None:
     step = stages(1)
-    costs, product = _Prices(step, machines(2), in_turn=True), step.graph.op("layer_0/MatMul")
+    costs, product = prices(step), step.graph.op("layer_0/MatMul")
     half, flops = costs.kernel(product, 0.5, 0).seconds, 2.0 * BATCH * WIDTH * WIDTH
     assert half == pytest.approx(LAUNCH_S + flops / 2 / (1e6 * UTILIZATION) + KERNEL / 1e6, rel=1e-12)
 
 
 def test_handles_weigh_nothing_and_moving_them_takes_no_time() -> None:
     step = chain(1, momentum=True)
-    costs = _Prices(step, machines(1), in_turn=True)
+    costs = prices(step)
     assert costs.bytes(step.graph.tensor("v0")) == 0.0 and costs.bytes(step.graph.tensor("w0")) == 4 * 2 * 2
     assert costs.moving(0, 0.0) == 0.0 and costs.moving(0, 2e6) == pytest.approx(LAUNCH_S + 2.0)
 
