@@ -4,8 +4,9 @@
     python -m tests.mutation whale_tf.bridges           one module, or several
     python -m tests.mutation whale_tf.bridges --show    with each surviving change as code
 
-Every mutant runs in a process of its own, forked from one that has loaded the libraries; the tests of pure modules take a second
-or less.  A change that makes no difference (a sort of what is sorted, say) is listed in ``EQUIVALENT`` with its reason.
+A change within a function runs in a forked process, on the tests that call this function (:class:`_Fast`).  What these do not
+notice, and every other change, runs on all tests with the package loaded anew (:func:`survives`).  A change that makes no
+difference (sorting what is sorted, say) is listed in ``EQUIVALENT`` with its reason.
 """
 
 from __future__ import annotations
@@ -245,9 +246,9 @@ class _Fast:
                     lines.add(frame.f_code.co_firstlineno)
 
             sys.settrace(trace)
-            _passes(item)
+            passes = _passes(item)
             sys.settrace(None)
-            found.append(lines)
+            found.append(lines if passes else set())  # what fails without any change says nothing about one
         return found
 
     def _first(self, line: int) -> int:
@@ -303,7 +304,7 @@ def run(module: str, tests: Sequence[str], show: bool) -> Tuple[int, List[str]]:
     assert found is not None and found.origin is not None
     path = found.origin
     source = Path(path).read_text(encoding="utf8")
-    tree, lines, survivors, count = ast.parse(source), source.splitlines(), [], 0
+    tree, lines, survivors, count, ended = ast.parse(source), source.splitlines(), [], 0, False
     if not survives(module, path, tree, tests):
         raise SystemExit(f"{module}: its tests fail without any change: {' '.join(tests)}")
     importlib.import_module(module)
@@ -311,7 +312,7 @@ def run(module: str, tests: Sequence[str], show: bool) -> Tuple[int, List[str]]:
 
     class Loop:
         def pytest_runtestloop(self, session: Any) -> bool:
-            nonlocal count
+            nonlocal count, ended
             fast.listen(session.items)
             for mutant in mutants(tree):
                 changed = copy.deepcopy(tree)
@@ -323,10 +324,14 @@ def run(module: str, tests: Sequence[str], show: bool) -> Tuple[int, List[str]]:
                 if (module, f"{text}  # {mutant.about}") not in EQUIVALENT and not fast.notices(mutant, changed) and survives(
                         module, path, changed, tests):
                     survivors.append(f"{module}:{mutant.line}  {mutant.about}" + (f"\n    {text}" if show else ""))
+            ended = True
             return True
 
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         pytest.main([*OPTIONS, *tests], plugins=[Loop()])
+    if not ended:
+        raise SystemExit(f"{module}: the run broke off\n{output.getvalue()}")
     return count, survivors
 
 
