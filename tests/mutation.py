@@ -70,6 +70,7 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
     ("whale_tf.passes.outline", "NO_HOME = -1  # instead of a device  # 1 -> 2"): "no device has either number",
     ("whale_tf.passes.schedule",
      "first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}  # 1 -> 2"): FIRST,
+    ("whale_tf.planner.homes", "load = [0] * plan.num_devices  # 0 -> 1"): "all begin equal",
     ("whale_tf.passes.schedule", "return 2, AFTER.index(body.step), number  # 2 -> 3"): LAST,
     ("whale_tf.passes.schedule",
      "order, place = next((places[step] for step in steps if step in places), first.get(body.task_graph, (body.task_graph, -1)))"

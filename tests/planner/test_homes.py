@@ -98,7 +98,9 @@ def test_refused() -> None:
 
 def test_who_reads_and_keeps_a_variable_without_a_home() -> None:
     one = Held("v0_0", 0, 1, 10, 20)
-    assert one.readers(plan([2])) == [0, 1] and one.readers(plan([2], tasks={0: {"strategy": "split"}})) == [1]
+    divided = plan([2], tasks={0: {"strategy": "split"}})
+    assert one.readers(plan([2])) == [0, 1]
+    assert one.readers(divided) == [1] and one._replace(shard=0).readers(divided) == [0]
     assert one.kept(plan([2])) == {0: 30, 1: 30} and one.kept(shared([2])) == {0: 30}
 
 
