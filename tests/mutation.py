@@ -4,8 +4,9 @@
     python -m tests.mutation whale_tf.bridges           one module, or several
     python -m tests.mutation whale_tf.bridges --show    with each surviving change as code
 
-Every mutant runs in a process of its own, forked from one that has loaded the libraries; the tests of pure modules take a second
-or less.  A change that makes no difference (a sort of what is sorted, say) is listed in ``EQUIVALENT`` with its reason.
+A change within a function runs in a forked process, on the tests that call this function (:class:`_Fast`).  What these do not
+notice, and every other change, runs on all tests with the package loaded anew (:func:`survives`).  A change that makes no
+difference (sorting what is sorted, say) is listed in ``EQUIVALENT`` with its reason.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import copy
 import importlib.util
 import io
 import os
-import signal
+import pickle
+import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 ROOT = Path(__file__).parents[1]
 PASSES = ("tests/passes",)
@@ -40,6 +42,10 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.schedule.zero_bubble": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.zero_bubble_v": ("tests/schedule",) + PASSES,
     "whale_tf.schedule.interleaved": ("tests/schedule",) + PASSES,
+    "whale_tf.passes.homes": PASSES,
+    "whale_tf.planner.homes": ("tests/planner/test_homes.py",),
+    "whale_tf.planner.play": ("tests/planner/test_play.py",),
+    "whale_tf.ir.batch_axis.positions": ("tests/ir/test_batch_axis.py",),
     "whale_tf.planner.recompute": ("tests/planner/test_recompute.py", "tests/planner/test_recompute_rows.py"),
     "whale_tf.balance.exact": ("tests/balance",),
     "whale_tf.balance.memory_constrained": ("tests/balance",),
@@ -48,6 +54,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "whale_tf.balance.stages": ("tests/balance",),
 }
 ORDERED = "sets of small numbers are in order"
+FIRST, LAST = "still before all others", "still behind all others"
 EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces around, and change) -> why no test can notice
     ("whale_tf.bridges", "sizes = list(slices or [1] * count)  # 1 -> 2"): "only the proportion counts",
     ("whale_tf.passes.communicate", "for tensor in sorted({tensor for _, tensor in readers}):  # sorted -> list"): ORDERED,
@@ -58,9 +65,18 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {  # (module, line, without spaces arou
     ("whale_tf.passes.communicate",
      "if (body_of.get(op, -1), tensor) in found and not is_combined(conversions.get((op, position), ())):  # 1 -> 2"):
         "neither is the number of a body",
+    ("whale_tf.passes.collect",
+     "found[tensor] = Leaving(tuple(sorted(targets)), is_merged, is_applied)  # sorted -> list"): ORDERED,
+    ("whale_tf.passes.outline", "NO_HOME = -1  # instead of a device  # 1 -> 2"): "no device has either number",
+    ("whale_tf.passes.schedule",
+     "first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}  # 1 -> 2"): FIRST,
+    ("whale_tf.planner.homes", "load = [0] * plan.num_devices  # 0 -> 1"): "all begin equal",
+    ("whale_tf.passes.schedule", "return 2, AFTER.index(body.step), number  # 2 -> 3"): LAST,
+    ("whale_tf.passes.schedule",
+     "order, place = next((places[step] for step in steps if step in places), first.get(body.task_graph, (body.task_graph, -1)))"
+     "  # 1 -> 2"): FIRST,
 }
 LATER = "all begins one unit later, or one more place has nothing to do"
-LAST = "still behind all others"
 SAME: Sequence[Tuple[str, str, Sequence[str], str]] = (  # likewise, for several changes of a line
     ("greedy", "near = range(max(0, step.task_graph - 1), min(len(homes), step.task_graph + 2))",
      ("max -> min", "1 -> 2", "2 -> 3"), "more places are looked at again than have to be"),
@@ -78,7 +94,8 @@ SAME: Sequence[Tuple[str, str, Sequence[str], str]] = (  # likewise, for several
 )
 EQUIVALENT.update({(f"whale_tf.schedule.{module}", f"{line}  # {change}"): why
                    for module, line, changes, why in SAME for change in changes})
-SECONDS = 120  # a mutant that runs longer hangs, which a user would notice
+CPU_SECONDS = 10  # a mutant that takes more hangs, which a user would notice
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
                ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
@@ -169,51 +186,153 @@ class _Loader:
         exec(compile(self._tree, self._path, "exec"), module.__dict__)
 
 
-def survives(module: str, path: str, tree: ast.AST, tests: Sequence[str]) -> bool:
-    """Whether all tests pass with a changed module, in a process of their own."""
+def _in_child(work: Callable[[], Any], limit_s: int = CPU_SECONDS) -> Any:
+    """What ``work`` returns in a process of its own, without anything it prints; None: it failed, or took more than ``limit_s``
+    of the CPU."""
+    read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setpgrp()
-        status = 1
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(io.StringIO()):
-            try:
-                import pytest
-
-                for name in [name for name in sys.modules if name.split(".")[0] in ("whale_tf", "tests")]:
-                    del sys.modules[name]
-                sys.meta_path.insert(0, _Loader(module, tree, path))  # type: ignore[arg-type]
-                status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
-            except BaseException:
-                status = 1
-        os._exit(0 if status == 0 else 1)
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status == 0
-        time.sleep(0.01)
-    os.killpg(child, signal.SIGKILL)
+            with contextlib.suppress(BaseException):
+                os.write(write, pickle.dumps(work()))
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as end:
+        answer = end.read()
     os.waitpid(child, 0)
-    return False
+    return pickle.loads(answer) if answer else None
+
+
+def survives(module: str, path: str, tree: ast.AST, tests: Sequence[str]) -> bool:
+    """Whether all tests pass with a changed module that is loaded anew, as are all that read it."""
+    def work() -> bool:
+        import pytest
+
+        for name in [name for name in sys.modules if name.split(".")[0] in ("whale_tf", "tests")]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, _Loader(module, tree, path))  # type: ignore[arg-type]
+        return int(pytest.main(["-x", *OPTIONS, *tests])) == 0
+
+    return bool(_in_child(work))
+
+
+class _Fast:
+    """Tries changes within functions on tests that are loaded already: puts new code into the function, and runs the tests that
+    call it.  What was computed while the tests were loaded is the unchanged module's, so that only a failure counts.
+
+    Attributes:
+        callers: first line of an outermost function -> places of the tests that call it, those that failed before first.
+    """
+
+    def __init__(self, module: str, path: str, tree: ast.AST) -> None:
+        self._path, self._namespace = path, sys.modules[module].__dict__
+        self._functions = dict(_outermost(tree, ()))
+        self.items: List[Any] = []
+        self.callers: Dict[int, List[int]] = {}
+
+    def listen(self, items: List[Any]) -> None:
+        self.items = items
+        for place, lines in enumerate(_in_child(self._called, resource.RLIM_INFINITY)):
+            for first in {self._first(line) for line in lines}:
+                self.callers.setdefault(first, []).append(place)
+
+    def _called(self) -> List[Set[int]]:
+        found = []
+        for item in self.items:
+            lines: Set[int] = set()
+
+            def trace(frame: Any, event: str, argument: Any, lines: Set[int] = lines) -> None:
+                if frame.f_code.co_filename == self._path:
+                    lines.add(frame.f_code.co_firstlineno)
+
+            sys.settrace(trace)
+            passes = _passes(item)
+            sys.settrace(None)
+            found.append(lines if passes else set())  # what fails without any change says nothing about one
+        return found
+
+    def _first(self, line: int) -> int:
+        """The first line of the outermost function around a line; 0: none."""
+        return next((first for first, (end, _) in self._functions.items() if first <= line <= end), 0)
+
+    def notices(self, mutant: Mutant, changed: ast.AST) -> bool:
+        """Whether a test fails."""
+        first = self._first(mutant.line)
+        if first not in self.callers:
+            return False
+        code, function, places = compile(changed, self._path, "exec"), None, self.callers[first]  # type: Any, Any, List[int]
+        for part in self._functions[first][1]:
+            code = next(c for c in code.co_consts if getattr(c, "co_name", None) == part)
+            function = self._namespace[part] if function is None else vars(function)[part]
+        for wrapper in ("fget", "__func__", "__wrapped__"):
+            function = getattr(function, wrapper, None) or function
+        if function.__code__.co_firstlineno != first or code.co_firstlineno != first:
+            return False  # another function of the same name
+
+        def work() -> int:
+            function.__code__ = code
+            return next((place for place in places if not _passes(self.items[place])), -1)
+
+        failed = _in_child(work)
+        if failed is not None and failed >= 0:
+            places.remove(failed)
+            places.insert(0, failed)
+        return failed is None or failed >= 0
+
+
+def _outermost(tree: ast.AST, scope: Tuple[str, ...]) -> Iterator[Tuple[int, Tuple[int, Tuple[str, ...]]]]:
+    """(first line of the body, (last line, name within the module)) of functions that stand in no other."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            yield first, (node.end_lineno or node.lineno, (*scope, node.name))
+        elif isinstance(node, ast.ClassDef):
+            yield from _outermost(node, (*scope, node.name))
+
+
+def _passes(item: Any) -> bool:
+    from _pytest.runner import runtestprotocol
+
+    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
 def run(module: str, tests: Sequence[str], show: bool) -> Tuple[int, List[str]]:
     """How many changes were tried, and those that no test noticed."""
+    import pytest
+
     found = importlib.util.find_spec(module)
     assert found is not None and found.origin is not None
-    source = Path(found.origin).read_text(encoding="utf8")
-    tree, lines, survivors, count = ast.parse(source), source.splitlines(), [], 0
-    if not survives(module, found.origin, tree, tests):
+    path = found.origin
+    source = Path(path).read_text(encoding="utf8")
+    tree, lines, survivors, count, ended = ast.parse(source), source.splitlines(), [], 0, False
+    if not survives(module, path, tree, tests):
         raise SystemExit(f"{module}: its tests fail without any change: {' '.join(tests)}")
-    for mutant in mutants(tree):
-        changed = copy.deepcopy(tree)
-        for place, node in enumerate(ast.walk(changed)):
-            if place == mutant.place:
-                mutant.apply(node)
-        count += 1
-        text = lines[mutant.line - 1].strip()
-        if (module, f"{text}  # {mutant.about}") not in EQUIVALENT and survives(module, found.origin, changed, tests):
-            survivors.append(f"{module}:{mutant.line}  {mutant.about}" + (f"\n    {text}" if show else ""))
+    importlib.import_module(module)
+    fast = _Fast(module, path, tree)
+
+    class Loop:
+        def pytest_runtestloop(self, session: Any) -> bool:
+            nonlocal count, ended
+            fast.listen(session.items)
+            for mutant in mutants(tree):
+                changed = copy.deepcopy(tree)
+                for place, node in enumerate(ast.walk(changed)):
+                    if place == mutant.place:
+                        mutant.apply(node)
+                count += 1
+                text = lines[mutant.line - 1].strip()
+                if (module, f"{text}  # {mutant.about}") not in EQUIVALENT and not fast.notices(mutant, changed) and survives(
+                        module, path, changed, tests):
+                    survivors.append(f"{module}:{mutant.line}  {mutant.about}" + (f"\n    {text}" if show else ""))
+            ended = True
+            return True
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        pytest.main([*OPTIONS, *tests], plugins=[Loop()])
+    if not ended:
+        raise SystemExit(f"{module}: the run broke off\n{output.getvalue()}")
     return count, survivors
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from whale_tf.emit.context import Context
 from whale_tf.emit.division import divide, levels
 from whale_tf.errors import InputError
 from whale_tf.ir.traits import traits
+from whale_tf.ir.walk import reached
 
 Fetch = Union[tf.Tensor, tf.Operation]
 
@@ -46,18 +47,9 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
 
 def trains(fetches: Iterable[Fetch]) -> bool:
     """Whether a run of a graph that was not rewritten reaches an optimizer's update."""
-    stack = [fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches]
-    seen: Set[str] = set()
-    while stack:
-        op = stack.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if traits(op.type).is_update:
-            return True
-        stack.extend(tensor.op for tensor in op.inputs)
-        stack.extend(op.control_inputs)
-    return False
+    ops = (fetch if isinstance(fetch, tf.Operation) else fetch.op for fetch in fetches)
+    return any(traits(op.type).is_update for op in reached(ops, lambda op: (
+        *(tensor.op for tensor in op.inputs), *op.control_inputs)))
 
 
 class Waiting(NamedTuple):

@@ -116,8 +116,7 @@ def plan(counts: Sequence[int], micro_batches: int = 1, model_replicas: int = 1,
     for stage, count in enumerate(counts):
         first = sum(counts[:stage])
         rows = tuple(tuple(range(g * total + first, g * total + first + count)) for g in range(model_replicas))
-        warmup = min(len(counts) - stage, micro_batches)
-        given = {"devices": rows, **(tasks or {}).get(stage, {})}
-        found.append(TaskGraphPlan(name=f"stage{stage}", warmup=warmup, **given))
+        given = {"devices": rows, "warmup": min(len(counts) - stage, micro_batches), **(tasks or {}).get(stage, {})}
+        found.append(TaskGraphPlan(name=f"stage{stage}", **given))
     return Plan(graph="drawn", num_devices=total * model_replicas, num_model_replicas=model_replicas,
                 num_micro_batch=micro_batches, task_graphs=tuple(found), **more)

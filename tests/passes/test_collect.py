@@ -7,8 +7,9 @@ from typing import Any, Sequence
 import pytest
 
 from tests.passes.drawings import chain, plan
+from tests.passes.programs import PROGRAMS
 from whale_tf.errors import PlanError
-from whale_tf.ir.across import leading_to_writes
+from whale_tf.ir.across import Across, leading_to_writes
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.layout import replicated, sharded
 from whale_tf.ir.training_step import TrainingStep, find_update
@@ -64,6 +65,37 @@ def test_a_summary_reads_this_process_value_and_a_metric_that_of_all() -> None:
     step = with_reader(chain(2), "AssignAdd", ["loss"], Phase.OTHER)
     assert of(step, "loss", plan([1, 2])) == READ
     assert of(step._replace(processes=2), "loss", plan([1, 2])) == Leaving((1,), False, False)
+
+
+def test_what_an_update_and_a_summary_read_every_step_needs() -> None:
+    assert of(with_reader(chain(1), "ScalarSummary", ["grad0"], Phase.OTHER), "grad0", plan([1])) == MERGED
+
+
+def test_what_runs_on_own_rows_and_on_those_of_all_gets_both_values() -> None:
+    step = with_reader(chain(1), "Identity", ["layer0"], Phase.OTHER)
+    reader = step.graph.ops[-1].id
+    step = step._replace(processes=2, in_function=Across(frozenset({(reader, 0)}), twice=(reader,)))
+    assert of(step, "layer0", plan([2])) == Leaving((0,), True, False)
+    step = step._replace(in_function=Across(frozenset({(reader, 0)})))
+    assert of(step, "layer0", plan([2])) == Leaving((0,), False, False)
+
+
+def test_a_merge_is_where_the_variable_is() -> None:
+    step, chosen = PROGRAMS["zero_v3"]
+    merges = {body.name: body.home for body in compile_program(step, chosen).bodies if body.step == MERGE}
+    assert merges == {"t0_merge_on0": 0, "t0_merge_on1": 1}
+    assert [body.home for body in compile_program(chain(1), plan([1])).bodies if body.step == MERGE] == [None]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_owner_gets_the_sum_of_each_micro_batch(layers: int) -> None:
+    """Of all processes; each of them adds up its replicas' gradients before."""
+    step = chain(layers, task_graphs=1, momentum=True)._replace(processes=2)
+    chosen = plan([1], 2, 2, zero="v2", processes=((0,), (1,)),
+                  tasks={0: {"variables": "shared", "homes": {f"v{layer}": 0 for layer in range(layers)}}}).local_part(0)
+    program = compile_program(step, chosen)
+    sent = [(call.clone.m, len(call.takes)) for call in program.calls if program.step_of(call) == SYNCHRONISE]
+    assert sorted(sent) == sorted((m, 1) for m in range(2) for _ in range(layers))
 
 
 def test_handles_stay_with_the_clones() -> None:

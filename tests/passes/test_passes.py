@@ -13,9 +13,10 @@ from tests.passes.drawings import chain, plan
 from whale_tf.errors import PlanError
 from whale_tf.passes import PASSES, compile_program
 from whale_tf.passes.form import CALL, INLINE, MOST_INLINED_OPS, choose_form
+from whale_tf.passes.schedule import orders_of
 from whale_tf.passes.verify import Pass, verify
 from whale_tf.plan import Plan
-from whale_tf.program import ALL, BACKWARD, FORWARD, Program, Value
+from whale_tf.program import ALL, BACKWARD, EARLY, FORWARD, SECTION, WHOLE, Program, Value
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 def test_gpipe_runs_all_forward_steps_first() -> None:
@@ -92,6 +93,41 @@ def test_a_schedule_that_waits_for_itself_is_refused() -> None:
     layer.inputs = (step.graph.tensor("back1"), layer.inputs[1])
     with pytest.raises(PlanError, match="schedule 'gpipe' cannot order this graph: its stages wait for each other's gradients"):
         compile_program(step, two)
+
+
+def test_steps_that_need_each_other_are_one_of_a_single_micro_batch() -> None:
+    """As in the test above, where the schedule has nothing to say about them."""
+    step = chain(2)
+    layer = step.graph.op("layer0")
+    layer.inputs = (step.graph.tensor("back1"), layer.inputs[1])
+    assert all(not call.after for call in compile_program(step, plan([1, 1])).calls)
+
+
+def test_a_section_takes_what_is_equal_in_all_clones_from_the_first() -> None:
+    step = chain(1, together=True)
+    step.graph.op("loss").inputs += (step.graph.tensor("layer0"),)  # combined as the first operand, taken as it is as the second
+    program = compile_program(step, plan([3]))
+    section = next(call for call in program.calls if program.step_of(call) == SECTION)
+    taken = [[program.step_of(program.calls[source]) for source in value.calls] for value in section.takes]
+    assert sorted(taken) == [[EARLY], [WHOLE]]
+
+
+@pytest.mark.parametrize("schedule", ["backward_first", "gpipe"])
+def test_a_pipelines_replicas_are_listed_one_after_the_other(schedule: str) -> None:
+    program = compile_program(chain(1), plan([2], 2, schedule=schedule))
+    replicas = [call.clone.r for call in program.calls if program.step_of(call) in (FORWARD, BACKWARD)]
+    assert replicas == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("schedule,count", [("gpipe", 2), ("interleaved", 4)])
+def test_a_batch_part_has_the_order_of_the_task_graph_that_it_is_beside(schedule: str, count: int) -> None:
+    rows: Any = {number: {"devices": ((number % 2,),), "warmup": 1} for number in range(count)}
+    for of in range(count):
+        tasks = {**rows, of: {**rows[of], "strategy": "split"}, count: {**rows[of], "batch_of": of}}
+        found = orders_of(plan([1] * (count + 1), 2, schedule=schedule, tasks=tasks))
+        assert len(found) == 3
+        assert found[-1] == [step._replace(task_graph=count) for order in found[:2] for step in order if step.task_graph == of]
+        assert len(found[-1]) == 4
 
 
 @pytest.mark.parametrize("damage,message", [

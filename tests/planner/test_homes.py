@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tests.passes.drawings import chain, plan
+from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError
 from whale_tf.passes.owners import Owners, find_owners
 from whale_tf.plan import Plan
 from whale_tf.planner.explain import explain_plan
-from whale_tf.planner.homes import Held, resident, resident_of_task_graphs, with_homes
+from whale_tf.planner.homes import Held, has_one_memory, resident, resident_of_task_graphs, with_homes
 
 pytestmark = pytest.mark.once
 
@@ -93,3 +94,35 @@ def test_refused() -> None:
         with_homes(two, held(1), Config({"zero": "v1", "offload": "v0"}))
     with pytest.raises(ConfigError, match="no TaskGraph of this plan has two"):
         with_homes(shared([1, 1]), held(1), Config({"zero": "v1"}))
+
+
+def test_who_reads_and_keeps_a_variable_without_a_home() -> None:
+    one = Held("v0_0", 0, 1, 10, 20)
+    divided = plan([2], tasks={0: {"strategy": "split"}})
+    assert one.readers(plan([2])) == [0, 1]
+    assert one.readers(divided) == [1] and one._replace(shard=0).readers(divided) == [0]
+    assert one.kept(plan([2])) == {0: 30, 1: 30} and one.kept(shared([2])) == {0: 30}
+
+
+def test_the_largest_variable_comes_first() -> None:
+    done = with_homes(shared([2]), held(10, 30, 15), Config({"zero": "v1"}))
+    assert done.task_graphs[0].homes == {"v0_1": 0, "v0_2": 1, "v0_0": 1}
+
+
+def test_what_a_task_graph_holds() -> None:
+    """Without homes variables, moments and gradients; with homes the fullest device's part, and what it reads of others."""
+    variables = held(40, 30, 20, 10, 9, 8)
+    assert resident_of_task_graphs(shared([1]), held(40), False) == [3 * 40 + 40]
+    done = with_homes(shared([2]), variables, Config({"zero": "v1"}))
+    assert resident_of_task_graphs(done, variables, False) == [177 + 59 + 58]
+
+
+def test_cpu_devices_of_one_process_have_one_memory() -> None:
+    mixed = Cluster.parse({"name": "mixed", "nodes": [{"devices": ["CPU", "V100-32GB"], "links": "default"}]})
+    assert [has_one_memory(cluster) for cluster in (Cluster.parse("cpu:2"), mixed, Cluster.parse("V100-32GB:2"))] == [
+        True, False, False]
+
+
+def test_one_process_divides_parameters() -> None:
+    one = with_homes(shared([2], processes=((0, 1),)), held(20, 10), Config({"zero": "v3"}))
+    assert one.task_graphs[0].homes == {"v0_0": 0, "v0_1": 1}

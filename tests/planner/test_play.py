@@ -5,7 +5,7 @@ from typing import Any, Dict, Tuple
 
 import pytest
 
-from tests.passes.drawings import plan
+from tests.passes.drawings import chain, plan
 from tests.planner.rhino.graphs import Network
 from whale_tf.cluster import Cluster
 from whale_tf.ir.batch_axis import Options, analyse
@@ -15,9 +15,10 @@ from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.plan import Plan
 from whale_tf.planner.homes import Held
-from whale_tf.planner.play import played_peaks, played_seconds
+from whale_tf.planner.play import _Prices, played_peaks, played_seconds
 from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import find_scope
+from whale_tf.profiler.op_time import LAUNCH_S, UTILIZATION
 
 LATENCY, LINK = 1e-4, 1e9
 BATCH, WIDTH = 48, 16
@@ -43,12 +44,12 @@ def stages(count: int = 2) -> TrainingStep:
     return TrainingStep(region, sources, update, tuple(gradients))
 
 
-def machines(count: int, latency_s: float = LATENCY, fast: int = 0) -> Cluster:
+def machines(count: int, latency_s: float = LATENCY, fast: int = 0, link: float = LINK) -> Cluster:
     """Devices of 1 MFLOP/s, the first ``fast`` of them ten times faster."""
     def kind(rate: float) -> Dict[str, Any]:
         return {"kind": "GPU", "memory_gib": 4, "fp32": rate, "memory_bandwidth_bytes_per_s": rate}
 
-    links = {"local": {"bandwidth_gbytes_per_s": LINK / 1e9, "latency_s": latency_s}}
+    links = {"local": {"bandwidth_gbytes_per_s": link / 1e9, "latency_s": latency_s}}
     devices = ["f"] * fast + ["d"] * (count - fast)
     return Cluster.parse({"name": "c", "device_types": {"d": kind(1e6), "f": kind(1e7)}, "nodes": [
         {"devices": devices, "links": links}]})
@@ -144,3 +145,45 @@ def forward(graph: OpGraph) -> TrainingStep:
 def seconds_of(step: TrainingStep, op: int, cluster: Cluster) -> float:
     prices, record = OpPrices(step.graph, find_scope(step.graph)), step.graph.ops[op]
     return prices.seconds(record, 1.0, (1.0,) * len(record.inputs + record.outputs), cluster.devices[0])
+
+
+def prices(step: TrainingStep) -> _Prices:
+    return _Prices(step, machines(1), in_turn=True)
+
+
+def test_a_replica_computes_with_its_rows_and_all_weights() -> None:
+    step = stages(1)
+    costs, product = prices(step), step.graph.op("layer_0/MatMul")
+    half, flops = costs.kernel(product, 0.5, 0).seconds, 2.0 * BATCH * WIDTH * WIDTH
+    assert half == pytest.approx(LAUNCH_S + flops / 2 / (1e6 * UTILIZATION) + KERNEL / 1e6, rel=1e-12)
+
+
+def test_handles_weigh_nothing_and_moving_them_takes_no_time() -> None:
+    step = chain(1, momentum=True)
+    costs = prices(step)
+    assert costs.bytes(step.graph.tensor("v0")) == 0.0 and costs.bytes(step.graph.tensor("w0")) == 4 * 2 * 2
+    assert costs.moving(0, 0.0) == 0.0 and costs.moving(0, 2e6) == pytest.approx(LAUNCH_S + 2.0)
+
+
+def test_a_small_message_does_not_wait_for_a_large_one() -> None:
+    """Both share the link, so that what follows from the small one runs while the large one is under way."""
+    network = Network(BATCH, [WIDTH], trained=False)
+    graph = network.graph
+    large = network.add("Relu", "large", (graph.tensor("x"),), (BATCH, WIDTH))
+    small = network.add("Relu", "small", (graph.tensor("x"),), ())
+    after_small = network.add("Relu", "after_small", (small,), (BATCH, 10 * WIDTH))
+    after_large = network.add("Relu", "after_large", (large,), (BATCH, WIDTH))
+    for tensor in (after_small, after_large):
+        graph.producer(tensor).attrs["_whale_shard"] = 1
+    step, cluster = forward(graph), machines(2, 0.0, link=1e4)
+    first, last, aside = (seconds_of(step, graph.tensors[t].op, cluster) for t in (large, after_large, after_small))
+    found = played_seconds(step, plan([2], tasks={0: {"strategy": "split"}}), cluster)
+    assert found == pytest.approx(first + (LAYER + 4) / 1e4 + last, abs=1e-3) and aside > 0.01
+
+
+def test_offloaded_variables_come_from_the_host() -> None:
+    """Each is read once a step, and its gradient goes back."""
+    homes = {"layer_0/w": 1, "layer_1/w": 1}
+    away = plan([1], offload="v0", tasks={0: {"variables": "shared", "homes": homes}})
+    step, cluster = stages(1), machines(1, latency_s=1.0)
+    assert played_seconds(step, away, cluster) > 2.0 > played_seconds(step, plan([1]), cluster)

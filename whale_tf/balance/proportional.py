@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 from whale_tf.balance.problem import Balance, BalanceProblem, answer
-from whale_tf.ir.parts import apportion
+from whale_tf.ir.parts import apportion, even_sizes
 
 
 def even(problem: BalanceProblem) -> Balance:
     """Equal loads (the baseline of Whale's Figures 17 and 18); the remainder goes to the first devices."""
-    return answer("even", apportion([1.0] * len(problem.speeds), problem.units, problem.minimum))
+    return answer("even", even_sizes(problem.units, len(problem.speeds)))
 
 
 def proportional(problem: BalanceProblem) -> Balance:

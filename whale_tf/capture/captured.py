@@ -21,6 +21,7 @@ from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep, find_update
 from whale_tf.ir.traits import PULLS
+from whale_tf.ir.walk import reached
 from whale_tf.plan import Plan
 
 
@@ -321,17 +322,9 @@ def _members(ops: OpGraph, plan: Plan) -> List[List[str]]:
 
 def _pulls(ops: OpGraph, tensor: int) -> Set[int]:
     """Ops that take elements from an input pipeline, and that a tensor of the input side follows from."""
-    found: Set[int] = set()
-    stack, seen = [ops.tensors[tensor].op], {ops.tensors[tensor].op}
-    while stack:
-        op = ops.ops[stack.pop()]
-        if op.type in PULLS:
-            found.add(op.id)
-            continue
-        more = {ops.tensors[t].op for t in op.inputs} - seen
-        seen |= more
-        stack.extend(more)
-    return found
+    behind = reached([ops.tensors[tensor].op], lambda index: () if ops.ops[index].type in PULLS else (
+        ops.tensors[t].op for t in ops.ops[index].inputs))
+    return {index for index in behind if ops.ops[index].type in PULLS}
 
 
 def _candidates(ops: OpGraph, scope: FrozenSet[int]) -> List[int]:

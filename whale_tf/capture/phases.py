@@ -30,6 +30,7 @@ from whale_tf.capture.variables import Variables, find_variables, home_variable
 from whale_tf.errors import GraphError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.traits import CONDITIONALS, ENTERS, EXITS, WHILES, Role, State, traits
+from whale_tf.ir.walk import reached
 
 
 class Target(NamedTuple):
@@ -285,34 +286,15 @@ class _Finder:
 
     def _ancestors(self, roots: Iterable[int], allowed: Callable[[int], bool], control: bool) -> Set[int]:
         """``roots`` and their ancestors, walking through ``allowed`` ops only."""
-        found: Set[int] = set()
-        stack = [op for op in roots if allowed(op)]
         ops, tensors = self.graph.ops, self.graph.tensors
-        while stack:
-            op = stack.pop()
-            if op in found:
-                continue
-            found.add(op)
-            stack.extend([source for source in [tensors[t].op for t in ops[op].inputs]
-                          if source not in found and allowed(source)])
-            if control:
-                stack.extend([source for source in ops[op].control_inputs if source not in found and allowed(source)])
-        return found
+        return reached(filter(allowed, roots), lambda op: filter(
+            allowed, [*(tensors[t].op for t in ops[op].inputs), *(ops[op].control_inputs if control else ())]))
 
     def _descendants(self, roots: Iterable[int], allowed: Callable[[int], bool] = lambda op: True,
                      control: bool = True) -> Set[int]:
         """``roots`` and their descendants, walking through ``allowed`` ops only."""
-        found = set(roots)
-        stack = list(found)
-        while stack:
-            op = stack.pop()
-            users = self.successors[op] if control else [
-                user for output in self.graph.ops[op].outputs for user, _ in self.graph.consumers(output)]
-            for user in users:
-                if user not in found and allowed(user):
-                    found.add(user)
-                    stack.append(user)
-        return found
+        return reached(roots, lambda op: filter(allowed, self.successors[op] if control else [
+            user for output in self.graph.ops[op].outputs for user, _ in self.graph.consumers(output)]))
 
 
 _SCOPED = ENTERS | WHILES | CONDITIONALS  # where a gradient call may have put ops into the forward pass

@@ -11,6 +11,7 @@ from typing import FrozenSet, Set
 
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.traits import VARIABLES, traits
+from whale_tf.ir.walk import reached
 from whale_tf.profiler.chain import needed_by_updates
 
 _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
@@ -44,11 +45,8 @@ def _forward(ops: OpGraph) -> FrozenSet[int]:
     gradients = {op.id for op in ops.ops if _GRADIENTS.search(op.name)}
     if not gradients:
         return frozenset(op.id for op in ops.ops if not traits(op.type).is_input)
-    stack = [source for index in gradients for source in ops.predecessors(ops.ops[index])]
-    found: Set[int] = set()
-    while stack:
-        index = stack.pop()
-        if index not in found and index not in gradients and not traits(ops.ops[index].type).is_input:
-            found.add(index)
-            stack.extend(ops.predecessors(ops.ops[index]))
-    return frozenset(found)
+    def before(index: int) -> Set[int]:
+        return {source for source in ops.predecessors(ops.ops[index])
+                if source not in gradients and not traits(ops.ops[source].type).is_input}
+
+    return frozenset(reached(set().union(*map(before, gradients)), before))

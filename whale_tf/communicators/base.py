@@ -46,14 +46,6 @@ class Communicator(abc.ABC):
             fp16: send values between processes as scaled float16.
         """
 
-    def all_gather(self, members: Sequence[Member], dim: int, name: str, dtype: Any) -> List[str]:
-        """The members' tensors, possibly of different lengths, concatenated along ``dim`` on every member's device."""
-        values = [member.value for member in members]
-        return [
-            self._nodes.concat(values, dim, f"{name}/{i}", dtype, member.device)
-            for i, member in enumerate(members)
-        ]
-
     def all_reduce_together(
         self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
         fp16: bool = False

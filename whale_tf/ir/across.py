@@ -10,13 +10,14 @@ and what metrics count, each process counts on its own rows, because the counts 
 
 from __future__ import annotations
 
-from typing import FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import FrozenSet, Iterable, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import EXTENT
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
+from whale_tf.ir.walk import reached
 
 Use = Tuple[int, int]  # op number, input position
 SUMS = "sums_over_processes"  # attribute of a function's variable: its value is a sum of what each process has added
@@ -124,12 +125,5 @@ class _Function:
 
     def _behind(self, roots: Iterable[int]) -> Set[int]:
         """Ops outside that the roots are computed from, and these themselves."""
-        stack: List[int] = [index for index in roots if index in self.outside]
-        found: Set[int] = set()
-        while stack:
-            index = stack.pop()
-            if index not in found:
-                found.add(index)
-                stack.extend(self.graph.tensors[t].op for t in self.graph.ops[index].inputs
-                             if self.graph.tensors[t].op in self.outside)
-        return found
+        return reached(self.outside.intersection(roots), lambda index: self.outside.intersection(
+            self.graph.tensors[t].op for t in self.graph.ops[index].inputs))

@@ -17,6 +17,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Set, Tup
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.traits import traits
 from whale_tf.ir.traits.row import Gives, Precision
+from whale_tf.ir.walk import reached
 
 
 class Typed(NamedTuple):
@@ -63,10 +64,4 @@ def low_ops(graph: OpGraph, typed: Mapping[int, Typed], has_kernel: Callable[[st
 
 def _reached(starts: Iterable[int], through: Set[int], edges: Mapping[int, List[int]]) -> Set[int]:
     """``starts``, and what is reached from them over edges into ``through``."""
-    found = set(starts)
-    stack = list(found)
-    while stack:
-        new = [op for op in edges[stack.pop()] if op in through and op not in found]
-        found.update(new)
-        stack.extend(new)
-    return found
+    return reached(starts, lambda op: through.intersection(edges[op]))

@@ -11,12 +11,13 @@ Ops outside the region run once, on merged values.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import BatchAxis, Reduce
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.traits import NEXT_ITERATIONS, Role, State, traits
 from whale_tf.ir.units import conditions, containers, frame_of_outputs, frames, loops_of
+from whale_tf.ir.walk import reached
 
 
 class Region(NamedTuple):
@@ -167,15 +168,11 @@ def _rereads(graph: OpGraph, region: Sequence[Op], batch_level: Set[int]) -> Dic
 
 def _behind(graph: OpGraph, ops: Collection[int], members: Collection[int], control_only: bool = False) -> Set[int]:
     """The given ops, those outside the region that they follow from, and the region's ops that these follow from."""
-    found: Set[int] = set()
-    stack = list(ops)
-    while stack:
-        index = stack.pop()
-        if index not in found:
-            found.add(index)
-            if index not in members:
-                stack.extend(graph.ops[index].control_inputs if control_only else graph.predecessors(graph.ops[index]))
-    return found
+    def before(index: int) -> Iterable[int]:
+        op = graph.ops[index]
+        return () if index in members else op.control_inputs if control_only else graph.predecessors(op)
+
+    return reached(ops, before)
 
 
 def _early(
@@ -185,22 +182,15 @@ def _early(
     """Cloned ancestors of sections, of every tensor that is combined over all clones, and of ``writes`` that some ops wait for;
     loops are included as a whole."""
     loop_of = {index: loop for loop in loops for index in loop}
-    stack = [
-        graph.tensors[graph.ops[op].inputs[position]].op
-        for (op, position), conversions in batch.conversions.items()
-        if any(isinstance(conversion, Reduce) for conversion in conversions)
-    ]
     members = {op.id for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)} if writes else ()
-    stack.extend(_behind(graph, writes, members))
-    stack += sections
-    found: Set[int] = set()
-    while stack:
-        index = stack.pop()
-        if index in batch_level and index not in found:
-            found.add(index)
-            stack.extend(graph.predecessors(graph.ops[index]))
-            stack.extend(loop_of.get(index, ()))
-    return found - sections
+    starts = sections.union(_behind(graph, writes, members), (
+        graph.tensors[graph.ops[op].inputs[position]].op for (op, position), conversions in batch.conversions.items()
+        if any(isinstance(conversion, Reduce) for conversion in conversions)))
+
+    def before(index: int) -> Set[int]:
+        return batch_level.intersection(graph.predecessors(graph.ops[index])) | (batch_level & loop_of.get(index, set()))
+
+    return reached(starts & batch_level, before) - sections
 
 
 def _closed(

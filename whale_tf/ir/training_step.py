@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Set, Tuple
 
 from whale_tf.ir.across import Across, of_session
 from whale_tf.ir.graph import OpGraph, Phase
@@ -77,7 +77,8 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
     """
     task_graph = {index: region.task_graph[index] for index in region.ops}
     single, homes = owned(region.graph, task_graph, variables, gradients)
-    return Update({index: single[index] for index in _leading_to_writes(region.graph, single)}, homes)
+    needed = _leading_to_writes(region.graph, single)
+    return Update({index: owner for index, owner in single.items() if index in needed}, homes)
 
 
 def owned(
@@ -119,12 +120,12 @@ def owned(
     return {index: next(iter(found)) for index, found in classes.items() if len(found) == 1}, homes
 
 
-def _leading_to_writes(graph: OpGraph, single: Mapping[int, int]) -> List[int]:
-    """The given ops that write a variable, or on which such a write of the same TaskGraph depends; in graph order."""
+def _leading_to_writes(graph: OpGraph, single: Mapping[int, int]) -> Set[int]:
+    """The given ops that write a variable, or on which such a write of the same TaskGraph depends."""
     needed: Set[int] = set()
     for index in sorted(single, reverse=True):
         op = graph.ops[index]
         if traits(op.type).is_write or any(
                 user in needed and single[user] == single[index] for t in op.outputs for user, _ in graph.consumers(t)):
             needed.add(index)
-    return sorted(needed)
+    return needed

@@ -20,6 +20,7 @@ from whale_tf.ir.batch_axis import EXTENT
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable
 from whale_tf.ir.traits import Cost, Gives, Role, State, traits
+from whale_tf.ir.walk import reached
 from whale_tf.passes.outline import UNSENT
 from whale_tf.profiler.op_cost import tensor_bytes
 
@@ -87,16 +88,13 @@ class Border:
         """Cloned ops that may join a section: all ops between them and the section may join it too."""
         region, graph = self._region, self._graph
         fixed = set(region.batch.own_seed).union(*inseparable(region))
-        found: Set[int] = set()
-        stack = list(region.sections)
-        while stack:
-            op = graph.ops[stack.pop()]
-            near = {graph.tensors[t].op for t in op.inputs}.union(*(self._users(t) for t in op.outputs))
-            more = {other for other in near & region.batch_level if other not in region.sections and other not in fixed
-                    and other not in found and self._may_join(other)}
-            found |= more
-            stack.extend(more)
-        return found
+        may_join = {index for index in region.batch_level - region.sections - fixed if self._may_join(index)}
+
+        def near(index: int) -> Set[int]:
+            op = graph.ops[index]
+            return may_join & {graph.tensors[t].op for t in op.inputs}.union(*(self._users(t) for t in op.outputs))
+
+        return reached(region.sections, near) - region.sections
 
     def _may_join(self, index: int) -> bool:
         op, batch = self._graph.ops[index], self._region.batch

@@ -59,13 +59,13 @@ def accumulate(program: Program, step: TrainingStep, plan: Plan) -> Program:
         for tensor in made_by:
             groups.setdefault((at_once.get(tensor), tensor in at_owner), []).append(tensor)
         for (home, is_sent), tensors in groups.items():
-            last = max(made_by[tensor] for tensor in tensors)
             for first, *others in chains_of(plan, task_graph, home, is_sent):
                 before = {tensor: number[made_by[tensor], first] for tensor in tensors}
                 for clone in others:
                     takes = tuple(Value(tensor, (before[tensor], number[made_by[tensor], clone])) for tensor in tensors)
                     before = dict.fromkeys(tensors, len(program.calls) + len(calls))
-                    added = program.calls[number[last, clone]]._replace(body=len(program.bodies) + len(bodies), takes=takes)
+                    call = program.calls[number[made_by[tensors[0]], clone]]
+                    added = call._replace(body=len(program.bodies) + len(bodies), takes=takes)
                     calls.append(added if home is None else added._replace(devices=(home,)))
             name = f"t{task_graph}_accumulate" + ("_each" if is_sent else "") + ("" if home is None else f"_on{home}")
             bodies.append(Body(name, task_graph, ACCUMULATE, (), tuple(tensors), tuple(tensors), home=home))
@@ -106,7 +106,7 @@ class Leaving(NamedTuple):
 
 
 def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
-    """The tensors of the clones that outside ops read."""
+    """The tensors of the clones that outside ops read, in the order of the graph."""
     found: Dict[int, Leaving] = {}
     at_home = find_homes(step, plan).tensors
     everywhere, twice = step.across.uses, step.across.twice
@@ -122,7 +122,7 @@ def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
             elif op in twice:
                 targets.add(step.home(tensor))
                 is_merged = True
-            elif (op, position) in everywhere or (target != ALL and step.processes > 1):
+            elif (op, position) in everywhere:
                 targets.add(step.home(tensor))
             else:
                 is_merged = True
@@ -134,7 +134,7 @@ def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
 def _is_synchronised(step: TrainingStep, plan: Plan, tensor: int, target: int) -> bool:
     """Whether each copy of a TaskGraph gets its own value, and not one that was merged for all."""
     layout, is_home = step.region.batch.layout(tensor), target == step.home(tensor)
-    if step.processes > 1 or len(copies(plan, target)) > 1 or not is_home:
+    if len(copies(plan, target)) > 1 or not is_home:
         return (layout.is_partial and is_home) or (layout.is_sharded and step.processes == 1)
     return False
 
@@ -144,8 +144,8 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
     found = leaving(step, plan)
     groups: List[Tuple[int, Tuple[int, ...]]] = []
     bucket_of = {tensor: bucket for bucket in _buckets(step, plan) for tensor in bucket}
-    for tensor in sorted(found):
-        for target in found[tensor].synchronised:
+    for tensor, how in found.items():
+        for target in how.synchronised:
             group = (target, bucket_of.get(tensor, (tensor,)) if target == step.home(tensor) else (tensor,))
             if group not in groups:
                 groups.append(group)
@@ -170,8 +170,8 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
         bodies.append(Body(unique(f"t{target}_synchronise", bodies), target, SYNCHRONISE, (), tensors, tensors))
     at_home = find_homes(step, plan).tensors
     merges: Dict[Tuple[int, int], List[int]] = {}
-    for tensor in sorted(found):
-        if found[tensor].is_merged:
+    for tensor, how in found.items():
+        if how.is_merged:
             merges.setdefault((step.home(tensor), at_home.get(tensor, NO_HOME)), []).append(tensor)
     for (task_graph, home), merged in sorted(merges.items()):
         made.update({(ALL, tensor): (len(program.calls) + len(calls),) for tensor in merged})
@@ -242,8 +242,7 @@ def _buckets(step: TrainingStep, plan: Plan) -> List[Tuple[int, ...]]:
                     raise PlanError(
                         f"the gradient of {name!r} cannot travel in a bucket with {bucket[0]!r}: buckets hold dense "
                         "gradients of one type; give it a bucket of its own")
-            if len(gradients) > 1:
-                found.append(tuple(gradients))
+            found.append(tuple(gradients))
     return found
 
 

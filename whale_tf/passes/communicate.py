@@ -108,7 +108,7 @@ def whole(program: Program, step: TrainingStep, plan: Plan) -> Program:
         bodies.append(Body(unique(f"t{home}_whole", bodies), home, WHOLE, (), (tensor,), (tensor,)))
 
     def fed(call: Call) -> Call:
-        found = tuple(Value(tensor, (made[tensor],)) for body, tensor in sorted(readers) if body == call.body)
+        found = tuple(Value(tensor, (made[tensor],)) for body, tensor in readers if body == call.body)
         plain = {tensor for tensor in program.bodies[call.body].inputs if readers.get((call.body, tensor), True)}
         return call._replace(takes=tuple(value for value in call.takes if value.tensor in plain) + found)
 

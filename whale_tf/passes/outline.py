@@ -21,6 +21,7 @@ from whale_tf.ir.region import Region, inseparable, without_groups
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import VARIABLES
 from whale_tf.ir.units import frames, loops_of
+from whale_tf.ir.walk import reached
 from whale_tf.passes.homes import Homes, find_homes, reads_anew
 from whale_tf.passes.owners import find_owners
 from whale_tf.plan import Plan
@@ -91,16 +92,11 @@ def _weight(region: Region) -> Set[int]:
     which no other one waits."""
     graph, home = region.graph, region.task_graph
     late = {index for index in region.late if step_of(region, index) == BACKWARD}
-    units = [unit & late for unit in inseparable(region)]
-    stack = [index for op in graph.ops if region.contains(op) and step_of(region, op.id) != FORWARD
-             for index in graph.predecessors(op) if home[index] != home[op.id]]
-    sent: Set[int] = set()
-    while stack:
-        index = stack.pop()
-        if index in late and index not in sent:
-            sent.add(index)
-            stack.extend(p for p in graph.predecessors(graph.ops[index]))
-            stack.extend(other for unit in units if index in unit for other in unit)
+    units = inseparable(region)
+    crossing = {before for op in graph.ops if region.contains(op) for before in graph.predecessors(op)
+                if home[before] != home[op.id]}
+    sent = reached(crossing & late, lambda index: late.intersection(graph.predecessors(graph.ops[index])).union(
+        *(unit for unit in units if index in unit)))
     waited = {home[index] for index in sent}
     return {index for index in late - sent if home[index] in waited}
 
@@ -119,7 +115,7 @@ def _rounds(region: Region) -> Dict[int, int]:
             waits, is_whole = region.rereads.get(op.id, ()), op.id in region.sections
             before = [rounds.get(source, 0) + ((op.id, position) in combined or (is_whole and source in region.early))
                       for position, source in enumerate(region.graph.tensors[tensor].op for tensor in op.inputs)]
-            rounds[op.id] = max([*before, *(rounds.get(control, 0) + (control in waits) for control in op.control_inputs),
+            rounds[op.id] = max([*before, *(rounds[control] + (control in waits) for control in op.control_inputs),
                                  least.get(op.id, 0)])
         uneven = [loop for loop in loops if len({rounds[index] for index in loop}) > 1]
         if not uneven:

@@ -27,6 +27,7 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
+from whale_tf.ir.walk import reached
 from whale_tf.plan import Plan
 
 GATE_ATTR = "_whale_gate"  # on the op that decides about all writes of a step, in all processes alike
@@ -114,14 +115,8 @@ def target(graph: OpGraph, write: Op) -> int:
 
 def ancestors(graph: OpGraph, ops: Iterable[int]) -> Set[int]:
     """The ops that some ops wait for."""
-    found: Set[int] = set()
-    stack = list(ops)
-    while stack:
-        for before in graph.predecessors(graph.ops[stack.pop()]):
-            if before not in found:
-                found.add(before)
-                stack.append(before)
-    return found
+    return reached((before for index in ops for before in graph.predecessors(graph.ops[index])),
+                   lambda index: graph.predecessors(graph.ops[index]))
 
 
 def find_owners(step: TrainingStep, plan: Plan) -> Owners:

@@ -50,10 +50,9 @@ def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:
         PlanError: the steps would wait for each other.
     """
     found = [[step for step in order if program.body(step.task_graph, step.kind) is not None] for order in orders_of(plan)]
-    if plan.num_micro_batch > 1:
-        _check_acyclic(program, plan, found)
-        program = _waiting(program, found)
-    return program.in_order(_sequence(program, found))
+    _check_acyclic(program, plan, found)
+    program = _waiting(program, found)
+    return program.in_order(_sequence(program, found, plan.num_micro_batch > 1))
 
 
 def orders_of(plan: Plan) -> List[Sequence[Step]]:
@@ -99,11 +98,14 @@ def _waiting(program: Program, found: Sequence[Sequence[Step]]) -> Program:
     return program._replace(calls=tuple(calls))
 
 
-def _sequence(program: Program, found: Sequence[Sequence[Step]]) -> List[int]:
-    """Call numbers in order: calls before the schedule, each replica's schedule with its bridges and sums, calls after it."""
+def _sequence(program: Program, found: Sequence[Sequence[Step]], is_pipeline: bool) -> List[int]:
+    """Call numbers in order: calls before the schedule, each replica's schedule with its bridges and sums, calls after it.
+
+    Args:
+        is_pipeline: whether to list one replica after the other, rather than one step after the other.
+    """
     places = {step: (number, place) for number, order in enumerate(found) for place, step in enumerate(order)}
     first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}
-    is_pipeline = any(order[0].micro_batch != order[-1].micro_batch for order in found if order)
     readers: Dict[int, int] = {}
     for number, call in enumerate(program.calls):
         for value in call.takes:

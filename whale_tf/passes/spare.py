@@ -15,6 +15,7 @@ from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.region import Region
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import Buffer, Cost, Role, State, traits
+from whale_tf.ir.walk import reached
 from whale_tf.passes.form import choose_form
 from whale_tf.passes.outline import UNSENT, read_elsewhere, reads_by_handle
 from whale_tf.passes.redo import Redo, one_example, waits
@@ -51,16 +52,10 @@ def _live(program: Program, region: Region) -> Set[int]:
     members = {index for body in program.bodies if body.step in CLONED for index in body.ops}
     elsewhere = read_elsewhere(region)
     waited = {c for op in graph.ops if op.id not in members for c in op.control_inputs}
-    stack = [index for index in members
-             if index in waited or not graph.ops[index].outputs
-             or any(t in elsewhere or _is_shown(region, t) for t in graph.ops[index].outputs)]
-    found: Set[int] = set()
-    while stack:
-        index = stack.pop()
-        if index in members and index not in found:
-            found.add(index)
-            stack.extend(graph.predecessors(graph.ops[index]))
-    return found
+    needed = (index for index in members
+              if index in waited or not graph.ops[index].outputs
+              or any(t in elsewhere or _is_shown(region, t) for t in graph.ops[index].outputs))
+    return reached(needed, lambda index: members.intersection(graph.predecessors(graph.ops[index])))
 
 
 def _is_shown(region: Region, tensor: int) -> bool:

@@ -59,7 +59,6 @@ class Candidate:
         fits: whether the peaks are within every device's memory.
         activation_communication_ratio: DAPPLE Table V.
         warmup_policy: DAPPLE's PA or PB.
-        overlapped_all_reduce: whether the estimate sums gradients during the backward pass.
         measures: the memory measures.
         runners_up: the plans that were not chosen, in words, best first.
         without: the search's answers without each of the measures, in words.
@@ -86,7 +85,6 @@ class Candidate:
     measures: Measures = Measures()
     activation_communication_ratio: Optional[float] = None
     warmup_policy: Optional[str] = None
-    overlapped_all_reduce: bool = False
     is_played: bool = False
     search_seconds: float = 0.0
     runners_up: Tuple[str, ...] = ()

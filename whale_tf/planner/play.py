@@ -91,8 +91,8 @@ class _Prices(Costs):
     def kernel(self, op: Op, part: float, device: int) -> Kernel:
         if op.id not in self._needed:
             return Kernel(0.0)  # a variable's value is the variable, and nobody needs the rest
-        shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
-        seconds = self._prices.seconds(op, min(shares, default=1.0), shares, self._cluster.devices[device])
+        shares = [part if self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
+        seconds = self._prices.seconds(op, min(shares, default=part), shares, self._cluster.devices[device])
         return Kernel(seconds, takes_over=not self.in_turn and takes_over(self._prices.graph, op))
 
     def moving(self, device: int, size: float) -> float:

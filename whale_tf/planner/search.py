@@ -121,7 +121,7 @@ def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds
         num_devices=servers.num_devices, kind=kind_of(stages), stages=stages, micro_batches=best.micro_batches,
         latency_s=best.latency_s, formula_latency_s=best.formula_s, peak_memory_bytes=tuple(best.peak_bytes()),
         measures=costs.measures, activation_communication_ratio=best.ratio, warmup_policy=best.policy,
-        overlapped_all_reduce=best.overlapped, search_seconds=search_seconds, description=best.describe(),
+        search_seconds=search_seconds, description=best.describe(),
         runners_up=tuple(f"{method}: {c.describe()}, {c.latency_s:.4g} s" for c in found[1:1 + RUNNERS_UP]))
 
 

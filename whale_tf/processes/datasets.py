@@ -24,6 +24,7 @@ import numpy as np
 from whale_tf._tf_compat import seeded, sharded_by_file, tf, v1
 from whale_tf.cluster import Cluster, Processes, process_speeds
 from whale_tf.errors import UnsupportedOpError
+from whale_tf.ir.walk import reached
 
 SCOPE = "whale_share"
 _READER = re.compile(r"^(TextLine|TFRecord|FixedLengthRecord|(Experimental)?CSV)Dataset(V\d)?$")
@@ -168,7 +169,8 @@ def reads_files(dataset: Any) -> bool:
     """Whether a tf.data pipeline, or a function that it maps or interleaves, reads files of records."""
     ops = _ops_of(dataset._variant_tensor.op)
     library = {function.signature.name: function for function in ops[0].graph.as_graph_def().library.function}
-    nodes, known = [op.node_def for op in ops], set()  # type: List[Any], Set[str]
+    nodes: List[Any] = [op.node_def for op in ops]
+    known: Set[str] = set()
     while nodes:
         node = nodes.pop()
         if _READER.match(node.op):
@@ -231,11 +233,4 @@ def _agree_on_shuffling(dataset: Any) -> None:
 
 
 def _ops_of(last: tf.Operation) -> List[tf.Operation]:
-    found: Set[tf.Operation] = {last}
-    stack = [last]
-    while stack:
-        for tensor in stack.pop().inputs:
-            if tensor.op not in found:
-                found.add(tensor.op)
-                stack.append(tensor.op)
-    return sorted(found, key=lambda op: op.name)
+    return sorted(reached([last], lambda op: (tensor.op for tensor in op.inputs)), key=lambda op: op.name)

@@ -20,6 +20,7 @@ from whale_tf.errors import PlanError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region, inseparable
 from whale_tf.ir.traits import OVERWRITES, SAME_BUFFER, SHAPE_ONLY, VARIABLES
+from whale_tf.ir.walk import reached
 from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 
 
@@ -117,15 +118,8 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
 
 def needed_by_updates(graph: OpGraph) -> Set[int]:
     """Ops that some variable update waits for; no other ops of the backward pass run."""
-    stack = [op.id for op in graph.ops if op.phase is Phase.APPLY]
-    found = set(stack)
-    while stack:
-        for source in graph.ops[stack.pop()].inputs:
-            producer = graph.tensors[source].op
-            if producer not in found:
-                found.add(producer)
-                stack.append(producer)
-    return found
+    return reached((op.id for op in graph.ops if op.phase is Phase.APPLY),
+                   lambda index: (graph.tensors[t].op for t in graph.ops[index].inputs))
 
 
 def linear_order(region: Region, parameters: FrozenSet[int] = frozenset()) -> Tuple[List[int], List[int]]:

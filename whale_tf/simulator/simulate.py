@@ -249,10 +249,6 @@ class Simulator:
         gammas = [gamma_of(self.cluster, device, options) for device in graph.devices]
         return run(graph, self.network.bandwidths, gammas, options.sharing, options.overlap)
 
-    def _estimator(self, model: ModelGraph) -> OpEstimator:
-        options = self.options
-        return OpEstimator(model, options.efficiency, options.profiles, options.allow_roofline, options.calibration)
-
     def _compiled(self, strategy: Strategy, estimator: Optional[OpEstimator]) -> Tuple[Program, Unfolder]:
         stages = tuple((stage.ops, stage.devices) for stage in strategy.stages)
         key = (

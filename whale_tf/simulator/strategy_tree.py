@@ -14,7 +14,9 @@ rest::
 from __future__ import annotations
 
 import fnmatch
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+
+import networkx as nx
 
 from whale_tf.errors import PlanError, did_you_mean
 from whale_tf.plan import ZERO
@@ -274,31 +276,14 @@ def _from_tensor(op: ModelOp, dims: Tuple[str, ...], config: TensorConfig) -> Op
 
 def device_groups(configs: Sequence[OpConfig]) -> List[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
     """(ops, devices) of the subgraphs that share no device, in the order of their first ops."""
-    owner: Dict[int, int] = {}
-    leader: List[int] = []
-
-    def find(group: int) -> int:
-        while leader[group] != group:
-            group = leader[group]
-        return group
-
-    first: Dict[Tuple[int, ...], int] = {}
-    for config in configs:
-        if config.devices in first:
-            continue
-        group = len(leader)
-        leader.append(group)
-        first[config.devices] = group
-        for device in config.devices:
-            other = find(owner.setdefault(device, group))
-            mine = find(group)
-            leader[max(mine, other)] = min(mine, other)
-    members: Dict[int, Tuple[List[int], Dict[int, None]]] = {}
+    shared = nx.Graph()
+    for devices in {config.devices for config in configs}:
+        nx.add_path(shared, devices)
+    group_of = {device: group for group in map(frozenset, nx.connected_components(shared)) for device in group}
+    members: Dict[FrozenSet[int], List[int]] = {}
     for number, config in enumerate(configs):
-        ops, devices = members.setdefault(find(first[config.devices]), ([], {}))
-        ops.append(number)
-        devices.update(dict.fromkeys(config.devices))
-    return [(tuple(ops), tuple(sorted(devices))) for ops, devices in members.values()]
+        members.setdefault(group_of[config.devices[0]], []).append(number)
+    return [(tuple(ops), tuple(sorted(group))) for group, ops in members.items()]
 
 
 def sharded_over_replicas(gradient: TensorConfig) -> TensorConfig:

@@ -19,6 +19,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import networkx as nx
+
 from whale_tf.simulator.configs import PARTIAL, REPLICATED, TensorAxis, TensorConfig, coordinates, fractions
 
 ALL_REDUCE = "all_reduce"
@@ -207,20 +209,11 @@ def _overlap(a: Box, b: Box) -> float:
 
 def connected(pairs: Sequence[Pair]) -> Tuple[Group, ...]:
     """Pairs that share a device run as one group."""
-    leader: Dict[int, int] = {}
-
-    def find(device: int) -> int:
-        while leader.setdefault(device, device) != device:
-            leader[device] = leader[leader[device]]
-            device = leader[device]
-        return device
-
-    for sender, receiver, _ in pairs:
-        a, b = find(sender), find(receiver)
-        leader[max(a, b)] = min(a, b)
+    parts = nx.connected_components(nx.Graph([pair[:2] for pair in pairs]))
+    group_of = {device: group for group, part in enumerate(parts) for device in part}
     members: Dict[int, List[Pair]] = {}
     for pair in pairs:
-        members.setdefault(find(pair[0]), []).append(pair)
+        members.setdefault(group_of[pair[0]], []).append(pair)
     return tuple(
         Group(tuple(sorted({device for pair in group for device in pair[:2]})), tuple(group)) for group in members.values()
     )

@@ -20,7 +20,6 @@ from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.layout import Layout, replicated, sharded
 
 MAX_ROUNDS = 12
-BodyKey = Tuple[int, str]
 
 
 class Body(NamedTuple):

@@ -18,6 +18,7 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
 from whale_tf.ir.traits import Gives, Role, traits
 from whale_tf.ir.traits import State as VariableState
+from whale_tf.ir.walk import reached
 
 # ops that can run on all examples
 WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY_LIST, Role.HOST)
@@ -256,16 +257,10 @@ def _is_averaged(state: State, tensor: int) -> bool:
     follows from both."""
     if state.scope is None or state.graph.tensors[tensor].shape == ():
         return False
-    stack = [user for user, _ in state.graph.consumers(tensor) if user not in state.scope]
-    seen = set(stack)
-    while stack:
-        op = state.graph.ops[stack.pop()]
-        if traits(op.type).is_write and _decays(state, op):
-            return True
-        more = {user for t in op.outputs for user, _ in state.graph.consumers(t)} - seen
-        seen |= more
-        stack.extend(more)
-    return False
+    outside = {user for user, _ in state.graph.consumers(tensor) if user not in state.scope}
+    following = (state.graph.ops[index] for index in reached(outside, lambda index: (
+        user for t in state.graph.ops[index].outputs for user, _ in state.graph.consumers(t))))
+    return any(traits(op.type).is_write and _decays(state, op) for op in following)
 
 
 def _decays(state: State, write: Op) -> bool:

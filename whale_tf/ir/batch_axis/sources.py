@@ -11,6 +11,7 @@ from whale_tf.ir.batch_axis.state import Options
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.layout import Layout, replicated, sharded
 from whale_tf.ir.traits import Role, traits
+from whale_tf.ir.walk import reached
 
 MAX_BLOCKS = 64  # examples of the batch that one row of the smallest input may go with
 PLAIN, NONE = sharded(0), replicated()
@@ -166,9 +167,9 @@ class _Search:
         """Whether divided ops take rows of an input, or would have to, of which nobody knew the sizes before it was fed."""
         if _is_sliced(self.graph, axis, tensor):
             return True
-        reached, causes = _reached(self.graph, tensor), _causes(axis)
+        derived, causes = _derived(self.graph, tensor), _causes(axis)
         return self.graph.tensor_name(tensor) in self.known.shapes and any(
-            not reached.isdisjoint(self.graph.ops[cause].inputs) for cause in causes)
+            not derived.isdisjoint(self.graph.ops[cause].inputs) for cause in causes)
 
 
 def _unknown(names: Sequence[str]) -> UnknownShapeError:
@@ -194,21 +195,13 @@ def _feeds_model(graph: OpGraph, axis: BatchAxis, rest: BatchAxis) -> bool:
     return False
 
 
-def _reached(graph: OpGraph, tensor: int) -> Set[int]:
+def _derived(graph: OpGraph, tensor: int) -> Set[int]:
     """A tensor and all that is computed from it."""
-    reached: Set[int] = {tensor}
-    stack = [tensor]
-    while stack:
-        for op, _ in graph.consumers(stack.pop()):
-            for result in graph.ops[op].outputs:
-                if result not in reached:
-                    reached.add(result)
-                    stack.append(result)
-    return reached
+    return reached([tensor], lambda t: (result for op, _ in graph.consumers(t) for result in graph.ops[op].outputs))
 
 
 def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:
     """Whether a divided op takes rows of a tensor computed from the given one."""
-    reached = _reached(graph, tensor)
-    return any(isinstance(step, Slice) and graph.ops[op].inputs[position] in reached
+    derived = _derived(graph, tensor)
+    return any(isinstance(step, Slice) and graph.ops[op].inputs[position] in derived
                for (op, position), steps in axis.conversions.items() for step in steps)

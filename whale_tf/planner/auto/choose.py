@@ -48,13 +48,12 @@ class Request(NamedTuple):
     allowed: Allowed = Allowed("none")
 
 
-def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
-           more: Sequence[Candidate] = ()) -> Candidate:
+def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request) -> Candidate:
     """The best plan for a model, as played with the times of its layers.  See :func:`candidates`."""
     began = time.perf_counter()
 
     def under(measures: Measures) -> List[Candidate]:
-        return candidates(measures.of(layers, cluster), measures.of(pieces, cluster), cluster, request, measures, more)
+        return candidates(measures.of(layers, cluster), measures.of(pieces, cluster), cluster, request, measures)
 
     found = Joint(Layers(layers, cluster, under, request.balance, request.micro_batches)).best(request.allowed)
     return replace(found, search_seconds=time.perf_counter() - began)

@@ -7,7 +7,7 @@ replica has the same mix.  A stage is as slow as its slowest copy.
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from whale_tf.balance import PartitionProblem, StagePartition, exact_stages, partition_latency_s, partition_memory_bytes
 from whale_tf.cluster import Cluster
@@ -26,7 +26,6 @@ BLOCK_GAIN = 1.02
 def auto_partition(
     profile: ModelProfile, cluster: Cluster, global_batch: int, num_stages: int, micro_batches: int,
     measures: Measures = Measures(),  # noqa: B008 (a frozen tuple)
-    solve: Callable[[PartitionProblem], StagePartition] = exact_stages,
 ) -> Candidate:
     """The profile's layers on ``num_stages`` stages.
 
@@ -34,7 +33,6 @@ def auto_partition(
         global_batch: samples of one step, for all model replicas together.
         micro_batches: micro-batches of one model replica.
         measures: the memory measures.
-        solve: gives each stage its layers and device.
 
     Raises:
         InfeasibleError: there are more stages than layers, or no partition fits in memory.
@@ -43,7 +41,7 @@ def auto_partition(
     began = time.perf_counter()
     rows = stage_devices(cluster, num_stages)
     problem = partition_problem(profile, cluster, rows, global_batch, micro_batches, measures)
-    found = solve(problem)
+    found = exact_stages(problem)
     stages = _stages(found, rows, micro_batches)
     seconds = partition_latency_s(problem, found) + all_reduce_seconds(profile, cluster, stages)
     peaks = [0] * len(cluster.devices)

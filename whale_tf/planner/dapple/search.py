@@ -16,7 +16,6 @@ from whale_tf.planner.dapple.device_sets import Servers
 from whale_tf.planner.dapple.rehearse import depths_of, rehearse
 from whale_tf.planner.measures import Measures
 from whale_tf.profiler.model_profile import ModelProfile
-from whale_tf.schedule import warmup_depths
 
 Solver = Callable[[Costs], Optional[Stages]]
 
@@ -57,12 +56,6 @@ class Candidate(NamedTuple):
     @property
     def micro_batches(self) -> int:
         return self.costs.micro_batches
-
-    @property
-    def held_back(self) -> bool:
-        """Whether memory keeps some stage from the warm-up depth of its policy."""
-        wanted = warmup_depths(self.policy, len(self.stages), None, self.micro_batches)
-        return any(depth < want for depth, want in zip(self.depths, wanted))
 
     def peak_bytes(self) -> List[int]:
         """Peak bytes of every device of the cluster."""

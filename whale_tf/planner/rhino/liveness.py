@@ -22,8 +22,6 @@ from whale_tf.patterns.spread import EVERYWHERE, ONCE, Spread
 from whale_tf.planner.rhino.problem import Layouts, Problem
 from whale_tf.profiler.chain import buffer_of
 
-Pairs = Mapping[Tuple[int, int], np.ndarray]
-
 
 class Held(NamedTuple):
     """Bytes that are alive at one place, including variables.
