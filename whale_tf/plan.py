@@ -38,6 +38,8 @@ class TaskGraphPlan(Record):
             first replica's device.
         homes: variable -> the device where it is, with what its optimizer keeps for it, and is updated; all replicas read it
             there. The device behind the cluster's last is the host. Of variables without one, the first replica's device.
+        parts: variable -> the dimension along which it lies in even parts, one for each of the TaskGraph's devices, in order.
+            Each part is a variable with a home of its own.
         kept: tensors that are kept from the forward to the backward pass; what else the backward pass reads is computed again.
             None: everything is kept.  In a plan of layers, ``layer:0`` is what the layer gives to the next one, ``layer`` all
             that its own backward pass reads.
@@ -53,6 +55,7 @@ class TaskGraphPlan(Record):
     batch_of: Optional[int] = field(None, at_least=0)
     variables: str = "mirrored"
     homes: Dict[str, int] = field(factory=dict)
+    parts: Dict[str, int] = field(factory=dict)
     kept: Optional[Tuple[str, ...]] = None
     xla: bool = False
 
@@ -86,6 +89,9 @@ class TaskGraphPlan(Record):
         if self.homes and self.variables != "shared":
             raise ValueError(f"TaskGraph {self.name!r} has homes for its variables, which needs variables 'shared'; it has "
                              f"{self.variables!r}")
+        if self.parts and (self.strategy == "split" or self.variables != "shared"):
+            raise ValueError(f"TaskGraph {self.name!r} has parts of variables, which needs strategy 'replicate' and variables "
+                             f"'shared'; it has {self.strategy!r} and {self.variables!r}")
         if not self.devices or not self.devices[0]:
             raise ValueError(f"TaskGraph {self.name!r} has no devices")
         if any(len(row) != self.device_count for row in self.devices):
@@ -274,6 +280,10 @@ class Plan(Record):
         for task in self.task_graphs:
             if task.homes and self.zero == self.offload == "none":
                 raise ValueError(f"TaskGraph {task.name!r} has homes for its variables, and both zero and offload are 'none'")
+            if task.parts and (self.zero == "none" or len(self.processes) > 1):
+                raise ValueError(f"TaskGraph {task.name!r} divides variable {next(iter(task.parts))!r} over replicas, which needs "
+                                 f"zero v1, v2 or v3 in one process; zero is {self.zero!r}, and there are "
+                                 f"{max(1, len(self.processes))} process(es)")
             for variable, device in task.homes.items():
                 if not 0 <= device < self.num_devices + (self.offload != "none"):
                     raise ValueError(f"the home of variable {variable!r} is device {device}, the cluster has devices 0 to "

@@ -25,7 +25,7 @@ from whale_tf.planner.measures import AUTO
 from whale_tf.planner.play import played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.playing import analysed, trained_variables
+from whale_tf.playing import analysed, in_parts, trained_variables, with_parts
 from whale_tf.searching import Decided, best_of_annotated, best_plan, decided_by_annotations, settled
 
 
@@ -53,7 +53,7 @@ def decide(
     division = carry_out(divide(local, cluster, config, plan, options, parts))
     decided = decided_by_annotations(division, cluster, config, plan, options, parts)
     check_plan(decided.plan, cluster, parts)
-    return _recomputing(_at_home(decided, cluster, config, plan), cluster, config, plan, options)
+    return _recomputing(_at_home(decided, cluster, config, plan, options), cluster, config, plan, options)
 
 
 def _fastest(
@@ -74,7 +74,8 @@ def _fastest(
     batch, region = analysed(local, options)
     plan = best_of_annotated(local, region, cluster, config, options, parts)
     check_plan(plan, cluster, parts)
-    return _recomputing(Decided(local, batch, region, plan, Division(local, local)), cluster, config, plan, options)
+    decided = _in_parts(Decided(local, batch, region, plan, Division(local, local)), options)
+    return _recomputing(decided, cluster, config, plan, options)
 
 
 def _searched(local: Captured, cluster: Cluster, config: Config, options: Options) -> Decided:
@@ -83,27 +84,38 @@ def _searched(local: Captured, cluster: Cluster, config: Config, options: Option
     taken, decided = best_plan(local, cluster, config, options)
     check_plan(decided.plan, cluster, ())
     if taken.assignment is None:  # homes, and what is computed again, were played, too
-        return _recomputing(decided, cluster, config, decided.plan, options)
+        return _recomputing(_in_parts(decided, options), cluster, config, decided.plan, options)
     config = settled(config)
-    return _recomputing(_at_home(decided, cluster, config, None), cluster, config, None, options)
+    return _recomputing(_at_home(decided, cluster, config, None, options), cluster, config, None, options)
 
 
-def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan]) -> Decided:
-    """With homes for variables: as the plan says, or as the configuration asks for.
+def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan], options: Options) -> Decided:
+    """With variables in parts, and homes for all: as the plan says, or as the configuration asks for.
 
     Raises:
         PlanError: the plan has a home for a variable that there is not.
     """
     if given is not None:
+        decided = _in_parts(decided, options)
         for task in given.task_graphs:
             missing = [name for name in task.homes if name not in decided.captured.graph]
             if missing:
                 raise PlanError(f"TaskGraph {task.name!r} of the plan has a home for variable {missing[0]!r}, which the graph "
                                 "does not have")
         return decided
+    plan = with_parts(decided.captured, decided.region, decided.plan, config)
+    decided = _in_parts(decided._replace(plan=plan), options)
     held = trained_variables(decided.captured)
-    plan = with_homes(decided.plan, held, config)
+    plan = with_homes(plan, held, config)
     return decided if plan is decided.plan else decided._replace(plan=_with_peaks(decided, plan, held, cluster, config))
+
+
+def _in_parts(decided: Decided, options: Options) -> Decided:
+    """With the plan's parts of variables in their place."""
+    captured, batch, region, variables = in_parts(decided.captured, decided.region, decided.plan, options)
+    if variables is None:
+        return decided
+    return Decided(captured, batch, region, decided.plan, decided.division._replace(variables=variables))
 
 
 def _with_peaks(decided: Decided, plan: Plan, held: Sequence[Held], cluster: Cluster, config: Config) -> Plan:
