@@ -117,13 +117,15 @@ def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[
 
     What puts the parts of a variable together counts as the op that reads the whole.
     """
-    own, seen = set(ops), set()  # type: Set[int], Set[int]
-    first: Dict[int, List[int]] = {}  # reader -> tensors
+    own, reader_of = set(ops), {}  # type: Set[int], Dict[int, int]
     for index in ops:
         for tensor in graph.ops[index].inputs:
-            if tensor not in seen and is_value_at_home(graph, homes, tensor):
-                first.setdefault(_reader(graph, index, own), []).append(tensor)
-                seen.add(tensor)
+            if is_value_at_home(graph, homes, tensor):
+                reader = _reader(graph, index, own)
+                reader_of[tensor] = min(reader, reader_of.get(tensor, reader))
+    first: Dict[int, List[int]] = {}  # reader -> tensors
+    for tensor, reader in reader_of.items():
+        first.setdefault(reader, []).append(tensor)
     readers, may_wait = sorted(first), own - _dead_or_looped(graph, ops)
     found = []
     for place, reader in enumerate(readers):

@@ -1,0 +1,108 @@
+"""ZeRO with variables in parts: the local numbers under every level and optimizer, where parts are, and files."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import whale_tf as wh
+from models.optimizers import Adafactor, Lamb
+from tests.numeric.test_homes import Trained, assert_equal
+
+BATCH, WORDS, WIDTH, HIDDEN = 16, 41, 6, 50
+OPTIMIZERS: Dict[str, Callable[[], Any]] = {
+    "adam": lambda: tf.train.AdamOptimizer(0.01), "momentum": lambda: tf.train.MomentumOptimizer(0.1, 0.9),
+    "adagrad": lambda: tf.train.AdagradOptimizer(0.1), "lamb": lambda: Lamb(0.01), "adafactor": lambda: Adafactor(0.01),
+    "rmsprop": lambda: tf.train.RMSPropOptimizer(0.01, momentum=0.9)}
+WAYS: Dict[str, Dict[str, Any]] = {
+    "replicas": {}, "accumulating": {"num_micro_batch": 2},
+    "nested": {"scopes": (1, 1), "num_micro_batch": 2},
+    "again": {"num_micro_batch": 2, "recompute": "full"},
+    "pipeline again": {"scopes": (2, 2), "num_micro_batch": 2, "recompute": "full"},
+    "called": {"scopes": (1, 1), "num_micro_batch": 2, "emit": "call"}}
+
+
+def build(optimizer: Any, scopes: Any, resource: bool) -> Dict[str, Any]:
+    """A table of words with sparse gradients, a layer with most of the parameters, a penalty, and clipping by the global norm."""
+    random = np.random.RandomState(0)
+
+    def weight(name: str, *shape: int) -> tf.Variable:
+        return tf.get_variable(name, initializer=0.5 * random.randn(*shape))
+
+    with tf.variable_scope("", use_resource=resource):
+        words = tf.placeholder(tf.int32, [BATCH, 3])
+        with scopes[0]():
+            x = tf.reshape(tf.nn.embedding_lookup(weight("table", WORDS, WIDTH), words), [-1, 3 * WIDTH])
+            large = weight("large", 3 * WIDTH, HIDDEN)
+            x = tf.tanh(tf.matmul(x, large) + weight("bias", HIDDEN))
+        with scopes[-1]():
+            out = weight("out", HIDDEN, 3)
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, out) - 0.5))
+            loss += 0.01 * tf.nn.l2_loss(large) + 0.001 * tf.reduce_sum(tf.abs(out))
+        chosen = optimizer()
+        pairs = chosen.compute_gradients(loss)
+        gradients, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.5)
+        update = chosen.apply_gradients(zip(gradients, [variable for _, variable in pairs]), tf.train.get_or_create_global_step())
+    return {"words": words, "loss": loss, "norm": norm, "update": update, "large": large}
+
+
+def train(optimizer: str, config: Optional[Dict[str, Any]] = None, resource: bool = True, steps: int = 3, plan: Any = None,
+          save: Optional[Path] = None, restore: Optional[Path] = None, look: Any = None) -> Trained:
+    """``config`` None: the local script; ``look``: called with the session after the last step."""
+    feed, config = np.random.RandomState(1).randint(0, WORDS, [BATCH, 3]), None if config is None else dict(config)
+    scopes: List[Any] = [lambda: tf.name_scope("part")] * 2
+    if config is not None:
+        counts = config.pop("scopes", ())
+        scopes = [lambda count=count: wh.replicate(count) for count in counts] or scopes
+        wh.init({"io.nested_batch": "divide", **config}, cluster="cpu:4", plan=plan)
+    try:
+        with tf.Graph().as_default():
+            made = build(OPTIMIZERS[optimizer], scopes, resource)
+            saver = tf.train.Saver()
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                if restore is not None:
+                    saver.restore(session, str(restore))
+                losses = [session.run([made["loss"], made["norm"], made["update"]], {made["words"]: feed})[0]
+                          for _ in range(steps)]
+                names = [v for v in tf.global_variables()]
+                variables = {v.op.name: value for v, value in zip(names, session.run(names))}
+                if save is not None:
+                    saver.save(session, str(save))
+                if look is not None:
+                    look(session, made)
+        return Trained(losses, variables)
+    finally:
+        if config is not None:
+            wh.shutdown()
+
+
+RUN = {  # every optimizer, level and way, and most pairs of them
+    ("adam", "v3", "accumulating"), ("adam", "v2", "nested"), ("adam", "v1", "again"), ("momentum", "v3", "nested"),
+    ("momentum", "v1", "replicas"), ("adagrad", "v2", "again"), ("adagrad", "v3", "pipeline again"), ("lamb", "v3", "again"),
+    ("lamb", "v2", "accumulating"), ("lamb", "v1", "pipeline again"), ("adafactor", "v2", "replicas"), ("rmsprop", "v3", "called"),
+    ("adagrad", "v1", "called"), ("adam", "v2", "pipeline again")}
+_locals: Dict[Any, Trained] = {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer, level, way, resource", [
+    pytest.param(optimizer, level, way, resource, marks=[] if (optimizer, level, way) in RUN and (
+        resource == (len(optimizer + way) % 3 > 0)) else [pytest.mark.full])
+    for optimizer in OPTIMIZERS for level in ("v1", "v2", "v3") for way in WAYS for resource in (True, False)])
+def test_training(optimizer: str, level: str, way: str, resource: bool) -> None:
+    local = _locals.setdefault((optimizer, resource), _locals.get((optimizer, resource)) or train(optimizer, None, resource))
+    parts: Dict[str, int] = {}
+
+    def look(session: tf.Session, made: Any) -> None:
+        plan = wh.current_plan()
+        assert plan is not None
+        for task in plan.task_graphs:
+            parts.update(task.parts)
+
+    assert_equal(train(optimizer, dict(WAYS[way], zero=level), resource, look=look), local)
+    assert "large" in parts
