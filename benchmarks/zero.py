@@ -2,12 +2,11 @@
 
     python -m benchmarks.zero
 
-Encoders under Adam on 4 logical CPU devices, two micro-batches: one of 12 equal layers, one of two layers whose table of words has
-60% of all parameters. Parameters and states are the variables on each
-device. Tensors are from a traced step: one is there from the end of the op that made it to the end of its last reader. Logical
-CPU devices hand tensors over without a copy, so that one counts where it was made; "gathered" are the parameters of other
-devices' variables that devices with memories of their own would have received and not freed yet. "Gradients" are sums over
-micro-batches and replicas.
+Encoders under Adam on 4 logical CPU devices, two micro-batches: one of 12 equal layers, and one of two layers whose table of
+words has 60% of all parameters, which ZeRO divides into parts. Parameters and states are the variables on each device. Tensors
+are from a traced step: one is there from the end of the op that made it to the end of its last reader. Logical CPU devices hand
+tensors over without a copy, so that one counts where it was made; "gathered" are the parameters of other devices' variables that
+devices with memories of their own would have received and not freed yet. "Gradients" are sums over micro-batches and replicas.
 """
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from whale_tf.planner.measures import AUTO
 from whale_tf.planner.play import played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.playing import analysed, in_parts, trained_variables, with_parts
+from whale_tf.playing import analysed, in_parts, trained_variables, undivided, with_parts
 from whale_tf.searching import Decided, best_of_annotated, best_plan, decided_by_annotations, settled
 
 
@@ -103,19 +103,23 @@ def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional
                 raise PlanError(f"TaskGraph {task.name!r} of the plan has a home for variable {missing[0]!r}, which the graph "
                                 "does not have")
         return decided
+    if config.zero == config.offload == NONE:
+        return decided
     plan = with_parts(decided.captured, decided.region, decided.plan, config)
-    decided = _in_parts(decided._replace(plan=plan), options)
+    decided = _in_parts(decided._replace(plan=replace(plan, zero=config.zero)), options)
     held = trained_variables(decided.captured)
-    plan = with_homes(plan, held, config)
-    return decided if plan is decided.plan else decided._replace(plan=_with_peaks(decided, plan, held, cluster, config))
+    plan = with_homes(decided.plan, held, config)
+    return decided._replace(plan=_with_peaks(decided, plan, held, cluster, config))
 
 
 def _in_parts(decided: Decided, options: Options) -> Decided:
-    """With the plan's parts of variables in their place."""
+    """With the plan's parts of variables in their place, and why others have none."""
     captured, batch, region, variables = in_parts(decided.captured, decided.region, decided.plan, options)
-    if variables is None:
-        return decided
-    return Decided(captured, batch, region, decided.plan, decided.division._replace(variables=variables))
+    reasons = undivided(captured, region, decided.plan) if decided.plan.zero != NONE else {}
+    division = decided.division._replace(too_large=reasons)
+    if variables is not None:
+        division = division._replace(variables=variables)
+    return Decided(captured, batch, region, decided.plan, division)
 
 
 def _with_peaks(decided: Decided, plan: Plan, held: Sequence[Held], cluster: Cluster, config: Config) -> Plan:

@@ -28,7 +28,7 @@ from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec
 from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, layers_of, members_of, specs_of
 from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candidate, ranked
-from whale_tf.planner.homes import Held, parts_of, with_homes
+from whale_tf.planner.homes import Held, parts_of, too_large, whole_because, with_homes
 from whale_tf.planner.joint import Playable, Row, fitting
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
 from whale_tf.planner.play import played_peaks, played_seconds
@@ -88,6 +88,16 @@ def in_parts(captured: Captured, region: Region, plan: Plan, options: Options) -
 def with_parts(captured: Captured, region: Region, plan: Plan, config: Config) -> Plan:
     """The plan with parts for the variables that ZeRO has to divide."""
     return parts_of(plan, trained_variables(captured), config, Divisible(captured, region, plan))
+
+
+def undivided(captured: Captured, region: Region, plan: Plan) -> Dict[str, str]:
+    """Variables that are larger than a device's share, and have no parts -> why."""
+    obstacle, divisible = whole_because(plan), Divisible(captured, region, plan)
+    large = too_large(plan, trained_variables(captured))
+    if not obstacle:
+        for one in large:
+            divisible(one)
+    return {**dict.fromkeys([one.name for one in large], obstacle or "the plan says so"), **divisible.reasons}
 
 
 def as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, cluster: Cluster) -> Candidate:

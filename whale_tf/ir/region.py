@@ -19,7 +19,6 @@ from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.traits import NEXT_ITERATIONS, Role, State, traits
 from whale_tf.ir.units import conditions, containers, frame_of_outputs, frames, loops_of
 
-
 GATHER_ATTR = "_whale_gather"  # of an op that puts a variable's parts together for one call
 
 

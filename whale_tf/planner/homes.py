@@ -65,14 +65,12 @@ class Dimension(NamedTuple):
 
 
 def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: Callable[[Held], Optional[Dimension]]) -> Plan:
-    """The plan with the variables that are to lie in parts; see the module's docstring.  Over several processes none do, and
-    none of a graph that ``wh.split`` has divided.
+    """The plan with the variables that are to lie in parts; see the module's docstring.
 
     Args:
         divisible: a dimension along which a variable can be divided; None: it cannot.
     """
-    if config.zero == NONE or config.offload != NONE or len(plan.processes) > 1 or any(
-            task.strategy == "split" for task in plan.task_graphs):
+    if config.zero == NONE or config.offload != NONE or whole_because(plan):
         return plan
     asked: Set[str] = set()
     items, parts = list(variables), {}  # type: List[Held], Dict[Held, int]
@@ -98,8 +96,26 @@ def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: C
         for number, task in enumerate(plan.task_graphs)))
 
 
+def whole_because(plan: Plan) -> str:
+    """Why no variable is divided under this plan; empty: nothing stands against it."""
+    if len(plan.processes) > 1:
+        return "variables are divided into parts inside one process only"
+    split = next((task.name for task in plan.task_graphs if task.strategy == "split"), None)
+    return "" if split is None else f"TaskGraph {split!r} has variables in parts by wh.split"
+
+
+def too_large(plan: Plan, variables: Sequence[Held]) -> List[Held]:
+    """Variables in whole with more bytes than a device's share."""
+    total: Dict[Tuple[int, ...], int] = {}
+    for one in variables:
+        devices = tuple(one.readers(plan))
+        total[devices] = total.get(devices, 0) + one.bytes
+    return [one for one in variables for devices in [tuple(one.readers(plan))]
+            if not one.whole and len(devices) > 1 and one.bytes * len(devices) > BALANCED * total[devices]]
+
+
 def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], float]:
-    """Devices that variables may be divided over, of which one has more than :data:`BALANCED` times its share -> how many times."""
+    """Devices that share variables, and of which one has more than :data:`BALANCED` times its share -> how many times."""
     load = [0] * plan.num_devices
     for one, home in _balanced(plan, variables):
         load[home] += one.bytes

@@ -16,7 +16,7 @@ that of its rows: each part then takes its slice of the same rows.
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, Mapping, Optional, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.captured import Captured
@@ -56,20 +56,35 @@ class Divisible:
         """The dimension with the most even parts; None: there is none."""
         variable, count = self._captured.graph.op(held.name).id, _count(self._plan, held.task_graph)
         reason = self._obstacle(variable)
-        shape = self._captured.phases.variables[variable].shape or ()
-        first = int(variable in self._sparse)
-        dims = [Dimension(number, size) for number, size in enumerate(shape) if number >= first and size >= count]
-        for dim in sorted(dims, key=lambda dim: -(-dim.size // count) / dim.size) if not reason else ():
-            try:
-                _assignment(self._captured, self._region, self._plan, {variable: dim.number})
+        shape = _shape(self._captured, variable)
+        dims = [Dimension(number, size) for number, size in enumerate(shape) if not reason]
+        for dim in sorted(dims, key=lambda dim: -(-dim.size // count) / max(1, dim.size)):
+            found = self._obstacle_along(variable, dim.number)
+            if not found:
                 return dim
-            except UnsupportedOpError as error:
-                reason = reason or str(error)
-        more = ", and a sparse gradient counts rows of the first one" if first else ""
-        self.reasons[held.name] = reason or f"none of its dimensions {list(shape)} has {count} elements{more}"
+            reason = reason or found
+        self.reasons[held.name] = reason or "it is a scalar"
         return None
 
+    def why_not(self, variable: int, dim: int) -> str:
+        """Why a variable cannot be divided along a dimension; empty: it can."""
+        return self._obstacle(variable) or self._obstacle_along(variable, dim)
+
+    def _obstacle_along(self, variable: int, dim: int) -> str:
+        shape = _shape(self._captured, variable)
+        count = _count(self._plan, self._captured.variable_homes[variable])
+        if not 0 <= dim < len(shape) or shape[dim] < count:
+            return f"of its dimensions {list(shape)}, number {dim} has no {count} elements"
+        if dim == 0 and variable in self._sparse:
+            return "its gradient is sparse, and counts rows of dimension 0"
+        try:
+            _assignment(self._captured, self._region, self._plan, {variable: dim})
+        except UnsupportedOpError as error:
+            return str(error)
+        return ""
+
     def _obstacle(self, variable: int) -> str:
+        """Why a variable cannot be divided at all."""
         captured, graph = self._captured, self._captured.graph
         tf_graph, taken = captured.definitions.graph, self._in_bodies.get(variable)
         if taken is not None:
@@ -104,14 +119,18 @@ def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Ca
         PlanError: the plan divides a variable that the graph does not have, or that cannot be divided.
     """
     chosen, counts = {}, {}  # type: Dict[int, int], Dict[int, int]
+    divisible = Divisible(captured, region, plan)
     for number, task in enumerate(plan.task_graphs):
         for name, dim in task.parts.items():
-            chosen[_checked(captured, plan, number, name, dim)] = dim
-            counts[number] = _count(plan, number)
-    try:
-        assignment = _assignment(captured, region, plan, chosen)
-    except UnsupportedOpError as error:
-        raise PlanError(f"the plan divides variables over replicas (zero {plan.zero}): {error}") from None
+            variable = captured.graph.op(name).id if name in captured.graph else -1
+            if captured.variable_homes.get(variable) != number:
+                raise PlanError(f"TaskGraph {task.name!r} of the plan has parts of variable {name!r}, which it does not have")
+            reason = divisible.why_not(variable, dim)
+            if reason:
+                raise PlanError(f"TaskGraph {task.name!r} of the plan divides variable {name!r} along dimension {dim}, which is "
+                                f"not possible: {reason}")
+            chosen[variable], counts[number] = dim, _count(plan, number)
+    assignment = _assignment(captured, region, plan, chosen)
     if plan.init == "sharded":
         assignment = with_initial_values(captured.graph, captured.phases.variables.initializers, assignment)
     gathering = region.batch_level - region.sections if plan.reads_anew else frozenset()
@@ -120,17 +139,9 @@ def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Ca
     return divided, variables
 
 
-def _checked(captured: Captured, plan: Plan, number: int, name: str, dim: int) -> int:
-    """The variable of a plan's part."""
-    graph, task = captured.graph, plan.task_graphs[number]
-    variable = graph.op(name).id if name in graph else -1
-    if captured.variable_homes.get(variable) != number:
-        raise PlanError(f"TaskGraph {task.name!r} of the plan has parts of variable {name!r}, which it does not have")
-    shape = captured.phases.variables[variable].shape or ()
-    if not 0 <= dim < len(shape) or shape[dim] < _count(plan, number):
-        raise PlanError(f"TaskGraph {task.name!r} of the plan divides variable {name!r} of shape {list(shape)} along dimension "
-                        f"{dim}, which has to be one with at least {_count(plan, number)} elements")
-    return variable
+def _shape(captured: Captured, variable: int) -> Tuple[int, ...]:
+    """Of a variable; 0 where a size is not known."""
+    return tuple(size or 0 for size in captured.phases.variables[variable].shape or ())
 
 
 def _count(plan: Plan, task_graph: int) -> int:
@@ -147,7 +158,6 @@ def _assignment(captured: Captured, region: Region, plan: Plan, dims: Mapping[in
         op.id for op in captured.graph.ops if op.type in CONTROL_FLOW and region.contains(op))
     spreads: Dict[int, Spread] = {}
     for variable, dim in dims.items():
-        size = (captured.phases.variables[variable].shape or ())[dim]
-        parts: List[int] = list(shares[captured.variable_homes[variable]])
-        spreads[variable] = spread.shard(dim, apportion(parts, size, 1))
+        parts = shares[captured.variable_homes[variable]]
+        spreads[variable] = spread.shard(dim, apportion(parts, _shape(captured, variable)[dim], 1))
     return assign_parts(sharding_problem(captured, {}, shares, only=set(dims), whole=whole), spreads)
