@@ -27,7 +27,7 @@ from whale_tf.errors import PlanError, UnsupportedOpError
 from whale_tf.ir.graph import Op, Phase
 from whale_tf.ir.parts import apportion
 from whale_tf.ir.region import Region
-from whale_tf.ir.traits import ASSIGNS, CONTROL_FLOW, READS, State, traits
+from whale_tf.ir.traits import ASSIGNS, CONDITIONALS, CONTROL_FLOW, READS, Role, State, traits
 from whale_tf.ir.verify import verify
 from whale_tf.patterns import spread
 from whale_tf.patterns.spread import Spread
@@ -100,16 +100,19 @@ class Divisible:
                 return f"its gradient {graph.tensor_name(target.tensors[0])!r} has shape {known}"
         for tensor in captured.phases.variables[variable].aliases:
             for user, _ in graph.consumers(tensor):
-                if not _takes_parts(graph.ops[user]):
+                if not _takes_parts(graph.ops[user], graph.tensors[tensor].dtype == "resource"):
                     return f"op {graph.ops[user].name!r} ({graph.ops[user].type}) takes its handle"
         return ""
 
 
-def _takes_parts(op: Op) -> bool:
-    """Whether what takes a variable outside of the step can do with its parts (:mod:`whale_tf.emit.shard.variables`)."""
+def _takes_parts(op: Op, is_resource: bool) -> bool:
+    """Whether what takes a variable can do with its parts (:mod:`whale_tf.emit.shard.variables`); what belongs to the step is asked
+    for strategies."""
     if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY) or op.type in READS | ASSIGNS or op.type == "SaveV2":
         return True
-    return traits(op.type).state in (State.IS_INITIALIZED, State.HANDLE)
+    if not is_resource:
+        return not traits(op.type).is_write and traits(op.type).role is not Role.SWITCH
+    return op.type in CONDITIONALS or traits(op.type).state in (State.IS_INITIALIZED, State.HANDLE)
 
 
 def divide_variables(captured: Captured, region: Region, plan: Plan) -> Tuple[Captured, DividedVariables]:
