@@ -113,11 +113,15 @@ def where(session: tf.Session, made: Any) -> Any:
     plan = wh.current_plan()
     assert plan is not None
     graph = tf.get_default_graph()
+    divided = {op.name for op in graph.get_operations()}
     parts = {op.name: op for op in graph.get_operations() if op.name.startswith("shards/") and op.type == "VarHandleOp"}
     whole = {v.op.name: v.op for v in tf.global_variables()
              if not any(name.split("/", 2)[2] == v.op.name for name in parts)}
     devices = {name: (int(op.device[-1:] or 0), tuple(tf.TensorShape(op.get_attr("shape")).as_list()))
                for name, op in {**parts, **whole}.items()}
+    updates = [op for op in graph.get_operations() if op.type == "ResourceApplyAdam"
+               and (op.name.startswith("shards/") or f"shards/0/{op.name}" not in divided)]
+    assert updates and all(op.inputs[-1].op.device == op.device for op in updates)  # the gradient, clipped by the global norm
     return plan, " ".join(wh.explain().split()), devices
 
 
