@@ -281,8 +281,8 @@ class Plan(Record):
             if task.homes and self.zero == self.offload == "none":
                 raise ValueError(f"TaskGraph {task.name!r} has homes for its variables, and both zero and offload are 'none'")
             if task.parts and (self.zero == "none" or len(self.processes) > 1):
-                raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs zero "
-                                 f"v1, v2 or v3 in one process; zero is {self.zero!r}, and there are {max(1, len(self.processes))}")
+                raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs one "
+                                 f"process and zero v1, v2 or v3; zero is {self.zero!r}, processes: {max(1, len(self.processes))}")
             for variable, device in task.homes.items():
                 if not 0 <= device < self.num_devices + (self.offload != "none"):
                     raise ValueError(f"the home of variable {variable!r} is device {device}, the cluster has devices 0 to "

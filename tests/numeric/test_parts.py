@@ -149,7 +149,6 @@ def test_a_plan_with_parts() -> None:
     saved = json.loads(plans[0].to_json())
     local = train("adam")
     assert_equal(train("adam", {}, plan=saved), local)
-    task = saved["task_graphs"][0]
     for name, dim, message in [("nothing", 0, "has parts of variable 'nothing', which it does not have"),
                                ("large", 2, r"of its dimensions \[18, 50\], number 2 has no 4 elements"),
                                ("table", 0, "'table' along dimension 0, which is not possible: its gradient is sparse")]:
@@ -158,9 +157,11 @@ def test_a_plan_with_parts() -> None:
         with pytest.raises(wh.PlanError, match=message):
             train("adam", {}, plan=changed)
     del saved["zero"]
-    with pytest.raises(wh.PlanError, match="both zero and offload are 'none'|which needs zero v1, v2 or v3 in one process"):
+    with pytest.raises(wh.PlanError, match="has homes for its variables, and both zero and offload are 'none'"):
         train("adam", {}, plan=saved)
-    assert task["parts"]
+    saved["task_graphs"][0]["homes"] = {}
+    with pytest.raises(wh.PlanError, match="needs one process and zero v1, v2 or v3; zero is 'none', processes: 1"):
+        train("adam", {}, plan=saved)
 
 
 @pytest.mark.slow

@@ -106,8 +106,8 @@ class Divisible:
 
 
 def _takes_parts(op: Op, is_resource: bool) -> bool:
-    """Whether what takes a variable can do with its parts (:mod:`whale_tf.emit.shard.variables`); what belongs to the step is asked
-    for strategies."""
+    """Whether what takes a variable can do with its parts (:mod:`whale_tf.emit.shard.variables`).  Ops of the step are asked for
+    strategies instead."""
     if op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY) or op.type in READS | ASSIGNS or op.type == "SaveV2":
         return True
     if not is_resource:
