@@ -282,7 +282,7 @@ class Plan(Record):
                 raise ValueError(f"TaskGraph {task.name!r} has homes for its variables, and both zero and offload are 'none'")
             if task.parts and (self.zero == "none" or len(self.processes) > 1):
                 raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs one "
-                                 f"process and zero v1, v2 or v3; zero is {self.zero!r}, processes: {max(1, len(self.processes))}")
+                                 f"process and zero v1, v2 or v3; zero is {self.zero!r}, processes: {len(self.processes) or 1}")
             for variable, device in task.homes.items():
                 if not 0 <= device < self.num_devices + (self.offload != "none"):
                     raise ValueError(f"the home of variable {variable!r} is device {device}, the cluster has devices 0 to "
