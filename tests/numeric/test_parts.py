@@ -139,7 +139,7 @@ def test_where_parts_are() -> None:
             assert devices[f"{name}/{slot}"] == devices[name]
     held = [sum(int(np.prod(shape)) for device, shape in devices.values() if device == number) for number in range(4)]
     assert sum(held) == 3 * (246 + 900 + 50 + 150) + 3 and max(held) < 1.05 * sum(held) / 4, held
-    assert "In parts, one for each replica" in text and "'large' (dimension 1)" in text
+    assert "Divided into parts, one for each replica" in text and "'large' (dimension 1)" in text
 
 
 def test_a_plan_with_parts() -> None:
@@ -206,7 +206,7 @@ def one_variable(variable: Callable[[], Any], config: Dict[str, Any]) -> str:
 def test_what_stays_whole() -> None:
     """Parts of a table are of its columns, because the sparse gradient of each then has the same rows."""
     text = one_variable(lambda: tf.get_variable("row", [64, 3], use_resource=True), {"zero": "v1"})
-    assert "Variable 'row' is whole, although it is larger than a device's share: its gradient is sparse" in text
-    assert "In parts" not in text
+    assert "Variable 'row' is not divided although it is larger than a device's share: its gradient is sparse" in text
+    assert "Divided into parts" not in text
     text = one_variable(lambda: tf.get_variable("wide", [3, 8], use_resource=True), {"zero": "v1"})
-    assert "'wide' (dimension 1)" in text and "is whole" not in text
+    assert "'wide' (dimension 1)" in text and "is not divided" not in text
