@@ -129,10 +129,9 @@ def owned(
 
 
 def _is_of_numbers(graph: OpGraph, op: Op) -> bool:
-    """Whether an op reads or computes nothing but single numbers."""
+    """Whether an op reads or computes nothing but scalars."""
     def are_numbers(tensors: Sequence[int]) -> bool:
-        shapes = [graph.tensors[tensor].shape for tensor in tensors]
-        return all(shape is not None and all(size == 1 for size in shape) for shape in shapes)
+        return all(graph.tensors[tensor].shape == () for tensor in tensors)
 
     return bool(op.outputs) and not traits(op.type).is_write and (are_numbers(op.outputs) or are_numbers(op.inputs))
 
