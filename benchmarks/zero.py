@@ -2,11 +2,11 @@
 
     python -m benchmarks.zero
 
-An encoder of 12 layers under Adam on 4 logical CPU devices, two micro-batches. Parameters and states are the variables on each
-device. Tensors are from a traced step: one is there from the end of the op that made it to the end of its last reader. Logical
-CPU devices hand tensors over without a copy, so that one counts where it was made; "gathered" are the parameters of other
-devices' variables that devices with memories of their own would have received and not freed yet. "Gradients" are sums over
-micro-batches and replicas.
+Encoders under Adam on 4 logical CPU devices, two micro-batches: one of 12 equal layers, and one of two layers whose table of
+words has 60% of all parameters, which ZeRO divides into parts. Parameters and states are the variables on each device. Tensors
+are from a traced step: one is there from the end of the op that made it to the end of its last reader. Logical CPU devices hand
+tensors over without a copy, so that one counts where it was made; "gathered" are the parameters of other devices' variables that
+devices with memories of their own would have received and not freed yet. "Gradients" are sums over micro-batches and replicas.
 """
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from whale_tf.ir.traits import Buffer, traits
 LEVELS: Dict[str, Dict[str, Any]] = {
     "mirrored": {"variables": "mirrored"}, "v1": {"zero": "v1"}, "v2": {"zero": "v2"}, "v3": {"zero": "v3"},
     "offload states": {"offload": "states"}, "offload v0": {"offload": "v0"}}
-LAYERS, DEVICES, BATCH, KINDS = 12, 4, 16, ("parameters", "states", "gradients", "gathered")
+MODELS: Dict[str, Dict[str, int]] = {  # of ``models.bert.BertConfig``
+    "12 equal layers": {"layers": 12},
+    "one variable of 60%": {"layers": 2, "vocab": 2400}}
+DEVICES, BATCH, KINDS = 4, 16, ("parameters", "states", "gradients", "gathered")
 HANDED_ON, INT64 = ("Const", "VarHandleOp", "ReadVariableOp", "Placeholder", "_Arg", "_Send", "_HostSend"), 9
 
 
@@ -36,7 +39,7 @@ def worker(spec: Spec) -> Result:
 
     tf.disable_eager_execution()
     wh.init(dict(spec["config"], num_micro_batch=2, emit="inline"), cluster=f"cpu:{DEVICES}")
-    config = bert.BertConfig(layers=LAYERS, hidden=64, heads=4, ffn=256, seq=16, predictions=4)
+    config = bert.BertConfig(hidden=64, heads=4, ffn=256, seq=16, predictions=4, **MODELS[spec["model"]])
     inputs = bert.inputs(config, BATCH)
     with tf.variable_scope("", use_resource=True), wh.replicate(DEVICES):
         loss = bert.build(inputs, config).loss
@@ -50,11 +53,15 @@ def worker(spec: Spec) -> Result:
         session.run(update, feed, options, metadata)
     trained = {v.op.name: v.shape.num_elements() * 4 for v in tf.trainable_variables()}
     held: Counter[Tuple[str, str]] = collections.Counter()
-    for op in tf.get_default_graph().get_operations():
-        name = op.name.partition("whale/g")[2].partition("/")[2] or op.name
+    handles = [op for op in tf.get_default_graph().get_operations() if op.type == "VarHandleOp"]
+    in_parts = {op.name.split("/", 2)[2] for op in handles if op.name.startswith("shards/")}
+    for op in handles:
+        is_part = op.name.startswith("shards/")
+        name = op.name.split("/", 2)[2] if is_part else op.name.partition("whale/g")[2].partition("/")[2] or op.name
         owner = name if name in trained else name.rpartition("/")[0]
-        if op.type == "VarHandleOp" and owner in trained:
-            held["parameters" if name in trained else "states", op.device[-1:]] += trained[owner]
+        if owner in trained and (is_part or op.name not in in_parts):
+            size = 4 * tf.TensorShape(op.get_attr("shape")).num_elements()
+            held["parameters" if name in trained else "states", op.device[-1:]] += size
     traced = Traced(metadata, trained)
     plan = wh.current_plan()
     assert plan is not None
@@ -122,7 +129,7 @@ class Traced:
             return []
         if made not in self.stats or not node.device[-1:].isdigit():
             return []
-        if re.match(r"whale/(sync|merged|g\d+_r\d+/accumulate)/gradients", key[1]):
+        if re.match(r"whale/(sync|merged|g\d+_r\d+/accumulate)/(shards/dim\d+/)?gradients", key[1]):
             kind = "gradients"
         described = [output.tensor_description for output in self.stats[made].output]
         size = sum(int(np.prod([dim.size for dim in one.shape.dim])) * (8 if one.dtype == INT64 else 4) for one in described)
@@ -138,7 +145,12 @@ class Traced:
 
 
 def report(console: Console) -> None:
-    found = {name: ask(__file__, {"config": config}) for name, config in LEVELS.items()}
+    for model in MODELS:
+        _report(console, model)
+
+
+def _report(console: Console, model: str) -> None:
+    found = {name: ask(__file__, {"config": config, "model": model}) for name, config in LEVELS.items()}
     rows = []
     for name, result in found.items():
         row = [name]
@@ -151,7 +163,7 @@ def report(console: Console) -> None:
         row += [f"{max(one['peak'] for one in result['rows']) / 1e6:.2f}"]
         row += [f"{max(result['predicted']) / 1e6:.2f}", f"{100 * (worst - 1):+.1f}%"] if peaks else ["", ""]
         rows.append(row)
-    title = "bytes of the fullest device, MB (of all that there are)"
+    title = f"{model}: bytes of the fullest device, MB (of all that there are)"
     console.print(table(title, ["", *KINDS, "peak", "predicted", "worst device"], rows))
 
 

@@ -328,7 +328,7 @@ def explain(graph: Union[None, str, tf.Graph] = None) -> str:
     form = done.emitted.form if done.emitted is not None else None
     text = _of_function(state, graph, done) if graph is not None and graph.building_function else ""
     names = (*device_names(state.cluster, state.processes), host_name(state.cluster, state.processes))
-    text += explain_plan(done.plan, done.region, names, done.assignment, form)
+    text += explain_plan(done.plan, done.region, names, done.assignment, form, done.too_large)
     if state.runtime is None or state.runtime.is_driver or not state.shares_input:
         return text
     return text + explained(state.processes, state.sharing, state.config.io.slicing == "file")

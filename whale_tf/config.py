@@ -218,9 +218,10 @@ class Config(Record):
     zero: Literal["none", "v1", "v2", "v3", "auto"] = field(
         "none",
         description="ZeRO divides what data parallelism otherwise keeps on every replica. Each variable has a home, the device "
-        "of one replica, where it is stored and updated and where its optimizer keeps its state. v1: gradients go there once a "
-        "step. v2: the gradients of each micro-batch go there at once, so no other replica adds them up. v3: replicas also "
-        "read variables again for every micro-batch, forward and backward, instead of holding the values for a whole step. "
+        "of one replica, where it is stored and updated and where its optimizer keeps its state. A variable that is larger than "
+        "a device's share is divided into parts, which have homes of their own. v1: gradients go there once a step. v2: the "
+        "gradients of each micro-batch go there at once, so no other replica adds them up. v3: replicas also read variables "
+        "again for every micro-batch, forward and backward, instead of holding the values for a whole step. "
         "Over several processes (v1 and v2, in Sessions), one process updates a variable, keeps its optimizer state, and sends "
         "the new value to the others. auto: as little as makes the step fit the devices' memory according to the simulation; "
         "none in tf.function. EPL's zero.level counts from zero: its v0, v1 and v2 are v1, v2 and v3.")

@@ -3,7 +3,7 @@
 A function's graph has known results and side effects, and its variables live outside: in the user's tf.Variable objects, which
 checkpoints, ``assign`` and other functions read and write whenever they like.  So there is one copy of each, on the device where
 the user made it; all replicas read it in every step, and its update runs once (the Plan's ``variables: shared``).  Those that
-``wh.split`` divides are captured in parts, those with a home as one part (:mod:`whale_tf.variable_parts`).
+``wh.split`` or ZeRO divides are captured in parts, those with a home as one part (:mod:`whale_tf.variable_parts`).
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def finish(
     graph.control_outputs = _all_clones(emitted, replaced, graph.control_outputs)
     if divided and tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
         raise PlanError(
-            f"wh.split divides variables of tf.function {graph.name!r}, and TensorFlow's graph optimizer is off "
+            f"wh.split or zero divides variables of tf.function {graph.name!r}, and TensorFlow's graph optimizer is off "
             "(disable_meta_optimizer), which alone takes the undivided ops out of a function; leave it on, or use wh.replicate")
     for variable in divided:
         devices = [graph.get_operation_by_name(name).device for name in variable.names]
@@ -296,7 +296,7 @@ def _capture_parts(
     if variable is None and outer is not None and not spread.is_shard:
         return  # the scale of the loss, which we made and nobody else sees
     if outer is None or variable is None:
-        what = "wh.split divides" if spread.is_shard else "zero or offload moves"
+        what = "wh.split or zero divides" if spread.is_shard else "zero or offload moves"
         raise PlanError(
             f"{what} a variable that tf.function {graph.name!r} gets as its argument ({inner.name!r}); let the function use the "
             "variable itself")

@@ -49,6 +49,7 @@ class Parallelized(NamedTuple):
     replaced: Mapping[str, Any] = {}  # tensors and ops of the local script -> what is computed in their place
     assignment: Optional[Assignment] = None  # how ``split`` TaskGraphs are divided
     variables: Optional[DividedVariables] = None
+    too_large: Mapping[str, str] = {}  # see :class:`Division`
     serves: bool = False  # another process drives this one's devices
 
 
@@ -80,7 +81,8 @@ def parallelize(
     if decided is None:
         return None
     captured, batch, region, plan, division = decided
-    done = Parallelized(captured._replace(recording=None), batch, region, plan, assignment=division.assignment)
+    done = Parallelized(captured._replace(recording=None), batch, region, plan, assignment=division.assignment,
+                        too_large=division.too_large)
     if plan.is_local:
         return done
     if plan.spans_processes:

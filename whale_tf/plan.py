@@ -38,6 +38,8 @@ class TaskGraphPlan(Record):
             variables on the first replica's device.
         homes: variable -> the device where it is stored and updated, with its optimizer state; all replicas read it there.  The
             number after the cluster's last device is the host.  A variable without a home is on the first replica's device.
+        parts: variable -> the dimension along which it is divided evenly, with one part for each of the TaskGraph's devices, in
+            order.  Each part is a variable with a home of its own.
         kept: tensors that are kept from the forward to the backward pass; other tensors that the backward pass reads are
             recomputed.  None means that everything is kept.  In a plan of layers, ``layer:0`` is the layer's output, and
             ``layer`` is everything that its own backward pass reads.
@@ -53,6 +55,7 @@ class TaskGraphPlan(Record):
     batch_of: Optional[int] = field(None, at_least=0)
     variables: str = "mirrored"
     homes: Dict[str, int] = field(factory=dict)
+    parts: Dict[str, int] = field(factory=dict)
     kept: Optional[Tuple[str, ...]] = None
     xla: bool = False
 
@@ -86,6 +89,9 @@ class TaskGraphPlan(Record):
         if self.homes and self.variables != "shared":
             raise ValueError(f"TaskGraph {self.name!r} has homes for its variables, which needs variables 'shared'; it has "
                              f"{self.variables!r}")
+        if self.parts and (self.strategy == "split" or self.variables != "shared"):
+            raise ValueError(f"TaskGraph {self.name!r} has parts of variables, which needs strategy 'replicate' and variables "
+                             f"'shared'; it has {self.strategy!r} and {self.variables!r}")
         if not self.devices or not self.devices[0]:
             raise ValueError(f"TaskGraph {self.name!r} has no devices")
         if any(len(row) != self.device_count for row in self.devices):
@@ -275,6 +281,9 @@ class Plan(Record):
         for task in self.task_graphs:
             if task.homes and self.zero == self.offload == "none":
                 raise ValueError(f"TaskGraph {task.name!r} has homes for its variables, and both zero and offload are 'none'")
+            if task.parts and (self.zero == "none" or len(self.processes) > 1):
+                raise ValueError(f"TaskGraph {task.name!r} has parts of variable {next(iter(task.parts))!r}, which needs one "
+                                 f"process and zero v1, v2 or v3; zero is {self.zero!r}, processes: {len(self.processes) or 1}")
             for variable, device in task.homes.items():
                 if not 0 <= device < self.num_devices + (self.offload != "none"):
                     raise ValueError(f"the home of variable {variable!r} is device {device}, the cluster has devices 0 to "

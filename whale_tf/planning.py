@@ -25,7 +25,7 @@ from whale_tf.planner.measures import AUTO
 from whale_tf.planner.play import played_peaks
 from whale_tf.planner.recompute import NONE, kept_tensors, marked_tensors
 from whale_tf.planner.rhino.automatic import NAME as RHINO
-from whale_tf.playing import analysed, trained_variables
+from whale_tf.playing import analysed, in_parts, trained_variables, undivided, with_parts
 from whale_tf.searching import Decided, best_of_annotated, best_plan, decided_by_annotations, settled
 
 
@@ -54,7 +54,7 @@ def decide(
     division = carry_out(divide(local, cluster, config, plan, options, parts))
     decided = decided_by_annotations(division, cluster, config, plan, options, parts)
     check_plan(decided.plan, cluster, parts)
-    return _recomputing(_at_home(decided, cluster, config, plan), cluster, config, plan, options)
+    return _recomputing(_at_home(decided, cluster, config, plan, options), cluster, config, plan, options)
 
 
 def _fastest(
@@ -76,7 +76,8 @@ def _fastest(
     batch, region = analysed(local, options)
     plan = best_of_annotated(local, region, cluster, config, options, parts)
     check_plan(plan, cluster, parts)
-    return _recomputing(Decided(local, batch, region, plan, Division(local, local)), cluster, config, plan, options)
+    decided = _in_parts(Decided(local, batch, region, plan, Division(local, local)), options)
+    return _recomputing(decided, cluster, config, plan, options)
 
 
 def _searched(local: Captured, cluster: Cluster, config: Config, options: Options) -> Decided:
@@ -85,27 +86,42 @@ def _searched(local: Captured, cluster: Cluster, config: Config, options: Option
     taken, decided = best_plan(local, cluster, config, options)
     check_plan(decided.plan, cluster, ())
     if taken.assignment is None:  # homes and recomputation were played, too
-        return _recomputing(decided, cluster, config, decided.plan, options)
+        return _recomputing(_in_parts(decided, options), cluster, config, decided.plan, options)
     config = settled(config)
-    return _recomputing(_at_home(decided, cluster, config, None), cluster, config, None, options)
+    return _recomputing(_at_home(decided, cluster, config, None, options), cluster, config, None, options)
 
 
-def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan]) -> Decided:
-    """The decision with homes for variables, according to the plan or the configuration.
+def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan], options: Options) -> Decided:
+    """The decision with parts and homes for variables, according to the plan or the configuration.
 
     Raises:
         PlanError: the plan has a home for a variable that does not exist.
     """
     if given is not None:
+        decided = _in_parts(decided, options)
         for task in given.task_graphs:
             missing = [name for name in task.homes if name not in decided.captured.graph]
             if missing:
                 raise PlanError(f"TaskGraph {task.name!r} of the plan has a home for variable {missing[0]!r}, which the graph "
                                 "does not have")
         return decided
+    if config.zero == config.offload == NONE:
+        return decided
+    plan = with_parts(decided.captured, decided.region, decided.plan, config)
+    decided = _in_parts(decided._replace(plan=replace(plan, zero=config.zero)), options)
     held = trained_variables(decided.captured)
     plan = with_homes(decided.plan, held, config)
-    return decided if plan is decided.plan else decided._replace(plan=_with_peaks(decided, plan, held, cluster, config))
+    return decided._replace(plan=_with_peaks(decided, plan, held, cluster, config))
+
+
+def _in_parts(decided: Decided, options: Options) -> Decided:
+    """With the plan's parts of variables in their place, and why others have none."""
+    captured, batch, region, variables = in_parts(decided.captured, decided.region, decided.plan, options)
+    reasons = undivided(captured, region, decided.plan) if decided.plan.zero != NONE else {}
+    division = decided.division._replace(too_large=reasons)
+    if variables is not None:
+        division = division._replace(variables=variables)
+    return Decided(captured, batch, region, decided.plan, division)
 
 
 def _with_peaks(decided: Decided, plan: Plan, held: Sequence[Held], cluster: Cluster, config: Config) -> Plan:

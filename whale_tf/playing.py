@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import abc
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.capture.annotations import SHARD_ATTR
 from whale_tf.capture.captured import Captured, Spec, divided
 from whale_tf.capture.chain import captured_chain
 from whale_tf.capture.sizes import sized
+from whale_tf.capture.step import part_of
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.emit.recompute import recompute
+from whale_tf.emit.shard.parts import Divisible, divide_variables
+from whale_tf.emit.shard.variables import DividedVariables
 from whale_tf.errors import PlanError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.graph import OpGraph
@@ -25,7 +28,7 @@ from whale_tf.planner.assemble import ModelFacts, StageStatistics, TaskGraphSpec
 from whale_tf.planner.auto.choose import ALWAYS, to_play
 from whale_tf.planner.auto.settings import batch_to_plan_for, decision_of, layers_of, members_of, specs_of
 from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candidate, ranked
-from whale_tf.planner.homes import Held, with_homes
+from whale_tf.planner.homes import Held, parts_of, too_large, whole_because, with_homes
 from whale_tf.planner.joint import Playable, Row, fitting
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
 from whale_tf.planner.play import played_peaks, played_seconds
@@ -60,6 +63,41 @@ def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
 
 def _region(captured: Captured, options: Options) -> Region:
     return find_region(captured.graph, captured.task_graph, captured.batch_axis(options), list(captured.sources))
+
+
+class InParts(NamedTuple):
+    """A step with the plan's parts of variables in their place; ``variables``: None where there are none."""
+
+    captured: Captured
+    batch: BatchAxis
+    region: Region
+    variables: Optional[DividedVariables] = None
+
+
+def in_parts(captured: Captured, region: Region, plan: Plan, options: Options) -> InParts:
+    """Raises:
+    PlanError: the plan divides a variable that cannot be divided.
+    """
+    if not any(task.parts for task in plan.task_graphs):
+        return InParts(captured, region.batch, region)
+    captured, variables = divide_variables(captured, region, plan)
+    batch, region = analysed(captured, options)
+    return InParts(captured, batch, region, variables)
+
+
+def with_parts(captured: Captured, region: Region, plan: Plan, config: Config) -> Plan:
+    """The plan with parts for the variables that ZeRO has to divide."""
+    return parts_of(plan, trained_variables(captured), config, Divisible(captured, region, plan))
+
+
+def undivided(captured: Captured, region: Region, plan: Plan) -> Dict[str, str]:
+    """Variables that are larger than a device's share, and have no parts -> why."""
+    obstacle, divisible = whole_because(plan), Divisible(captured, region, plan)
+    large = too_large(plan, trained_variables(captured))
+    if not obstacle:
+        for one in large:
+            divisible(one)
+    return {**dict.fromkeys([one.name for one in large], obstacle or "the plan says so"), **divisible.reasons}
 
 
 def as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, cluster: Cluster) -> Candidate:
@@ -111,15 +149,20 @@ class Steps(Playable):
         try:
             captured, region = self.with_task_graphs(found)
             config = self.config.changed(pipeline__schedule=measures.schedule, zero=measures.zero, offload=measures.offload)
-            plan = with_homes(self.plan(found, captured, region, config), trained_variables(captured), config)
-            bare = measures._replace(recompute=NONE)
+            plan, ops = with_parts(captured, region, self.plan(found, captured, region, config), config), self.ops
+            divided = in_parts(captured, region, plan, self.options)
+            if divided.variables is not None:
+                captured, region = divided.captured, divided.region
+                ops = sized(captured.definitions, captured.graph, captured.sources, self.batch)
+            plan = with_homes(plan, trained_variables(captured), config)
+            known, bare = region._replace(graph=ops), measures._replace(recompute=NONE)
             if measures.recompute != NONE and self._marked(captured):
                 kept = marked_tensors(region, len(plan.task_graphs), self._marked(captured))
                 return self._keeping(found, measures, captured, region, plan, kept)
-            plain = as_played(replace(found, measures=bare), captured, region._replace(graph=self.ops), plan, self.cluster)
+            plain = as_played(replace(found, measures=bare), captured, known, plan, self.cluster)
             if measures.recompute == NONE or (measures.recompute == AUTO and plain.fits):
                 return plain
-            return self._computing_again(plain, measures, captured, region, plan)
+            return self._computing_again(plain, measures, captured, known, region, plan)
         except WhaleError as error:
             return no_candidate(found.search, error)
 
@@ -129,10 +172,10 @@ class Steps(Playable):
         assert captured.recording is not None
         return captured.recording.annotations.checkpoints
 
-    def _computing_again(self, plain: Candidate, measures: Measures, captured: Captured, region: Region,
+    def _computing_again(self, plain: Candidate, measures: Measures, captured: Captured, known: Region, region: Region,
                          plan: Plan) -> Candidate:
         """The plan with the least recomputation that fits, or with as much as possible."""
-        rows = rows_of(region._replace(graph=self.ops), plan, self.cluster, self.batch)
+        rows = rows_of(known, plan, self.cluster, self.batch)
         if not rows:
             return plain
 
@@ -283,7 +326,7 @@ def trained_variables(captured: Captured) -> List[Held]:
     """The trained variables of TaskGraphs, each once."""
     graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
     return [Held(graph.ops[number].name, home, max(0, int(graph.ops[number].attrs.get(SHARD_ATTR, 0))), variables[number].bytes,
-                 state.get(number, 0))
+                 state.get(number, 0), part_of(graph.ops[number].name))
             for number in dict.fromkeys(variable for _, variable in captured.gradients)
             for home in [captured.variable_homes.get(number)] if home is not None]
 

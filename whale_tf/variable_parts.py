@@ -1,5 +1,5 @@
-"""Variables of tf.functions in parts: of those that ``wh.split`` divides each is on its device; one with a home (``zero``,
-``offload``) is a single part, there.  Each part is a variable of its own.
+"""Variables of tf.functions in parts: of those that ``wh.split`` or ``zero`` divides each is on its device; one that has a home
+in whole (``zero``, ``offload``) is a single part, there.  Each part is a variable of its own.
 
 The user's variable stays what everybody else reads, assigns, saves and restores.  Its value is in one place at a time: in its
 own resource, or in the parts of one division::

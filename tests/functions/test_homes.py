@@ -63,10 +63,23 @@ def test_steps(build: str, way: str, level: str) -> None:
     assert outcome.plan is not None and any(task.homes for task in outcome.plan.task_graphs)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("build, way, level", [
+    pytest.param(build, way, level, marks=[] if (build, way, level) in {
+        ("momentum", "2", "v3"), ("keras_adam", "pipeline nested", "v3"), ("lamb", "4, recompute", "v3"), ("sparse", "2", "v2"),
+        ("sparse", "stages of 1 and 2, called", "v3"), ("momentum", "4, recompute", "v1"), ("keras_adam", "2, compiled", "v2"),
+        ("lamb", "pipeline nested", "v2")} else [pytest.mark.full])
+    for build in ("momentum", "keras_adam", "lamb", "sparse") for way in list(WAYS)[:5] for level in ("v1", "v2", "v3")])
+def test_steps_in_parts(build: str, way: str, level: str) -> None:
+    chosen = WAYS[way]._replace(config={**WAYS[way].config, **LEVELS[level]})
+    outcome = check(BUILDS[build], chosen, batches((16, 16, 12)))
+    assert outcome.plan is not None and any(task.parts for task in outcome.plan.task_graphs)
+
+
 @pytest.fixture(autouse=True)
 def graph_optimizer(request: Any) -> Iterator[None]:
-    """It takes longer than a few small steps; it stays with --full, and where variables are divided."""
-    off = not request.config.getoption("--full") and "split" not in request.node.name
+    """It takes longer than a few small steps; it stays where variables are divided, which need it, and with --full."""
+    off = not request.config.getoption("--full") and "split" not in request.node.name and "in_parts" not in request.node.name
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -74,14 +87,19 @@ def graph_optimizer(request: Any) -> Iterator[None]:
 
 # -- places ------------------------------------------------------------------------------------------------------------
 def place(variable: tf.Variable) -> int:
-    """The number of the only device that has a value of the variable, read past everybody."""
+    """The number of the only device that has a value of the variable."""
+    number, = places(variable)
+    return number
+
+
+def places(variable: tf.Variable) -> List[int]:
+    """The numbers of the devices that have values of the variable or its parts, read past everybody."""
     handles = [variable.__dict__["_handle"]]
     record = variable.__dict__.get("_whale_parts")
     if record is not None:
         handles += [part.handle for parts in record.parts.values() for part in parts]
     full = [handle for handle in handles if tf.size(tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)) > 0]
-    assert len(full) == 1
-    return int(tf.DeviceSpec.from_string(full[0].device).device_index)
+    return [int(tf.DeviceSpec.from_string(handle.device).device_index) for handle in full]
 
 
 def one_step(build: Build, config: Dict[str, Any], devices: int) -> Tuple[List[tf.Variable], Any, Any]:
@@ -202,11 +220,12 @@ def variables_of(model: Any) -> List[Any]:
 Script = Callable[[Sequence[Scope]], Tuple[List[Any], Any]]  # -> what it returned, its model
 
 
-def compare(script: Script, way: Way, at_home: bool = True) -> None:
+def compare(script: Script, way: Way, at_home: bool = True, in_parts: bool = False) -> None:
     """Runs a script locally and under a plan.
 
     Args:
         at_home: a step was the last that it did.
+        in_parts: the kernels lie in parts.
     """
     outcomes = []
     for config in (None, way.config):
@@ -219,8 +238,10 @@ def compare(script: Script, way: Way, at_home: bool = True) -> None:
             plan = wh.current_plan()
             assert plan is not None and any(task.homes for task in plan.task_graphs)
             kernels = (6, 8), (8, 3)  # and their slots
-            places = [{place(one) for one in variables_of(model) if tuple(one.shape) == shape} for shape in kernels]
-            assert places == (2 * [{way.devices}] if plan.offload != "none" else [{0}, {1}]) or not at_home
+            found = [{tuple(sorted(places(one))) for one in variables_of(model) if tuple(one.shape) == shape}
+                     for shape in kernels]
+            homes = 2 * [{(way.devices,)}] if plan.offload != "none" else [{(0,)}, {(1,)}]
+            assert found == (2 * [{tuple(range(way.devices))}] if in_parts else homes) or not at_home
         outcomes.append((values, [one.numpy() for one in variables_of(model)]))
         wh.shutdown()
     (expected, local), (found, parallel) = outcomes
@@ -251,8 +272,31 @@ def test_fit(way: Way, level: str, float64: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("level", ["v1", pytest.param("v2", marks=pytest.mark.full), "v3"])
+def test_fit_in_parts(level: str, float64: Any) -> None:
+    def script(stages: Sequence[Scope]) -> Tuple[List[Any], Any]:
+        model = compiled(stages, keras.optimizers.Adam(0.01, global_clipnorm=0.5))
+        options = {"batch_size": 16, "shuffle": False, "verbose": 0}
+        values = [model.fit(X, LABELS, epochs=2, validation_data=(X[:12], LABELS[:12]), **options).history]
+        values += [model.evaluate(X, LABELS, verbose=0), model.predict(X[:5], verbose=0)]
+        model.set_weights([0.9 * weight for weight in model.get_weights()])
+        return [*values, model.fit(X, LABELS, **options).history], model
+
+    compare(script, Way((), 3, {"num_micro_batch": 2, **LEVELS[level]}), in_parts=True)
+
+
+@pytest.mark.slow
+def test_files_in_parts(float64: Any, tmp_path: Any) -> None:
+    _compare_files("v3", Way((), 2, {"num_micro_batch": 2}), tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["v2", pytest.param("v0", marks=pytest.mark.full)])
 def test_files_are_the_local_ones(level: str, float64: Any, tmp_path: Any) -> None:
+    _compare_files(level, Way((), 2, {}), tmp_path)
+
+
+def _compare_files(level: str, way: Way, tmp_path: Any) -> None:
     """Checkpoints of epochs, saved models and weights: what goes on from any of them is equal, and goes on elsewhere."""
     if not hasattr(keras.optimizers, "AdamW"):
         pytest.skip("this Keras has no .keras format")
@@ -274,7 +318,7 @@ def test_files_are_the_local_ones(level: str, float64: Any, tmp_path: Any) -> No
         loaded = keras.models.load_model(folder / "1.keras")
         return [*values, loaded.fit(X, LABELS, **options).history, loaded.get_weights()], loaded
 
-    compare(script, Way((), 2, LEVELS[level]), at_home=False)
+    compare(script, way._replace(config={**way.config, **LEVELS[level]}), at_home=False)
     by_name = [keras.models.load_model(tmp_path / folder / "2.keras") for folder in ("local", "divided")]
     for one, other in zip(*map(variables_of, by_name)):
         np.testing.assert_allclose(other.numpy(), one.numpy(), rtol=1e-11, atol=1e-12)

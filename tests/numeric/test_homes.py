@@ -115,15 +115,16 @@ def parallelized(config: Dict[str, Any], devices: int = 4, **model: Any) -> Any:
 
 
 def test_what_is_at_home() -> None:
-    plan, text, devices, squares, program, reads, waiting = parallelized({"zero": "v3"})
+    """Six variables of one size, so that three devices need none in parts."""
+    plan, text, devices, squares, program, reads, waiting = parallelized({"zero": "v3"}, devices=3)
     homes = plan.task_graphs[0].homes
     assert sorted(homes) == [f"w{layer}" for layer in range(LAYERS)]
-    assert sorted(list(homes.values()).count(device) for device in range(4)) == [1, 1, 2, 2]
+    assert sorted(list(homes.values()).count(device) for device in range(3)) == [2, 2, 2]
     for name, device in devices.items():
         assert device.endswith(f"CPU:{homes[name[:2]]}")  # slots are where their variable is
     assert set(squares) >= set(devices.values()) and "zero v3" in text and "reads anew" in program
     per_clone = 2 * LAYERS - 1  # forward and backward; the first layer's input needs no gradient
-    assert len(reads) == 4 * per_clone and waiting == 4 * (per_clone - 1)  # the forward pass begins with a matrix product
+    assert len(reads) == 3 * per_clone and waiting == 3 * (per_clone - 1)  # the forward pass begins with a matrix product
     assert {op.device for op in reads} == set(devices.values())
     plan, text, devices, squares, program, reads, waiting = parallelized({"offload": "states"}, devices=1)
     assert not reads

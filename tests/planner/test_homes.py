@@ -14,7 +14,17 @@ from whale_tf.errors import ConfigError
 from whale_tf.passes.owners import Owners, find_owners
 from whale_tf.plan import Plan
 from whale_tf.planner.explain import explain_plan
-from whale_tf.planner.homes import Held, has_one_memory, resident, resident_of_task_graphs, with_homes
+from whale_tf.planner.homes import (
+    Dimension,
+    Held,
+    has_one_memory,
+    parts_of,
+    resident,
+    resident_of_task_graphs,
+    too_large,
+    whole_because,
+    with_homes,
+)
 
 pytestmark = pytest.mark.once
 
@@ -34,6 +44,48 @@ def test_balance() -> None:
     found = resident(done, layers, True)
     assert max(found.held) <= 1.05 * sum(found.held) / 4 and found.held[4] == 0
     assert found.read == [0] * 5 and found.sums == [size // 3 for size in found.held]
+
+
+def parted(plan: Plan, variables: Any, sizes: Any = None) -> Any:
+    """Variable -> dimension, by TaskGraph, where every variable has one of 64 elements, unless ``sizes`` says another number."""
+    config = Config({"zero": "v1"})
+
+    def divisible(one: Held) -> Any:
+        size = (sizes or {}).get(one.name, 64)
+        return Dimension(1, size) if size else None
+
+    return [task.parts for task in parts_of(plan, variables, config, divisible).task_graphs]
+
+
+def test_variables_in_parts() -> None:
+    """As few as will do, the largest first."""
+    assert parted(shared([4]), held(60, 20, 10, 10)) == [{"v0_0": 1, "v0_1": 1}]
+    assert parted(shared([4]), held(60, 10, 10, 10, 10)) == [{"v0_0": 1}]
+    assert parted(shared([4]), held(25, 25, 25, 25)) == [{}] and parted(shared([1]), held(60, 1)) == [{}]
+    assert parted(shared([4]), held(60, 20, 10, 10), {"v0_0": 0}) == [{}]  # nothing else makes the fullest device less full
+    assert parted(shared([4]), held(60, 20, 12, 8), {"v0_1": 0}) == [{"v0_0": 1}]
+
+
+def test_parts_by_task_graph() -> None:
+    """Each TaskGraph has its devices, in all model replicas."""
+    variables = held(60, 1) + held(5, 5, task_graph=1)
+    assert parted(shared([1, 1], 2, 2), variables) == parted(shared([2, 1]), variables) == [{"v0_0": 1}, {}]
+    assert not any(parted(shared([2], model_replicas=2, processes=((0, 1), (2, 3))), held(60, 1)))
+    assert whole_because(shared([2], model_replicas=2, processes=((0, 1), (2, 3)))).endswith("inside one process only")
+
+
+def test_what_is_larger_than_a_share() -> None:
+    variables = held(60, 20, 10, 10)
+    assert [one.name for one in too_large(shared([4]), variables)] == ["v0_0"]
+    assert not too_large(shared([1]), variables) and not too_large(shared([4]), held(25, 25, 25, 25))
+
+
+def test_what_calls_gather() -> None:
+    """Of a variable in parts the reader has all that others have, and of several variables those that it reads at a time."""
+    parts = [Held(f"shards/{i}/w", 0, 0, 10, 20, "w") for i in range(4)]
+    done = with_homes(shared([4]), parts, Config({"zero": "v3"}))
+    assert sorted(done.task_graphs[0].homes.values()) == [0, 1, 2, 3]
+    assert resident(done, parts, False).read == [30] * 4 + [0] and resident(done, parts, False).held == [30] * 4 + [0]
 
 
 def test_model_replicas_and_task_graphs_without_replicas() -> None:

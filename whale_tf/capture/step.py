@@ -18,7 +18,13 @@ from whale_tf.profiler.op_cost import op_costs, tensor_bytes
 from whale_tf.program import ONCE, UPDATE
 from whale_tf.simulator.step_graph import StepGraph, StepOp, StepTensor, StepVariable
 
-_PART = re.compile(r"^shards(_\d+)?/\d+/(?=.)")  # what ``wh.split`` puts before the names of an op's parts
+_PART = re.compile(r"^shards(_\d+)?/\d+/(?=.)")  # what is put before the names of an op's parts
+
+
+def part_of(name: str) -> str:
+    """The op that one of this name is a part of; empty: of none."""
+    found = _PART.match(name)
+    return name[found.end():] if found else ""
 
 
 def step_graph(captured: Captured, region: Region, name: str, fingerprint: str, batch: int) -> StepGraph:

@@ -2,7 +2,8 @@
 
 The region consists of the FORWARD and BACKWARD ops: all from which a gradient or a differentiated loss is computed::
 
-    batch level   depends on an example of the mini-batch: one clone per model replica, micro-batch and replica
+    batch level   depends on an example of the mini-batch, or puts a variable's parts together for ops that do: one clone per
+                  model replica, micro-batch and replica
     step level    does not (variables' values, constants, weight decay): once per step on each replica's devices
     sections      need all examples, or follow from what does and from no single example: once per mini-batch, at batch level too
 
@@ -18,6 +19,8 @@ from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.traits import NEXT_ITERATIONS, Role, State, traits
 from whale_tf.ir.units import conditions, containers, frame_of_outputs, frames, loops_of
 from whale_tf.ir.walk import reached
+
+GATHER_ATTR = "_whale_gather"  # of an op that puts a variable's parts together for one call
 
 
 class Region(NamedTuple):
@@ -83,6 +86,7 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     seeds = ({op for op, _ in batch.conversions} | {op for op, _ in batch.localise} | set(batch.own_seed)).difference(batch.whole)
     divisors = _mean_divisors(graph, batch)
     seeds |= {op for op, _ in divisors}
+    seeds |= {op.id for op in region if GATHER_ATTR in op.attrs}
     loops = loops_of(region, frames(graph))
     units = loops + containers(graph, region)  # each unit has one level and one TaskGraph
     divided = [op for op in region if op.id not in batch.whole]

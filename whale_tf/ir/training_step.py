@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.across import Across, of_session
-from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import PULLS, VARIABLES, traits
 
@@ -86,6 +86,10 @@ def owned(
 ) -> Tuple[Dict[int, int], Dict[int, int]]:
     """APPLY ops that depend on what belongs to one owner alone (a TaskGraph, a device), and variables, the slots with them.
 
+    What is computed from an owner's and from what follows from several owners (a gradient, scaled by the global norm) belongs to
+    that owner.  A number belongs to none then (the sum of squares so far and of one more variable), nor does a list of numbers,
+    unless it is computed of a gradient or variable itself.
+
     Args:
         of: op of the region -> owner; ``variables``, ``gradients``: likewise of variables' ops and of gradient tensors.
     """
@@ -95,7 +99,8 @@ def owned(
     while True:
         classes: Dict[int, FrozenSet[int]] = {}
         for op in apply_ops:
-            found: Set[int] = set()
+            found, derived = set(), set()  # type: Set[int], Set[int]
+            several: Set[int] = set()  # that an operand follows from
             for tensor in op.inputs:
                 producer = graph.tensors[tensor].op
                 if tensor in gradients:
@@ -105,8 +110,12 @@ def owned(
                 elif producer in of:
                     found.add(of[producer])
                 elif len(classes.get(producer, nothing)) == 1:
-                    found |= classes[producer]
-            classes[op.id] = frozenset(found)
+                    derived |= classes[producer]
+                else:
+                    several |= classes.get(producer, nothing)
+            if not found and several and _is_of_numbers(graph, op):
+                derived |= several
+            classes[op.id] = frozenset(found | derived)
         slots = {
             graph.tensors[t].op: next(iter(classes[op.id]))
             for op in apply_ops
@@ -118,6 +127,14 @@ def owned(
             break
         homes = {**slots, **homes}
     return {index: next(iter(found)) for index, found in classes.items() if len(found) == 1}, homes
+
+
+def _is_of_numbers(graph: OpGraph, op: Op) -> bool:
+    """Whether an op reads or computes nothing but scalars."""
+    def are_numbers(tensors: Sequence[int]) -> bool:
+        return all(graph.tensors[tensor].shape == () for tensor in tensors)
+
+    return bool(op.outputs) and not traits(op.type).is_write and (are_numbers(op.outputs) or are_numbers(op.inputs))
 
 
 def _leading_to_writes(graph: OpGraph, single: Mapping[int, int]) -> Set[int]:

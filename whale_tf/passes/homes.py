@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.region import GATHER_ATTR
 from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import CONDITIONALS, MERGES, SWITCHES, VARIABLES, traits
 from whale_tf.ir.units import frames
@@ -113,21 +114,33 @@ def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[
     the reader follows.  So few values are on a device at a time, and yet no op waits for one::
 
         reads w0, w1, w2, w3 ...      w2 is sent after the op that reads w0, w3 after the one that reads w1
+
+    What puts the parts of a variable together counts as the op that reads the whole.
     """
-    own, seen = set(ops), set()  # type: Set[int], Set[int]
-    first: Dict[int, List[int]] = {}  # reader -> tensors
+    own, reader_of = set(ops), {}  # type: Set[int], Dict[int, int]
     for index in ops:
         for tensor in graph.ops[index].inputs:
-            if tensor not in seen and is_value_at_home(graph, homes, tensor):
-                first.setdefault(index, []).append(tensor)
-                seen.add(tensor)
-    readers, may_wait = list(first), own - _dead_or_looped(graph, ops)
+            if is_value_at_home(graph, homes, tensor):
+                reader = _reader(graph, index, own)
+                reader_of[tensor] = min(reader, reader_of.get(tensor, reader))
+    first: Dict[int, List[int]] = {}  # reader -> tensors
+    for tensor, reader in reader_of.items():
+        first.setdefault(reader, []).append(tensor)
+    readers, may_wait = sorted(first), own - _dead_or_looped(graph, ops)
     found = []
     for place, reader in enumerate(readers):
-        behind = own.intersection(graph.predecessors(graph.ops[reader]))
+        behind = {before for before in graph.predecessors(graph.ops[reader])
+                  if before in own and GATHER_ATTR not in graph.ops[before].attrs}
         before = readers[place - AHEAD] if place >= AHEAD else max(behind, default=-1)
         found += [(tensor, before if before in may_wait else -1) for tensor in first[reader]]
     return tuple(found)
+
+
+def _reader(graph: OpGraph, index: int, own: Set[int]) -> int:
+    """An op that reads variables; of one that puts parts together the first that reads the result."""
+    if GATHER_ATTR not in graph.ops[index].attrs:
+        return index
+    return min((user for user, _ in graph.consumers(graph.ops[index].outputs[0]) if user in own), default=index)
 
 
 def is_value_at_home(graph: OpGraph, homes: Homes, tensor: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from types import MappingProxyType
 from typing import Dict, List, Mapping, Optional, Sequence, Set
 
 from rich.console import Console
@@ -28,6 +29,7 @@ def explain_plan(
     devices: Sequence[str],
     assignment: Optional[Assignment] = None,
     form: Optional[Form] = None,
+    too_large: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The tables as text.
 
@@ -36,6 +38,7 @@ def explain_plan(
         devices: name of every device of the cluster.
         assignment: the choices made under ``split``.
         form: the form in which the step was emitted.
+        too_large: variables that ZeRO does not divide although they are larger than a device's share -> the reason.
     """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
@@ -55,7 +58,7 @@ def explain_plan(
         if task.kept is not None:
             console.print(f"{task.name}: the backward pass recomputes activations; {len(task.kept)} tensor(s) are kept.",
                           highlight=False, markup=False)
-    for line in _homes(plan, devices):
+    for line in _homes(plan, devices, too_large):
         console.print(line, highlight=False, markup=False)
     if plan.bridges:
         console.print(_bridges(plan))
@@ -73,7 +76,7 @@ def explain_plan(
     return out.getvalue()
 
 
-def _homes(plan: Plan, devices: Sequence[str]) -> List[str]:
+def _homes(plan: Plan, devices: Sequence[str], too_large: Mapping[str, str]) -> List[str]:
     """The places of variables that have homes."""
     count: Dict[int, int] = {}
     for task in plan.task_graphs:
@@ -87,6 +90,12 @@ def _homes(plan: Plan, devices: Sequence[str]) -> List[str]:
     read = "in every call, forward and backward" if plan.reads_anew else "once a step"
     lines = [f"Variables are kept and updated at home (zero {plan.zero}, offload {plan.offload}); {gradients}, and replicas read "
              f"them {read}. Number of variables on {where}."]
+    parts = [f"{name!r} (dimension {dim})" for task in plan.task_graphs for name, dim in task.parts.items()]
+    if parts:
+        lines.append(f"Divided into parts, one for each replica, so that all devices have about the same: "
+                     f"{', '.join(parts[:SHOWN])}{', ...' if parts[SHOWN:] else ''}.")
+    lines += [f"Variable {name!r} is not divided although it is larger than a device's share: {why}."
+              for name, why in too_large.items()]
     lines += _owners(plan)
     peaks = plan.estimate.peak_memory_bytes
     return lines + (["Estimated peaks of the devices: " + ", ".join(map(_bytes, peaks)) + "."] if peaks else [])

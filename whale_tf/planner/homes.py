@@ -4,31 +4,41 @@ ZeRO divides the state that data parallelism keeps once per replica: optimizer s
 variable has a home among the replicas, and its update runs there as the script wrote it, so that any optimizer computes the
 local result.
 Homes are chosen so that every device has about the same bytes: the largest variable goes first, and each one goes to the device
-with the least (Graham 1969; at most 4/3 - 1/(3n) times the least possible maximum).
+with the least (Graham 1969; at most 4/3 - 1/(3n) times the least possible maximum).  If that leaves a device with more than
+:data:`BALANCED` times its share, the largest variables are divided into parts first, as few of them as necessary.  There is one
+part for each replica, and each part is a variable with a home of its own::
+
+    4 replicas, variables of 60, 20, 10 and 10     whole variables         60 | 20 | 10 | 10
+                                                   the largest in parts    15 + 20 | 15 + 10 | 15 + 10 | 15
+                                                   the two largest         15 + 10 | 15 + 10 | 15 + 5 + 5 | 15 + 5 + 5
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
 from whale_tf.errors import ConfigError
+from whale_tf.ir.parts import even_sizes
 from whale_tf.passes.homes import AHEAD
 from whale_tf.plan import Plan
 
 NONE = "none"
+BALANCED = 1.03  # times its share: so full may a device be before variables are divided
 
 
 class Held(NamedTuple):
-    """A trained variable, its bytes, and the bytes of its optimizer state.  ``shard`` is its place under ``split``."""
+    """A trained variable or a part of one, its bytes, and the bytes of its optimizer state.  ``shard`` is its place under
+    ``split``, ``whole`` the variable that it is a part of."""
 
     name: str
     task_graph: int
     shard: int
     parameter: int
     state: int
+    whole: str = ""
 
     @property
     def bytes(self) -> int:
@@ -49,6 +59,89 @@ class Held(NamedTuple):
         return dict.fromkeys(readers if task.variables == "mirrored" else readers[:1], self.bytes)
 
 
+class Dimension(NamedTuple):
+    """One along which a variable can be divided."""
+
+    number: int
+    size: int
+
+
+def parts_of(plan: Plan, variables: Sequence[Held], config: Config, divisible: Callable[[Held], Optional[Dimension]]) -> Plan:
+    """The plan with the variables that are to lie in parts; see the module's docstring.
+
+    Args:
+        divisible: a dimension along which a variable can be divided; None: it cannot.
+    """
+    if config.zero == NONE or config.offload != NONE or whole_because(plan):
+        return plan
+    asked: Set[str] = set()
+    items, parts = list(variables), {}  # type: List[Held], Dict[Held, int]
+    least, best = float("inf"), {}  # type: float, Dict[Held, int]
+    while True:
+        full = _too_full(plan, items)
+        if sum(full.values()) < least:
+            least, best = sum(full.values()), dict(parts)
+        rest = [one for one in items if not one.whole and one.name not in asked and tuple(one.readers(plan)) in full]
+        if not rest:
+            break
+        largest = max(rest, key=lambda one: one.bytes)
+        asked.add(largest.name)
+        found = divisible(largest)
+        if found is not None:
+            parts[largest] = found.number
+            items.remove(largest)
+            items += [largest._replace(name=f"{largest.name}/{i}", parameter=largest.parameter * size // found.size,
+                                       state=largest.state * size // found.size, whole=largest.name)
+                      for i, size in enumerate(even_sizes(found.size, len(largest.readers(plan))))]
+    return replace(plan, zero=config.zero, task_graphs=tuple(
+        replace(task, parts={one.name: dim for one, dim in best.items() if one.task_graph == number})
+        for number, task in enumerate(plan.task_graphs)))
+
+
+def whole_because(plan: Plan) -> str:
+    """Why no variable is divided under this plan; empty: nothing stands against it."""
+    if len(plan.processes) > 1:
+        return "variables are divided into parts inside one process only"
+    split = next((task.name for task in plan.task_graphs if task.strategy == "split"), None)
+    return "" if split is None else f"TaskGraph {split!r} has variables in parts by wh.split"
+
+
+def too_large(plan: Plan, variables: Sequence[Held]) -> List[Held]:
+    """Variables in whole with more bytes than a device's share."""
+    total: Dict[Tuple[int, ...], int] = {}
+    for one in variables:
+        devices = tuple(one.readers(plan))
+        total[devices] = total.get(devices, 0) + one.bytes
+    return [one for one in variables for devices in [tuple(one.readers(plan))]
+            if not one.whole and len(devices) > 1 and one.bytes * len(devices) > BALANCED * total[devices]]
+
+
+def _too_full(plan: Plan, variables: Sequence[Held]) -> Dict[Tuple[int, ...], float]:
+    """Devices that share variables, and of which one has more than :data:`BALANCED` times its share -> how many times."""
+    load = [0] * plan.num_devices
+    for one, home in _balanced(plan, variables):
+        load[home] += one.bytes
+    found = {}
+    for devices in {tuple(one.readers(plan)) for one in variables}:
+        own = [load[device] for device in devices]
+        ratio = max(own) * len(own) / max(1, sum(own))
+        if ratio > BALANCED:
+            found[devices] = ratio
+    return found
+
+
+def _balanced(plan: Plan, variables: Sequence[Held]) -> List[Tuple[Held, int]]:
+    """Variables that have several devices to live on, and their homes."""
+    load, found = [0] * plan.num_devices, []
+    for one in sorted(variables, key=lambda one: -one.bytes):
+        devices = one.readers(plan)
+        if len(devices) > 1:
+            home = min(devices, key=lambda device: load[device])
+            load[home] += one.bytes
+            found.append((one, home))
+    return found
+
+
 def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
     """The plan with the homes for its variables that the configuration asks for.
 
@@ -58,17 +151,10 @@ def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
     if config.zero == NONE and config.offload == NONE:
         return plan
     _check(plan, config)
-    load = [0] * plan.num_devices
     homes: List[Dict[str, int]] = [{} for _ in plan.task_graphs]
-    for one in sorted(variables, key=lambda one: -one.bytes):
-        if config.offload != NONE:
-            homes[one.task_graph][one.name] = plan.host
-            continue
-        devices = one.readers(plan)
-        if len(devices) > 1:
-            home = min(devices, key=lambda device: load[device])
-            homes[one.task_graph][one.name] = home
-            load[home] += one.bytes
+    at_home = _balanced(plan, variables) if config.offload == NONE else [(one, plan.host) for one in variables]
+    for one, home in at_home:
+        homes[one.task_graph][one.name] = home
     tasks = tuple(replace(task, homes=found) for task, found in zip(plan.task_graphs, homes))
     return replace(plan, task_graphs=tasks, zero=config.zero, offload=config.offload)
 
@@ -90,7 +176,7 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
         one_memory: whether the devices are CPU devices of one process, which pass values without copying them.
     """
     found = Resident(*([0] * (plan.num_devices + 1) for _ in range(3)))
-    largest: Dict[int, List[int]] = {}
+    largest: Dict[int, Dict[str, int]] = {}  # device -> variable -> bytes that others have of it
     for one in variables:
         home = plan.task_graphs[one.task_graph].homes.get(one.name)
         if home is None:
@@ -99,9 +185,10 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
             found.held[device] += size
         found.sums[home] += one.parameter * (plan.adds_at_home or plan.num_micro_batch == 1)
         for device in () if one_memory else set(one.readers(plan)).difference(one.kept(plan)):
-            largest.setdefault(device, []).append(one.parameter)
+            of = largest.setdefault(device, {})
+            of[one.whole or one.name] = of.get(one.whole or one.name, 0) + one.parameter
     for device, sizes in largest.items():
-        found.read[device] = sum(sorted(sizes)[-AHEAD - 1:]) if plan.reads_anew else sum(sizes)
+        found.read[device] = sum(sorted(sizes.values())[-AHEAD - 1:]) if plan.reads_anew else sum(sizes.values())
     return found
 
 

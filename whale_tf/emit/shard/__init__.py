@@ -7,7 +7,7 @@ graph, unused, and are no part of the step any more.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import AbstractSet, Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import GradientCall
@@ -18,7 +18,7 @@ from whale_tf.emit.shard.lower import Lowering
 from whale_tf.emit.shard.variables import DividedVariables, Parts
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.graph_editor.staged import StagedEdit
-from whale_tf.ir.graph import Op, Shape
+from whale_tf.ir.graph import Op, Phase, Shape
 from whale_tf.patterns.spread import EACH, Spread
 from whale_tf.planner.sharding import Assignment
 
@@ -38,11 +38,14 @@ class Pieces(NamedTuple):
         return nodes.add_n(names, scope, dtype, host)
 
 
-def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int]) -> Tuple[Captured, DividedVariables]:
+def shard(
+    captured: Captured, assignment: Assignment, counts: Dict[int, int], gathering: AbstractSet[int] = frozenset()
+) -> Tuple[Captured, DividedVariables]:
     """The step with the parts of every divided op in its place, and the variables that are divided.
 
     Args:
-        counts: devices of each split TaskGraph.
+        counts: devices of each TaskGraph with divided ops or variables.
+        gathering: ops whose calls put together what they read of variables' parts.
     """
     step = captured.recording
     assert step is not None
@@ -50,7 +53,7 @@ def shard(captured: Captured, assignment: Assignment, counts: Dict[int, int]) ->
     lowering = Lowering(captured, assignment, counts, edit, _root(captured))
     staged = len(edit)
     lowering.run()
-    mover = _Mover(captured, lowering)
+    mover = _Mover(captured, lowering, gathering)
     mover.move_edges()
     calls = [mover.call(call) for call in step.annotations.gradient_calls]
     shapes = with_new_shapes(step, edit, [node.name for node in edit.nodes()[staged:]], mover.shapes())
@@ -85,9 +88,9 @@ def _root(captured: Captured) -> str:
 class _Mover:
     """Edges, waits, fetches and gradient calls turn from the divided ops to their parts."""
 
-    def __init__(self, captured: Captured, lowering: Lowering) -> None:
+    def __init__(self, captured: Captured, lowering: Lowering, gathering: AbstractSet[int]) -> None:
         self._graph, self._captured = captured.graph, captured
-        self._lowering = lowering
+        self._lowering, self._gathering = lowering, gathering
         self._roots = {captured.graph.ops[op].outputs[0] for op in lowering.variables}
 
     def move_edges(self) -> None:
@@ -98,9 +101,15 @@ class _Mover:
                 continue
             for op, position in graph.consumers(tensor):
                 if graph.ops[op].name not in lowering.done:
-                    reader = self._captured.task_graph[op]
-                    whole = lowering.values.whole(tensor, reader if reader >= 0 else None)
-                    lowering.edit.move_input(graph.ops[op].name, position, whole)
+                    lowering.edit.move_input(graph.ops[op].name, position, self._whole_for(graph.ops[op], tensor))
+
+    def _whole_for(self, op: Op, tensor: int) -> str:
+        """What an op that is not divided reads of a divided tensor."""
+        values, reader = self._lowering.values, self._captured.task_graph[op.id]
+        is_gathered = values.table[tensor].spread.is_shard and self._graph.tensors[tensor].op not in self._gathering
+        if op.id in self._gathering and is_gathered:
+            return values.gathered(tensor, reader, op.phase is Phase.BACKWARD)
+        return values.whole(tensor, reader if reader >= 0 else None)
 
     def move_waits(self) -> None:
         """Ops that are not divided wait for all parts of what is."""
@@ -142,6 +151,10 @@ class _Mover:
         variable = values.table.get(tensor)
         if variable is None or not self._is_variable(tensor):
             return [(self._whole(x), self._whole(grad))]
+        if isinstance(grad, tuple) and self._graph.tensor(grad[0]) in self._lowering.assignment.settled:  # the rest is of rows
+            slices = values.parts(self._graph.tensor(grad[0]), variable.spread, variable.task_graph)
+            rest = self._whole(grad[1:])
+            return [(_tensor_name(name), (_tensor_name(part), *rest)) for name, part in zip(variable.names, slices)]
         if isinstance(grad, str):  # spread like the variable before the cut between BACKWARD and APPLY
             parts = values.parts(self._graph.tensor(grad), variable.spread, variable.task_graph)
             return list(zip([_tensor_name(n) for n in variable.names], [_tensor_name(n) for n in parts]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.capture.captured import Captured, Spec
 from whale_tf.cluster import Cluster
@@ -41,6 +41,7 @@ class Division(NamedTuple):
         estimate: what the search believes that divides the whole graph (``auto_parallel: "rhino"``).
         replicas: model replicas of what it divides, which take parts of the mini-batch.
         variables: those that are divided; None: the graph has not been divided yet, or there is nothing to divide.
+        too_large: variables that ZeRO does not divide, although they are larger than a device's share -> why.
     """
 
     local: Captured
@@ -50,6 +51,7 @@ class Division(NamedTuple):
     estimate: Optional[Estimate] = None
     replicas: int = 1
     variables: Optional[DividedVariables] = None
+    too_large: Mapping[str, str] = {}
 
 
 def divide(

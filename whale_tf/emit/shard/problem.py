@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, List, Mapping, Sequence, Tuple
+from typing import AbstractSet, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
@@ -18,30 +18,41 @@ def divided_dims(batch: BatchAxis) -> Dict[int, int]:
 
 
 def sharding_problem(
-    captured: Captured, batch: Mapping[int, int], shares: Mapping[int, Tuple[int, ...]], by_batch: Collection[int] = ()
+    captured: Captured,
+    batch: Mapping[int, int],
+    shares: Mapping[int, Tuple[int, ...]],
+    by_batch: Collection[int] = (),
+    only: Optional[Collection[int]] = None,
+    whole: AbstractSet[int] = frozenset(),
 ) -> Problem:
     """Args:
     batch: tensor -> the dimension that counts examples, which stays whole.
     shares: of each split TaskGraph's devices.
     by_batch: split TaskGraphs whose devices have examples of their own.
+    only: the trained variables that may be divided; the values of their sparse gradients are brought into their layout, too.
+    whole: ops that are not divided, whatever they read.
     """
     splits = [SplitTaskGraph(number, captured.specs[number].name, parts, number in by_batch)
               for number, parts in shares.items()]
-    whole = in_bodies(captured)
-    trained = {op: home for op, home in captured.variable_homes.items() if home in shares and op not in whole}
-    slots = {op: [slot for slot in _slots(captured, op) if slot not in whole] for op in trained}
+    inside = in_bodies(captured)
+    trained = {op: home for op, home in captured.variable_homes.items()
+               if home in shares and op not in inside and (only is None or op in only)}
+    slots = {op: [slot for slot in _slots(captured, op) if slot not in inside] for op in trained}
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)
     gradients, rows = (
-        {target.tensors[0]: target.variable for target in captured.phases.targets if target.is_sparse is is_sparse}
+        {target.tensors[0]: target.variable for target in captured.phases.targets
+         if target.is_sparse is is_sparse and (only is None or target.variable in only)}
         for is_sparse in (False, True)
     )
     others = {variable.op for variable in captured.phases.variables
-              if variable.op not in captured.variable_homes and variable.op not in whole}
+              if variable.op not in captured.variable_homes and variable.op not in inside}
     factored = {slot: found for slot, found in factored_slots(
         captured.graph, Sizes(captured.graph), gradients, rows, others - set(variables)).items() if found.variable in trained}
     variables.update(dict.fromkeys(factored, -1))
-    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored)
+    if only is not None:
+        gradients = {**gradients, **rows}
+    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored, whole)
 
 
 def in_bodies(captured: Captured) -> Dict[int, Op]:

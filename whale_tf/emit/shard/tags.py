@@ -7,6 +7,7 @@ from typing import Any, Dict, Optional, Sequence
 from whale_tf.capture.annotations import FORWARD_ATTR, PHASE_ATTR, SHARD_ATTR, TASK_GRAPH_ATTR
 from whale_tf.graph_editor.attrs import NodeDef
 from whale_tf.graph_editor.staged import StagedEdit
+from whale_tf.ir.region import GATHER_ATTR
 
 
 class TaggedStage:
@@ -14,13 +15,14 @@ class TaggedStage:
 
     Attributes:
         is_backward: whether the nodes are part of a gradient call.
+        is_gathering: whether the nodes put parts of variables together, in every call anew.
         controls: ops that every node waits for.
     """
 
     def __init__(self, edit: StagedEdit, task_graph: int) -> None:
         self.edit = edit
         self.task_graph = task_graph
-        self.is_backward = False
+        self.is_backward = self.is_gathering = False
         self.controls: Sequence[str] = ()
 
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
@@ -43,6 +45,8 @@ class TaggedStage:
         node.attr[SHARD_ATTR].i = shard
         if self.is_backward:
             node.attr[PHASE_ATTR].s = b"backward"
+        if self.is_gathering:
+            node.attr[GATHER_ATTR].i = 1
         if forward:
             node.attr[FORWARD_ATTR].s = forward.encode()
         elif FORWARD_ATTR in node.attr:

@@ -53,6 +53,7 @@ class Values:
         self.moved_again, self.move_again = moved_again, move_again
         self._stages, self._nodes, self._counts, self._root = stages, nodes, counts, root
         self._made: Dict[Tuple[int, Spread, int], List[str]] = {}
+        self._gathered: Dict[Tuple[int, int, bool], str] = {}
         self.table: Dict[int, Value] = {}
 
     def made(self) -> Iterator[Tuple[int, Spread, Sequence[str]]]:
@@ -61,6 +62,8 @@ class Values:
             yield tensor, value.spread, value.names
         for (tensor, spread, _), names in self._made.items():
             yield tensor, spread, names
+        for (tensor, _, _), name in self._gathered.items():
+            yield tensor, once, [name]
 
     def put(self, tensor: int, spread: Spread, names: List[str], task_graph: int) -> None:
         self.table[tensor] = Value(spread, tuple(names), task_graph)
@@ -73,6 +76,20 @@ class Values:
         if reader is None or reader not in self._replicated or value.spread == once or value.spread.kind == EACH:
             return self.parts(tensor, once, value.task_graph)[0]
         return self._converted(tensor, value, once, value.task_graph, reader)[0]
+
+    def gathered(self, tensor: int, reader: int, is_backward: bool) -> str:
+        """The whole of a tensor in shards for the forward or the backward ops of one TaskGraph, each of whose calls puts it
+        together."""
+        key = (tensor, reader, is_backward)
+        if key not in self._gathered:
+            stage, value = self._stages[reader], self.table[tensor]
+            dtype = tf.as_dtype(self._graph.tensors[tensor].dtype).base_dtype
+            scope = "{}/gathered{}/t{}/{}".format(
+                self._root, "_again" if is_backward else "", reader, self._graph.tensor_name(tensor).replace(":", "_"))
+            stage.is_backward, stage.is_gathering = is_backward, True
+            self._gathered[key] = self._nodes[reader].concat(value.names, value.spread.dim, scope, dtype, "0")
+            stage.is_backward, stage.is_gathering = False, False
+        return self._gathered[key]
 
     def parts(self, tensor: int, need: Spread, task_graph: int) -> List[str]:
         """Names of a tensor for the devices of a TaskGraph, spread as needed."""

@@ -76,6 +76,27 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
         if not any(_divides(problem, choice) for choice in choices):
             raise UnsupportedOpError(_nothing_to_split(problem, number, choices))
         result.choices.extend(choices)
+    _complete(problem, result, spreads)
+    return result
+
+
+def assign_parts(problem: Problem, variables: Mapping[int, Spread]) -> Assignment:
+    """Variables in parts, with ops that read them whole (``problem.whole``): what follows from a variable alone, and its update,
+    is divided like it.
+
+    Args:
+        variables: variable op -> how it lies.
+
+    Raises:
+        UnsupportedOpError: an op that writes a variable, or takes its handle, cannot work on its parts.
+    """
+    result = Assignment({}, {}, {}, [], {})
+    _complete(problem, result, {problem.graph.ops[variable].outputs[0]: spread for variable, spread in variables.items()})
+    return result
+
+
+def _complete(problem: Problem, result: Assignment, spreads: Dict[int, Spread]) -> None:
+    """All that follows from how trained variables lie: slots, backward and optimizer ops."""
     for variable, others in problem.slots.items():
         spread = spreads.get(problem.graph.ops[variable].outputs[0])
         if spread is not None:
@@ -88,7 +109,6 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
     _follow(problem, result, spreads)
     for op_id in [i for i, s in result.strategies.items() if s.how == ONCE]:
         del result.strategies[op_id]
-    return result
 
 
 def _divides(problem: Problem, choice: Choice) -> bool:
@@ -149,7 +169,9 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
                 result.strategies[op.id] = Strategy("read", "shards", (spread,), (spread,))
                 result.home[op.id] = home
             continue
-        if op.phase is Phase.FORWARD:
+        if problem.whole and op.phase is not Phase.APPLY:
+            strategy = _beside_whole(problem, state, op)
+        elif op.phase is Phase.FORWARD:
             strategy = forward.get(op.id)
         else:
             before = forward.get(op.forward)  # a backward op is divided if its forward op is: it is as much work
@@ -166,6 +188,13 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
             if problem.is_variable(root) and spread != once:
                 variable = problem.graph.tensors[root].op
                 result.variables[variable], result.home[variable] = spread, number
+
+
+def _beside_whole(problem: Problem, state: State, op: Op) -> Optional[Strategy]:
+    """An op of the region where some are whole; None: it is computed once."""
+    takes_part = any(problem.graph.tensors[tensor].dtype.endswith(("resource", "_ref")) and state.spread(tensor) != once
+                     for tensor in op.inputs)
+    return _least(problem, state, op, False) if takes_part or (op.id not in problem.whole and not state.is_plain(op)) else None
 
 
 def _settle(problem: Problem, state: State, result: Assignment, tensor: int, home: int) -> None:
@@ -211,8 +240,8 @@ def _least(problem: Problem, state: State, op: Op, divided: bool) -> Strategy:
     finite = [item for item in ranked if item[0][1] < float("inf")]
     if not finite:
         raise UnsupportedOpError(
-            "op {!r} ({}) updates a variable that wh.split divides, but cannot work on its parts ({}); use wh.replicate for "
-            "this layer, or another optimizer".format(
+            "op {!r} ({}) uses a variable that is divided into parts (wh.split, zero), but cannot work on its parts ({}); use "
+            "wh.replicate for this layer, or another optimizer".format(
                 op.name, op.type, "; ".join(problem.strategies(op, state.split).reasons) or "it needs the whole variable"))
     return min(finite, key=lambda item: item[0])[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -57,6 +57,7 @@ class Problem:
         slots: variable -> variables of the same shape that are updated with it.
         gradients: gradient tensor -> the variable op it updates.
         factored: slot of another shape -> the dimensions of its variable that it has.
+        whole: ops that are not divided, except by a variable's handle.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Problem:
         slots: Mapping[int, Sequence[int]],
         gradients: Mapping[int, int],
         factored: Mapping[int, Factored] = MappingProxyType({}),
+        whole: AbstractSet[int] = frozenset(),
     ) -> None:
         self.graph = graph
         self.view = Sizes(graph)
@@ -79,6 +81,7 @@ class Problem:
         self.slots = slots
         self.gradients = gradients
         self.factored = factored
+        self.whole = whole
         self.roots = self._find_roots()
         self._strategies: Dict[int, Strategies] = {}
         self._alike: Dict[Hashable, Strategies] = {}
@@ -190,7 +193,7 @@ class Problem:
 
     def _check_control_flow(self) -> None:
         for op in self.graph.ops:
-            if op.type in CONTROL_FLOW and not op.body and self.task_graph[op.id] in self.splits:
+            if op.type in CONTROL_FLOW and not op.body and self.task_graph[op.id] in self.splits and op.id not in self.whole:
                 raise UnsupportedOpError(
                     f"op {op.name!r} ({op.type}) is control flow, or calls a function, inside wh.split (TaskGraph "
                     f"{self.splits[self.task_graph[op.id]].name!r}), which is not supported; move the loop, "
