@@ -30,6 +30,7 @@ Communication has bodies without ops of the graph.  Their ops follow from a reci
     accumulate  gradients added to those of the micro-batch before
     synchronise gradients over all copies (and processes), the result on each of them
     merge       the local script's value out of the clones' values, for whoever reads or fetches it
+    gather      values of variables that only one process has, to the others, before what reads them
     broadcast   what one process computes of an update for all, to the others: new values of variables
 
 Passes make a Program from a training step and a Plan (``whale_tf.passes``).  It is frozen, and it knows no TensorFlow.
@@ -44,9 +45,9 @@ from whale_tf.ir.graph import OpGraph
 ONCE, EARLY, SECTION, FORWARD = "once", "early", "section", "forward"
 BACKWARD, WEIGHT, UPDATE = "backward", "weight", "update"
 DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE = "divide", "bridge", "whole", "accumulate", "synchronise", "merge"
-BROADCAST = "broadcast"
+GATHER, BROADCAST = "gather", "broadcast"
 CLONED = (EARLY, FORWARD, BACKWARD, WEIGHT)  # called for every micro-batch and replica
-RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE, BROADCAST)
+RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE, GATHER, BROADCAST)
 BATCH_LEVEL = (EARLY, SECTION, FORWARD, BACKWARD, WEIGHT)
 ALL = -1  # in place of a coordinate
 

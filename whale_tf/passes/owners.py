@@ -10,8 +10,16 @@ keeps what the optimizer keeps for it and runs its update, and sends the new val
 What follows from gradients and parameters alone, such as a global norm, each process computes for itself: it has both.  What
 follows from an optimizer's state (the norm of all changes, say) is sent by the owner as well, where something else reads it.
 
+Under v3 a variable's value lives in its owner's process alone, too.  It travels before the forward pass, in every step, and what
+follows the update is a message without a value::
+
+    process 0, owner of v     v ──> value ──> broadcast ──> forward, backward ──> sum ──> ApplyAdam(v, m) ──> done ──> end
+                                                  ║                                                            ║
+    process 1                                   value ────> forward, backward ──> sum                        done ───> end
+
 What an owner sends goes in messages.  Variables whose gradients travel in one bucket share a message, those of one owner; so do
-numbers (such as the squares that a norm is made of) that no other message comes between.
+numbers that the same ops read (the squares that a norm is made of) and that no other message comes between.  A run of one of
+several optimizers needs all of such a message, or nothing: a bucket's gradients are of one optimizer.
 
 Under a loss scale a step may be skipped.  Whether it is follows from the sums of all gradients, so that all processes know;
 values are sent in every step, those of before in a skipped one.  A variable that forward and backward ops read is in every
@@ -26,8 +34,10 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
+from whale_tf.ir.units import frames, loops_of
 from whale_tf.plan import Plan
 
+VALUES, NEW, DONE, LATE = "values", "new", "done", "late"  # kinds of messages about variables
 GATE_ATTR = "_whale_gate"  # of the op that decides about all writes of a step, in all processes alike
 
 
@@ -37,12 +47,14 @@ class Owners(NamedTuple):
     Attributes:
         rank: this process.
         process: trained variable -> the process that owns it.
-        state: variable that an optimizer keeps -> the trained one that it is for.
+        state: variable that only its owner keeps -> the trained one that it is for: what the optimizer keeps, and under v3 the
+            trained ones themselves.
         update: op that only the owner runs -> trained variable; those that follow from the optimizer's state, and writes.
         sent: tensors of these ops that others read -> trained variable.
         messages: what is sent, in an order that is the same in all processes.
         gradients: gradients whose sums over all micro-batches and processes only the owner has -> trained variable.
         left_out: ops that this process does not run: other processes' ``update``, and what nothing else reads.
+        gathered: under v3 the step-level ops that follow from values of variables, in graph order; they run on what was sent.
     """
 
     rank: int = 0
@@ -53,6 +65,7 @@ class Owners(NamedTuple):
     messages: Tuple[Message, ...] = ()
     gradients: Mapping[int, int] = {}
     left_out: FrozenSet[int] = frozenset()
+    gathered: Tuple[int, ...] = ()
 
     def is_own(self, variable: int) -> bool:
         return self.process[variable] == self.rank
@@ -80,19 +93,20 @@ class Message(NamedTuple):
         home: the device that it is sent from, one of its owner's.
         task_graph: that it belongs to.
         tensors: what others read; or
-        variables: whose new values it has.
-        is_late: it says only that what the optimizer keeps for these variables has been written, where that comes after them.
+        variables: that it is about.
+        kind: of these: :data:`VALUES` for the step that begins, :data:`NEW` values, or without a value that updates are
+            :data:`DONE`, or that what comes behind the update is: :data:`LATE` writes of what the optimizer keeps.
     """
 
     home: int
     task_graph: int
     tensors: Tuple[int, ...] = ()
     variables: Tuple[int, ...] = ()
-    is_late: bool = False
+    kind: str = NEW
 
     def reads(self, graph: OpGraph) -> Tuple[int, ...]:
-        """The tensors of what it sends: of variables their handles or references; nothing where it is late."""
-        if self.is_late:
+        """The tensors of what it sends: of variables their handles or references; nothing where it has no value."""
+        if self.kind in (DONE, LATE):
             return ()
         return self.tensors or tuple(graph.ops[variable].outputs[0] for variable in self.variables)
 
@@ -140,7 +154,7 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
     of, variables = owned(graph, _of_region(step, itself), itself, gradients)
     everywhere = _read_in_passes(graph).difference(process)
     variables = {variable: owner for variable, owner in variables.items() if variable not in everywhere}
-    state = {variable: owner for variable, owner in variables.items() if variable not in process}
+    state = {variable: owner for variable, owner in variables.items() if variable not in process or plan.zero == "v3"}
     at_owner = _at_owner(step, of, gradients) if plan.adds_at_home and plan.num_micro_batch > 1 else {}
     update: Dict[int, int] = {}
     for op in graph.ops:
@@ -153,8 +167,10 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
                 update[op.id] = of[op.id]
     _check_writes(graph, of, variables, process)
     rank = plan.process_of(plan.task_graphs[0].devices[0][0])
+    _check_readers(graph, update, state)
     left_out = _left_out(graph, of, update, {variable for variable, owner in process.items() if owner != rank})
-    owners = Owners(rank, process, state, update, _sent(graph, update, process), (), at_owner, left_out)
+    gathered = _gathered(step, process) if plan.zero == "v3" else ()
+    owners = Owners(rank, process, state, update, _sent(graph, update, process, state), (), at_owner, left_out, gathered)
     return owners._replace(messages=tuple(_messages(step, plan, owners)))
 
 
@@ -162,6 +178,19 @@ def _read_in_passes(graph: OpGraph) -> Set[int]:
     """Variables that forward and backward ops read."""
     return {op.id for op in graph.ops if op.type in VARIABLES for tensor in op.outputs for user, _ in graph.consumers(tensor)
             if graph.ops[user].phase in (Phase.FORWARD, Phase.BACKWARD)}
+
+
+def _check_readers(graph: OpGraph, update: Mapping[int, int], state: Mapping[int, int]) -> None:
+    """Raises:
+        UnsupportedOpError: an op of the update reads what only one process has, and follows from other variables as well.
+    """
+    for op in graph.ops:
+        read = [before for before in (graph.tensors[tensor].op for tensor in op.inputs) if before in state]
+        if read and op.phase is Phase.APPLY and op.id not in update and op.type not in VARIABLES:
+            raise UnsupportedOpError(
+                f"zero over several processes: op {op.name!r} ({op.type}) takes variable {graph.ops[read[0]].name!r} itself, "
+                "which only one process has, and follows from other variables as well; let it take the variable's value "
+                "(tf.identity(variable.read_value())), or set zero to 'none'")
 
 
 def _of_region(step: TrainingStep, variables: Mapping[int, int]) -> Dict[int, int]:
@@ -196,7 +225,39 @@ def _left_out(graph: OpGraph, of: Mapping[int, int], update: Mapping[int, int], 
     return frozenset(found)
 
 
-def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int]) -> Dict[int, int]:
+def _gathered(step: TrainingStep, process: Mapping[int, int]) -> Tuple[int, ...]:
+    """Ops of the step level that follow from variables, whole loops of them.
+
+    Raises:
+        UnsupportedOpError: an op takes a variable itself, and not its value.
+    """
+    graph, region = step.graph, step.region
+    loops = loops_of([graph.ops[index] for index in region.ops], frames(graph))
+    found: Set[int] = set()
+    for index in region.ops:
+        op = graph.ops[index]
+        for tensor in op.inputs:
+            variable = graph.tensors[tensor].op
+            if variable in process and graph.tensors[tensor].dtype == "resource" and (
+                    op.type != "ReadVariableOp" or index in region.batch_level):
+                raise UnsupportedOpError(
+                    f"zero 'v3' over several processes: op {op.name!r} ({op.type}) takes variable {graph.ops[variable].name!r} "
+                    f"itself, whose value only process {process[variable]} has; let it take the value "
+                    "(tf.gather(variable.read_value(), indices) of an embedding), or set zero to 'v2', under which every process "
+                    "has the value")
+        if index not in region.batch_level and op.type not in VARIABLES and index not in found and any(
+                before in process or before in found for before in (graph.tensors[tensor].op for tensor in op.inputs)):
+            found.update({index}, *(loop for loop in loops if index in loop))
+    drawn = sorted(found.intersection(region.batch.shared))
+    if drawn:
+        raise UnsupportedOpError(
+            f"zero 'v3' over several processes: op {graph.ops[drawn[0]].name!r} ({graph.ops[drawn[0]].type}) draws random "
+            "numbers that follow from a variable whose value only one process has; draw them from a static shape, or set zero to "
+            "'v2'")
+    return tuple(sorted(found))
+
+
+def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int], state: Mapping[int, int]) -> Dict[int, int]:
     found: Dict[int, int] = {}
     for index, variable in update.items():
         for tensor in graph.ops[index].outputs:
@@ -207,20 +268,21 @@ def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int])
                 shape = graph.tensors[tensor].shape
                 if shape is None or None in shape:
                     raise UnsupportedOpError(
-                        f"zero over several processes: {graph.tensor_name(tensor)!r} follows from what the optimizer keeps for "
-                        f"{graph.ops[variable].name!r}, which process {process[variable]} has, and others read it, but its shape "
-                        f"is {shape}; give it a static shape, or set zero to 'none'")
+                        f"zero over several processes: {graph.tensor_name(tensor)!r} follows from what process "
+                        f"{process[variable]} alone keeps for {graph.ops[variable].name!r}, and others read it, but its shape is "
+                        f"{shape}; give it a static shape, or set zero to 'none'")
                 found[tensor] = variable
-            elif target(graph, graph.ops[index]) != variable:
+            elif target(graph, graph.ops[index]) != variable or variable in state:
                 raise UnsupportedOpError(
-                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to what the optimizer keeps for "
-                    f"{graph.ops[variable].name!r}, which process {process[variable]} has, and what follows from other variables "
-                    "reads it; read its value before it is written, or set zero to 'none'")
+                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to what process {process[variable]} "
+                    f"alone keeps for {graph.ops[variable].name!r}, and what follows from other variables reads it; read its "
+                    "value before it is written, or set zero to 'none'")
     return found
 
 
 def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
-    """First tensors, then variables in the order in which their gradients become ready, then what is late."""
+    """First values for the step, then tensors, then variables in the order in which their gradients become ready, then what is
+    late."""
     graph, writes = step.graph, owners.writes(step.graph)
     home = {graph.op(name).id: (device, number) for number, task in enumerate(plan.task_graphs)
             for name, device in task.homes.items() if name in graph}
@@ -235,20 +297,27 @@ def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
     rounds = _rounds(graph, owners.sent)
     for tensor, variable in sorted(owners.sent.items(), key=lambda one: (rounds[graph.tensors[one[0]].op], one[0])):
         op, record = graph.tensors[tensor].op, graph.tensors[tensor]
-        apart = -1 if record.shape == () and not after[op] else tensor
-        groups.setdefault((rounds[op], owners.process[variable], home[variable][1], record.dtype, apart), []).append(tensor)
+        readers = {user for user, _ in graph.consumers(tensor) if owners.update.get(user) != variable}
+        together = frozenset(readers) if record.shape == () and not after[op] else tensor
+        groups.setdefault((rounds[op], owners.process[variable], home[variable][1], record.dtype, together), []).append(tensor)
     found = [Message(*home[owners.sent[tensors[0]]], tensors=tuple(tensors)) for tensors in groups.values()]
     order = {variable: place for place, (_, variable) in enumerate(step.gradients)}
-    groups = {}
-    for variable in sorted(writes, key=lambda one: (order.get(one, len(order)), one)):
-        name = graph.ops[variable].name
-        together = (home[variable][1], -1 - variable) if variable in alone or name not in bucket else bucket[name]
-        groups.setdefault((owners.process[variable], graph.ops[variable].attrs.get("dtype"), together), []).append(variable)
-    found += [Message(*home[variables[0]], variables=tuple(variables)) for variables in groups.values()]
-    late: Dict[int, List[int]] = {}
-    for variable in sorted(variable for variable in writes if writes[variable].late):
-        late.setdefault(owners.process[variable], []).append(variable)
-    return found + [Message(*home[variables[0]], variables=tuple(variables), is_late=True) for variables in late.values()]
+
+    def grouped(variables: Iterable[int], kind: str) -> List[Message]:
+        groups: Dict[Tuple, List[int]] = {}
+        for variable in sorted(variables, key=lambda one: (order.get(one, len(order)), one)):
+            op, by_itself = graph.ops[variable], (home[variable][1], -1 - variable)
+            together: Tuple = (bucket.get(op.name, by_itself), "" if kind in (DONE, LATE) else op.attrs.get("dtype"))
+            if variable in alone and kind in (NEW, DONE):
+                together = by_itself
+            groups.setdefault((owners.process[variable], together), []).append(variable)
+        return [Message(*home[variables[0]], variables=tuple(variables), kind=kind) for variables in groups.values()]
+
+    if plan.zero == "v3":
+        found = grouped(_read_in_passes(graph).intersection(owners.process), VALUES) + found + grouped(writes, DONE)
+    else:
+        found += grouped(writes, NEW)
+    return found + grouped((variable for variable in writes if writes[variable].late), LATE)
 
 
 def _rounds(graph: OpGraph, sent: Mapping[int, int]) -> Dict[int, int]:

@@ -102,6 +102,9 @@ def _owners(plan: Plan) -> List[str]:
         return ["Each process has all variables, on a host of its own, and updates them."]
     owners = [plan.process_of(home) for home in homes]
     counts = ", ".join(f"process {rank}: {owners.count(rank)}" for rank in range(len(plan.processes)))
+    if plan.zero == "v3":
+        return ["One process has a variable and what its optimizer keeps, updates it, and sends the value to the others before "
+                f"the forward pass of every step. Variables of {counts}."]
     return ["Each process has all variables. The one that updates a variable keeps its optimizer's state, and sends the new "
             f"value to the others in every step. Variables updated by {counts}."]
 
