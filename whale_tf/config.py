@@ -14,6 +14,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tu
 
 from whale_tf._typing_compat import Literal
 from whale_tf.documents import Invalid, Record, expectations, field, json_object
+from whale_tf.epl_keys import FIXED, check_fixed
 from whale_tf.errors import ConfigError, did_you_mean, nearest
 
 ALIASES: Mapping[str, str] = {
@@ -28,7 +29,7 @@ ALIASES: Mapping[str, str] = {
     "amp.level": "amp.dtype",
 }
 
-# Values of other names for a key: EPL's.
+# Values of other names for a key: EPL's, in any case of letters, as EPL reads them.
 VALUES: Mapping[str, Mapping[str, str]] = {
     "pipeline.schedule": {
         "PreferBackward": "backward_first", "PreferBackwardOptimizer": "backward_first", "PreferForward": "gpipe"},
@@ -36,7 +37,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "zero": {"v0": "v1"},
     "zero.level": {"": "none", "v0": "v1", "v1": "v2", "v2": "v3"},  # EPL counts from zero
     "offload.level": {"": "none"},
-    "amp.level": {"": "none", "O1": "float16", "o1": "float16"},
+    "amp.level": {"": "none", "O1": "float16"},
 }
 
 
@@ -372,7 +373,7 @@ def _section_rows(section: Type[Record], prefix: str) -> List[Row]:
 _ROWS: Tuple[Row, ...] = tuple(_section_rows(Config, ""))
 _KEYS: Mapping[str, Row] = {row.key: row for row in _ROWS}
 _SECTIONS = tuple(sorted({key.split(".")[0] for key in _KEYS if "." in key}))
-_PREFIXES = {name.split(".")[0] for name in (*_KEYS, *ALIASES) if "." in name}  # EPL's sections too
+_PREFIXES = {name.split(".")[0] for name in (*_KEYS, *ALIASES, *FIXED) if "." in name}  # EPL's sections too
 
 
 def _canonical(key: str) -> str:
@@ -392,8 +393,12 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
     leaves: Dict[str, Any] = {}
     spelled: Dict[str, str] = {}
     for key, value in _leaves(values, ""):
+        if key in FIXED:
+            check_fixed(key, value)
+            continue
         name = _canonical(key)
-        value = VALUES.get(key, VALUES.get(name, {})).get(value, value) if isinstance(value, str) else value
+        others = {other.lower(): own for other, own in VALUES.get(key, VALUES.get(name, {})).items()}
+        value = others.get(value.lower(), value) if isinstance(value, str) else value
         if name in leaves and (leaves[name] != value or type(leaves[name]) is not type(value)):
             raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same thing but have different "
                               f"values, {leaves[name]!r} and {value!r}; "
