@@ -24,20 +24,20 @@ class Fixed(NamedTuple):
 FIXED: Mapping[str, Fixed] = {
     "io.drop_last_files": Fixed((False,), "no file is dropped; drop files in the pipeline, or set io.slicing to true, which "
                                 "shares elements instead of files"),
-    "io.unbalanced_io_slicing": Fixed((False,), "processes take the same number of steps, so the first one that runs out of files "
-                                      "ends the others; set io.slicing to true, which shares elements instead of files"),
+    "io.unbalanced_io_slicing": Fixed((False,), "processes take the same number of steps, so the first one that runs out of "
+                                      "files ends the others; set io.slicing to true, which shares elements instead of files"),
     "communication.max_splits": Fixed((), "gradients are put together by size; set communication.bucket_bytes"),
     "communication.num_communicators": Fixed((), "collectives run side by side without a pool"),
     "communication.fp16_scale": Fixed((), "under communication.fp16 every bucket is scaled by its largest element"),
-    "communication.clip_after_allreduce": Fixed((True,), "gradients are clipped where the script clips them, which is behind their "
-                                                "sums over all replicas"),
+    "communication.clip_after_allreduce": Fixed((True,), "gradients are clipped where the script clips them, which is behind "
+                                                "their sums over all replicas"),
     "communication.gradients_reduce_method": Fixed(("mean",), "gradients are those of the script's own loss on the whole "
                                                    "mini-batch; for a sum let the loss be one (tf.reduce_sum)"),
     "gradient_checkpoint.end_taskgraph": Fixed((-1,), "recompute is for all TaskGraphs; mark what is kept with wh.checkpoint()"),
     "gradient_checkpoint.check_gradients": Fixed((False,), "what is computed again is what was computed before, random numbers "
                                                  "included; compare with recompute 'none' where you want to see it"),
     "amp.debug_log": Fixed((False,), "print wh.explain(), which says what computes in which type"),
-    "cluster.run_visible_devices": Fixed(("",), "set CUDA_VISIBLE_DEVICES, or give the cluster's devices to wh.init(cluster=...)"),
+    "cluster.run_visible_devices": Fixed(("",), "set CUDA_VISIBLE_DEVICES, or give wh.init(cluster=...) the devices"),
     "optimizer.num_apply_group": Fixed((1,), "an update waits for the gradients of its own variable only, so that there are no "
                                        "groups to run one after the other"),
 }

@@ -1,16 +1,17 @@
-"""What an owner sends to the other processes (:mod:`whale_tf.passes.owners`) as calls.
+"""Makes calls of the messages that an owner sends to the other processes (:mod:`whale_tf.passes.owners`).
 
 ::
 
-    process 0    t0_merge ──> t0_update_on0 ──> t0_broadcast            the new values of all that device 0 is the home of
-    process 1                                   t0_broadcast            the same message, which follows from nothing here
+    process 0    t0_merge ──> t0_update_on0 ──> t0_broadcast            the new values of all variables at home on device 0
+    process 1                                   t0_broadcast            the same message, which depends on nothing here
 
-Under v3 values of variables are gathered before what reads them::
+Under v3 the values of variables are gathered before the calls that read them::
 
     process 0    t0_gather ──> t0_once_on0 ──> t0_forward
     process 1    t0_gather ──> t0_once_on0 ──> t0_forward
 
-A message is there in all processes, in the same order.  What others than the owner's update read of it they take from its call.
+All processes have every message, in the same order.  Readers of a sent tensor take it from the message's call, except for the
+owner's update.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def broadcast(program: Program, step: TrainingStep, plan: Plan) -> Program:
               if program.step_of(call) == UPDATE}
     bodies: List[Body] = []
     calls: List[Call] = []
-    made: Dict[int, int] = {}  # tensor -> the call that updates take it from
-    gathered: Dict[int, int] = {}  # handle or reference -> the call that others take the variable's value from
+    made: Dict[int, int] = {}  # tensor -> the call from which updates take it
+    gathered: Dict[int, int] = {}  # handle or reference -> the call from which others take the variable's value
 
     def written(message: Message) -> List[int]:
         found = [writes[variable] for variable in message.variables]
