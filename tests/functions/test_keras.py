@@ -486,7 +486,7 @@ def test_what_is_refused() -> None:
     early = compiled(sequential([contextlib.nullcontext, contextlib.nullcontext]))
     early.fit(X, LABELS, batch_size=16, verbose=0)
     with trained_in(WAYS["data parallel 2"]):
-        with pytest.raises(wh.PlanError, match="was called before wh.init.., .*compile the model again"):
+        with pytest.raises(wh.PlanError, match="was called before wh.init.. and .*compile the model again"):
             early.fit(X, LABELS, batch_size=16, verbose=0)
         compiled(early).fit(X, LABELS, batch_size=16, verbose=0)
 

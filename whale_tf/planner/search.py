@@ -133,9 +133,9 @@ def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Opti
         found = [c for c in found if costs.accumulation(c.strategy.degrees, c.strategy.micro_batch) == micro_batches]
     if not found:
         raise InfeasibleError(
-            "'amp' finds no strategy for {!r} on the {} devices of {!r}: no pipeline divides a batch of {} into at most {} "
-            "stages{}; use a batch that more devices divide".format(
-                profile.name, len(cluster), cluster.name, global_batch, len(profile.layers),
+            "'amp' finds no strategy for {!r} on the {} devices of {!r}: no pipeline of at most {} stages divides a "
+            "batch of {}{}; use a batch that more devices divide".format(
+                profile.name, len(cluster), cluster.name, len(profile.layers), global_batch,
                 "" if micro_batches is None else f" into {micro_batches} micro-batches"))
     if not found[0].estimate.fits:
         least = min(found, key=lambda c: max(c.estimate.peak_bytes))
