@@ -223,8 +223,9 @@ class Config(Record):
         "step. v2: the gradients of each micro-batch go there at once, so no other replica adds them up. v3: replicas also "
         "read variables again for every micro-batch, forward and backward, instead of holding the values for a whole step. "
         "Over several processes (in Sessions), one process updates a variable, keeps its optimizer state, and sends the new "
-        "value to the others; under v3 it alone has the variable, and sends the value before the forward pass. auto: as little as makes the step fit the devices' memory according to the simulation; "
-        "none in tf.function. EPL's zero.level counts from zero: its v0, v1 and v2 are v1, v2 and v3.")
+        "value to the others; under v3 it alone has the variable, and sends the value before the forward pass. auto: as little "
+        "as makes the step fit the devices' memory according to the simulation; none in tf.function. EPL's zero.level counts "
+        "from zero: its v0, v1 and v2 are v1, v2 and v3.")
     offload: Literal["none", "states", "v0", "auto"] = field(
         "none",
         description="Use the host's memory instead of the devices'. states: variables are kept and updated on the host, and "
