@@ -23,7 +23,7 @@ FLOORS = ("cli", "viz", "calibrating", "profiling", "api", "triggers", "refusals
           "planning", "searching", "playing", "emit", "capture", "communicators",
           "graph_editor", "_tf_compat",
           "planner", "simulator", "passes", "balance", "schedule", "bridges", "patterns", "profiler", "program", "plan", "ir",
-          "cluster", "config", "documents", "errors", "_typing_compat")
+          "cluster", "config", "epl_keys", "documents", "errors", "_typing_compat")
 PURE = FLOORS[FLOORS.index("planner"):]
 TENSORFLOW = ("tensorflow", "keras", "tf_keras", "horovod")
 

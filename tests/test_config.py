@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,54 @@ def test_files_and_environment(tmp_path: Path) -> None:
                    Config.parse(None, {"WHALE_CONFIG": '{"io.slicing": false}'})):
         assert config.io.slicing is False
     assert Config.parse({}, {"WHALE_CONFIG": str(path)}).io.slicing is True  # what is given wins
+
+
+EPL = [  # every key and value of EPL's documentation: what it means here, or what is said
+    ("auto.auto_parallel", True, True), ("auto.auto_parallel", False, False),
+    ("io.slicing", True, True), ("io.slicing", False, False),
+    ("io.drop_last_files", False, None), ("io.drop_last_files", True, "no file is dropped"),
+    ("io.unbalanced_io_slicing", False, None), ("io.unbalanced_io_slicing", True, "set io.slicing to true"),
+    ("communication.sparse_as_dense", True, True), ("communication.fp16", True, True),
+    ("communication.max_splits", 5, "set communication.bucket_bytes"),
+    ("communication.num_communicators", 2, "side by side without a pool. Leave it out$"),
+    ("communication.fp16_scale", 128, "scaled by its largest element"),
+    ("communication.clip_after_allreduce", True, None), ("communication.clip_after_allreduce", False, "or set it to True$"),
+    ("communication.gradients_reduce_method", "mean", None),
+    ("communication.gradients_reduce_method", "sum", "let the loss be one .tf.reduce_sum."),
+    ("pipeline.num_stages", 2, 2), ("pipeline.num_stages", -1, "expected a whole number of at least 1, or null"),
+    ("pipeline.num_micro_batch", 4, 4),
+    ("pipeline.strategy", "PreferBackward", "backward_first"), ("pipeline.strategy", "preferbackward", "backward_first"),
+    ("pipeline.strategy", "PreferForward", "gpipe"), ("pipeline.strategy", "PreferBackwardOptimizer", "backward_first"),
+    ("gradient_checkpoint.type", "", "none"), ("gradient_checkpoint.type", "auto", "full"),
+    ("gradient_checkpoint.type", "collection", "full"),
+    ("gradient_checkpoint.type", "tensors", "'recompute' is 'tensors', expected 'none' or 'full' or 'auto'"),
+    ("gradient_checkpoint.end_taskgraph", -1, None), ("gradient_checkpoint.end_taskgraph", 1, "with wh.checkpoint"),
+    ("gradient_checkpoint.check_gradients", False, None),
+    ("gradient_checkpoint.check_gradients", True, "what is computed again is what was computed before"),
+    ("zero.level", "", "none"), ("zero.level", "v0", "v1"), ("zero.level", "v1", "v2"), ("zero.level", "v2", "v3"),
+    ("zero.level", "v4", "'zero' is 'v4', expected"),
+    ("offload.level", "", "none"), ("offload.level", "v0", "v0"), ("offload.level", "v1", "'offload' is 'v1', expected"),
+    ("amp.level", "", "none"), ("amp.level", "O1", "float16"), ("amp.level", "o1", "float16"),
+    ("amp.level", "O2", "'amp.dtype' is 'O2', expected"),
+    ("amp.loss_scale", "dynamic", "dynamic"), ("amp.loss_scale", 128, 128), ("amp.loss_scale", 0.5, "is 0.5, expected"),
+    ("amp.debug_log", False, None), ("amp.debug_log", True, "print wh.explain()"),
+    ("cluster.device_place_prefer_intra_node", False, False), ("cluster.colocate_split_and_replicate", True, True),
+    ("cluster.run_visible_devices", "", None), ("cluster.run_visible_devices", "0,1", "set CUDA_VISIBLE_DEVICES"),
+    ("optimizer.num_apply_group", 1, None), ("optimizer.num_apply_group", 4, "waits for the gradients of its own variable only"),
+    ("optimizer.num_apply_group", True, "is True, which EPL has and whale_tf has not"),
+]
+
+
+@pytest.mark.parametrize("key, value, means", EPL)
+def test_keys_of_epl(key: str, value: Any, means: Any) -> None:
+    """``means``: the value here, the message, or None: it changes nothing."""
+    section, _, name = key.partition(".")
+    try:
+        found = [Config({key: value}), Config({section: {name: value}})]
+    except ConfigError as error:
+        assert isinstance(means, str) and re.search(means, str(error)), error
+        return
+    assert found == [Config({} if means is None else {ALIASES.get(key, key): means})] * 2
 
 
 def test_sections_that_only_epl_has() -> None:

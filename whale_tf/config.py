@@ -14,6 +14,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tu
 
 from whale_tf._typing_compat import Literal
 from whale_tf.documents import Invalid, Record, expectations, field, json_object
+from whale_tf.epl_keys import FIXED, check_fixed
 from whale_tf.errors import ConfigError, did_you_mean, nearest
 
 ALIASES: Mapping[str, str] = {
@@ -28,7 +29,7 @@ ALIASES: Mapping[str, str] = {
     "amp.level": "amp.dtype",
 }
 
-# Values of a key under the names that EPL uses.
+# Values of a key under the names that EPL uses, in upper or lower case, as EPL reads them.
 VALUES: Mapping[str, Mapping[str, str]] = {
     "pipeline.schedule": {
         "PreferBackward": "backward_first", "PreferBackwardOptimizer": "backward_first", "PreferForward": "gpipe"},
@@ -36,7 +37,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "zero": {"v0": "v1"},
     "zero.level": {"": "none", "v0": "v1", "v1": "v2", "v2": "v3"},  # EPL counts from zero
     "offload.level": {"": "none"},
-    "amp.level": {"": "none", "O1": "float16", "o1": "float16"},
+    "amp.level": {"": "none", "O1": "float16"},
 }
 
 
@@ -222,9 +223,10 @@ class Config(Record):
         "a device's share is divided into parts, which have homes of their own. v1: gradients go there once a step. v2: the "
         "gradients of each micro-batch go there at once, so no other replica adds them up. v3: replicas also read variables "
         "again for every micro-batch, forward and backward, instead of holding the values for a whole step. "
-        "Over several processes (v1 and v2, in Sessions), one process updates a variable, keeps its optimizer state, and sends "
-        "the new value to the others. auto: as little as makes the step fit the devices' memory according to the simulation; "
-        "none in tf.function. EPL's zero.level counts from zero: its v0, v1 and v2 are v1, v2 and v3.")
+        "Over several processes (in Sessions), one process updates a variable, keeps its optimizer state, and sends the new "
+        "value to the others; under v3 only that process stores the variable, and it sends the value before the forward pass. "
+        "auto: as little as makes the step fit the devices' memory according to the simulation; none in tf.function. EPL's "
+        "zero.level counts from zero: its v0, v1 and v2 are v1, v2 and v3.")
     offload: Literal["none", "states", "v0", "auto"] = field(
         "none",
         description="Use the host's memory instead of the devices'. states: variables are kept and updated on the host, and "
@@ -373,7 +375,7 @@ def _section_rows(section: Type[Record], prefix: str) -> List[Row]:
 _ROWS: Tuple[Row, ...] = tuple(_section_rows(Config, ""))
 _KEYS: Mapping[str, Row] = {row.key: row for row in _ROWS}
 _SECTIONS = tuple(sorted({key.split(".")[0] for key in _KEYS if "." in key}))
-_PREFIXES = {name.split(".")[0] for name in (*_KEYS, *ALIASES) if "." in name}  # EPL's sections too
+_PREFIXES = {name.split(".")[0] for name in (*_KEYS, *ALIASES, *FIXED) if "." in name}  # EPL's sections too
 
 
 def _canonical(key: str) -> str:
@@ -393,8 +395,12 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
     leaves: Dict[str, Any] = {}
     spelled: Dict[str, str] = {}
     for key, value in _leaves(values, ""):
+        if key in FIXED:
+            check_fixed(key, value)
+            continue
         name = _canonical(key)
-        value = VALUES.get(key, VALUES.get(name, {})).get(value, value) if isinstance(value, str) else value
+        others = {other.lower(): own for other, own in VALUES.get(key, VALUES.get(name, {})).items()}
+        value = others.get(value.lower(), value) if isinstance(value, str) else value
         if name in leaves and (leaves[name] != value or type(leaves[name]) is not type(value)):
             raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same key but have different values, "
                               f"{leaves[name]!r} and {value!r}; keep one")

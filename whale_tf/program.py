@@ -30,6 +30,7 @@ Communication has bodies without ops of the graph.  Their ops follow from a reci
     accumulate  gradients added to those of the previous micro-batch
     synchronise gradients summed over all copies (and processes), with the result on each of them
     merge       the local script's value from the clones' values, for its readers and for fetches
+    gather      values of variables that only one process has, sent to the others before the calls that read them
     broadcast   results of an update that one process computes for all, sent to the others: new values of variables
 
 Passes make a Program from a training step and a Plan (``whale_tf.passes``).  It is frozen and does not use TensorFlow.
@@ -44,9 +45,9 @@ from whale_tf.ir.graph import OpGraph
 ONCE, EARLY, SECTION, FORWARD = "once", "early", "section", "forward"
 BACKWARD, WEIGHT, UPDATE = "backward", "weight", "update"
 DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE = "divide", "bridge", "whole", "accumulate", "synchronise", "merge"
-BROADCAST = "broadcast"
+GATHER, BROADCAST = "gather", "broadcast"
 CLONED = (EARLY, FORWARD, BACKWARD, WEIGHT)  # called for every micro-batch and replica
-RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE, BROADCAST)
+RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE, GATHER, BROADCAST)
 BATCH_LEVEL = (EARLY, SECTION, FORWARD, BACKWARD, WEIGHT)
 ALL = -1  # instead of a coordinate
 

@@ -86,7 +86,8 @@ class Fetches:
         self._initialised: MutableSet[Any] = weakref.WeakSet()
         self._runtime = runtime
         sent = rewritten.sent
-        self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept])
+        self._runs = Runs(rewritten.communicator, sent.follow, [one.name for one in sent.kept], sent.stand_ins,
+                          context.gathered.alone)
         self._ends = sent.ends
         self._elsewhere: Optional[StateElsewhere] = None
         self._shared = {context.graph.tensor_name(shared.tensor): shared for shared in rewritten.shared}
@@ -184,7 +185,7 @@ class Fetches:
                     f"parallel region, once "
                     "for each clone; feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
                 )
-        asks = self._shared or context.is_called
+        asks = self._shared or context.is_called or context.gathered.ops
         writes = self._runs.writes(_op_of(part) for group in parts for part in group) if asks else set()
         return [self._join(fetch, [self._substitute(part, writes) for part in group]) for fetch, group in zip(fetches, parts)]
 
@@ -259,6 +260,8 @@ class Fetches:
         if op.name not in context.graph:
             return fetch
         index = context.graph.op(op.name).id
+        if writes and index in context.gathered.ops:
+            return self._gathered(fetch)
         if index not in context.region.batch_level:
             return fetch
         is_computed = not isinstance(fetch, tf.Operation) and not context.is_returned(context.graph.tensor(fetch.name))
@@ -267,6 +270,13 @@ class Fetches:
             self._merged[key] = self._merge(fetch, self._beside_update if key[1] else self._rewritten)
             self._seen = self._graph.version
         return self._merged[key]
+
+    def _gathered(self, fetch: Fetch) -> Fetch:
+        """What a run that trains computes in the place of a value that follows from variables alone."""
+        context = self._rewritten.context
+        if isinstance(fetch, tf.Operation):
+            return self._graph.get_operation_by_name(context.gathered.ops[context.graph.op(fetch.name).id])
+        return self._graph.get_tensor_by_name(context.gathered.tensors[context.graph.tensor(fetch.name)])
 
     def _is_among(self, write: int, writes: Set[str]) -> bool:
         """Whether an update, or what this process does in its place, is among the writes of a run."""

@@ -14,7 +14,7 @@ from whale_tf.cluster import Cluster, Processes
 from whale_tf.communicators import Keys
 from whale_tf.config import Config
 from whale_tf.parallelize import Parallelized, find_program, parallelize
-from whale_tf.program import BROADCAST
+from whale_tf.program import BROADCAST, GATHER
 from whale_tf.simulator import Simulator
 from whale_tf.simulator.trace import trace_of
 
@@ -133,3 +133,19 @@ def test_messages(optimizer: str, bucket_bytes: Any, values: int) -> None:
     updates = [ends[one.id] for one in found.program.instructions if one.name in writes]
     assert len(updates) == LAYERS and min(updates) <= min(starts[one.id] for one in messages_played if one.size_bytes in sizes)
     assert any(event.kind == BROADCAST for event in trace_of(found).events)
+
+
+def test_values_of_each_owner_travel_before_what_reads_them() -> None:
+    """Under v3: each process has the values of its own variables, and in a step receives the others'."""
+    done = rewritten("adam", {"zero": "v3"}, 1)
+    program = done.emitted.context.program  # type: ignore[union-attr]
+    gathers = [program.bodies[call.body] for call in program.calls if program.step_of(call) == GATHER]
+    assert sorted(len(body.inputs) for body in gathers) == [0, 2] and sum(len(body.outputs) for body in gathers) == LAYERS
+    found = played(done)
+    sent = [one for one in found.program.instructions if one.label == GATHER]
+    assert sorted(one.size_bytes for one in sent) == [8.0 * count * WIDTH * WIDTH for count in (2, 3)]
+    ends, starts = (dict(zip(found.graph.instruction, times)) for times in (found.times.end, found.times.start))
+    sums = [starts[one.id] for one in found.program.instructions if one.label == "all_reduce"]
+    assert min(sums) >= max(ends[one.id] for one in sent) > 0
+    kept = [sum(found.program.static_bytes[device].get("parameters", 0) for device in part) for part in ((0, 1), (2, 3))]
+    assert sorted(kept) == pytest.approx([3 * 8 * count * WIDTH * WIDTH for count in (2, 3)], abs=16)  # Adam's powers of beta

@@ -148,6 +148,10 @@ JOBS: Dict[str, Job] = {
     "zero, monitored": Job("momentum", Setting(dataset=True, runner="monitored"), config=(("zero", "v1"),)),
     "zero, make_callable, pipeline": Job("momentum", Setting(dataset=True, runner="callable"), counts=(1, 1), devices=2,
                                          micro_batches=2, config=(("zero", "v1"),)),
+    "zero v3, two losses": Job("gan", devices=2, micro_batches=2, config=(("zero", "v3"),)),
+    "zero v3, a metric of predictions and labels, called": Job("counted", devices=2, config=(("zero", "v3"), ("emit", "call"))),
+    "zero v3, make_callable, pipeline": Job("momentum", Setting(dataset=True, runner="callable"), counts=(1, 1), devices=2,
+                                            micro_batches=2, config=(("zero", "v3"),)),
     "zero, sparse gradient": Job("sparse_embedding", devices=2, config=(("zero", "v1"),)),
 }
 

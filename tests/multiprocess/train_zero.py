@@ -1,8 +1,9 @@
-"""What two processes train with ``zero``, and the local script: Adam, and an optimizer of elementary ops whose changes are scaled
-by the norm of all of them; gradients clipped by their global norm; checkpoints.
+"""What several processes train with ``zero``, and the local script: Adam, and an optimizer of elementary ops whose changes are
+scaled by the norm of all of them; gradients clipped by their global norm; runs outside of the step; checkpoints.
 
 ``python -m tests.multiprocess.train_zero DIRECTORY`` is a process: it restores ``DIRECTORY/local``, trains, saves
-``DIRECTORY/divided``, trains on, and writes what it has found to ``DIRECTORY/found.<rank>``.
+``DIRECTORY/divided``, trains on, and writes what it has found to ``DIRECTORY/found.<rank>``.  Three processes train under v3
+only.
 """
 from __future__ import annotations
 
@@ -20,12 +21,21 @@ from whale_tf.cluster import find_processes
 
 BATCH, WIDTH, LAYERS, STEPS = 8, 6, 5, 2
 OPTIMIZERS = ("adam", "lamb")
+SIZE = LAYERS * WIDTH * WIDTH * 8  # bytes of the trained variables
+LEVELS = {("adam", True): "v3", ("adam", False): "v3", ("lamb", True): "v2", ("lamb", False): "v1"}
 
 
 class Model(NamedTuple):
+    """Attributes:
+    score: what no gradient follows from.
+    penalty: follows from a variable alone.
+    """
+
     x: tf.Tensor
     fetches: List[tf.Tensor]
     update: tf.Operation
+    score: tf.Tensor
+    penalty: tf.Tensor
 
 
 class Found(NamedTuple):
@@ -33,6 +43,8 @@ class Found(NamedTuple):
     fetched: loss and norms of each step.
     variables: after the last step.
     kept: bytes of the optimizer's state in this process between two steps.
+    values: bytes of the trained variables there.
+    looked: what runs outside of the step have found.
     refused: what was said of a run that trains and reads state of the other process.
     devices: of trained variables and of the optimizer's.
     """
@@ -42,6 +54,8 @@ class Found(NamedTuple):
     kept: int = 0
     refused: str = ""
     devices: str = ""
+    values: int = 0
+    looked: List[np.ndarray] = []
 
 
 def build(optimizer: str, in_turn: bool) -> Model:
@@ -51,12 +65,17 @@ def build(optimizer: str, in_turn: bool) -> Model:
     h = x
     for layer in range(LAYERS):
         h = tf.tanh(tf.matmul(h, tf.get_variable(f"w{layer}", initializer=random.randn(WIDTH, WIDTH))))
-    loss = tf.reduce_mean(tf.square(h - 0.5))
     variables = tf.trainable_variables()
+    penalty = 0.01 * tf.nn.l2_loss(variables[1])
+    loss = tf.reduce_mean(tf.square(h - 0.5))
+    if tf.get_variable_scope().use_resource:  # else it may be computed after the update
+        loss += penalty
+    score = tf.reduce_mean(tf.cast(h > 0.1, tf.float64))
     gradients, norm = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.1)
     if optimizer == "adam":
         step = tf.train.get_or_create_global_step()
-        return Model(x, [loss, norm], tf.train.AdamOptimizer(0.01).apply_gradients(zip(gradients, variables), step))
+        return Model(x, [loss, norm], tf.train.AdamOptimizer(0.01).apply_gradients(zip(gradients, variables), step),
+                     score, penalty)
     changes, writes = [], []
     for v, g in zip(variables, gradients):
         with tf.variable_scope(v.op.name):
@@ -71,43 +90,60 @@ def build(optimizer: str, in_turn: bool) -> Model:
     for v, change in zip(variables, changes):
         with tf.control_dependencies(behind):
             writes.append(tf.assign_sub(v, scale * change))
-    return Model(x, [loss, norm], tf.group(*writes))
+    return Model(x, [loss, norm], tf.group(*writes), score, penalty)
 
 
-def examples(part: Optional[int]) -> np.ndarray:
-    """``part``: of a process; None: of both."""
-    both = np.random.RandomState(1).randn(2, BATCH, WIDTH)
-    return both.reshape(2 * BATCH, WIDTH) if part is None else both[part]
+def examples(part: Optional[int], processes: int = 2) -> np.ndarray:
+    """``part``: of a process; None: of all."""
+    every = np.random.RandomState(1).randn(processes, BATCH, WIDTH)
+    return every.reshape(-1, WIDTH) if part is None else every[part]
+
+
+def look(session: Any, model: Model, feed: np.ndarray, assign: Any, beside: bool) -> List[np.ndarray]:
+    """Runs outside of the step, and one that trains and reads what follows from a variable (``beside``)."""
+    first, second = tf.trainable_variables()[:2]
+    found = [session.run(model.score, {model.x: 2 * feed[:4]}), session.run(second)]
+    found.append(session.run(model.fetches[0], {model.x: feed}))
+    first.load(0.9 * found[1], session)
+    session.run(assign)
+    if beside:
+        found.append(session.run([model.penalty, model.update], {model.x: feed})[0])
+    return found + session.run([first, second, model.penalty])
 
 
 def train(optimizer: str, resource: bool, feed: np.ndarray, directory: Path, restore: str = "", save: str = "",
-          steps: int = STEPS, rank: Optional[int] = None, container: str = "") -> Found:
-    """``steps`` steps, a checkpoint, ``steps`` steps."""
+          steps: int = STEPS, rank: Optional[int] = None, container: str = "", looks: bool = True) -> Found:
+    """``steps`` steps, runs outside of the step if ``looks``, a checkpoint, ``steps`` steps."""
     name = container or f"{optimizer}{resource}"
     with tf.Graph().as_default() as graph, graph.container(name), tf.variable_scope("", use_resource=resource):
         if rank is not None:
             wh.set_default_strategy(wh.replicate())
         model, saver = build(optimizer, resource), tf.train.Saver()
-        kept, refused = 0, ""
+        trained = tf.trainable_variables()
+        assign = tf.assign(trained[2], 0.5 * trained[2]).op
+        kept, values, refused, looked = 0, 0, "", []  # type: int, int, str, List[np.ndarray]
         state = [v for v in tf.global_variables() if "/" in v.op.name]
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             if restore:
                 saver.restore(session, str(directory / restore))
             fetched = [session.run([*model.fetches, model.update], {model.x: feed})[:-1] for _ in range(steps)]
+            if looks:
+                looked = look(session, model, examples(0), assign, resource)
             if save:
                 saver.save(session, str(directory / save))
             fetched += [session.run([*model.fetches, model.update], {model.x: feed})[:-1] for _ in range(steps)]
             if rank is not None:
                 sizes = {v: bytes_here(v) for v in state}
                 kept, away = sum(sizes.values()), [v for v in state if not sizes[v]]
+                values = sum(bytes_here(v) for v in trained)
                 try:
                     session.run([model.update, away[0]], {model.x: feed}) if away else None
                 except wh.UnsupportedOpError as error:
                     refused = str(error)
             found = session.run({v.op.name: v for v in tf.global_variables()})
-        devices = {v.op.device.rpartition("/device:")[2] for v in tf.trainable_variables() + state}
-        return Found([list(map(float, row)) for row in fetched], found, kept, refused, " ".join(sorted(devices)))
+        devices = {v.op.device.rpartition("/device:")[2] for v in trained + state}
+        return Found([list(map(float, row)) for row in fetched], found, kept, refused, " ".join(sorted(devices)), values, looked)
 
 
 def offload(directory: Path, rank: Optional[int], level: str = "states", steps: int = STEPS, **how: str) -> Found:
@@ -189,25 +225,42 @@ def bytes_here(variable: Any) -> int:
             return session.run(value).nbytes
 
 
-def main(directory: Path) -> None:
-    rank = find_processes().rank
+def divided(optimizer: str, resource: bool, level: str, directory: Path, rank: int, processes: int, micro_batches: int) -> Found:
+    name = f"{optimizer}{resource}"
+    wh.init({"zero": level, "num_micro_batch": micro_batches}, cluster=f"{processes}xcpu:2")
+    try:
+        return train(optimizer, resource, examples(rank, processes), directory, f"{name}_local", f"{name}_divided", rank=rank)
+    finally:
+        wh.shutdown()
+
+
+def main_of_two(directory: Path, rank: int) -> Dict[Any, Any]:
     found: Dict[Any, Any] = {}
     for level in ("states", "v0"):  # first: with a host the server has one more device
         found[level] = offload(directory, rank, level, restore=f"adam{level == 'states'}_local", save=f"{level}_saved")
-    for optimizer in OPTIMIZERS:
-        for resource in (True, False):
-            wh.init({"zero": "v2" if resource else "v1", "num_micro_batch": 2}, cluster="2xcpu:2")
-            name = f"{optimizer}{resource}"
-            found[optimizer, resource] = train(
-                optimizer, resource, examples(rank), directory, f"{name}_local", f"{name}_divided", rank=rank)
-            wh.shutdown()
+    for (optimizer, resource), level in LEVELS.items():
+        found[optimizer, resource] = divided(optimizer, resource, level, directory, rank, 2, 2)
     for resource in (True, False):
-        config = {"zero": "v2" if resource else "v1", "num_micro_batch": 2, "amp": "float16"}
+        config = {"zero": "v3" if resource else "v1", "num_micro_batch": 2, "amp": "float16"}
         found["scaled", resource] = train_scaled(resource, scaled_feeds(rank), config)
     wh.init({"zero": "v1"}, cluster="2xcpu:1")
     found["steps"] = counted_steps(directory)
     wh.shutdown()
-    (directory / f"found.{rank}").write_bytes(pickle.dumps(found))
+    wh.init({"zero": "v3"}, cluster="2xcpu:1")
+    found["steps of v3"] = counted_steps(directory)
+    wh.shutdown()
+    return found
+
+
+def main_of_three(directory: Path, rank: int) -> Dict[Any, Any]:
+    return {(optimizer, resource): divided(optimizer, resource, "v3", directory, rank, 3, 1 + (optimizer == "lamb"))
+            for optimizer, resource in LEVELS}
+
+
+def main(directory: Path) -> None:
+    processes = find_processes()
+    found = (main_of_two if processes.count == 2 else main_of_three)(directory, processes.rank)
+    (directory / f"found.{processes.rank}").write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_what_others_read_of_an_optimizer_s_state_is_sent() -> None:
     assert tensors(step, owners[0].sent) == {"size0:0": "v0", "size1:0": "v1"}
     assert names(step, owners[1].left_out) == ["read0", "size0", "update0"]
     step.graph.tensors[step.graph.tensor("size1")] = step.graph.tensors[step.graph.tensor("size1")]._replace(shape=None)
-    with pytest.raises(UnsupportedOpError, match="'size1:0' depends on the optimizer state of 'v1', which only process 1"):
+    with pytest.raises(UnsupportedOpError, match="'size1:0' depends on what only process 1 keeps for 'v1'"):
         of_each(step, divided({"v0": 0, "v1": 1}))
 
 
@@ -245,7 +245,7 @@ class TestMessages:
             step.graph.tensors[tensor] = step.graph.tensors[tensor]._replace(shape=(2,))  # may be large
         assert self.of(step, homes, micro_batches=2, zero="v2")[:2] == [(["square0"], 0), (["square1"], 1)]
 
-    def test_what_is_late_has_a_message_for_each_owner(self) -> None:
+    def test_what_is_late_has_a_message_of_its_own(self) -> None:
         step = drawn(3)
         for i in (0, 2):
             add(step, f"behind{i}", "AssignAddVariableOp", [f"m{i}", f"grad{i}"], [f"update{i}"], "none")
@@ -253,6 +253,50 @@ class TestMessages:
         assert found == [(["v0", "v2"], 0), (["v1"], 1), (["v0", "v2", "late"], 0)]
 
 
+    def test_values_go_before_the_step_under_v3(self) -> None:
+        """Those of a bucket and owner together; and after it what says that they are updated."""
+        step, homes = drawn(3), {"v0": 0, "v1": 1, "v2": 0}
+        found = of_each(step, replace(divided(homes, zero="v3"), gradients=buckets(("v0", "v1", "v2"))))[0].messages
+        assert [(names_of(step, one), one.kind) for one in found] == [
+            (["v0", "v2"], "values"), (["v1"], "values"), (["v0", "v2"], "done"), (["v1"], "done")]
+        assert [len(one.reads(step.graph)) for one in found] == [2, 1, 0, 0]
+
+    def test_optimizers_do_not_wait_for_each_other_under_v3(self) -> None:
+        step, homes = drawn(2), {"v0": 0, "v1": 0}
+        found = of_each(step, divided(homes, zero="v3"))[0].messages
+        assert [names_of(step, one) for one in found] == [["v0"], ["v1"]] * 2
+
+
+def test_values_are_kept_by_their_owner_under_v3() -> None:
+    step = drawn(2)
+    for i in range(2):
+        add(step, f"after{i}", "ReadVariableOp", [f"v{i}"], [f"update{i}"], (2, 2))
+    add(step, "all", "AddN", ["after0", "after1"])
+    owners = of_each(step, divided({"v0": 0, "v1": 1}, zero="v3"))
+    assert by_name(step, owners[0].state) == {"v0": "v0", "v1": "v1", "m0": "v0", "m1": "v1"}
+    assert tensors(step, owners[0].sent) == {"after0:0": "v0", "after1:0": "v1"}  # read behind the update, so only there
+    assert names(step, owners[0].gathered) == names(step, owners[1].gathered) != []
+    for rank in range(2):
+        program = compile_program(step, divided({"v0": 0, "v1": 1}, zero="v3").local_part(rank))
+        gathers = [program.bodies[call.body] for call in program.calls if program.step_of(call) == "gather"]
+        assert [len(body.inputs) for body in gathers] == [1 - rank, rank] and [len(body.outputs) for body in gathers] == [1, 1]
+
+
+def test_what_takes_a_variable_itself_is_refused_under_v3() -> None:
+    """In the passes, such as a lookup by the handle, and in the update an op of several variables."""
+    step = drawn(2)
+    add(step, "both", "AddN", ["v0", "v1"], shape=(2, 2))
+    with pytest.raises(UnsupportedOpError, match="op 'both' .AddN. takes variable 'v0' itself, which only one process has"):
+        of_each(step, divided({"v0": 0, "v1": 1}, zero="v3"))
+    step = drawn(1)
+    handle = step.graph.tensor("v0")
+    step.graph.tensors[handle] = step.graph.tensors[handle]._replace(dtype="resource")
+    read = next(step.graph.ops[op] for op, _ in step.graph.consumers(handle) if step.region.contains(step.graph.ops[op]))
+    read.type = "ResourceGather"
+    with pytest.raises(UnsupportedOpError, match="ResourceGather. takes variable 'v0' itself, whose value only process 1 has"):
+        of_each(step, divided({"v0": 1}, zero="v3"))
+
+
 def names_of(step: TrainingStep, message: Any) -> List[str]:
     found = [step.graph.ops[variable].name for variable in message.variables]
-    return found + [step.graph.producer(tensor).name for tensor in message.tensors] + ["late"] * message.is_late
+    return found + [step.graph.producer(tensor).name for tensor in message.tensors] + ["late"] * (message.kind == "late")

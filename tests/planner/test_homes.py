@@ -128,6 +128,16 @@ def test_over_processes() -> None:
     assert "process" not in explain_plan(alone, None, ["CPU:0", "CPU:1"])
 
 
+def test_values_of_processes() -> None:
+    """Under v3 a variable is in one process; the other one has its value for a step."""
+    two = with_homes(shared([1], model_replicas=2, processes=((0,), (1,))), held(30, 20), Config({"zero": "v3"}))
+    assert two.task_graphs[0].homes == {"v0_0": 0, "v0_1": 1}
+    found = resident(two, held(30, 20), True)
+    assert found.held == [90, 60, 0] and found.read == [20, 30, 0]
+    told = " ".join(explain_plan(two.local_part(1), None, ["CPU:0", "CPU:0"]).split())
+    assert "to the others before the forward pass of every step. Number of variables of process 0: 1, process 1: 1." in told
+
+
 def test_hosts_of_processes() -> None:
     """Each process keeps everything on its own host, and nobody owns anything for others."""
     two = with_homes(shared([1], model_replicas=2, processes=((0,), (1,))), held(30, 20), Config({"offload": "states"}))
@@ -140,8 +150,6 @@ def test_hosts_of_processes() -> None:
 
 def test_refused() -> None:
     two = shared([1], model_replicas=2, processes=((0,), (1,)))
-    with pytest.raises(ConfigError, match="zero is 'v3', and there are 2 processes; parameters are divided within one process"):
-        with_homes(two, held(1), Config({"zero": "v3"}))
     with pytest.raises(ConfigError, match="there are 2 processes, and offload is 'v0', under which each process has all"):
         with_homes(two, held(1), Config({"zero": "v1", "offload": "v0"}))
     with pytest.raises(ConfigError, match="no TaskGraph of this plan has two"):

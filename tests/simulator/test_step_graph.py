@@ -202,10 +202,20 @@ def test_slots_are_kept_by_the_process_that_updates_a_variable() -> None:
     assert found.program.static_bytes == {0: {"parameters": 10 * KB}, 1: {"parameters": 11 * KB}}
 
 
-def test_hosts_of_several_processes_are_refused() -> None:
-    tasks = (replace(apart().task_graphs[0], variables="shared", homes={"a": 2}),)
-    with pytest.raises(PlanError, match="offload is 'states', and each of 2 processes has a host of its own"):
-        played(replace(apart(), offload="states", task_graphs=tasks), step())
+def test_values_are_kept_by_one_process_under_v3() -> None:
+    tasks = (replace(apart().task_graphs[0], variables="shared", homes={"a": 0, "b": 1}),)
+    variables = (StepVariable("a", 0, 0, 8 * KB, 5 * KB), StepVariable("b", 0, 0, 8 * KB, 6 * KB))
+    found = played(replace(apart(), zero="v3", task_graphs=tasks), step()._replace(variables=variables))
+    assert found.program.static_bytes == {0: {"parameters": 8 * KB}, 1: {"parameters": 8 * KB}}
+
+
+def test_each_process_has_a_host() -> None:
+    """Behind the devices of its node; each keeps all variables."""
+    tasks = (replace(apart().task_graphs[0], variables="shared", homes={"a": 2, "b": 2}),)
+    variables = (StepVariable("a", 0, 0, 8 * KB, 5 * KB), StepVariable("b", 0, 0, 8 * KB, 6 * KB))
+    found = played(replace(apart(), offload="states", task_graphs=tasks), step()._replace(variables=variables))
+    kept = {device: sizes for device, sizes in found.program.static_bytes.items() if sizes}
+    assert kept == {2: {"parameters": 16 * KB}, 3: {"parameters": 16 * KB}}
 
 
 def test_what_a_tensor_from_another_device_makes_ready_any_thread_takes() -> None:

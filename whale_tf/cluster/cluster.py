@@ -198,10 +198,30 @@ class Cluster:
 
     def with_host(self, count: int) -> Cluster:
         """The first ``count`` devices, and the host of the last of their nodes as one more device of that node."""
+        return self.with_hosts([range(count - 1, count)], count)[0]
+
+    def with_hosts(self, parts: Sequence[Sequence[int]], count: int) -> Tuple[Cluster, Dict[int, int]]:
+        """The first ``count`` devices, and for each process the host of its node as one more device of that node.
+
+        Args:
+            parts: devices of each process.
+
+        Returns:
+            The cluster, and the new numbers in it: of each device by its old number, and of process ``r``'s host by
+            ``count + r``.
+        """
         part = self if count == len(self) else self.subset(range(count))
         kind = next((device.type for device in part.devices if device.kind == "CPU"), "CPU")
-        *nodes, last = part.description.nodes
-        return Cluster(replace(part.description, nodes=(*nodes, replace(last, devices=(*last.devices, kind)))))
+        ranks: Dict[int, List[int]] = {}
+        for rank, devices in enumerate(parts):
+            ranks.setdefault(part.devices[devices[0]].node, []).append(rank)
+        nodes, numbers = [], {}  # type: List[Any], Dict[int, int]
+        for number, (node, members) in enumerate(zip(part.description.nodes, part.nodes)):
+            hosts = ranks.get(number, [])
+            for old in (*members, *(count + rank for rank in hosts)):
+                numbers[old] = len(numbers)
+            nodes.append(replace(node, devices=(*node.devices, *[kind] * len(hosts))))
+        return Cluster(replace(part.description, nodes=tuple(nodes))), numbers
 
     def _adapters(self, node: int, members: Sequence[int]) -> Link:
         """All adapters of ``node`` that ``members`` use, each reached from its nearest member."""

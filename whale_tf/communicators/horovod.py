@@ -44,9 +44,11 @@ class HorovodCommunicator(ProcessCommunicator):
     def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any) -> str:
         return self._gather(member, name, dtype)
 
-    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int) -> str:
+    def _broadcast(
+        self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int, waits: Sequence[str]
+    ) -> str:
         if self._rank != root:
-            member = Member(self._zeros(shape, name, dtype, member.device), member.device)
+            member = Member(self._zeros(shape, name, dtype, member.device, waits), member.device)
         return self._op("HorovodBroadcast", name, member, T=dtype, root_rank=root)
 
     def _agreement(self, own: str, device: str) -> str:

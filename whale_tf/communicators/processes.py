@@ -251,44 +251,57 @@ class ProcessCommunicator(Communicator):
             "GatherV2", name + "/rows", [rows, index, constant(0, "axis")], device, Tparams=dtype, Tindices=tf.int64,
             Taxis=i32)  # fmt: skip
 
-    def broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int = 0) -> str:
-        """Process ``root``'s value on every process.  ``member.value`` is read only there; all have the same static shape."""
+    def broadcast(
+        self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int = 0, waits: Sequence[str] = ()
+    ) -> str:
+        """Process ``root``'s value on every process.  ``member.value`` is read only there; all have the same static shape.
+
+        Args:
+            waits: what the other processes wait for.
+        """
         wire = self._wire_type(name, dtype)
         value = member.value
         if self._rank == root and wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
-        value = self._broadcast(Member(value, member.device), shape, name, wire, root)
+        value = self._broadcast(Member(value, member.device), shape, name, wire, root, waits)
         if wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + dtype.name, wire, dtype, member.device)
         return value
 
     def broadcast_together(
-        self, members: Sequence[Member], shapes: Sequence[Sequence[int]], names: Sequence[str], dtype: Any, root: int
-    ) -> List[str]:
-        """Process ``root``'s values on every process, in one message; on ``root`` itself what is done when they are sent."""
+        self, members: Sequence[Member], shapes: Sequence[Sequence[int]], names: Sequence[str], dtype: Any, root: int,
+        waits: Sequence[str] = ()
+    ) -> List[str]:  # fmt: skip
+        """Process ``root``'s values on every process, in one message; on ``root`` itself what is done when they are sent.
+
+        Args:
+            waits: see :meth:`broadcast`.
+        """
         if len(members) == 1:
-            return [self.broadcast(members[0], shapes[0], names[0], dtype, root)]
+            return [self.broadcast(members[0], shapes[0], names[0], dtype, root, waits)]
         size, scope, device = sum(int(np.prod(shape)) for shape in shapes), names[0] + "/bucket", members[0].device
         bucket = self._bucket(members, names, dtype) if self._rank == root else Member("", device)
-        value = self.broadcast(bucket, [size], scope, dtype, root)
+        value = self.broadcast(bucket, [size], scope, dtype, root, waits)
         if self._rank == root:
             return [value] * len(members)
         return self._out_of_bucket(Member(value, device), names, shapes, dtype)
 
-    def _broadcast(self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int) -> str:
+    def _broadcast(
+        self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int, waits: Sequence[str]
+    ) -> str:
         if root > 0 and not collectives_send_from_any():
-            value = member.value if self._rank == root else self._zeros(shape, name, dtype, member.device)
+            value = member.value if self._rank == root else self._zeros(shape, name, dtype, member.device, waits)
             return self._reduce(Member(value, member.device), "sum", name, dtype)
         attrs = {"T": dtype, "shape": tf.TensorShape(shape)}
         if self._rank == root:
             return self._collective("CollectiveBcastSend", name, [member.value], member.device, **attrs)
-        return self._collective("CollectiveBcastRecv", name, [], member.device, **attrs)
+        return self._collective("CollectiveBcastRecv", name, [], member.device, waits, **attrs)
 
-    def _zeros(self, shape: Sequence[int], name: str, dtype: Any, device: str) -> str:
+    def _zeros(self, shape: Sequence[int], name: str, dtype: Any, device: str, waits: Sequence[str]) -> str:
         """Zeros that take no memory between runs."""
         dims = self._nodes.const(list(shape), name + "/shape", tf.int32, device)
         zero = self._nodes.const(0, name + "/zero", dtype, device)
-        return self._nodes.add("Fill", name + "/zeros", [dims, zero], device, T=dtype, index_type=tf.int32)
+        return self._nodes.add("Fill", name + "/zeros", [dims, zero], device, waits, T=dtype, index_type=tf.int32)
 
     @property
     def staged(self) -> str:
@@ -312,9 +325,11 @@ class ProcessCommunicator(Communicator):
             raise UnsupportedOpError(f"{name!r} is of type {dtype.name}, which collectives between processes cannot carry")
         return wire
 
-    def _collective(self, op_type: str, name: str, inputs: Sequence[str], device: str, **attrs: Any) -> str:
+    def _collective(
+        self, op_type: str, name: str, inputs: Sequence[str], device: str, waits: Sequence[str] = (), **attrs: Any
+    ) -> str:
         op = self._nodes.add(
-            op_type, name, inputs, device, group_size=self.processes, group_key=self._keys.group(_local(device)),
+            op_type, name, inputs, device, waits, group_size=self.processes, group_key=self._keys.group(_local(device)),
             instance_key=self._keys.instance(), **attrs)  # fmt: skip
         self._note(op_type.replace("BcastRecv", "BcastSend"), op, device, attrs)
         return op

@@ -356,5 +356,5 @@ def control_for(
     else:
         peer = context.copy_for(home, place)
         if peer == ORIGINAL or op.id in context.variables:
-            return op.name
+            return context.gathered.ops.get(op.id, op.name)
     return context.op_in(op, peer)

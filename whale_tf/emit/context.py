@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
-from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from whale_tf._tf_compat import tf
 from whale_tf.capture.annotations import SHARD_ATTR
@@ -23,6 +23,20 @@ ROOT = "whale"  # name scope of everything the rewrite adds
 Place = Union[Clone, Copy]
 
 
+class Gathered(NamedTuple):
+    """What training reads in the place of variables that only one process has (:mod:`whale_tf.emit.gathered`).
+
+    Attributes:
+        tensors: tensor that follows from variables alone, or a variable's reference -> the tensor in its place.
+        ops: op that computes such a tensor -> the op in its place.
+        alone: boolean that is False in a run by itself -> the variables of other processes that this run then reads.
+    """
+
+    tensors: Mapping[int, str] = {}
+    ops: Mapping[int, str] = {}
+    alone: Mapping[str, Tuple[str, ...]] = {}
+
+
 class Context:
     """State of one rewrite.
 
@@ -40,6 +54,7 @@ class Context:
         variables: home TaskGraph of every variable of the region and of the update, by op number.
         homes: what runs, and is merged, where a variable has its home.
         owners: which process updates a variable, where homes are divided over several.
+        gathered: what training reads in the place of variables that only one process has.
         pinned: ops that take a shared variable's handle, by name -> its device.
         dropped: names of ops that clones do not wait for where the originals do.
         rescaled: operands that hold the size of one model replica's mini-batch where the whole batch's is meant.
@@ -72,6 +87,7 @@ class Context:
         self.variables: Dict[int, int] = {}
         self.homes = Homes()
         self.owners = Owners()
+        self.gathered = Gathered()
         self.pinned: Dict[str, str] = {}
         self.dropped: Set[str] = set()
         self.compiled: Set[str] = set()  # bodies that XLA compiles

@@ -18,6 +18,7 @@ from whale_tf.emit.clones import clone_region
 from whale_tf.emit.context import ORIGINAL, Context, Copy
 from whale_tf.emit.division import Division, check_divisible
 from whale_tf.emit.draws import check_draws, draw_whole
+from whale_tf.emit.gathered import gather_values, read_gathered
 from whale_tf.emit.inputs import Inputs
 from whale_tf.emit.merge import Merge
 from whale_tf.emit.mirror import Mirror, VariableCopy
@@ -136,6 +137,9 @@ def emit(
     order = Order(context, nodes)
     if plan.reads_anew:
         operands.reads = Reads(context, nodes, order)
+    if context.owners.gathered:
+        assert isinstance(sums, ProcessCommunicator)
+        context.gathered = gather_values(context, nodes, sums, after)
     if not has_run:  # else a copy would draw in the op's place, whose generator begins anew
         draw_whole(context, operands.converter)
     calls = clone_region(context, operands, order, after)
@@ -168,6 +172,7 @@ def emit(
     for scalar in shared:
         reroute.add_waits(context, {index: [scalar.value] for index in scalar.writes})
 
+    read_gathered(context)
     sent = Sent()
     if context.owners.process:
         assert isinstance(sums, ProcessCommunicator)

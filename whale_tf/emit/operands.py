@@ -66,6 +66,8 @@ class Operands:
     def value(self, tensor: int, task_graph: int, place: Place, shard: int = 0) -> str:
         """Name of a tensor as a clone or copy of ``task_graph`` sees it (under ``split``: its device ``shard``)."""
         context = self.context
+        if tensor in context.gathered.tensors:
+            return context.gathered.tensors[tensor]
         clone = place if isinstance(place, Clone) else place.clone
         number = self._taken.get((task_graph, clone, tensor))
         if number is None:

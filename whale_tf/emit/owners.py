@@ -10,6 +10,13 @@
 
 The value that is received replaces a variable only when all that the update would have waited for is done, so that whoever reads
 the variable before its update in the local script does so here.
+
+Under v3 values come before the forward pass (:mod:`whale_tf.emit.gathered`), and what is sent here says only that an update is
+done::
+
+    owner       ApplyAdam(v, m) ──> CollectiveBcastSend(0) ──> what waited for ApplyAdam
+    others      CollectiveBcastRecv ──> end ──> what waited for ApplyAdam
+                   what ApplyAdam would have waited for ─┘
 """
 
 from __future__ import annotations
@@ -22,13 +29,13 @@ from whale_tf.emit.context import Context
 from whale_tf.graph_editor.nodes import Nodes
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import VARIABLES, traits
-from whale_tf.passes.owners import GATE_ATTR, Message, Owners, ancestors
+from whale_tf.passes.owners import DONE, GATE_ATTR, LATE, NEW, Message, Owners, ancestors
 
-UPDATES_ATTR = "_whale_updates"  # of an assignment that stands in the place of an optimizer's update
+UPDATES_ATTR = "_whale_updates"  # of what stands in the place of an optimizer's update
 
 
 class Kept(NamedTuple):
-    """A variable of an optimizer's state that another process keeps.
+    """A variable that another process keeps: an optimizer's, or under v3 a trained one.
 
     Attributes:
         name: of its op.
@@ -48,12 +55,14 @@ class Sent(NamedTuple):
         ends: updates that one process runs for all -> what ends one in this process: the others have the new value, or this one
             has got it.
         follow: collectives that follow from a write, where all others lead to one.
+        stand_ins: ops that stand for an update here and write nothing.
         kept: what other processes keep.
         replaced: fetched ops and tensors of updates -> what is fetched in their place.
     """
 
     ends: Mapping[str, str] = {}
     follow: Tuple[str, ...] = ()
+    stand_ins: Tuple[str, ...] = ()
     kept: Tuple[Kept, ...] = ()
     replaced: Mapping[str, Any] = {}
 
@@ -66,9 +75,9 @@ def send_updates(context: Context, nodes: Nodes, sums: ProcessCommunicator, owne
             messages.send_tensors(message)
     first = len(sums.collectives)
     for message in owners.messages:
-        if message.is_late:
+        if message.kind in (DONE, LATE):
             messages.send_end(message)
-        elif message.variables:
+        elif message.kind == NEW and message.variables:
             messages.send(message)
     for op in context.graph.ops:
         messages.wait(op)
@@ -78,7 +87,7 @@ def send_updates(context: Context, nodes: Nodes, sums: ProcessCommunicator, owne
     ends = {context.graph.ops[write].name: messages.ends[variable][0]
             for variable, writes in messages.writes.items() for write in writes.value}
     kept = tuple(_kept(context, owners, variable) for variable, owner in sorted(owners.state.items()) if not owners.is_own(owner))
-    return Sent(ends, tuple(sums.collectives[first:]), kept, replaced)
+    return Sent(ends, tuple(sums.collectives[first:]), tuple(messages.stand_ins), kept, replaced)
 
 
 class _Messages:
@@ -86,6 +95,7 @@ class _Messages:
     writes: of each variable that is updated.
     ends: trained variable -> what ends its update here: its value has been sent, or has arrived; and, where some of its state is
         written after that, the message that it is.
+    stand_ins: see :class:`Sent`.
     """
 
     def __init__(self, context: Context, nodes: Nodes, sums: ProcessCommunicator, owners: Owners) -> None:
@@ -93,6 +103,7 @@ class _Messages:
         graph = context.graph
         self.writes = owners.writes(graph)
         self.ends: Dict[int, List[str]] = {}
+        self.stand_ins: List[str] = []
         self._variable_of = {write: variable for variable, found in self.writes.items() for write in sum(found, ())}
         self._before = {variable: ancestors(graph, found.value) for variable, found in self.writes.items()}
         self._inside = ancestors(graph, self._variable_of).union(self._variable_of)
@@ -106,7 +117,8 @@ class _Messages:
         members = [Member(graph.tensor_name(tensor), context.device_of(graph.ops[self._owners.sent[tensor]]))
                    for tensor in message.tensors]
         dtype = context.dtype(message.tensors[0])
-        sent = self._sums.broadcast_together(members, shapes, scopes, dtype, self._root(message))
+        waits = () if self._is_own(message) else self._waits({graph.tensors[tensor].op for tensor in message.tensors})
+        sent = self._sums.broadcast_together(members, shapes, scopes, dtype, self._root(message), waits)
         for tensor, scope, member, value in zip(message.tensors, scopes, members, sent):
             if self._is_own(message):
                 value = nodes.identity(member.value, scope + "/own", dtype, member.device, [value])
@@ -127,11 +139,9 @@ class _Messages:
         values = self._sums.broadcast_together(members, shapes, scopes, dtype, self._root(message))
         for op, scope, device, value in zip(ops, scopes, devices, values):
             if not self._is_own(message):
-                is_resource, updates = op.type == "VarHandleOp", self.writes[op.id].value
-                kind, attrs = ("AssignVariableOp", {"dtype": dtype}) if is_resource else ("Assign", {"T": dtype})
-                if any(traits(context.graph.ops[write].type).is_update for write in updates):
-                    attrs[UPDATES_ATTR] = True
-                value = nodes.add(kind, scope + "/assign", [op.name, value], device, self._waits(op.id), **attrs)
+                kind, attr = ("AssignVariableOp", "dtype") if op.type == "VarHandleOp" else ("Assign", "T")
+                value = nodes.add(kind, scope + "/assign", [op.name, value], device, self._waits(sum(self.writes[op.id], ())),
+                                  **{attr: dtype, **self._counts(op.id)})
             self.ends[op.id] = [value]
 
     def _value(self, op: Op, scope: str, device: str) -> str:
@@ -151,16 +161,33 @@ class _Messages:
         return [self._nodes.add("Merge", scope + "/done_or_skipped", [done, skipped], device, T=tf.bool, N=2)]
 
     def send_end(self, message: Message) -> None:
-        """Stage a message that says that what comes behind variables' updates is done."""
-        context, nodes = self._context, self._nodes
+        """Stage a message that says that variables' updates are done, or what comes behind these."""
+        context, nodes, is_own = self._context, self._nodes, self._is_own(message)
         op = context.graph.ops[message.variables[0]]
-        scope, device = context.name("sent", op.name, "late"), context.device_of(op)
-        late = [write for variable in message.variables for write in self.writes[variable].late]
+        scope, device = context.name("sent", op.name, message.kind), context.device_of(op)
+        found = [self.writes[variable] for variable in message.variables]
+        writes = [write for one in found for write in (one.late if message.kind == LATE else one.value + one.state)]
         done = nodes.add("Identity", scope, [nodes.const(0, scope + "/nothing", tf.int32, device)], device,
-                         self._done(late, scope, device) if self._is_own(message) else (), T=tf.int32)
-        value = self._sums.broadcast(Member(done, device), [], scope + "/done", tf.int32, self._root(message))
+                         self._done(writes, scope, device) if is_own else (), T=tf.int32)
+        value = self._sums.broadcast(Member(done, device), [], scope + "/message", tf.int32, self._root(message))
         for variable in message.variables:
-            self.ends[variable].append(value)
+            end = value if is_own or message.kind == LATE else self._stand_in(variable, value)
+            self.ends.setdefault(variable, []).append(end)
+
+    def _stand_in(self, variable: int, arrived: str) -> str:
+        """What stands for an update that only the owner runs: it has been done, and so has all that it waits for here."""
+        context = self._context
+        op = context.graph.ops[variable]
+        name = self._nodes.add(
+            "Identity", context.name("sent", op.name, "end"), [arrived], context.device_of(op),
+            self._waits(sum(self.writes[variable], ())), T=tf.int32, **self._counts(variable))
+        self.stand_ins.append(name)
+        return name
+
+    def _counts(self, variable: int) -> Dict[str, Any]:
+        """Attributes of what stands for an update: whether it counts as a step of an optimizer."""
+        graph = self._context.graph
+        return {UPDATES_ATTR: True} if any(traits(graph.ops[op].type).is_update for op in self.writes[variable].value) else {}
 
     def _root(self, message: Message) -> int:
         return self._context.plan.process_of(message.home)
@@ -171,12 +198,12 @@ class _Messages:
     def _names(self, ops: Iterable[int]) -> List[str]:
         return [self._context.graph.ops[op].name for op in ops]
 
-    def _waits(self, variable: int) -> List[str]:
-        """What a variable's update would have waited for in this process, which does not run it."""
+    def _waits(self, ops: Iterable[int]) -> List[str]:
+        """What ops would have waited for in this process, which does not run them."""
         graph, edit = self._context.graph, self._context.edit
         left_out = set(self._names(self._owners.left_out))
         variables = {op.name for op in graph.ops if op.type in VARIABLES}
-        stack = self._names(sum(self.writes[variable], ()))
+        stack = self._names(ops)
         seen: Set[str] = set()
         found: Set[str] = set()
         while stack:
@@ -224,7 +251,7 @@ class _Messages:
                     found[graph.tensor_name(tensor)] = self._nodes.identity(
                         graph.tensor_name(tensor), context.name("sent", context.flat(tensor), "own"), context.dtype(tensor),
                         context.device_of(op), ends) + ":0"  # fmt: skip
-                elif write in self.writes[variable].value:
+                elif write in self.writes[variable].value and variable not in self._owners.state:
                     found[graph.tensor_name(tensor)] = ends[0] + ":0"
         return found
 

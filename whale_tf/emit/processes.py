@@ -6,7 +6,7 @@ only be reached by what all of them do: the updates.
 
 from __future__ import annotations
 
-from typing import Collection, Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf._tf_compat import tf, v1
 from whale_tf.capture.captured import Captured
@@ -136,11 +136,17 @@ class Runs:
         communicator: staged all that waits for other processes.
         follow: what of it follows from a write.
         elsewhere: variables that other processes keep.
+        stand_ins: ops that stand for writes.
+        alone: boolean that a run by itself feeds with False -> variables of other processes that it then reads.
     """
 
-    def __init__(self, communicator: Communicator, follow: Collection[str] = (), elsewhere: Collection[str] = ()) -> None:
+    def __init__(
+        self, communicator: Communicator, follow: Collection[str] = (), elsewhere: Collection[str] = (),
+        stand_ins: Collection[str] = (), alone: Optional[Mapping[str, Sequence[str]]] = None
+    ) -> None:  # fmt: skip
         self._communicator = communicator
-        self._follow, self._elsewhere = frozenset(follow), frozenset(elsewhere)
+        self._follow, self._elsewhere, self._stand_ins = frozenset(follow), frozenset(elsewhere), frozenset(stand_ins)
+        self._alone = alone or {}
         self._known: Dict[Tuple[str, ...], Kind] = {}
         self._writes: Dict[Tuple[str, ...], Set[str]] = {}
 
@@ -149,8 +155,11 @@ class Runs:
         ops = list(ops)
         key = tuple(op.name for op in ops)
         if key not in self._writes:
-            self._writes[key] = {op.name for op in ancestors(ops) if traits(op.type).is_write}
+            self._writes[key] = {op.name for op in ancestors(ops) if self._is_write(op)}
         return self._writes[key]
+
+    def _is_write(self, op: tf.Operation) -> bool:
+        return traits(op.type).is_write or op.name in self._stand_ins
 
     def check(self, ops: Sequence[tf.Operation]) -> Kind:
         """What running ``ops`` means to the other processes.
@@ -164,7 +173,7 @@ class Runs:
             collectives, together = set(self._communicator.collectives), self._communicator.together
             reached = ancestors(ops)
             found = {op.name for op in reached if op.name in collectives}
-            updated = {op.name for op in ancestors([op for op in reached if traits(op.type).is_write])}
+            updated = {op.name for op in ancestors([op for op in reached if self._is_write(op)])}
             vain = found - updated - self._follow
             refused = sorted(vain - set(together))
             if refused:
@@ -173,12 +182,14 @@ class Runs:
                     "it for; they would not take part, and this one would wait for ever. Fetch it together with the train "
                     "op".format(", ".join(repr(op.name) for op in ops[:5]), refused[0])
                 )
-            elsewhere = frozenset(op.name for op in reached if op.name in self._elsewhere)
+            alone = {together[name] for name in vain}
+            elsewhere = frozenset(op.name for op in reached if op.name in self._elsewhere).union(
+                *(self._alone.get(name, ()) for name in alone))
             if elsewhere and found - vain:
                 raise UnsupportedOpError(
                     "the run of {} trains, and also needs variable {!r}, which zero lets another process keep; fetch what "
                     "follows from it in a run of its own".format(", ".join(repr(op.name) for op in ops[:5]), min(elsewhere)))
-            self._known[key] = Kind(bool(found - vain), tuple(sorted(together[name] for name in vain)), elsewhere)
+            self._known[key] = Kind(bool(found - vain), tuple(sorted(alone)), elsewhere)
         return self._known[key]
 
 

@@ -5,6 +5,11 @@
     process 0    t0_merge ──> t0_update_on0 ──> t0_broadcast            the new values of all variables at home on device 0
     process 1                                   t0_broadcast            the same message, which depends on nothing here
 
+Under v3 the values of variables are gathered before the calls that read them::
+
+    process 0    t0_gather ──> t0_once_on0 ──> t0_forward
+    process 1    t0_gather ──> t0_once_on0 ──> t0_forward
+
 All processes have every message, in the same order.  Readers of a sent tensor take it from the message's call, except for the
 owner's update.
 """
@@ -15,9 +20,9 @@ from typing import Dict, List
 
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.passes.communicate import unique
-from whale_tf.passes.owners import Message, find_owners
+from whale_tf.passes.owners import LATE, VALUES, Message, find_owners
 from whale_tf.plan import Plan
-from whale_tf.program import BROADCAST, EVERY, UPDATE, Body, Call, Program, Value
+from whale_tf.program import BROADCAST, EVERY, GATHER, UPDATE, Body, Call, Program, Value
 
 
 def broadcast(program: Program, step: TrainingStep, plan: Plan) -> Program:
@@ -28,28 +33,43 @@ def broadcast(program: Program, step: TrainingStep, plan: Plan) -> Program:
               if program.step_of(call) == UPDATE}
     bodies: List[Body] = []
     calls: List[Call] = []
-    made: Dict[int, int] = {}  # tensor -> the call from which others take it
+    made: Dict[int, int] = {}  # tensor -> the call from which updates take it
+    gathered: Dict[int, int] = {}  # handle or reference -> the call from which others take the variable's value
 
     def written(message: Message) -> List[int]:
         found = [writes[variable] for variable in message.variables]
-        ops = [op for one in found for op in (one.late if message.is_late else one.value + one.state)]
+        ops = [op for one in found for op in (one.late if message.kind == LATE else one.value + one.state)]
         return sorted({number[op] for op in ops if op in number})
 
     for message in owners.messages:
-        made.update(dict.fromkeys(message.tensors, len(program.calls) + len(calls)))
+        home, kind, reads, gives = plan.here(message.home), BROADCAST, message.reads(graph), message.tensors
         takes = tuple(Value(tensor, (number[graph.tensors[tensor].op],)) for tensor in message.tensors
                       if graph.tensors[tensor].op in number)
-        home = plan.here(message.home)
-        calls.append(Call(len(program.bodies) + len(bodies), EVERY, (home,), takes, tuple(written(message))))
-        name = unique(f"t{message.task_graph}_broadcast", bodies)
-        bodies.append(Body(name, message.task_graph, BROADCAST, (), message.reads(graph), message.tensors, home=home))
+        after = tuple(written(message))
+        if message.kind == VALUES:
+            kind, after, gives = GATHER, (), reads
+            reads = reads if plan.process_of(message.home) == owners.rank else ()
+        given = gathered if kind == GATHER else made
+        given.update(dict.fromkeys(gives, len(program.calls) + len(calls)))
+        calls.append(Call(len(program.bodies) + len(bodies), EVERY, (home,), takes, after))
+        name = unique(f"t{message.task_graph}_{kind}", bodies)
+        bodies.append(Body(name, message.task_graph, kind, (), reads, gives, home=home))
 
     def fed(call: Call) -> Call:
         body = program.bodies[call.body]
-        sent = [tensor for tensor in body.inputs if tensor in made]
-        if body.step != UPDATE or not sent:
+        given = made if body.step == UPDATE else gathered
+        sent = [tensor for tensor in body.inputs if tensor in given]
+        if not sent:
             return call
-        kept = tuple(value for value in call.takes if value.tensor not in made)
-        return call._replace(takes=kept + tuple(Value(tensor, (made[tensor],)) for tensor in sent))
+        kept = tuple(value for value in call.takes if value.tensor not in given)
+        return call._replace(takes=kept + tuple(Value(tensor, (given[tensor],)) for tensor in sent))
 
-    return program._replace(calls=tuple(map(fed, program.calls))).with_calls(bodies, calls)
+    own = {tensor for tensor in made if graph.tensors[tensor].op in number}
+
+    def giving(body: Body) -> Body:
+        """What is sent leaves its body, even where all that reads it here is in the same one."""
+        more = [tensor for op in body.ops for tensor in graph.ops[op].outputs if tensor in own and tensor not in body.outputs]
+        return body._replace(outputs=body.outputs + tuple(more))
+
+    program = program._replace(bodies=tuple(map(giving, program.bodies)), calls=tuple(map(fed, program.calls)))
+    return program.with_calls(bodies, calls)

@@ -11,8 +11,16 @@ Values that follow from gradients and parameters alone, such as a global norm, a
 Values that follow from an optimizer's state (such as the norm of all changes) are sent by the owner too, if something else reads
 them.
 
-An owner sends its values in messages.  Its variables whose gradients travel in one bucket share a message, and so do numbers
-(such as the squares of a norm) if no other message comes between them.
+Under v3 the value of a variable also lives in its owner's process alone.  In every step it travels to the others before the
+forward pass, and the message after the update carries no value::
+
+    process 0, owner of v     v ──> value ──> broadcast ──> forward, backward ──> sum ──> ApplyAdam(v, m) ──> done ──> end
+                                                  ║                                                            ║
+    process 1                                   value ────> forward, backward ──> sum                        done ───> end
+
+An owner sends its values in messages.  Its variables whose gradients travel in one bucket share a message, and so do numbers that
+the same ops read (such as the squares of a norm) if no other message comes between them.  With several optimizers, a run of one
+of them needs all of a message or nothing of it, because the gradients in a bucket belong to one optimizer.
 
 Under a loss scale a step may be skipped.  That follows from the sums of all gradients, so all processes know it.  Values are
 sent in every step; in a skipped step these are the old ones.  A variable that forward and backward ops read is in every process
@@ -27,9 +35,11 @@ from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
+from whale_tf.ir.units import frames, loops_of
 from whale_tf.ir.walk import reached
 from whale_tf.plan import Plan
 
+VALUES, NEW, DONE, LATE = "values", "new", "done", "late"  # kinds of messages about variables
 GATE_ATTR = "_whale_gate"  # on the op that decides about all writes of a step, in all processes alike
 
 
@@ -39,12 +49,14 @@ class Owners(NamedTuple):
     Attributes:
         rank: this process.
         process: trained variable -> the process that owns it.
-        state: variable that an optimizer keeps -> the trained variable to which it belongs.
-        update: op that only the owner runs (it follows from the optimizer's state, or writes) -> trained variable.
+        state: variable that only its owner keeps -> the trained variable to which it belongs: optimizer state, and under v3 the
+            trained variables themselves.
+        update: op that only the owner runs (it follows from ``state``, or writes) -> trained variable.
         sent: tensor of these ops that others read -> trained variable.
         messages: the messages, in an order that is the same in all processes.
         gradients: gradient whose sum over all micro-batches and processes only the owner has -> trained variable.
         left_out: ops that this process does not run: other processes' ``update``, and ops whose results nothing else reads.
+        gathered: under v3 the step-level ops that follow from the values of variables, in graph order.
     """
 
     rank: int = 0
@@ -55,6 +67,7 @@ class Owners(NamedTuple):
     messages: Tuple[Message, ...] = ()
     gradients: Mapping[int, int] = {}
     left_out: FrozenSet[int] = frozenset()
+    gathered: Tuple[int, ...] = ()
 
     def is_own(self, variable: int) -> bool:
         return self.process[variable] == self.rank
@@ -82,20 +95,21 @@ class Message(NamedTuple):
         home: the device that sends it, one of the owner's.
         task_graph: the TaskGraph to which it belongs.
         tensors: the tensors that others read; or
-        variables: the variables whose new values it carries.
-        is_late: whether it only says that the optimizer state of these variables has been written, after the variables
-            themselves.
+        variables: the variables that it is about.
+        kind: what it says of these variables.  :data:`VALUES`: their values for the step that begins; :data:`NEW`: their new
+            values; without a value, :data:`DONE`: they have been updated; :data:`LATE`: the optimizer state that is written after
+            them has been written, too.
     """
 
     home: int
     task_graph: int
     tensors: Tuple[int, ...] = ()
     variables: Tuple[int, ...] = ()
-    is_late: bool = False
+    kind: str = NEW
 
     def reads(self, graph: OpGraph) -> Tuple[int, ...]:
-        """The tensors it sends; for variables their handles or references; nothing if it is late."""
-        if self.is_late:
+        """The tensors it sends; for variables their handles or references; nothing if it carries no value."""
+        if self.kind in (DONE, LATE):
             return ()
         return self.tensors or tuple(graph.ops[variable].outputs[0] for variable in self.variables)
 
@@ -137,7 +151,7 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
     of, variables = owned(graph, _of_region(step, itself), itself, gradients)
     everywhere = _read_in_passes(graph).difference(process)
     variables = {variable: owner for variable, owner in variables.items() if variable not in everywhere}
-    state = {variable: owner for variable, owner in variables.items() if variable not in process}
+    state = {variable: owner for variable, owner in variables.items() if variable not in process or plan.zero == "v3"}
     at_owner = _at_owner(step, of, gradients) if plan.adds_at_home and plan.num_micro_batch > 1 else {}
     update: Dict[int, int] = {}
     for op in graph.ops:
@@ -150,8 +164,10 @@ def find_owners(step: TrainingStep, plan: Plan) -> Owners:
                 update[op.id] = of[op.id]
     _check_writes(graph, of, variables, process)
     rank = plan.process_of(plan.task_graphs[0].devices[0][0])
+    _check_readers(graph, update, state)
     left_out = _left_out(graph, of, update, {variable for variable, owner in process.items() if owner != rank})
-    owners = Owners(rank, process, state, update, _sent(graph, update, process), (), at_owner, left_out)
+    gathered = _gathered(step, process) if plan.zero == "v3" else ()
+    owners = Owners(rank, process, state, update, _sent(graph, update, process, state), (), at_owner, left_out, gathered)
     return owners._replace(messages=tuple(_messages(step, plan, owners)))
 
 
@@ -159,6 +175,19 @@ def _read_in_passes(graph: OpGraph) -> Set[int]:
     """Variables that forward and backward ops read."""
     return {op.id for op in graph.ops if op.type in VARIABLES for tensor in op.outputs for user, _ in graph.consumers(tensor)
             if graph.ops[user].phase in (Phase.FORWARD, Phase.BACKWARD)}
+
+
+def _check_readers(graph: OpGraph, update: Mapping[int, int], state: Mapping[int, int]) -> None:
+    """Raises:
+        UnsupportedOpError: an op of the update reads what only one process has, and follows from other variables as well.
+    """
+    for op in graph.ops:
+        read = [before for before in (graph.tensors[tensor].op for tensor in op.inputs) if before in state]
+        if read and op.phase is Phase.APPLY and op.id not in update and op.type not in VARIABLES:
+            raise UnsupportedOpError(
+                f"zero over several processes: op {op.name!r} ({op.type}) takes variable {graph.ops[read[0]].name!r} itself, "
+                "which only one process has, and follows from other variables as well; let it take the variable's value "
+                "(tf.identity(variable.read_value())), or set zero to 'none'")
 
 
 def _of_region(step: TrainingStep, variables: Mapping[int, int]) -> Dict[int, int]:
@@ -193,7 +222,39 @@ def _left_out(graph: OpGraph, of: Mapping[int, int], update: Mapping[int, int], 
     return frozenset(found)
 
 
-def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int]) -> Dict[int, int]:
+def _gathered(step: TrainingStep, process: Mapping[int, int]) -> Tuple[int, ...]:
+    """Ops of the step level that follow from variables, whole loops of them.
+
+    Raises:
+        UnsupportedOpError: an op takes a variable itself, and not its value.
+    """
+    graph, region = step.graph, step.region
+    loops = loops_of([graph.ops[index] for index in region.ops], frames(graph))
+    found: Set[int] = set()
+    for index in region.ops:
+        op = graph.ops[index]
+        for tensor in op.inputs:
+            variable = graph.tensors[tensor].op
+            if variable in process and graph.tensors[tensor].dtype == "resource" and (
+                    op.type != "ReadVariableOp" or index in region.batch_level):
+                raise UnsupportedOpError(
+                    f"zero 'v3' over several processes: op {op.name!r} ({op.type}) takes variable {graph.ops[variable].name!r} "
+                    f"itself, whose value only process {process[variable]} has; let it take the value "
+                    "(tf.gather(variable.read_value(), indices) of an embedding), or set zero to 'v2', under which every process "
+                    "has the value")
+        if index not in region.batch_level and op.type not in VARIABLES and index not in found and any(
+                before in process or before in found for before in (graph.tensors[tensor].op for tensor in op.inputs)):
+            found.update({index}, *(loop for loop in loops if index in loop))
+    drawn = sorted(found.intersection(region.batch.shared))
+    if drawn:
+        raise UnsupportedOpError(
+            f"zero 'v3' over several processes: op {graph.ops[drawn[0]].name!r} ({graph.ops[drawn[0]].type}) draws random "
+            "numbers that follow from a variable whose value only one process has; draw them from a static shape, or set zero to "
+            "'v2'")
+    return tuple(sorted(found))
+
+
+def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int], state: Mapping[int, int]) -> Dict[int, int]:
     found: Dict[int, int] = {}
     for index, variable in update.items():
         for tensor in graph.ops[index].outputs:
@@ -204,20 +265,21 @@ def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int])
                 shape = graph.tensors[tensor].shape
                 if shape is None or None in shape:
                     raise UnsupportedOpError(
-                        f"zero over several processes: {graph.tensor_name(tensor)!r} depends on the optimizer state of "
-                        f"{graph.ops[variable].name!r}, which only process {process[variable]} has, and others read it, but its "
-                        f"shape is {shape}; give it a static shape, or set zero to 'none'")
+                        f"zero over several processes: {graph.tensor_name(tensor)!r} depends on what only process "
+                        f"{process[variable]} keeps for {graph.ops[variable].name!r}, and others read it, but its shape is "
+                        f"{shape}; give it a static shape, or set zero to 'none'")
                 found[tensor] = variable
-            elif target(graph, graph.ops[index]) != variable:
+            elif target(graph, graph.ops[index]) != variable or variable in state:
                 raise UnsupportedOpError(
-                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to the optimizer state of "
-                    f"{graph.ops[variable].name!r}, which only process {process[variable]} has, and ops that depend on other "
-                    "variables read it; read its value before it is written, or set zero to 'none'")
+                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to what only process "
+                    f"{process[variable]} keeps for {graph.ops[variable].name!r}, and ops that depend on other variables read "
+                    "it; read its value before it is written, or set zero to 'none'")
     return found
 
 
 def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
-    """First tensors, then variables in the order in which their gradients become ready, then late messages."""
+    """First values for the step, then tensors, then variables in the order in which their gradients become ready, then late
+    messages."""
     graph, writes = step.graph, owners.writes(step.graph)
     home = {graph.op(name).id: (device, number) for number, task in enumerate(plan.task_graphs)
             for name, device in task.homes.items() if name in graph}
@@ -232,20 +294,27 @@ def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
     rounds = _rounds(graph, owners.sent)
     for tensor, variable in sorted(owners.sent.items(), key=lambda one: (rounds[graph.tensors[one[0]].op], one[0])):
         op, record = graph.tensors[tensor].op, graph.tensors[tensor]
-        apart = -1 if record.shape == () and not after[op] else tensor
-        groups.setdefault((rounds[op], owners.process[variable], home[variable][1], record.dtype, apart), []).append(tensor)
+        readers = {user for user, _ in graph.consumers(tensor) if owners.update.get(user) != variable}
+        together = frozenset(readers) if record.shape == () and not after[op] else tensor
+        groups.setdefault((rounds[op], owners.process[variable], home[variable][1], record.dtype, together), []).append(tensor)
     found = [Message(*home[owners.sent[tensors[0]]], tensors=tuple(tensors)) for tensors in groups.values()]
     order = {variable: place for place, (_, variable) in enumerate(step.gradients)}
-    groups = {}
-    for variable in sorted(writes, key=lambda one: (order.get(one, len(order)), one)):
-        name = graph.ops[variable].name
-        together = (home[variable][1], -1 - variable) if variable in alone or name not in bucket else bucket[name]
-        groups.setdefault((owners.process[variable], graph.ops[variable].attrs.get("dtype"), together), []).append(variable)
-    found += [Message(*home[variables[0]], variables=tuple(variables)) for variables in groups.values()]
-    late: Dict[int, List[int]] = {}
-    for variable in sorted(variable for variable in writes if writes[variable].late):
-        late.setdefault(owners.process[variable], []).append(variable)
-    return found + [Message(*home[variables[0]], variables=tuple(variables), is_late=True) for variables in late.values()]
+
+    def grouped(variables: Iterable[int], kind: str) -> List[Message]:
+        groups: Dict[Tuple, List[int]] = {}
+        for variable in sorted(variables, key=lambda one: (order.get(one, len(order)), one)):
+            op, by_itself = graph.ops[variable], (home[variable][1], -1 - variable)
+            together: Tuple = (bucket.get(op.name, by_itself), "" if kind in (DONE, LATE) else op.attrs.get("dtype"))
+            if variable in alone and kind in (NEW, DONE):
+                together = by_itself
+            groups.setdefault((owners.process[variable], together), []).append(variable)
+        return [Message(*home[variables[0]], variables=tuple(variables), kind=kind) for variables in groups.values()]
+
+    if plan.zero == "v3":
+        found = grouped(_read_in_passes(graph).intersection(owners.process), VALUES) + found + grouped(writes, DONE)
+    else:
+        found += grouped(writes, NEW)
+    return found + grouped((variable for variable in writes if writes[variable].late), LATE)
 
 
 def _rounds(graph: OpGraph, sent: Mapping[int, int]) -> Dict[int, int]:

@@ -27,6 +27,7 @@ from whale_tf.program import (
     DIVIDE,
     EARLY,
     FORWARD,
+    GATHER,
     MERGE,
     ONCE,
     SECTION,
@@ -38,7 +39,7 @@ from whale_tf.program import (
 )
 from whale_tf.schedule import Step, in_flight, orders, places_of, schedule_of
 
-BEFORE = (DIVIDE, ONCE, EARLY, WHOLE, SECTION)
+BEFORE = (GATHER, DIVIDE, ONCE, EARLY, WHOLE, SECTION)
 STEPS = (FORWARD, BACKWARD, WEIGHT)
 SCHEDULED, AFTER = (BRIDGE, *STEPS, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE, BROADCAST)
 

@@ -111,6 +111,9 @@ def _owners(plan: Plan) -> List[str]:
         return ["Each process has all variables on its own host, and updates them."]
     owners = [plan.process_of(home) for home in homes]
     counts = ", ".join(f"process {rank}: {owners.count(rank)}" for rank in range(len(plan.processes)))
+    if plan.zero == "v3":
+        return ["Each variable and its optimizer state are in one process, which updates it, and sends its value to the others "
+                f"before the forward pass of every step. Number of variables of {counts}."]
     return ["Each process has all variables. The process that updates a variable keeps its optimizer state, and sends the new "
             f"value to the others in every step. Number of variables updated by {counts}."]
 

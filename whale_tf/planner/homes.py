@@ -54,8 +54,8 @@ class Held(NamedTuple):
         task, readers = plan.task_graphs[self.task_graph], self.readers(plan)
         home = task.homes.get(self.name)
         if home is not None:
-            found = {plan.here(home, rank): self.parameter for rank in range(len(plan.processes))}
-            return {**found, home: self.bytes}
+            others = range(len(plan.processes)) if plan.zero != "v3" else ()
+            return {**{plan.here(home, rank): self.parameter for rank in others}, home: self.bytes}
         return dict.fromkeys(readers if task.variables == "mirrored" else readers[:1], self.bytes)
 
 
@@ -184,11 +184,14 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
         for device, size in one.kept(plan).items():
             found.held[device] += size
         found.sums[home] += one.parameter * (plan.adds_at_home or plan.num_micro_batch == 1)
-        for device in () if one_memory else set(one.readers(plan)).difference(one.kept(plan)):
+        sent_to = {plan.here(home, rank) for rank in range(len(plan.processes))}.difference(one.kept(plan))
+        for device in sent_to:
+            found.read[device] += one.parameter
+        for device in () if one_memory else set(one.readers(plan)).difference(one.kept(plan), sent_to):
             of = largest.setdefault(device, {})
             of[one.whole or one.name] = of.get(one.whole or one.name, 0) + one.parameter
     for device, sizes in largest.items():
-        found.read[device] = sum(sorted(sizes.values())[-AHEAD - 1:]) if plan.reads_anew else sum(sizes.values())
+        found.read[device] += sum(sorted(sizes.values())[-AHEAD - 1:]) if plan.reads_anew else sum(sizes.values())
     return found
 
 
@@ -229,6 +232,3 @@ def _check_processes(plan: Plan, config: Config, what: str) -> None:
     if NONE not in (config.zero, config.offload):
         raise ConfigError(f"{what}, and offload is {config.offload!r}, under which each process has all variables on its own "
                           "host and divides none: leave one of them out, or start one process that sees all devices")
-    if config.zero == "v3":
-        raise ConfigError(f"{what}; parameters are divided within one process only: use 'v2', which divides states and sums of "
-                          "gradients, or start one process that sees all devices")

@@ -12,6 +12,7 @@ from whale_tf.passes import compile_program
 from whale_tf.passes.communicate import takes_own
 from whale_tf.plan import Plan
 from whale_tf.program import CLONED
+from whale_tf.program import Program as Step
 from whale_tf.simulator.calibration import ARITHMETIC, MEMORY
 from whale_tf.simulator.costs import OpEstimator
 from whale_tf.simulator.from_plan import check_ops
@@ -25,25 +26,28 @@ NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
 
 
 def captured_step(
-    plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator, global_batch: Optional[int] = None
-) -> Tuple[Program, Subject, Tasks]:
+    plan: Plan, graph: StepGraph, cluster: Cluster, network: Network, estimator: OpEstimator, global_batch: Optional[int] = None,
+    numbers: Optional[Mapping[int, int]] = None
+) -> Tuple[Program, Subject, Tasks]:  # fmt: skip
     """The tasks of a step.
 
     Args:
         global_batch: examples of a step of all processes and model replicas; None: those that the step was captured with.
+        numbers: the plan's devices in the cluster, and the hosts of processes (:meth:`Cluster.with_hosts`); None: the same.
 
     Raises:
         PlanError: the plan is for a larger cluster, or its schedule cannot order this graph; or the global batch cannot be
             divided into mini-batches.
     """
     check_ops(plan)
-    stages = tuple(tuple(device for row in task.devices for device in row) for task in plan.task_graphs)
-    homes = {device for task in plan.task_graphs for device in task.homes.values()}
+    processes = 1 if plan.spans_processes else max(1, len(plan.processes))
+    places = [_Places(plan, rank, numbers) for rank in range(processes)]
+    stages = tuple(tuple(places[0].of(device) for row in task.devices for device in row) for task in plan.task_graphs)
+    homes = {place.of(device) for place in places for task in plan.task_graphs for device in task.homes.values()}
     used = sorted(homes.union(device for stage in stages for device in stage))
     if used[-1] >= len(cluster):
         raise PlanError(f"the plan uses device {used[-1]}, cluster {cluster.name!r} has devices 0 to {len(cluster) - 1}; use a "
                         "larger cluster")
-    processes = 1 if plan.spans_processes else max(1, len(plan.processes))
     step = training_step(graph, processes)
     parts = [replace(plan.local_part(rank), emit="inline") for rank in range(processes)]
     own = plan.num_model_replicas if takes_own(step, parts[0]) else processes  # mini-batches in all
@@ -54,23 +58,52 @@ def captured_step(
     tasks = Tasks(cluster, network, used)
     values = {step.graph.op(one.name).outputs[0]: one.bytes - one.slots for one in graph.variables}
     costs = StepCosts(graph, cluster, estimator, graph.batch * own / plan.num_micro_batch, values)
-    add_step(tasks, costs, step, [(compile_program(step, part), part) for part in parts])
+    add_step(tasks, costs, step, [place.moved(compile_program(step, part), part) for place, part in zip(places, parts)])
     static_bytes: Dict[int, Dict[str, float]] = {device: {} for device in used}
-    for part in parts:
+    for place, part in zip(places, parts):
         for one in graph.variables:
-            for device, size in _kept(part, one).items():
+            for number, size in _kept(part, one).items():
+                device = place.of(number)
                 static_bytes[device]["parameters"] = static_bytes[device].get("parameters", 0.0) + size
     program = Program(tuple(tasks.instructions), tuple(tasks.buffers), static_bytes, stages)
     subject = Subject(graph.name, graph.precision, graph.batch * own, plan.num_micro_batch, plan.schedule, tasks.matrix_flops)
     return program, subject, tasks
 
 
+class _Places:
+    """Where a process has the plan's devices in a cluster with a host for each process.
+
+    Args:
+        numbers: see :func:`captured_step`.
+    """
+
+    def __init__(self, plan: Plan, rank: int, numbers: Optional[Mapping[int, int]]) -> None:
+        self._numbers = numbers and {**numbers, plan.host: numbers[plan.host + rank]}
+
+    def of(self, device: int) -> int:
+        return device if self._numbers is None else self._numbers[device]
+
+    def moved(self, program: Step, part: Plan) -> Tuple[Step, Plan]:
+        """A process' program and plan, on these devices."""
+        if self._numbers is None:
+            return program, part
+        bodies = tuple(body if body.home is None else body._replace(home=self.of(body.home)) for body in program.bodies)
+        calls = tuple(call._replace(devices=tuple(map(self.of, call.devices))) for call in program.calls)
+        tasks = tuple(replace(task, devices=tuple(tuple(map(self.of, row)) for row in task.devices), homes={})
+                      for task in part.task_graphs)
+        part = replace(part, task_graphs=tasks, processes=(), num_devices=len(self._numbers))
+        return program._replace(bodies=bodies, calls=calls), part
+
+
 def _kept(part: Plan, one: StepVariable) -> Dict[int, float]:
-    """The devices of a process that keep a variable -> bytes: without its slots where another process updates it."""
+    """The devices of a process that keep a variable -> bytes: without its slots where another process updates it, none at all
+    under v3."""
     task = part.task_graphs[one.task_graph]
     home = task.homes.get(one.name)
     if home is not None:
         here = part.here(home)
+        if here != home and part.zero == "v3":
+            return {}
         return {here: one.bytes - (one.slots if here != home else 0.0)}
     rows = task.devices if task.variables == "mirrored" else task.devices[:1]
     return dict.fromkeys([row[one.shard] for row in rows] if task.strategy == "split" else task.variable_devices, one.bytes)

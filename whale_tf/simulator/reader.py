@@ -7,7 +7,7 @@ the layouts of their tensors, as emission lowers them::
     accumulate                  an addition on the replica's device
     synchronise                 an addition on one device, in turns, or a collective between processes
     whole, merge                an addition or concatenation on the first device
-    broadcast                   a message from one process to each other one, when what it sends has been written
+    gather, broadcast           a message from one process to each other one, when what it sends has been written
 
 Costs say how long an op takes, and whether it runs by itself; one that does not hands on what it reads.
 """
@@ -32,6 +32,7 @@ from whale_tf.program import (
     BROADCAST,
     DIVIDE,
     FORWARD,
+    GATHER,
     MERGE,
     ONCE,
     SYNCHRONISE,
@@ -50,6 +51,7 @@ from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV,
 SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
 ADDED = -2  # in place of a device: the sum of several calls
 NO_VALUE_BYTES = 4.0  # of a message that something is done
+MESSAGES = (GATHER, BROADCAST)
 LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
 
@@ -170,7 +172,7 @@ class _Reader:
         self.piece_of = [{op: number for number, piece in enumerate(pieces) for op in piece.ops} for pieces in self.pieces]
         self.parts = [self._part(call) for call in program.calls]
         self.sums = self._turns()
-        self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) == BROADCAST]
+        self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) in MESSAGES]
         self.ran: Dict[Tuple[int, int], int] = {}
         self._known: Dict[Tuple[int, int, bool], Value] = {}
         self._made: Dict[Tuple[int, int, int], Value] = {}  # (call of a recipe, tensor, device that reads it or ALL)
@@ -358,7 +360,8 @@ class _Reader:
             else:
                 place = self.piece_of[call.body][op.id]
                 task = self.ran.get((number, place), START)
-                is_variable = any(self.graph.producer(t).type in VARIABLES for t in op.inputs)
+                is_variable = any(self.graph.producer(t).type in VARIABLES and (t, False) not in self.sources[number]
+                                  for t in op.inputs)
                 if task == START and not is_variable:
                     self._known[key] = self._handed_on(number, self.pieces[call.body][place])
                 else:  # a variable's value is there from the start, on the variable's device
@@ -464,7 +467,7 @@ class _Reader:
         is_own = is_divided and (step == BRIDGE or (step == SYNCHRONISE and len(self.peers) == 1))
         key = number, tensor, ALL
         if key not in self._made:
-            if step == BROADCAST:
+            if step in MESSAGES:
                 self._broadcast(number)
             elif step == SYNCHRONISE and not is_own:
                 self._synchronise(number)
@@ -586,15 +589,18 @@ class _Reader:
             return
         place = self.messages.index(number)
         calls = [peer.program.calls[peer.messages[place]] for peer in self.peers]
-        owner = next(rank for rank, call in enumerate(calls) if call.takes or call.after)
+        bodies = [peer.program.bodies[call.body] for peer, call in zip(self.peers, calls)]
+        owner = next(rank for rank, (call, body) in enumerate(zip(calls, bodies))
+                     if call.takes or call.after or (body.step == GATHER and body.inputs))
         for peer in self.peers:
             peer._made[peer.messages[place], ALL, ALL] = Value()
-        sender, tensors = self.peers[owner], self.program.bodies[calls[owner].body].inputs
+        sender, tensors, kind = self.peers[owner], bodies[owner].inputs, bodies[owner].step
         number, devices = sender.messages[place], [call.devices[0] for call in calls]
         values = [sender._main(source, tensor, number) for tensor, (source,) in calls[owner].takes]
         written = sender._written(calls[owner])
+        taken = {tensor for tensor, _ in calls[owner].takes}
         values += [Value((Held(START, devices[owner], -1, tensor, sender.costs.bytes(tensor)),), written)
-                   for tensor in tensors if calls[owner].after]
+                   for tensor in tensors if tensor not in taken]
         size, waits = NO_VALUE_BYTES, written
         if any(value.parts for value in values):
             packed = sender._packed(number, values)
@@ -602,10 +608,11 @@ class _Reader:
                 self.tasks.wait(packed.task, sorted(written))
             size, waits = packed.size, _together(values).waits | {packed.task}
         pairs = tuple((devices[owner], device, 1.0) for device in devices if device != devices[owner])
-        about = sender._about(number, BROADCAST)._replace(label=BROADCAST)
+        about = sender._about(number, kind)._replace(label=kind)
         task = self.tasks.communicate(
-            SEND_RECV, Group(tuple(sorted(devices)), pairs), size, GRADIENT, sorted(waits - {START}), about)
-        for value, (tensor, _) in zip(values, calls[owner].takes):
+            SEND_RECV, Group(tuple(sorted(devices)), pairs), size, FEATURE if kind == GATHER else GRADIENT,
+            sorted(waits - {START}), about)
+        for value, tensor in zip(values, bodies[owner].outputs):
             sender._made[number, tensor, ALL] = value._replace(waits=value.waits | {task})
         for rank, peer in enumerate(self.peers):
             if rank != owner and tensors:
@@ -626,7 +633,8 @@ class _Reader:
     def _arrived(self, number: int, task: int, tensors: Sequence[int], size: float) -> None:
         """What a message brings."""
         device = self.program.calls[number].devices[0]
-        arrived = Held(task, device, self._new_buffer("gradient buckets", task, device, size), tensors[0], size)
+        category = "gathered parameters" if self._step(number) == GATHER else "gradient buckets"
+        arrived = Held(task, device, self._new_buffer(category, task, device, size), tensors[0], size)
         if len(tensors) > 1:
             arrived = self._op(self._about(number, "out of message"), device, [arrived], (), 2.0 * size, size)
         for tensor in tensors:

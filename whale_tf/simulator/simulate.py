@@ -7,7 +7,6 @@ from collections import Counter, OrderedDict
 from typing import Dict, Hashable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import PlanError
 from whale_tf.plan import Plan
 from whale_tf.schedule import schedule_of
 from whale_tf.simulator.calibration import Calibration, calibrated
@@ -149,7 +148,8 @@ class Simulator:
     def run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int] = None) -> Simulation:
         """Predict one step of a captured graph under a plan, op by op.
 
-        On CPU devices, with a calibration, the ops of a process' devices share its cores.
+        On CPU devices, with a calibration, the ops of a process' devices share its cores.  Under offloading the result has one
+        more device for each process: its host, behind the devices of its node.
 
         Args:
             global_batch: examples of a step; None: those of the captured one.  Ops measured at several batches follow these.
@@ -159,18 +159,20 @@ class Simulator:
         """
         if plan.offload != "none":
             if len(plan.processes) > 1 and not plan.spans_processes:
-                raise PlanError(
-                    f"offload is {plan.offload!r}, and each of {len(plan.processes)} processes has a host of its own, which the "
-                    "simulator does not know; simulate the plan of one process")
+                cluster, numbers = self.cluster.with_hosts(plan.processes, plan.num_devices)
+                return Simulator(cluster, self.options)._run_step(plan, step, global_batch, numbers)
             return Simulator(self.cluster.with_host(plan.num_devices), self.options)._run_step(plan, step, global_batch)
         return self._run_step(plan, step, global_batch)
 
-    def _run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int]) -> Simulation:
+    def _run_step(
+        self, plan: Plan, step: StepGraph, global_batch: Optional[int], numbers: Optional[Mapping[int, int]] = None
+    ) -> Simulation:
         began = time.process_time()
         known = self.options.calibration
         model = ModelGraph(step.name, step.batch, step.precision, OPTIMIZERS["sgd"], (), ())
         estimator = OpEstimator(model, self.options.efficiency, None, True, known)
-        program, subject, tasks = captured_step(plan, step, self.cluster, self.network, estimator, global_batch)
+        program, subject, tasks = captured_step(
+            plan, step, self.cluster, self.network, estimator, global_batch, numbers)
         graph = tasks.graph()
         limits = tasks.limits if known is not None and known.cores is not None else None
         result = self._result(program, graph, subject, time.process_time() - began, limits=limits)

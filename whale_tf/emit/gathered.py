@@ -1,0 +1,139 @@
+"""Values of variables that only one process has, for the step that begins (ZeRO v3; see :mod:`whale_tf.passes.owners`).
+
+What follows from variables alone (their reads, casts, weight decay) is there twice: as the script wrote it, on the variables
+themselves, for runs by themselves such as an evaluation; and a copy of it, on values that were sent, which training reads::
+
+    owner       v ──> value ──> Switch ──> CollectiveBcastSend ──> Merge ·····> value ──> cast ──> clones
+    others            Switch ··> CollectiveBcastRecv ──> Merge ──> cast ──> clones
+                         └─────> v ──> value ─────────────┘
+
+``together`` decides at the Switches: a run that no other process takes part in reads its own variables, to which their owners'
+values are brought before it (:mod:`whale_tf.processes.state`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Set, Tuple
+
+from whale_tf._tf_compat import tf
+from whale_tf.communicators import Member, ProcessCommunicator
+from whale_tf.emit.calls import control_for
+from whale_tf.emit.context import ORIGINAL, Context, Gathered
+from whale_tf.graph_editor.nodes import Nodes
+from whale_tf.ir.graph import Op, Phase
+from whale_tf.passes.owners import VALUES, Message
+
+
+def gather_values(context: Context, nodes: Nodes, sums: ProcessCommunicator, after: Set[int]) -> Gathered:
+    """Stage the messages, and the copy of what follows from variables.
+
+    Args:
+        after: ops outside the region that follow from it; the copy does not wait for them.
+    """
+    graph, owners = context.graph, context.owners
+    values: Dict[int, str] = {}
+    alone: Dict[str, Tuple[str, ...]] = {}
+    for message in owners.messages:
+        if message.kind == VALUES and message.variables:
+            values.update(_Values(context, nodes, sums, message, alone).stage())
+    tensors = {graph.ops[variable].outputs[0]: value for variable, value in values.items()}
+    reads = [graph.ops[index] for index in owners.gathered if graph.ops[index].type == "ReadVariableOp"]
+    for op in reads:
+        tensors[op.outputs[0]] = values[graph.tensors[op.inputs[0]].op]
+    ops = {op.id: tensors[op.outputs[0]].partition(":")[0] for op in reads}
+    copied = [graph.ops[index] for index in owners.gathered if index not in ops]
+    members, scope = {op.id for op in copied}, context.name("gathered")
+    waits = {wait: control_for(context, wait, context.home(op), ORIGINAL, after)
+             for op in copied for wait in op.control_inputs if wait not in members}
+    names = context.edit.clone(
+        [context.tf_ops[op.id] for op in copied], scope, input_map={graph.tensor_name(t): value for t, value in tensors.items()},
+        control_map={graph.ops[wait].name: ops.get(wait, name) for wait, name in waits.items()},
+        device=lambda tf_op: context.device_of(graph.op(tf_op.name)))
+    for op in copied:
+        ops[op.id] = names[op.name]
+        tensors.update((tensor, f"{names[op.name]}:{graph.tensors[tensor].index}") for tensor in op.outputs)
+    return Gathered(tensors, ops, alone)
+
+
+def read_gathered(context: Context) -> None:
+    """Let the update read the copy.  To be called when all other edges have moved."""
+    gathered, graph = context.gathered, context.graph
+    for op in graph.ops:
+        if op.phase is not Phase.APPLY:
+            continue
+        for position, tensor in enumerate(op.inputs):
+            if tensor in gathered.tensors and graph.tensors[tensor].op in gathered.ops:
+                context.edit.move_input(op.name, position, gathered.tensors[tensor])
+        waits = [wait for wait in op.control_inputs if wait in gathered.ops]
+        if waits:
+            context.edit.move_waits(op.name, [graph.ops[wait].name for wait in waits], [gathered.ops[wait] for wait in waits])
+
+
+class _Values:
+    """Stages one message; ``alone``: see :class:`Gathered`."""
+
+    def __init__(self, context: Context, nodes: Nodes, sums: ProcessCommunicator, message: Message,
+                 alone: Dict[str, Tuple[str, ...]]) -> None:
+        self._context, self._nodes, self._sums, self._message, self._alone = context, nodes, sums, message, alone
+        self._ops = [context.graph.ops[variable] for variable in message.variables]
+        self._scopes = [context.name("values", op.name) for op in self._ops]
+        self._devices = [context.device_of(op) for op in self._ops]
+        self._dtype = tf.as_dtype(self._ops[0].attrs["dtype"]).base_dtype
+
+    def stage(self) -> Dict[int, str]:
+        """Variable -> the tensor that training reads."""
+        context, nodes, scope, host = self._context, self._nodes, self._scopes[0], self._context.host
+        root = context.plan.process_of(self._message.home)
+        is_own = root == context.owners.rank
+        true = nodes.const(True, scope + "/default", tf.bool, host)
+        together = nodes.add("PlaceholderWithDefault", scope + "/together", [true], host, dtype=tf.bool, shape=tf.TensorShape([]))
+        first = len(self._sums.collectives)
+        values = self._own(together, root) if is_own else self._received(together, root)
+        self._sums.together.update(dict.fromkeys(self._sums.collectives[first:], together))
+        self._alone[together] = () if is_own else tuple(op.name for op in self._ops)
+        return {op.id: value + ":0" for op, value in zip(self._ops, values)}
+
+    def _shapes(self) -> List[List[int]]:
+        return [list(op.attrs["shape"]) for op in self._ops]
+
+    def _own(self, together: str, root: int) -> List[str]:
+        """What the variables' owner reads: their values, once they have been sent."""
+        nodes, scope = self._nodes, self._scopes[0]
+        reads = [self._read(op, op.name, place, ()) for place, op in enumerate(self._ops)]
+        taken = [nodes.add("Switch", where + "/taken", [read, together], device, T=self._dtype)
+                 for read, where, device in zip(reads, self._scopes, self._devices)]
+        members = [Member(name + ":1", device) for name, device in zip(taken, self._devices)]
+        sent = self._sums.broadcast_together(members, self._shapes(), self._scopes, self._dtype, root)
+        device = self._devices[0]
+        branch = nodes.add("Switch", scope + "/done", [together, together], device, T=tf.bool)
+        done = nodes.identity(branch + ":1", scope + "/sent", tf.bool, device, sorted(set(sent)))
+        ended = nodes.add("Merge", scope + "/ended", [branch + ":0", done], device, T=tf.bool, N=2)
+        return [nodes.identity(read, where + "/value", self._dtype, place, [ended])
+                for read, where, place in zip(reads, self._scopes, self._devices)]
+
+    def _received(self, together: str, root: int) -> List[str]:
+        """What the others read: what they have received, or, in a run by itself, the variables."""
+        nodes, scope, device = self._nodes, self._scopes[0], self._devices[0]
+        branch = nodes.add("Switch", scope + "/branch", [together, together], device, T=tf.bool)
+        waits = nodes.identity(branch + ":1", scope + "/is_together", tf.bool, device)
+        members = [Member("", where) for where in self._devices]
+        arrived = self._sums.broadcast_together(members, self._shapes(), self._scopes, self._dtype, root, [waits])
+        found = []
+        for place, (op, value) in enumerate(zip(self._ops, arrived)):
+            alone = nodes.identity(branch + ":0", f"{self._scopes[place]}/is_alone", tf.bool, self._devices[place])
+            read = self._read(op, self._same(op, place), place, [alone])
+            found.append(nodes.add("Merge", self._scopes[place] + "/merged", [read, value], self._devices[place],
+                                   T=self._dtype, N=2))
+        return found
+
+    def _same(self, op: Op, place: int) -> str:
+        """The same variable under another name, by which a run that trains does not reach the variable's own op."""
+        def shared(node: Any, original: Any) -> None:
+            node.attr["shared_name"].s = node.attr["shared_name"].s or op.name.encode()
+        names = self._context.edit.clone([self._context.tf_ops[op.id]], self._context.name("same"), device=self._devices[place],
+                                         edit=shared)
+        return names[op.name]
+
+    def _read(self, op: Op, name: str, place: int, waits: Sequence[str]) -> str:
+        kind, attr = ("ReadVariableOp", "dtype") if op.type == "VarHandleOp" else ("Identity", "T")
+        return self._nodes.add(kind, self._scopes[place] + "/read", [name], self._devices[place], waits, **{attr: self._dtype})
