@@ -52,7 +52,7 @@ def momentum(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
 
 
 def pulling(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
-    """The function takes its mini-batch itself, from an iterator that has no other: as ``fit`` of Keras 2, and loops in functions."""
+    """The function takes its mini-batch itself, as ``fit`` of Keras 2 does, from an iterator that has no other."""
     weights = perceptron()
 
     @tf.function
@@ -379,8 +379,8 @@ def watched(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [w, out, each, total]
 
 
-STEPS = [momentum, keras_adam, pulling, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting, adversaries,
-         unrolled, ranked, sorted_series, until_settled, watched]
+STEPS = [momentum, keras_adam, pulling, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting,
+         adversaries, unrolled, ranked, sorted_series, until_settled, watched]
 
 
 @pytest.mark.slow

@@ -219,7 +219,8 @@ class Division:
             scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_total")
             here = self._here(source, task_graph, names)
             if self._communicator.is_always_together:
-                each, everything = self.of_each_process(source, task_graph, names), nodes.const([0], scope + "/all", tf.int32, device)
+                each = self.of_each_process(source, task_graph, names)
+                everything = nodes.const([0], scope + "/all", tf.int32, device)
                 everywhere = nodes.add("Sum", scope, [each, everything], device, T=tf.int32, Tidx=tf.int32, keep_dims=False)
             else:
                 everywhere = self._communicator.sum_if_together(Member(here, device), here, device, scope, tf.int32)

@@ -388,8 +388,8 @@ def _added_up(context: Context, across: Across, sums: Communicator, division: Di
     if across.added and division.batch is not None:
         op, position = across.added[0]
         raise PlanError(
-            f"{graph.tensor_name(graph.ops[op].inputs[position])!r} is counted in a mini-batch of {division.batch} examples, a size "
-            "that the function's signature prescribes and may be part of the count; leave the batch size open (None) in "
+            f"{graph.tensor_name(graph.ops[op].inputs[position])!r} is counted in a mini-batch of {division.batch} examples, a "
+            "size that the function's signature prescribes and may be part of the count; leave the batch size open (None) in "
             "input_signature")
     groups: Dict[Tuple[str, bool], List[reroute.Use]] = {}
     for use in across.added:
