@@ -39,9 +39,9 @@ BUILDS: Dict[str, Any] = {"momentum": momentum, "sparse": sparse, "wide": wide}
 @pytest.fixture
 def only_rhino(monkeypatch: Any) -> Iterator[None]:
     """Plans of TaskGraphs, which would win on such small models, are none."""
-    import whale_tf.searching as searching
+    import whale_tf.playing as playing
 
-    monkeypatch.setattr(searching, "to_play", lambda found: [])
+    monkeypatch.setattr(playing, "to_play", lambda found: [])
     yield
 
 

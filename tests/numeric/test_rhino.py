@@ -14,7 +14,7 @@ from models import gpt2
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, run_local, run_script
 from tests.numeric.script import Setting, Stages
 from tests.numeric.split import find
-from whale_tf import searching
+from whale_tf import playing
 from whale_tf.cluster import Cluster
 from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
 from whale_tf.plan import Plan
@@ -36,7 +36,7 @@ def slow_devices(count: int, link_gbytes_per_s: float = 1.0) -> Dict[str, Any]:
 @pytest.fixture(autouse=True)
 def only_rhino(monkeypatch: Any) -> None:
     """Data parallelism and the undivided graph are no candidates: of these models they would be chosen."""
-    monkeypatch.setattr(searching, "to_play", lambda found: [one for one in found if one.search not in ALWAYS])
+    monkeypatch.setattr(playing, "to_play", lambda found: [one for one in found if one.search not in ALWAYS])
 
 
 @functools.lru_cache(maxsize=None)
