@@ -80,7 +80,8 @@ The configuration key `pipeline.schedule` sets the order in which the devices of
 chooses the fastest schedule that fits the devices' memory according to the simulation, and `wh.explain()` names the others.
 
 This page shows each schedule for {DEVICES} devices and {MICRO_BATCHES} micro-batches, in nominal times, with
-`pipeline.warmup: "PA"`. F is a forward pass. B is a backward pass, or the part of it that the previous stage waits for. W computes the gradients of weights.
+`pipeline.warmup: "PA"`. F is a forward pass. B is a backward pass, or the part of it that the previous stage waits for. W
+computes the gradients of weights.
 
 The table says how long a device waits, and how much it holds, in a pipeline of S stages whose F, B and W take equally long. What
 it holds is counted in micro-batches of a whole stage's activations. Even without waits, all stages together take `S - 1` F longer

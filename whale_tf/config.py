@@ -28,7 +28,7 @@ ALIASES: Mapping[str, str] = {
     "amp.level": "amp.dtype",
 }
 
-# Values of other names for a key: EPL's.
+# Values of a key under the names that EPL uses.
 VALUES: Mapping[str, Mapping[str, str]] = {
     "pipeline.schedule": {
         "PreferBackward": "backward_first", "PreferBackwardOptimizer": "backward_first", "PreferForward": "gpipe"},
@@ -280,12 +280,12 @@ class Config(Record):
 
     @property
     def precision(self) -> str:
-        """The type that ops compute in where it is safe."""
+        """The type in which ops compute if that is safe."""
         return "float32" if self.amp.dtype == "none" else self.amp.dtype
 
     @property
     def loss_scale(self) -> Union[None, float, str]:
-        """What gradients are multiplied by in that type: a number, "dynamic", or None."""
+        """The factor for gradients in that type: a number, "dynamic", or None."""
         scale = self.amp.loss_scale
         if scale is None:
             return "dynamic" if self.amp.dtype == "float16" else None
@@ -300,7 +300,7 @@ class Config(Record):
         return {row.key: self[row.key] for row in self.table()}
 
     def changed(self, **keys: Any) -> Config:
-        """The same with other values for some sections' keys, as ``pipeline__schedule="gpipe"``."""
+        """A copy with other values for some keys of sections, such as ``pipeline__schedule="gpipe"``."""
         given = {key: self[key] for key in self.given}
         return Config({**given, **{key.replace("__", "."): value for key, value in keys.items()}})
 
@@ -395,9 +395,8 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
         name = _canonical(key)
         value = VALUES.get(key, VALUES.get(name, {})).get(value, value) if isinstance(value, str) else value
         if name in leaves and (leaves[name] != value or type(leaves[name]) is not type(value)):
-            raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same thing but have different "
-                              f"values, {leaves[name]!r} and {value!r}; "
-                              "keep one")
+            raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same key but have different values, "
+                              f"{leaves[name]!r} and {value!r}; keep one")
         leaves[name], spelled[name] = value, key
     return leaves
 

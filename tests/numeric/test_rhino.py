@@ -162,7 +162,7 @@ def _parallelize(config: Dict[str, Any], annotated: bool = False, loop: bool = F
 
 
 # What the message says of a loop in the way: that it is control flow, or, of a functional one, what it takes of the time.
-LOOP = r"control flow|beside what cannot be divided: 'while' \((Stateless)?While, \d+% of the time on one device: it runs a "
+LOOP = r"control flow|while these cannot be divided: 'while' \((Stateless)?While, \d+% of the time on one device: it runs a "
 
 
 def test_what_does_not_go_with_the_search_is_refused() -> None:
