@@ -21,12 +21,13 @@ except ImportError as error:
         "whale_tf rewrites TensorFlow graphs, and no TensorFlow was found. Install the build that fits the machine "
         "(tensorflow, tensorflow-cpu or tensorflow-gpu; 1.15 or 2.x), or run: pip install 'whale_tf[tf]'") from error
 
-__all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter",
-           "EventFileWriter", "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef",
-           "check_version", "collectives_carry_float16", "collectives_send_from_any", "eager_context", "eager_outside_functions",
-           "function_tracing", "global_seed", "gradients_util", "has_kernel", "has_xla", "imperative_grad", "imported_as_written",
-           "is_unlifted", "lacking", "make_logical_cpus", "op_def", "relaxed_type", "seeded", "serve_eagerly", "serves_eagerly",
-           "sharded_by_file", "static_dims", "tf", "traced_graphs", "v1", "variable_value"]
+__all__ = ["AttrValue", "BaseSession", "ControlFlowGraph", "DatasetIterator", "DatasetV1", "DatasetV1Adapter", "EventFileWriter",
+           "FetchMapper", "FunctionDef", "FunctionTracing", "GraphDef", "NodeDef", "OpDef", "check_version",
+           "collectives_carry_float16", "collectives_gather_any_size", "collectives_send_from_any", "eager_context",
+           "eager_outside_functions", "function_tracing", "global_seed", "gradients_util", "has_kernel", "has_xla",
+           "imperative_grad", "imported_as_written", "is_unlifted", "lacking", "make_logical_cpus", "op_def", "relaxed_type",
+           "seeded", "serve_eagerly", "serves_eagerly", "sharded_by_file", "static_dims", "tf", "traced_graphs", "v1",
+           "variable_value"]
 
 SUPPORTED = "1.15 and 2.4 to 2.21"
 OLDEST_2, NEWEST = (2, 4), (2, 21)
@@ -283,6 +284,11 @@ def seeded(seed: int) -> Iterator[None]:
 def collectives_carry_float16() -> bool:
     """Whether sums between processes can be of float16: 1.15 has no such kernel on CPU."""
     return not tf.__version__.startswith("1.")
+
+
+def collectives_gather_any_size() -> bool:
+    """Whether a gather may be of another size in each step: ``CollectiveGatherV2`` may (tested from 2.15 on)."""
+    return tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 15)
 
 
 def collectives_send_from_any() -> bool:

@@ -8,8 +8,6 @@ the user made it; all replicas read it in every step, and its update runs once (
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from whale_tf._tf_compat import eager_context, function_tracing, is_unlifted, tf, traced_graphs
@@ -163,11 +161,8 @@ def _is_backward(name: str) -> bool:
 def settings(config: Config) -> Config:
     """The configuration that functions run under: one copy of each variable; a mini-batch that the function itself takes from an
     iterator (Keras 2 does) is divided over all model replicas, as one that it is given, unless the user says otherwise."""
-    result = copy.copy(config)
-    object.__setattr__(result, "variables", SHARED)
-    if "io.nested_batch" not in config.given:
-        object.__setattr__(result, "io", replace(config.io, nested_batch="divide"))
-    return result
+    divided = {} if "io.nested_batch" in config.given else {"io__nested_batch": "divide"}
+    return config.changed(variables=SHARED, **divided)
 
 
 def check_devices(name: str, plan: Plan, devices: Sequence[str]) -> None:

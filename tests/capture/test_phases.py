@@ -392,3 +392,18 @@ def test_annotations_of_another_graph_are_refused(graph: Any) -> None:
     with pytest.raises(GraphError, match="'a/w:0'.*another graph"):
         find_phases(ops, annotations_of(graph))
     assert find_phases(ops, Annotations()).targets == ()
+
+
+@pytest.mark.parametrize("lost", [None, (None, 3)])
+@pytest.mark.parametrize("resource", [False, True])
+def test_a_gradient_has_the_shape_of_its_variable(graph: Any, lost: Any, resource: bool) -> None:
+    """Tapes lose it where the batch has any size (the kernel's in ``tf.tensordot``)."""
+    w = v1.get_variable("w", [8, 3], use_resource=resource)
+    optimizer = v1.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(tf.reduce_mean(tf.matmul(placeholder(), w)))
+    optimizer.apply_gradients(pairs)
+    ops = record(graph)
+    gradient = ops.tensor(pairs[0][0].name)
+    ops.tensors[gradient] = ops.tensors[gradient]._replace(shape=lost)
+    assert find_phases(ops, annotations_of(graph)).targets[0].tensors == (gradient,)
+    assert ops.tensors[gradient].shape == (8, 3)

@@ -51,6 +51,23 @@ def momentum(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, weights + velocities
 
 
+def pulling(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """The function takes its mini-batch itself, as ``fit`` of Keras 2 does, from an iterator that has no other."""
+    weights = perceptron()
+
+    @tf.function
+    def train(iterator: Any) -> Dict[str, Any]:
+        x, y = next(iterator)
+        with tf.GradientTape() as tape:
+            logits = logits_of(weights, stages, x)
+            loss = cross_entropy(y, logits)
+        for w, grad in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * grad)
+        return {"loss": loss, "logits": logits, "examples": tf.shape(x)[0]}
+
+    return lambda *batch: train(iter(tf.data.Dataset.from_tensors(batch))), weights
+
+
 def keras_adam(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     """An optimizer that makes its variables in the first trace; a metric that counts over all steps."""
     weights = perceptron()
@@ -362,8 +379,8 @@ def watched(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
     return step, [w, out, each, total]
 
 
-STEPS = [momentum, keras_adam, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting, adversaries,
-         unrolled, ranked, sorted_series, until_settled, watched]
+STEPS = [momentum, keras_adam, pulling, sparse, control_flow, penalty, two_players, called, by_tf_gradients, asserting,
+         adversaries, unrolled, ranked, sorted_series, until_settled, watched]
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ NOT_BUILT = {
     "EnsureShape", "PlaceholderWithDefault", "RefIdentity", "Copy", "CopyHost", "XlaSharding", "DebugIdentity", "Bucketize",
     "DebugGradientIdentity", "DecodeRaw", "StringToHashBucketFast", "AsString", "StringToNumber", "CheckNumericsV2",
     "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxArgsGradient", "AccumulateNV2", "Print", "PrintV2", "BiasAddV1", "Ndtri",
-    "Erfinv", "MulNoNan", "Xlog1py", "SelectV2", "Mod", "NextAfter", "DeepCopy", "IdentityN", "Select", "Cast", "AddN",
+    "Erfinv", "MulNoNan", "Xlog1py", "SelectV2", "Mod", "NextAfter", "DeepCopy", "IdentityN", "Select", "Cast", "AddN", "Bitcast",
     "BiasAdd", "LeakyRelu", "LeakyReluGrad", "CheckNumerics", "ApproximateEqual", "Complex", "Betainc", "IgammaGradA", "Inv",
     "InvGrad", "ReciprocalGrad", "PopulationCount", "Snapshot"}
 
@@ -98,6 +98,7 @@ def special_elementwise() -> List[Case]:
         Case("Select", lambda c, x, y: raw.Select(condition=c, x=x, y=y), [real(3, 4) > 1, real(3, 4), real(3, 4)]),
         Case("SelectV2", lambda c, x, y: raw.SelectV2(condition=c, t=x, e=y), [flags[:, None], real(3, 4), real(4)]),
         Case("Cast", lambda x: raw.Cast(x=x, DstT=tf.float32), [real(3, 4)]),
+        Case("Bitcast", lambda x: raw.Bitcast(input=x, type=tf.int64), [real(3, 4)]),
         Case("AddN", lambda x, y, z: raw.AddN(inputs=[x, y, z]), [real(3, 4)] * 3),
         Case("BiasAdd", lambda x, b: raw.BiasAdd(value=x, bias=b), [real(3, 2, 4), real(4)]),
         Case("BiasAdd-NCHW", lambda x, b: raw.BiasAdd(value=x, bias=b, data_format="NCHW"), [real(3, 4, 2, 5), real(4)]),

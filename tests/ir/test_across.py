@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Dict, Sequence, Tuple
 
+import numpy as np
 import pytest
 
 from tests.passes.drawings import chain
@@ -15,6 +16,7 @@ Added = Tuple[str, str, Sequence[str], Tuple]  # name, type, inputs, shape of th
 pytestmark = pytest.mark.once
 
 COUNTER: Added = ("counter", "VarHandleOp", (), ())
+FIRST: Added = ("first", "Const", (), (1,))  # the axis of the batch
 
 
 def among(step: TrainingStep, ops: Sequence[Added], results: Sequence[str], sums: bool = True) -> Tuple[TrainingStep, Across]:
@@ -22,7 +24,7 @@ def among(step: TrainingStep, ops: Sequence[Added], results: Sequence[str], sums
     graph = step.graph
     for name, type_, inputs, shape in ops:
         graph.add(name, type_, [graph.tensor(each) for each in inputs], [(shape, "float32")] * (type_[:6] != "Assign"),
-                  phase=Phase.OTHER, attrs={SUMS: sums})
+                  phase=Phase.OTHER, attrs={SUMS: sums}, value=np.zeros(shape, "int32") if type_ == "Const" else None)
     region = step.region._replace(task_graph=[*step.region.task_graph, *[-1] * len(ops)])
     return step._replace(region=region), of_function(region, step.sources, [graph.tensor(name) for name in results])
 
@@ -31,31 +33,47 @@ def described(step: TrainingStep, across: Across) -> Dict[str, object]:
     names = [op.name for op in step.graph.ops]
     return {"uses": sorted((names[op], step.graph.tensor_name(step.graph.ops[op].inputs[place])) for op, place in across.uses
                            if step.graph.ops[op].phase is Phase.OTHER),
-            "added": [names[op] for op in across.added], "twice": [names[op] for op in across.twice]}
+            "added": [names[op] for op, _ in across.added], "twice": [names[op] for op in across.twice]}
 
 
 def test_what_is_counted_on_own_rows_is_added_up() -> None:
     """The count of a metric reads rows; a mean of losses does not, and is the same in all processes without a sum."""
     step, across = among(chain(1), [
-        COUNTER, ("right", "Equal", ["layer0", "x"], (None,)), ("count", "Sum", ["right"], ()),
+        COUNTER, FIRST, ("right", "Equal", ["layer0", "x"], (None, 2)), ("count", "Sum", ["right", "first"], (2,)),
         ("counted", "AssignAddVariableOp", ["counter", "count"], ()), ("averaged", "AssignAddVariableOp", ["counter", "loss"], ()),
         ("result", "Identity", ["loss"], ()), ("rows", "Identity", ["layer0"], (None, 2))], ["result", "rows"])
     assert described(step, across) == {"uses": [("averaged", "loss:0"), ("result", "loss:0")], "added": ["counted"], "twice": []}
 
 
+def test_a_variable_that_is_assigned_a_sum_of_its_value_and_rows_counts() -> None:
+    """As Keras 3 adds.  What follows from the variable, or is no plain sum over rows, is computed from all rows."""
+    def across(*summed: Added, first: str = "value", second: str = "count") -> Dict[str, object]:
+        step, found = among(chain(1), [
+            COUNTER, FIRST, *summed, ("value", "ReadVariableOp", ["counter"], (2,)), ("new", "AddV2", [first, second], (2,)),
+            ("counted", "AssignVariableOp", ["counter", "new"], ())], [])
+        return described(step, found)
+
+    count, mean = (("count", type_, ["layer0", "first"], (2,)) for type_ in ("Sum", "Mean"))
+    assert across(count) == across(count, first="count", second="value") == {"uses": [], "added": ["new"], "twice": []}
+    gathered = {"uses": [("count", "layer0:0")], "added": [], "twice": []}
+    assert across(mean) == gathered
+    assert across(count, ("again", "ReadVariableOp", ["counter"], (2,)), ("part", "Mul", ["count", "again"], (2,)),
+                  second="part") == gathered
+
+
 def test_other_writes_and_results_gather_rows() -> None:
-    ops = [COUNTER, ("right", "Equal", ["layer0", "x"], (None,)), ("count", "Sum", ["right"], ()),
-           ("counted", "AssignAddVariableOp", ["counter", "count"], ()), ("dead", "Sum", ["layer0"], ())]
+    ops = [COUNTER, FIRST, ("right", "Equal", ["layer0", "x"], (None, 2)), ("count", "Sum", ["right", "first"], (2,)),
+           ("counted", "AssignAddVariableOp", ["counter", "count"], ()), ("dead", "Sum", ["layer0", "first"], (2,))]
     step, across = among(chain(1), ops, [], sums=False)
     assert described(step, across) == {"uses": [("right", "layer0:0"), ("right", "x:0")], "added": [], "twice": []}
-    step, across = among(chain(1), [*ops[1:3], ("result", "Identity", ["count"], ())], ["result"])
+    step, across = among(chain(1), [*ops[1:4], ("result", "Identity", ["count"], ())], ["result"])
     assert described(step, across) == {"uses": [("right", "layer0:0"), ("right", "x:0")], "added": [], "twice": []}
 
 
 def test_what_needs_rows_of_both_kinds_runs_twice() -> None:
     step, across = among(chain(1), [
-        COUNTER, ("right", "Equal", ["layer0", "x"], (None,)), ("count", "Sum", ["right"], ()),
-        ("counted", "AssignAddVariableOp", ["counter", "count"], ()), ("accuracy", "Mean", ["right"], ())], ["accuracy", "right"])
+        COUNTER, FIRST, ("right", "Equal", ["layer0", "x"], (None, 2)), ("count", "Sum", ["right", "first"], (2,)),
+        ("counted", "AssignAddVariableOp", ["counter", "count"], ()), ("accuracy", "Mean", ["right", "first"], (2,))], ["accuracy", "right"])
     assert described(step, across) == {
         "uses": [("right", "layer0:0"), ("right", "x:0")], "added": ["counted"], "twice": ["right"]}
 

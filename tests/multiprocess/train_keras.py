@@ -74,12 +74,27 @@ def fitted(*data: Any, **options: Any) -> List[np.ndarray]:
     return outcome(model, steps.logs, history.history, model.predict(X, verbose=0))
 
 
+class Middle(keras.metrics.Metric):
+    """A metric that adds means: no sum over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, values: Any) -> None:
+        self.total.assign_add(tf.cast(tf.reduce_mean(values), self.total.dtype))
+
+    def result(self) -> Any:
+        return self.total + 0
+
+
 def looped() -> List[np.ndarray]:
     """A loop over a dataset, with results of the step and metrics that count, that average, and that assign."""
     model, optimizer = classifier(), keras.optimizers.SGD(0.1, momentum=0.9)
     loss_of = keras.losses.SparseCategoricalCrossentropy()
     accuracy, mean, confusion = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.Mean(), keras.metrics.MeanIoU(
         3, sparse_y_pred=False)
+    middle = Middle()
 
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor) -> Any:
@@ -91,6 +106,7 @@ def looped() -> List[np.ndarray]:
         accuracy.update_state(y, probabilities)
         confusion.update_state(y, probabilities)
         mean.update_state(loss)
+        middle.update_state(probabilities[:, 0])
         right = tf.equal(tf.argmax(probabilities, -1), y)
         return loss, tf.reduce_mean(tf.cast(right, tf.float64)), tf.shape(x)[0], probabilities
 
@@ -99,7 +115,8 @@ def looped() -> List[np.ndarray]:
         *scalars, rows = step(x, y)
         assert rows.shape[0] == x.shape[0]  # the process' own
         returned.append(scalars)
-    return outcome(model, returned, accuracy.variables, mean.variables, confusion.variables, optimizer.variables)
+    return outcome(model, returned, accuracy.variables, mean.variables, confusion.variables,
+                   middle.variables, optimizer.variables)
 
 
 def equality(path: str) -> None:

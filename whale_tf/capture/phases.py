@@ -140,7 +140,18 @@ class _Finder:
                 if variable is not None and grad is not None:
                     names = (grad,) if isinstance(grad, str) else grad
                     targets.append(Target(call.index, variable, tuple(self._tensor(n) for n in names if n is not None)))
+                    if not targets[-1].is_sparse:
+                        self._learn_shape(targets[-1].tensors[0], self._tensor(x), variable)
         return tuple(targets)
+
+    def _learn_shape(self, gradient: int, x: int, variable: int) -> None:
+        """A gradient has the shape of what it is taken by, also where TensorFlow has lost it (``tf.tensordot`` of a batch of
+        unknown size)."""
+        tensors = self.graph.tensors
+        known = self.variables[variable].shape if tensors[x].dtype == "resource" else tensors[x].shape
+        shape = tensors[gradient].shape
+        if known is not None and None not in known and (shape is None or None in shape):
+            tensors[gradient] = tensors[gradient]._replace(shape=tuple(known))
 
     # -- N --------------------------------------------------------------------------------------------------------
     def _find_region(self, targets: Tuple[Target, ...]) -> Tuple[Wait, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from whale_tf.graph_editor.nodes import Nodes
 
@@ -66,11 +66,14 @@ class Communicator(abc.ABC):
         """
         return alone
 
-    def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
+    def gather_across(
+        self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None
+    ) -> str:
         """One tensor per process, concatenated along ``dim`` in process order.
 
         Args:
             rank: number of dimensions.
             equal: all are known to have the same shape.
+            lengths: rows of each process, int32 `[processes]`; None: the processes tell each other.
         """
         return member.value

@@ -7,7 +7,7 @@ Horovod's thread agrees on an order with the other processes, so collectives nee
 from __future__ import annotations
 
 import functools
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 from whale_tf._tf_compat import tf
 from whale_tf.communicators.base import Member
@@ -41,7 +41,7 @@ class HorovodCommunicator(ProcessCommunicator):
     def _gather(self, member: Member, name: str, dtype: Any) -> str:
         return self._op("HorovodAllgather", name, member, T=dtype)
 
-    def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any) -> str:
+    def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any, lengths: Optional[str]) -> str:
         return self._gather(member, name, dtype)
 
     def _broadcast(

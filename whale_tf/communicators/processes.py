@@ -12,11 +12,11 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from whale_tf._tf_compat import collectives_carry_float16, collectives_send_from_any, tf
+from whale_tf._tf_compat import collectives_carry_float16, collectives_gather_any_size, collectives_send_from_any, tf
 from whale_tf.communicators.base import Communicator, Member
 from whale_tf.communicators.halves import GATHER_UP_TO, sum_by_gather, sum_by_ring
 from whale_tf.communicators.local import LocalCommunicator
@@ -199,7 +199,9 @@ class ProcessCommunicator(Communicator):
             "CollectiveReduce", name, [member.value], member.device, T=dtype, merge_op=MERGE_OPS[kind], final_op="Id",
             subdiv_offsets=[0] * RINGS)  # fmt: skip
 
-    def gather_across(self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool) -> str:
+    def gather_across(
+        self, member: Member, dim: int, rank: int, name: str, dtype: Any, equal: bool, lengths: Optional[str] = None
+    ) -> str:
         if dim != 0:
             raise UnsupportedOpError(
                 f"{name!r} would have to be concatenated over processes along dimension {dim}; only dimension 0 is supported"
@@ -209,7 +211,7 @@ class ProcessCommunicator(Communicator):
         if wire != dtype:
             value = self._nodes.cast(value, name + "/to_" + wire.name, dtype, wire, member.device)
         member = Member(value, member.device)
-        rows = self._gather(member, name, wire) if equal else self._gather_unequal(member, rank, name, wire)
+        rows = self._gather(member, name, wire) if equal else self._gather_unequal(member, rank, name, wire, lengths)
         if wire != dtype:
             rows = self._nodes.cast(rows, name + "/to_" + dtype.name, wire, dtype, member.device)
         return rows
@@ -217,10 +219,11 @@ class ProcessCommunicator(Communicator):
     def _gather(self, member: Member, name: str, dtype: Any) -> str:
         return self._collective("CollectiveGather", name, [member.value], member.device, T=dtype, shape=[0])
 
-    def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any) -> str:
-        """``CollectiveGather`` requires one shape for all processes and steps (1.15.5, 2.21).  Instead, each process puts its
-        rows into its own section of a tensor of zeros, with sections as long as the longest process's rows.  The sum of
-        these tensors is the gathered tensor, apart from the zeros in between."""
+    def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any, lengths: Optional[str]) -> str:
+        """Each process pads its rows to as many as the longest process has; the zeros in between are taken out afterwards.
+
+        ``CollectiveGather`` requires one shape for all steps (1.15.5, 2.21), ``CollectiveGatherV2`` only for all processes.
+        Without the latter each process puts its rows into its own section of a tensor of zeros, and these are added up."""
         nodes, device, i32 = self._nodes, member.device, tf.int32
 
         def constant(value: Any, what: str) -> str:
@@ -228,17 +231,22 @@ class ProcessCommunicator(Communicator):
 
         shape = nodes.add("Shape", name + "/shape", [member.value], device, T=dtype, out_type=i32)
         length = nodes.slice_dim(shape, 0, 1, 0, 1, name + "/length", i32, device)
-        lengths = self._gather(Member(length, device), name + "/lengths", i32)
+        lengths = lengths or self._gather(Member(length, device), name + "/lengths", i32)
         longest = nodes.add("Max", name + "/longest", [lengths, constant([0], "all")], device, T=i32, Tidx=i32, keep_dims=True)
-        before = nodes.binary("Mul", longest, constant(self._rank, "rank"), name + "/before", i32, device)
-        total = nodes.binary("Mul", longest, constant(self.processes, "processes"), name + "/total", i32, device)
+        in_sections = not collectives_gather_any_size()
+        if in_sections:
+            before = nodes.binary("Mul", longest, constant(self._rank, "rank"), name + "/before", i32, device)
+            total = nodes.binary("Mul", longest, constant(self.processes, "processes"), name + "/total", i32, device)
+        else:
+            before, total = constant([0], "before"), longest
         own = nodes.binary("Add", before, length, name + "/own", i32, device)
         after = nodes.binary("Sub", total, own, name + "/after", i32, device)
         first = nodes.concat([before, after], 0, name + "/first", i32, device)
         others = [constant([0, 0], "others")] * (rank - 1)
         paddings = nodes.add("Pack", name + "/paddings", [first] + others, device, T=i32, N=rank, axis=0)
         padded = nodes.add("Pad", name + "/padded", [member.value, paddings], device, T=dtype, Tpaddings=i32)
-        rows = self.across(Member(padded, device), "sum", name, dtype)
+        part = Member(padded, device)
+        rows = self.across(part, "sum", name, dtype) if in_sections else self._gather_any_size(part, name, dtype)
         scalar = constant(np.zeros([0]), "scalar")
         count = nodes.add("Reshape", name + "/count", [longest, scalar], device, T=i32, Tshape=i32)
         place = nodes.add("Range", name + "/place", [constant(0, "start"), count, constant(1, "step")], device, Tidx=i32)
@@ -250,6 +258,15 @@ class ProcessCommunicator(Communicator):
         return nodes.add(
             "GatherV2", name + "/rows", [rows, index, constant(0, "axis")], device, Tparams=dtype, Tindices=tf.int64,
             Taxis=i32)  # fmt: skip
+
+    def _gather_any_size(self, member: Member, name: str, dtype: Any) -> str:
+        """Tensors of one shape, which may be another one in the next step."""
+        numbers = (self.processes, self._keys.group(_local(member.device)), self._keys.instance())
+        given = [self._nodes.const(number, f"{name}/{what}", tf.int32, member.device)
+                 for what, number in zip(("group_size", "group_key", "instance_key"), numbers)]
+        op = self._nodes.add("CollectiveGatherV2", name, [member.value, *given], member.device, T=dtype)
+        self._note("CollectiveGatherV2", op, member.device, {"T": dtype, "keys": numbers})
+        return op
 
     def broadcast(
         self, member: Member, shape: Sequence[int], name: str, dtype: Any, root: int = 0, waits: Sequence[str] = ()

@@ -31,6 +31,7 @@ class Converter:
         self.communicator = communicator
         self._converted: Dict[Tuple, str] = {}
         self._before: Dict[Tuple, Number] = {}
+        self._rows: Dict[Tuple[str, int], str] = {}
 
     def convert(
         self,
@@ -294,6 +295,21 @@ class Converter:
             where = f"{scope}/own{index}"
             name = self.nodes.binary("Mul" if power > 0 else "RealDiv", name, factor, where, dtype, device)
         return name
+
+    def rows_of_each_process(self, tensor: int, layout: Layout) -> Optional[str]:
+        """Rows that each process has of a sharded tensor, int32 `[processes]`; None: they do not follow from the examples."""
+        source = self.context.region.batch.source_of.get(tensor)
+        if source is None or not layout.blocks or self.communicator.processes == 1:
+            return None
+        home, rows = self.context.home(self.context.graph.producer(tensor)), sum(layout.blocks)
+        each = self.division.of_each_process(source, home, self.inputs.names(source))
+        if rows == 1:
+            return each
+        if (each, rows) not in self._rows:
+            scope = self.context.name("division", f"{self.context.flat(source)}_t{home}_rows{rows}")
+            factor = self.nodes.const(rows, scope + "/factor", tf.int32, self.context.host)
+            self._rows[each, rows] = self.nodes.binary("Mul", each, factor, scope, tf.int32, self.context.host)
+        return self._rows[each, rows]
 
     def times_mini_batches(self, name: str, tensor: int, home: int, place: Clone) -> str:
         dtype, device = self.context.dtype(tensor), self.context.device(home, place)

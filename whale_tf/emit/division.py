@@ -110,6 +110,7 @@ class Division:
         self.is_together = False
         self._communicator = communicator
         self._elsewhere: Dict[Tuple[int, int], Tuple[str, str]] = {}
+        self._each: Dict[Tuple[int, int], str] = {}
         self._context = context
         self._nodes = nodes
         self._sources = sources
@@ -179,15 +180,25 @@ class Division:
             return self.batch * rank * self.mini_batches_here
         nodes, device = self._nodes, self._context.host
         scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_before")
-        here, _ = self._totals(source, task_graph, names)
+        each = self.of_each_process(source, task_graph, names)
         axis = nodes.const(0, scope + "/axis", tf.int32, device)
-        row = nodes.add("ExpandDims", scope + "/here", [here, axis], device, T=tf.int32, Tdim=tf.int32)
-        each = communicator.gather_across(Member(row, device), 0, 1, scope + "/each", tf.int32, True)
         starts = nodes.add("Cumsum", scope + "/starts", [each, axis], device, T=tf.int32, Tidx=tf.int32, exclusive=True,
                            reverse=False)
         own = nodes.slice_dim(starts, 0, 1, rank, 1, scope + "/own", tf.int32, device)
         scalar = nodes.const(np.zeros([0]), scope + "/scalar", tf.int32, device)
         return nodes.add("Reshape", scope, [own, scalar], device, T=tf.int32, Tshape=tf.int32)
+
+    def of_each_process(self, source: int, task_graph: int, names: Sequence[str]) -> str:
+        """Examples of each process: int32 `[processes]`."""
+        key = (source, task_graph)
+        if key not in self._each:
+            nodes, device = self._nodes, self._context.host
+            scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_each")
+            axis = nodes.const(0, scope + "/axis", tf.int32, device)
+            here = self._here(source, task_graph, names)
+            row = nodes.add("ExpandDims", scope + "/here", [here, axis], device, T=tf.int32, Tdim=tf.int32)
+            self._each[key] = self._communicator.gather_across(Member(row, device), 0, 1, scope, tf.int32, True)
+        return self._each[key]
 
     def of_this_process(self, source: int, task_graph: int, dtype: tf.DType, names: Sequence[str]) -> Union[float, str]:
         """All processes' examples over this process' own: a number, or the name of a scalar."""
@@ -204,13 +215,23 @@ class Division:
         """Examples of this process and of all that take part in the run, known at run time only."""
         key = (source, task_graph)
         if key not in self._elsewhere:
-            device = self._context.host
+            nodes, device = self._nodes, self._context.host
             scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_total")
-            shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
-            here = self._nodes.add_n([str(share.total) for share in shares], scope + "/here", tf.int32, device)
-            everywhere = self._communicator.sum_if_together(Member(here, device), here, device, scope, tf.int32)
+            here = self._here(source, task_graph, names)
+            if self._communicator.is_always_together:
+                each = self.of_each_process(source, task_graph, names)
+                everything = nodes.const([0], scope + "/all", tf.int32, device)
+                everywhere = nodes.add("Sum", scope, [each, everything], device, T=tf.int32, Tidx=tf.int32, keep_dims=False)
+            else:
+                everywhere = self._communicator.sum_if_together(Member(here, device), here, device, scope, tf.int32)
             self._elsewhere[key] = here, everywhere
         return self._elsewhere[key]
+
+    def _here(self, source: int, task_graph: int, names: Sequence[str]) -> str:
+        """Examples of this process."""
+        shares = [self.shares(source, task_graph, g, names[g]) for g in range(self.mini_batches_here)]
+        scope = self._context.name("division", f"{self._context.flat(source)}_t{task_graph}_here")
+        return self._nodes.add_n([str(share.total) for share in shares], scope, tf.int32, self._context.host)
 
     def _per_mini_batch(self, task_graph: int) -> int:
         plan = self._context.plan

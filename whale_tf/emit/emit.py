@@ -389,30 +389,31 @@ def _added_up(context: Context, across: Across, sums: Communicator, division: Di
     Raises:
         PlanError: the function was traced for one batch size, which may be among what is counted.
     """
-    graph, position = context.graph, 1  # behind the handle
+    graph = context.graph
     if across.added and division.batch is not None:
-        handle = graph.ops[across.added[0]].inputs[0]
+        op, position = across.added[0]
         raise PlanError(
-            f"variable {graph.tensor_name(handle)!r} sums up over a mini-batch of {division.batch} examples, a size that the "
-            "function's signature prescribes and may be part of the sum; leave the batch size open (None) in input_signature")
-    groups: Dict[Tuple[str, bool], List[int]] = {}
-    for op in across.added:
-        record = graph.tensors[graph.ops[op].inputs[position]]
+            f"{graph.tensor_name(graph.ops[op].inputs[position])!r} is counted in a mini-batch of {division.batch} examples, a "
+            "size that the function's signature prescribes and may be part of the count; leave the batch size open (None) in "
+            "input_signature")
+    groups: Dict[Tuple[str, bool], List[reroute.Use]] = {}
+    for use in across.added:
+        record = graph.tensors[graph.ops[use[0]].inputs[use[1]]]
         is_fixed = record.shape is not None and None not in record.shape and record.dtype in JOINED
-        groups.setdefault((record.dtype if is_fixed else f"{record.dtype} {op}", is_fixed), []).append(op)
+        groups.setdefault((record.dtype if is_fixed else f"{record.dtype} {use[0]}", is_fixed), []).append(use)
     moves: Dict[reroute.Use, str] = {}
-    for (_, is_fixed), ops in groups.items():
-        tensors = [graph.ops[op].inputs[position] for op in ops]
+    for (_, is_fixed), uses in groups.items():
+        tensors = [graph.ops[op].inputs[position] for op, position in uses]
         members = [Member(graph.tensor_name(tensor), context.host) for tensor in tensors]
-        names = [context.name("added", graph.ops[op].name) for op in ops]
-        if is_fixed and len(ops) > 1:
+        names = [context.name("added", graph.ops[op].name) for op, _ in uses]
+        if is_fixed and len(uses) > 1:
             shapes = [context.static_shape(tensor) for tensor in tensors]
             found = sums.all_reduce_together([[member] for member in members], names, shapes, context.dtype(tensors[0]))
             totals = [values[0] for values in found]
         else:
             totals = [sums.across(member, "sum", name, context.dtype(tensor))
                       for member, name, tensor in zip(members, names, tensors)]
-        moves.update({(op, position): total for op, total in zip(ops, totals)})
+        moves.update(zip(uses, totals))
     return moves
 
 

@@ -208,7 +208,8 @@ class Merge:
         here = Member(self.whole(tensor), context.device(home, ORIGINAL))
         if layout.is_sharded:
             equal = self._converter.division.batch is not None
-            return self._communicator.gather_across(here, layout.dim, self._converter.rank(tensor), scope, dtype, equal)
+            lengths = None if equal else self._converter.rows_of_each_process(tensor, layout)
+            return self._communicator.gather_across(here, layout.dim, self._converter.rank(tensor), scope, dtype, equal, lengths)
         if layout.kind in EXTREMES:
             return self._communicator.across(here, layout.kind, scope, dtype)
         if layout.kind == EXTENT.kind:

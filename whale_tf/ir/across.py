@@ -6,33 +6,38 @@ and what metrics count, each process counts on its own rows, because the counts 
 
     rows ──> are they right? ──> sum over own rows ──> sum over processes ──> AssignAdd(metric)
     loss over all processes ──────────────────────────────────────────────> result
+
+Keras 2 adds by AssignAdd, Keras 3 by ``metric.assign(metric + sum)``.  What is added must be a plain sum over rows, as the
+analysis of the batch axis finds: for anything else (the mean of a metric of the user's own) rows are gathered.
 """
 
 from __future__ import annotations
 
-from typing import FrozenSet, Iterable, NamedTuple, Optional, Sequence, Set, Tuple
+from types import MappingProxyType
+from typing import Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from whale_tf.ir.batch_axis import EXTENT
-from whale_tf.ir.graph import OpGraph, Phase
+from whale_tf.ir.batch_axis import EXTENT, BatchAxis, Options, analyse
+from whale_tf.ir.graph import Op, OpGraph, Phase
 from whale_tf.ir.layout import Layout
 from whale_tf.ir.region import Region
 from whale_tf.ir.traits import traits
 from whale_tf.ir.walk import reached
 
 Use = Tuple[int, int]  # op number, input position
+READ, SUM = "ReadVariableOp", ("AddV2", "Add")
 SUMS = "sums_over_processes"  # attribute of a function's variable: its value is a sum of what each process has added
 
 
 class Across(NamedTuple):
     """Attributes:
     uses: ops outside of the region, and which of their operands are over all processes.
-    added: writes of variables that add what this process has counted on its own rows.
+    added: operands that are added to a variable, and that this process has counted on its own rows.
     decisive: ops outside of the region that something equal in all processes is computed from.
     twice: those of them that run on this process' own rows, too, for what is counted and for results with rows.
     """
 
     uses: FrozenSet[Use] = frozenset()
-    added: Tuple[int, ...] = ()
+    added: Tuple[Use, ...] = ()
     decisive: FrozenSet[int] = frozenset()
     twice: Tuple[int, ...] = ()
 
@@ -50,14 +55,14 @@ def of_session(region: Region) -> Across:
     return Across(frozenset(uses))
 
 
-def of_function(region: Region, sources: Iterable[int], results: Sequence[int]) -> Across:
+def of_function(region: Region, sources: Mapping[int, int], results: Sequence[int]) -> Across:
     """What a tf.function runs.
 
     Args:
-        sources: batch inputs.
+        sources: batch inputs -> their batch dimension.
         results: the function's.
     """
-    return _Function(region, batch_size(region.graph, sources)).across(results)
+    return _Function(region, batch_size(region.graph, sources), sources).across(results)
 
 
 def batch_size(graph: OpGraph, sources: Iterable[int]) -> Optional[int]:
@@ -81,8 +86,9 @@ def leading_to_writes(graph: OpGraph) -> Set[int]:
 
 
 class _Function:
-    def __init__(self, region: Region, batch: Optional[int]) -> None:
-        self.region, self.graph, self.batch = region, region.graph, batch
+    def __init__(self, region: Region, batch: Optional[int], sources: Mapping[int, int] = MappingProxyType({})) -> None:
+        self.region, self.graph, self.batch, self.sources = region, region.graph, batch, sources
+        self.axis: Optional[BatchAxis] = None  # of the ops outside
         self.outside = {op.id for op in self.graph.ops if not region.contains(op) and op.phase is not Phase.INPUT}
         self.from_rows: Set[int] = set()  # ops outside that are computed from single examples, or from their number
         for index in sorted(self.outside):
@@ -105,7 +111,11 @@ class _Function:
 
     def across(self, results: Sequence[int]) -> Across:
         writes = [index for index in self.outside if traits(self.graph.ops[index].type).is_write]
-        added = {index for index in writes if self._counts(index) and index in self.from_rows}
+        added: Dict[int, Use] = {}  # write -> what it adds
+        for index in sorted(self.from_rows.intersection(writes)):
+            use = self._counted(self.graph.ops[index])
+            if use is not None:
+                added[index] = use
         common = [self.graph.tensors[t].op for t in results if not self.has_rows(t)]
         decisive = self._behind([*common, *(index for index in writes if index not in added)])
         own = self._behind([*added, *(self.graph.tensors[t].op for t in results if self.has_rows(t))])
@@ -113,11 +123,51 @@ class _Function:
         uses = {(index, position) for index in used for position, tensor in enumerate(self.graph.ops[index].inputs)
                 if self._enters(tensor) and (index in decisive or not self.is_own(tensor))}
         twice = tuple(sorted(decisive & own & self.from_rows))
-        return Across(frozenset(uses), tuple(sorted(added)), frozenset(decisive), twice)
+        return Across(frozenset(uses), tuple(added[index] for index in sorted(added)), frozenset(decisive), twice)
 
-    def _counts(self, write: int) -> bool:
-        op = self.graph.ops[write]
-        return traits(op.type).adds and bool(self.graph.producer(op.inputs[0]).attrs.get(SUMS))
+    def _counted(self, write: Op) -> Optional[Use]:
+        """The operand that a write adds to a variable, where that is a sum over this process' own rows."""
+        handle = write.inputs[0]
+        if not self.graph.producer(handle).attrs.get(SUMS):
+            return None
+        use: Optional[Use] = (write.id, 1) if traits(write.type).adds else None
+        if use is None and len(write.inputs) > 1:
+            use = self._added_before(self.graph.producer(write.inputs[1]), handle)
+        if use is None:
+            return None
+        tensor = self.graph.ops[use[0]].inputs[use[1]]
+        return use if self._is_sum(tensor) and not self._reads(tensor, handle) else None
+
+    def _added_before(self, op: Op, handle: int) -> Optional[Use]:
+        """In ``variable.assign(variable + sum)``, the sum; only the write reads what it is added to."""
+        if op.type not in SUM or op.id not in self.outside or len(self.graph.consumers(op.outputs[0])) != 1:
+            return None
+        for position, tensor in enumerate(op.inputs):
+            read = self.graph.producer(tensor)
+            if read.type == READ and read.inputs[0] == handle:
+                return op.id, 1 - position
+        return None
+
+    def _is_sum(self, tensor: int) -> bool:
+        """Whether the values of all processes add up to that of all rows."""
+        if self.axis is None:
+            rows = {t: self.region.batch.layout(t) for t in self.region.leaving() if self.is_own(t)}
+            stated = {self.graph.tensor_name(t): layout for t, layout in rows.items() if layout.is_sharded}
+            self.axis = analyse(self.graph, self.sources, self.outside, Options(stated=stated))
+        layout = self.axis.layouts.get(tensor)
+        if layout is not None and layout.kind == EXTENT.kind:
+            return all(constant == 0 for constant, _ in self.axis.affine(tensor) or [(1, 0)])
+        if layout is not None and layout.is_replicated:
+            return layout.power == -1  # a clone has its share of the whole
+        return layout is not None and layout.is_partial and layout.power == 0
+
+    def _reads(self, tensor: int, handle: int) -> bool:
+        """Whether a value follows from a variable's, or from the number of rows that a clone has."""
+        behind = self._behind([self.graph.tensors[tensor].op])
+        entering = {t for index in behind for t in self.graph.ops[index].inputs}
+        return handle in entering or any(
+            self.region.batch.layout(t).kind == EXTENT.kind for t in entering
+            if self.graph.tensors[t].op in self.region.batch_level)
 
     def _enters(self, tensor: int) -> bool:
         producer = self.graph.producer(tensor)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
+import numpy as np
+
 from whale_tf.ir.graph import Op, Shape
 from whale_tf.ir.rules.rule import SAME, AnyDims, Builder, Dims, NoRule, Rule, View, axes
 
@@ -81,6 +83,21 @@ def cast(op: Op, view: View) -> Rule:
     before, after = (view.graph.tensors[t].dtype for t in (op.inputs[0], op.outputs[0]))
     linear = "bool" not in (before, after) and (after.startswith(_FLOATS) or not before.startswith(_FLOATS))
     return elementwise_rule("m" if linear else "n", 1, (view.shape(op.inputs[0]),))
+
+
+def bitcast(op: Op, view: View) -> Rule:
+    """Between types of one size, bit by bit; types of other sizes add or take a last dimension."""
+    shape = view.shape(op.inputs[0])
+    before, after = (np.dtype(view.graph.tensors[t].dtype.replace("bfloat16", "float16")) for t in (op.inputs[0], op.outputs[0]))
+    if before.itemsize == after.itemsize:
+        return elementwise_rule("n", 1, (shape,))
+    if shape is None:
+        raise NoRule("the operand's rank is not known")
+    dims = axes(len(shape) + (before.itemsize > after.itemsize))
+    pieces = (("pieces",),)
+    if before.itemsize > after.itemsize:
+        return Rule((dims[:-1],), ((*dims[:-1], *pieces),), "n")
+    return Rule(((*dims[:-1], *pieces),), (dims[:-1],), "n")
 
 
 def quotient(op: Op, view: View) -> Rule:

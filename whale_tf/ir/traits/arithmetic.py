@@ -53,6 +53,7 @@ _ELEMENTWISE = table(
     ("SelectV2", _map("naa", "select")._replace(cost=Cost.MOVE)),
     ("Select", OpTraits(rule="elementwise.select", value="select", cost=Cost.MOVE)),
     ("Cast", OpTraits(rule="elementwise.cast", batch="cast", value="first", cost=Cost.MOVE, passes_terms=True)),
+    ("Bitcast", OpTraits(rule="elementwise.bitcast", cost=Cost.MOVE)),
     ("RealDiv DivNoNan Xdivy", _QUOTIENT),
     ("Div", _QUOTIENT._replace(value="floor_divide")),
     ("AddN", _ADD_N._replace(cost=Cost.ADDS, passes_terms=True)),
