@@ -79,7 +79,7 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
         chain = file_chain(model, static_batch(model.ops, named) or batch)
         return Profiled(graph_profile(chain, Source(name, model.ops.fingerprint())))
     if not path.endswith(".py") or not os.path.isfile(path):
-        raise PlanError(f"{path!r} is no script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one")
+        raise PlanError(f"{path!r} is not a script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one")
     observer = _Profiler(batch, name, measure)
     _run_script(path, arguments, observer)
     if observer.profile is None:
@@ -142,7 +142,7 @@ def script_program(path: str, plan: Optional[Plan], cluster: Optional[Cluster]) 
         PlanError: no such script, it trains no graph, the plan was made for another graph or cluster, or divides ops.
     """
     if not path.endswith(".py") or not os.path.isfile(path):
-        raise PlanError(f"{path!r} is no script (.py); give the path of a training script")
+        raise PlanError(f"{path!r} is not a script (.py); give the path of a training script")
     compiler = _Compiler(plan, cluster)
     _run_script(path, (), compiler)
     if compiler.program is None:
@@ -193,7 +193,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
 
 def _check_batch(path: str, known: int, batch: int) -> None:
     if known != batch:
-        raise PlanError(f"the mini-batches of {path!r} have {known} examples, the batch to plan for is {batch}; give {known}")
+        raise PlanError(f"the mini-batches of {path!r} have {known} examples, but the batch to plan for is {batch}; give {known}")
 
 
 class _Profiler(api.Observer):

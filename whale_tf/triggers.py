@@ -36,8 +36,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         known = len(state.done[graph].captured.gradient_calls)
         if len(calls) > known:
             raise PlanError(
-                "gradients of {} were added to a graph that is already rewritten: build every optimizer before the first "
-                "training step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
+                "gradients of {} were added to a graph that has already been rewritten: build every optimizer before the first "
+                "training step (or wh.parallelize()); ops added later cannot be parallelized".format(", ".join(calls[known].ys))
             )
         return
     if state.looked_at.get(graph) == graph.version and (may_wait or graph not in state.waiting):
@@ -54,8 +54,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         state.looked_at[graph] = graph.version
         return
     if calls and state.plan is None and state.plans:
-        raise PlanError(f"wh.init() was given plans of tf.functions ({', '.join(state.plans)}), but a graph of Sessions trains; "
-                        "give its plan alone: wh.init(plan=...)")
+        raise PlanError(f"wh.init() was given plans for tf.functions ({', '.join(state.plans)}), but a Session's graph trains; "
+                        "give a single plan: wh.init(plan=...)")
     if calls:
         give_default(state, graph)
     with whale_session.unfinalized(graph), garbage_collection_paused():
@@ -110,7 +110,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
         try:
             done = parallelize(graph, state.cluster, functions.settings(state.config), plan, state.processes, keys)
         except OtherGraphError as error:
-            raise PlanError(f"tf.function {graph.name!r}: {error}. Where functions have a plan each, or only some of them one, "
+            raise PlanError(f"tf.function {graph.name!r}: {error}. If functions have different plans, or only some have one, "
                             "name them: wh.init(plan={'name of the function': plan})") from None
         if done is None and graph in state.jacobians:
             raise refusals.no_jacobian(graph)
@@ -135,8 +135,8 @@ def note_plan(state: Active, graph: tf.Graph) -> None:
     state.met.add(graph.name)
     unmet = sorted(name for name in state.plans if name and name not in state.met)
     if unmet and graph.name not in state.plans:
-        state.say(f"wh.init() was given plans of tf.functions {', '.join(map(repr, unmet))}; tf.function {graph.name!r} trains "
-                    "without a plan of its own, as its annotations and the configuration say")
+        state.say(f"wh.init() was given plans for tf.functions {', '.join(map(repr, unmet))}; tf.function {graph.name!r} has no "
+                    "plan and trains as its annotations and the configuration say")
 
 
 def function_made(state: Active, function: Any) -> None:

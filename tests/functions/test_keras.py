@@ -405,7 +405,7 @@ def test_training_goes_on_after_an_interruption(tmp_path: Any) -> None:
 def test_dropout_and_batch_normalization_train() -> None:
     """Whose numbers differ from the local ones by their nature: the explanation says so."""
     with trained_in(PIPELINE) as stages, pytest.warns(
-            wh.InexactWarning, match="batch_normalization.* does not compute what the local script does") as warned:
+            wh.InexactWarning, match="batch_normalization.* does not compute what the local script computes") as warned:
         keras.utils.set_random_seed(0)
         inputs = keras.Input((6,))
         with stages[0]():
