@@ -236,6 +236,9 @@ def main(script: str, worker: Callable[[Spec], Optional[Result]], report: Callab
         if found is not None:
             print(MARK + json.dumps(found), flush=True)
         return
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print((sys.modules["__main__"].__doc__ or "").strip())
+        return
     console = Console(width=120)
     console.print(f"{os.path.basename(script)}: {machine()}", highlight=False)
     report(console)

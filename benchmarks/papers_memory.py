@@ -254,7 +254,20 @@ def report_bubbles(console: Console) -> None:
 def pipelined(one: Pipelined, count: int, schedule: str) -> Simulation:
     model = transformer("gpt", one.batch, one.layers, one.width, one.heads, 1024, 51200, precision="fp16")
     chunks = (one.layers + 2) // one.stages
-    return simulate(uniform_3d(model, 1, 1, one.stages, count, schedule, chunks=chunks), Cluster.parse(f"A100-80GB:{one.stages}"))
+    parts = authors_stages(model, one.stages * (chunks if schedule == "interleaved" else 1))
+    strategy = uniform_3d(model, 1, 1, one.stages, count, schedule, chunks=chunks, parts=parts)
+    return simulate(strategy, Cluster.parse(f"A100-80GB:{one.stages}"))
+
+
+def authors_stages(model: ModelGraph, count: int) -> List[Tuple[int, ...]]:
+    """Equal numbers of layers, of which the first stage's embedding and the last one's head count as one (section 5.1)."""
+    rows: Dict[str, List[int]] = {}
+    for number, op in enumerate(model.ops):
+        end = "head" if "block0" in rows else "embedding"
+        rows.setdefault(op.path[0] if op.path[0].startswith("block") else end, []).append(number)
+    layers = list(rows.values())
+    size = len(layers) // count
+    return [tuple(number for row in layers[first:first + size] for number in row) for first in range(0, len(layers), size)]
 
 
 REPORTS: Mapping[str, Callable[[Console], None]] = {

@@ -244,7 +244,7 @@ def megatron_tflops(row: MegatronRow) -> float:
 
     def step_s(count: int) -> float:
         strategy = uniform_3d(model, dp, row.tp, row.pp, count, schedule, recompute="full", chunks=row.chunks)
-        strategy = strategy._replace(bucket_bytes=None if row.overlapped else math.inf)
+        strategy = strategy._replace(bucket_bytes=None if row.overlapped else math.inf, weights_first=True)
         return simulate(strategy, cluster).step_time_s
 
     short = 2 * row.pp

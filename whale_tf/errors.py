@@ -104,3 +104,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` Did you mean 'x'?`` for the end of a message, or an empty string."""
     match = nearest(name, known)
     return f" Did you mean {match!r}?" if match else ""
+
+
+def memory_text(size_bytes: float) -> str:
+    """``1.50 GiB``, or ``3.25 MiB`` of what is less than one GiB."""
+    if abs(size_bytes) < 2**30:
+        return f"{size_bytes / 2**20:.2f} MiB"
+    return f"{size_bytes / 2**30:.2f} GiB"

@@ -20,7 +20,6 @@ from whale_tf.errors import PlanError, WhaleError
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.graph import OpGraph
 from whale_tf.ir.region import Region, find_region
-from whale_tf.passes import compile_program
 from whale_tf.passes.border import Border
 from whale_tf.plan import Plan
 from whale_tf.planner.annotated import annotated_plan
@@ -31,7 +30,7 @@ from whale_tf.planner.candidate import Candidate, Stage, fit, kind_of, no_candid
 from whale_tf.planner.homes import Held, parts_of, too_large, whole_because, with_homes
 from whale_tf.planner.joint import Playable, Row, fitting
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures
-from whale_tf.planner.play import played_peaks, played_seconds
+from whale_tf.planner.play import played
 from whale_tf.planner.recompute import NONE, Choice, marked_tensors, rows_of
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.graph_profile import Source
@@ -110,9 +109,7 @@ def as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, 
         PlanError: the plan's schedule cannot order this graph.
     """
     step = captured.step(region)
-    program = compile_program(step, plan)
-    seconds = played_seconds(step, plan, cluster, program)
-    peaks = played_peaks(step, plan, cluster, trained_variables(captured), program)
+    seconds, peaks = played(step, plan, cluster, trained_variables(captured))
     return replace(found, plan=plan, latency_s=seconds, peak_memory_bytes=peaks, fits=fit(peaks, cluster), is_played=True)
 
 

@@ -173,9 +173,16 @@ class Program(NamedTuple):
         """The same calls in another order."""
         new = {number: place for place, number in enumerate(sequence)}
 
+        known: Dict[Tuple[int, ...], Tuple[int, ...]] = {}  # most calls take many tensors from the same few
+
+        def renumbered(calls: Tuple[int, ...]) -> Tuple[int, ...]:
+            if calls not in known:
+                known[calls] = tuple([new[source] for source in calls])
+            return known[calls]
+
         def moved(call: Call) -> Call:
-            takes = tuple(Value(tensor, tuple(new[source] for source in calls)) for tensor, calls in call.takes)
-            return call._replace(takes=takes, after=tuple(new[before] for before in call.after))
+            takes = tuple([Value(tensor, renumbered(calls)) for tensor, calls in call.takes])
+            return call._replace(takes=takes, after=renumbered(call.after))
 
         return self._replace(calls=tuple(moved(self.calls[number]) for number in sequence))
 

@@ -16,6 +16,7 @@ from whale_tf.emit.shard.automatic import check_automatic, contenders
 from whale_tf.emit.shard.division import Division, carry_out, initialised, of_local, whole_division
 from whale_tf.emit.shard.problem import divided_dims
 from whale_tf.errors import ConfigError, PlanError, UnsupportedOpError
+from whale_tf.graph_editor.garbage import garbage_collection_paused
 from whale_tf.ir.batch_axis import BatchAxis, Options
 from whale_tf.ir.region import Region
 from whale_tf.ir.verify import verify
@@ -55,6 +56,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
     return replace(found, model=name, search_seconds=time.perf_counter() - began)
 
 
+@garbage_collection_paused()
 def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
     """The played candidates of ``auto_parallel`` for an un-annotated training graph, which is not changed."""
     search = Search(capture(graph), cluster, opened(config), Options(sections=True), every=True)
@@ -91,6 +93,7 @@ class Played(NamedTuple):
     decided: Optional[Decided] = None
 
 
+@garbage_collection_paused()
 def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Options) -> Tuple[Candidate, Decided]:
     """The fastest candidate as played, among divisions of every op (if rhino is requested) and plans of TaskGraphs.  Data
     parallelism and the undivided graph are candidates too, unless a number of TaskGraphs or a pattern is requested.
@@ -111,6 +114,7 @@ def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Opt
     return replace(taken, plan=plan), decided
 
 
+@garbage_collection_paused()
 def best_of_annotated(captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options,
                       parts: Sequence[Tuple[int, ...]]) -> Plan:
     """The plan for the existing TaskGraphs, with the best choice of everything else: schedule, homes of variables, and

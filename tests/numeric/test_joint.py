@@ -124,7 +124,7 @@ def test_no_uniform_pipeline_that_fits_is_faster(searches: Any, memory: float) -
 
 
 def test_the_message_says_the_smallest_need(searches: Any) -> None:
-    with pytest.raises(wh.InfeasibleError, match="smallest of .* needs .* GiB on its fullest device") as caught:
+    with pytest.raises(wh.InfeasibleError, match="smallest of .* needs .* MiB on its fullest device") as caught:
         searches.find(0.01, auto_parallel="dapple", num_micro_batch=1)
     least = caught.value.least_bytes
     assert least > 0.01 * 2 ** 20

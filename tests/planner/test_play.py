@@ -148,7 +148,7 @@ def seconds_of(step: TrainingStep, op: int, cluster: Cluster) -> float:
 
 
 def prices(step: TrainingStep) -> _Prices:
-    return _Prices(step, machines(1), in_turn=True)
+    return _Prices(step, machines(1))
 
 
 def test_a_replica_computes_with_its_rows_and_all_weights() -> None:

@@ -74,8 +74,8 @@ def test_too_large_names_the_memory_that_would_do(method: str) -> None:
     large = profile(layers=layers, name="large")
     with pytest.raises(InfeasibleError) as caught:
         search(large, "dapple-b:2", 8, method)
-    assert "'large' fits the 2 devices of 'dapple-b:2' (V100-16GB has 16.0 GiB, 14.6 for a step)" in str(caught.value)
-    assert f"needs {48e9 / 2 ** 30:.1f} GiB" in str(caught.value)
+    assert "'large' fits the 2 devices of 'dapple-b:2' (V100-16GB has 16.00 GiB, 14.58 GiB for a step)" in str(caught.value)
+    assert f"needs {48e9 / 2 ** 30:.2f} GiB" in str(caught.value)
 
 
 def test_the_memory_named_is_enough() -> None:

@@ -41,7 +41,7 @@ def table_v(cluster: str, rows: Dict[Tuple[int, ...], int], batch: int, options:
 @pytest.mark.slow
 def test_proteus_table_v_order_on_hc2_needs_bandwidth_sharing() -> None:
     assert table_v("hc2", HC2, 64) == pytest.approx(1.0)
-    assert table_v("hc2", HC2, 64, Options(sharing=False)) < 0.95
+    assert table_v("hc2", HC2, 64, Options(sharing=False)) < 0.97
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whale_tf.cli.simulate import GIB, accuracy, limited
+from whale_tf.cli.simulate import accuracy, limited
 from whale_tf.cluster import BUILTIN, Cluster
 from whale_tf.documents import plain
-from whale_tf.errors import PlanError, WhaleError
+from whale_tf.errors import PlanError, WhaleError, memory_text
 from whale_tf.plan import PRECISIONS, SCHEDULES, Plan
 from whale_tf.planner.annotated import check_plan
 from whale_tf.planner.auto.choose import Request, choose
@@ -272,8 +272,8 @@ def _stages(found: Candidate, profile: ModelProfile) -> Table:
         size = profile.stage_parameter_bytes(stage.first_layer, stage.last_layer + 1)
         table.add_row(
             str(number), f"{stage.first_layer}-{stage.last_layer} ({layers[0].name} to {layers[-1].name})",
-            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), f"{size / GIB:.2f} GiB",
-            f"{max(found.peak_memory_bytes[device] for device in stage.all_devices) / GIB:.1f} GiB")
+            _ranges(stage.all_devices), str(len(stage.all_devices)), str(stage.warmup), memory_text(size),
+            memory_text(max(found.peak_memory_bytes[device] for device in stage.all_devices)))
     return table
 
 
@@ -285,7 +285,7 @@ def _facts(found: Candidate) -> List[str]:
         facts.append(f"warm-up policy {found.warmup_policy}, activation-communication ratio "
                      f"{found.activation_communication_ratio or 0.0:.2f}")
     return facts + found.measures.described() + [
-        f"at most {max(found.peak_memory_bytes) / GIB:.2f} GiB on a device",
+        f"at most {memory_text(max(found.peak_memory_bytes))} on a device",
         f"searched in {found.search_seconds:.2f} s"]
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from whale_tf.cluster import PRECISIONS, Cluster
-from whale_tf.errors import InfeasibleError, PlanError, WhaleError, did_you_mean
+from whale_tf.errors import InfeasibleError, PlanError, WhaleError, did_you_mean, memory_text
 from whale_tf.plan import Plan
 from whale_tf.planner.measures import ARITHMETIC
 from whale_tf.profiler.model_profile import ModelProfile
@@ -315,8 +315,8 @@ def _run_uniform(
         return found[0]
     least = min(max(one.peak_memory_bytes) for one in found)
     raise InfeasibleError(
-        f"nothing fits, whatever is recomputed: the least is {least / GIB:.2f} GiB on the fullest device, which has "
-        f"{min(found[0].usable_bytes) / GIB:.2f} for a step; use more devices, --zero, --offload, or a smaller batch", least)
+        f"nothing fits, whatever is recomputed: the least is {memory_text(least)} on the fullest device, which has "
+        f"{memory_text(min(found[0].usable_bytes))} for a step; use more devices, --zero, --offload, or a smaller batch", least)
 
 
 def limited(cluster: Cluster, limit_gib: Optional[float]) -> Cluster:

@@ -15,7 +15,7 @@ from whale_tf.cluster.devices import Device, Link
 from whale_tf.cluster.parse import parse_description, parse_json
 from whale_tf.cluster.topology import SELF, NodeTopology, Resource, slowest
 from whale_tf.documents import plain
-from whale_tf.errors import ClusterError
+from whale_tf.errors import ClusterError, memory_text
 
 
 class Cluster:
@@ -241,7 +241,7 @@ class Cluster:
             ClusterError: the limit is not above zero.
         """
         if not limit_bytes > 0:
-            raise ClusterError(f"the memory limit is {limit_bytes:.6g} bytes a device, expected more than 0")
+            raise ClusterError(f"the memory limit is {memory_text(limit_bytes)} a device, expected more than 0")
         made = copy.copy(self)
         made.devices = tuple(replace(device, limit_bytes=float(limit_bytes)) for device in self.devices)
         return made

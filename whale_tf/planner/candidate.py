@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.documents import Record, plain
-from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.errors import InfeasibleError, PlanError, memory_text
 from whale_tf.plan import Estimate, GradientPlan, Plan, TaskGraphPlan
 from whale_tf.planner.measures import PRECISION_OF, Measures
 from whale_tf.planner.sharding import Assignment
@@ -201,9 +201,9 @@ def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> InfeasibleError
     need, room = max(least.peak_memory_bytes), min(device.usable_bytes for device in cluster.devices)
     measures = f" ({', '.join(least.measures.described())})" if least.measures.described() else ""
     return InfeasibleError(
-        f"no plan fits in memory: the smallest of {len(scored)} candidates{measures} needs {need / 2.0**30:.3g} GiB on its "
+        f"no plan fits in memory: the smallest of {len(scored)} candidates{measures} needs {memory_text(need)} on its "
         f"fullest device, but the smallest of the {len(cluster.devices)} devices of {cluster.name!r} has room for "
-        f"{room / 2.0**30:.3g} GiB; use larger devices, more of them, or a smaller mini-batch", need)
+        f"{memory_text(room)}; use larger devices, more of them, or a smaller mini-batch", need)
 
 
 def kind_of(stages: Tuple[Stage, ...]) -> str:

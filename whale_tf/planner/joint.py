@@ -29,7 +29,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import InfeasibleError, PlanError
+from whale_tf.errors import InfeasibleError, PlanError, memory_text
 from whale_tf.planner.candidate import Candidate, Stage, best
 from whale_tf.planner.folded import folded
 from whale_tf.planner.measures import AUTO, SEARCHED, Allowed, Measures, costs_less
@@ -39,7 +39,6 @@ from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.schedule import in_flight, orders, places_of, schedule_of, warmup_depths
 
-GIB = float(1 << 30)
 GAIN = 0.95  # of the time of a plan that saves nothing, a plan that does may take (its updates are divided, gathers hidden)
 PARTS = 24  # groups of a stage's layers, each of which is computed again as a whole or not
 NEVER_S = float("inf")
@@ -249,7 +248,7 @@ class Joint:
             if fast is not None:
                 lines.append(f"without {label}: {fast:.4g} s ({fast / taken.latency_s:.2f} times)")
             else:
-                lines.append(f"without {label}: does not fit by {self._lacking(least, others) / GIB:.3g} GiB")
+                lines.append(f"without {label}: does not fit by {memory_text(self._lacking(least, others))}")
         return lines
 
     def _lacking(self, allowed: Allowed, others: Sequence[Candidate]) -> float:

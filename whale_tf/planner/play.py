@@ -11,7 +11,7 @@ from the op that writes it to its last reader.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterable, Optional, Tuple
+from typing import Iterable, List, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 from whale_tf.ir.graph import Op
@@ -33,32 +33,40 @@ from whale_tf.simulator.reader import Costs, Kernel, add_step
 from whale_tf.simulator.tasks import Tasks
 
 
-def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Optional[Compiled] = None) -> float:
-    """Seconds of a step.
+def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster) -> float:
+    """Seconds of a step; see :func:`played`."""
+    return _seconds(*_tasks(step, plan, cluster, compile_program(step, plan)))
+
+
+def played_peaks(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held]) -> Tuple[int, ...]:
+    """The most bytes that each device holds at a time; see :func:`played`."""
+    plan = _inlined(plan)
+    return _peaks(_tasks(step, plan, cluster, compile_program(step, plan))[0], plan, variables)
+
+
+def played(step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held]) -> Tuple[float, Tuple[int, ...]]:
+    """Seconds of a step, and the most bytes that each device holds at a time, calls inlined; without the host's.
 
     Args:
         step: the step with the static shapes of a mini-batch of all model replicas, and with the plan's TaskGraphs.
         plan: the plan of these TaskGraphs.
-        compiled: the step that the plan runs, if the caller has it already.
 
     Raises:
         PlanError: the plan's schedule cannot order this graph.
     """
-    return _tasks(step, plan, cluster, compiled or compile_program(step, plan), in_turn=True).makespan()
+    compiled = compile_program(step, plan)
+    tasks, chains = _tasks(step, plan, cluster, compiled)
+    is_called = choose_form(compiled, step.region, plan).is_called
+    peaks = played_peaks(step, plan, cluster, variables) if is_called else _peaks(tasks, plan, variables)
+    return _seconds(tasks, chains), peaks
 
 
-def played_peaks(
-    step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held], compiled: Optional[Compiled] = None
-) -> Tuple[int, ...]:
-    """The largest number of bytes on each device at one time, with calls inlined, without the host used for offloading.
+def _seconds(tasks: Tasks, chains: Sequence[Sequence[int]]) -> float:
+    tasks.take_turns(chains)
+    return tasks.makespan()
 
-    Args:
-        step, plan, compiled: see :func:`played_seconds`.
-    """
-    if compiled is None or choose_form(compiled, step.region, plan).is_called:
-        plan = replace(plan, emit=INLINE, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
-        compiled = compile_program(step, plan)
-    tasks = _tasks(step, plan, cluster, compiled, in_turn=False)
+
+def _peaks(tasks: Tasks, plan: Plan, variables: Iterable[Held]) -> Tuple[int, ...]:
     static = {device: {"parameters": 0.0} for device in tasks.used}
     for one in variables:
         for device, size in one.kept(plan).items():
@@ -68,17 +76,20 @@ def played_peaks(
     return tuple(int(curve.peak_bytes) for curve in curves[:plan.num_devices])
 
 
-def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled, in_turn: bool) -> Tasks:
+def _inlined(plan: Plan) -> Plan:
+    return replace(plan, emit=INLINE, task_graphs=tuple(replace(task, xla=False) for task in plan.task_graphs))
+
+
+def _tasks(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: Compiled) -> Tuple[Tasks, List[Sequence[int]]]:
+    """All tasks, each of which runs when its operands are there, and the ops of each call in their order."""
     if plan.offload != "none":
         cluster = cluster.with_host(plan.num_devices)
     tasks = Tasks(cluster, Network(cluster), in_queues=False)
-    add_step(tasks, _Prices(step, cluster, in_turn), step, [(compiled, plan)])
-    return tasks
+    return tasks, add_step(tasks, _Prices(step, cluster), step, [(compiled, plan)])
 
 
 class _Prices(Costs):
-    def __init__(self, step: TrainingStep, cluster: Cluster, in_turn: bool) -> None:
-        self.in_turn = in_turn
+    def __init__(self, step: TrainingStep, cluster: Cluster) -> None:
         gradients = frozenset(tensor for tensor, _ in step.gradients)
         self._prices = OpPrices(step.graph, find_scope(step.graph, gradients=gradients))
         self._needed = set(self._prices.scope.ops)
@@ -91,9 +102,9 @@ class _Prices(Costs):
     def kernel(self, op: Op, part: float, device: int) -> Kernel:
         if op.id not in self._needed:
             return Kernel(0.0)  # a variable's value is the variable, and nobody needs the rest
-        shares = [part if self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
+        shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
         seconds = self._prices.seconds(op, min(shares, default=part), shares, self._cluster.devices[device])
-        return Kernel(seconds, takes_over=not self.in_turn and takes_over(self._prices.graph, op))
+        return Kernel(seconds, takes_over=takes_over(self._prices.graph, op))
 
     def moving(self, device: int, size: float) -> float:
         return op_seconds(OpCost(0.0, size), self._cluster.devices[device], "float32")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
 from whale_tf.cluster import Cluster
-from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
+from whale_tf.errors import InfeasibleError, PlanError, did_you_mean, memory_text
 from whale_tf.planner.amp import search as amp
 from whale_tf.planner.amp.cost import Costs as AmpCosts
 from whale_tf.planner.candidate import RUNNERS_UP, Candidate, Stage, kind_of
@@ -16,7 +16,6 @@ from whale_tf.planner.joint import Joint, Layers
 from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.profiler.model_profile import ModelProfile
 
-GIB = float(1 << 30)
 SMALL = 32  # devices; for a cluster of at most this size, the least memory is computed before a search
 HANDED_OVER = 8  # number of DAPPLE's plans to play
 OF_EACH = 2  # number of AMP's plans to play for each combination of degrees of parallelism
@@ -177,8 +176,8 @@ def _amp_stage(rows: Sequence[Sequence[int]], first: int, last: int, stages: int
 
 def _too_large(profile: ModelProfile, cluster: Cluster, method: str, least_bytes: float, measures: Measures) -> str:
     smallest = min(cluster.devices, key=lambda device: device.usable_bytes)
-    return ("no plan of {!r} fits the {} devices of {!r} ({} has {:.1f} GiB, {:.1f} for a step){}: the smallest plan of {!r} "
-            "needs {:.1f} GiB on its fullest device; use larger devices, more of them, or a smaller batch".format(
-                profile.name, len(cluster), cluster.name, smallest.type, smallest.memory_bytes / GIB,
-                smallest.usable_bytes / GIB,
-                ", even " + ", ".join(measures.described()) if measures.described() else "", method, least_bytes / GIB))
+    return ("no plan of {!r} fits the {} devices of {!r} ({} has {}, {} for a step){}: the smallest plan of {!r} "
+            "needs {} on its fullest device; use larger devices, more of them, or a smaller batch".format(
+                profile.name, len(cluster), cluster.name, smallest.type, memory_text(smallest.memory_bytes),
+                memory_text(smallest.usable_bytes),
+                ", even " + ", ".join(measures.described()) if measures.described() else "", method, memory_text(least_bytes)))

@@ -21,7 +21,7 @@ from whale_tf.simulator.configs import (
     tensor_config,
 )
 from whale_tf.simulator.costs import OpEstimator, OpPart
-from whale_tf.simulator.model_graph import INPUT, KINDS, PARAMETER, ModelOp, Use
+from whale_tf.simulator.model_graph import ACTIVATION, INPUT, KINDS, PARAMETER, ModelOp, Use
 from whale_tf.simulator.program import (
     BACKWARD,
     COMPUTATION,
@@ -47,6 +47,8 @@ class Held(NamedTuple):
 
 
 Table = Dict[int, List[Held]]
+
+SUM_PASSES = 3.0  # over a gradient's bytes, to add it to the sum of micro-batches: two are read and one is written
 
 
 class Compiler:
@@ -157,9 +159,9 @@ class Compiler:
                 share = len(part) / len(targets)
                 self._backward_op(number, incoming, part, read, op.flops * kind.factor * share, share)
         elif kind.backward == "each":
-            # gradients of activations first: others wait for them, while parameters' gradients can be computed
-            # meanwhile
-            for use in sorted(targets, key=lambda use: self.model.tensors[use.tensor].role == PARAMETER):
+            # others wait for gradients of activations, while parameters' can be computed
+            late = ACTIVATION if self.strategy.weights_first else PARAMETER
+            for use in sorted(targets, key=lambda use: self.model.tensors[use.tensor].role == late):
                 others = tuple(other for other in op.inputs if other is not use)
                 self._backward_op(number, incoming, (use,), others, op.flops, 1.0 / len(targets))
 
@@ -197,6 +199,7 @@ class Compiler:
         instruction.parts = self.parts_of(config)
         moved = self._traffic(op, read + targets + op.outputs, config)
         instruction.seconds = self._seconds(number, instruction.parts, flops, moved, True, share)
+        instruction.sum_seconds = self._sum_seconds(instruction.parts, targets, config)
         self.place(instruction)
         for use in targets:
             tensor = self.model.tensors[use.tensor]
@@ -208,6 +211,23 @@ class Compiler:
                     instruction, "gradient of " + tensor.name, "gradients of activations", gradient, tensor.bytes
                 )
                 self._add_gradient(use.tensor, Held(gradient, instruction.id, buffer))
+
+    def _sum_seconds(self, parts: Parts, targets: Tuple[Use, ...], config: OpConfig) -> Tuple[float, ...]:
+        """Reading parameters' gradients and their sums over micro-batches, and writing the sums."""
+        rows = []
+        for use in targets:
+            tensor = self.model.tensors[use.tensor]
+            if tensor.role == PARAMETER:
+                held = tensor_config(config, use.dims, True)
+                is_cut = self.strategy.zero_level >= 2  # each device adds up its own part
+                rows.append((tensor.gradient_bytes, fractions(sharded_over_replicas(held) if is_cut else held)))
+        if not rows:
+            return (0.0,) * len(parts.first)
+        return tuple(
+            self.estimator.roofline(self.cluster.devices[parts.devices[first]], 0.0,
+                                    SUM_PASSES * sum(size * shares[first] for size, shares in rows))
+            for first in parts.first
+        )
 
     def _recompute(self, unit: str, stage: int) -> None:
         if (unit, stage) in self._done_units:

@@ -10,7 +10,7 @@ which is the control dependency of the schedule; ``begin`` tasks of no duration 
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class _Template:
         self.instruction: List[int] = [-1] * len(slots)
         self.lane: List[int] = [-1] * len(slots)
         self.seconds: List[float] = [0.0] * len(slots)
+        self.sums: Dict[int, float] = {}  # task -> what it takes longer after the first micro-batch
         self.task_slots: List[Tuple[int, ...]] = [(slot,) for slot in slots]
         self.queues: Dict[int, Tuple[int, ...]] = {}
         self.links: Dict[int, Tuple[LinkUse, ...]] = {}
@@ -128,6 +129,9 @@ class Unfolder:
         template.instruction += [instruction.id] * len(rows)
         template.lane += [COMPUTATION] * len(rows)
         template.seconds += [instruction.seconds[kind] for _, _, kind in rows]
+        if instruction.sum_seconds:
+            more = (instruction.sum_seconds[kind] for _, _, kind in rows)
+            template.sums.update((local + row, seconds) for row, seconds in enumerate(more) if seconds)
         waits = [i for i in instruction.dependencies if self.program.instructions[i].lane != COMPUTATION]
         for device, slot, _ in rows:
             template.task_slots.append((slot,))
@@ -272,12 +276,17 @@ class Unfolder:
         micro_batches: List[int] = []
         slots: List[Tuple[int, ...]] = []
         factors = _micro_batch_factors(strategy)
+        begun: Set[BlockKey] = set()
         for key, micro_batch in order:
-            template = self.templates[key]
+            template, offset = self.templates[key], len(seconds)
             if factors is None or key[1] == UPDATE:
                 seconds += template.seconds
             else:
                 seconds += [value * factors[micro_batch] for value in template.seconds]
+            if key in begun:
+                for task, more in template.sums.items():
+                    seconds[offset + task] += more
+            begun.add(key)
             lane += template.lane
             instruction += template.instruction
             micro_batches += [-1 if key[1] == UPDATE else micro_batch] * len(template)

@@ -39,6 +39,18 @@ class ModelTensor(NamedTuple):
     def bytes(self) -> float:
         return self.size * self.itemsize
 
+    @property
+    def touched(self) -> float:
+        """Which part of a parameter one step touches: all of it, or the rows that were looked up."""
+        if self.sparse_rows is None:
+            return 1.0
+        return min(1.0, self.sparse_rows / (self.size / self.shape[-1]))
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Of a parameter."""
+        return self.bytes * self.touched
+
 
 class Use(NamedTuple):
     """A tensor as an op sees it: its number, and the op's name of each of its axes."""

@@ -59,6 +59,7 @@ class Instruction:
         lane: COMPUTATION, FEATURE or GRADIENT.
         label: what a timeline shows it as: ``forward``, ``backward``, ``recompute``, ``update``, or the collective.
         parts, seconds: of a computation: its devices, and the time per class of them.
+        sum_seconds: of one that makes gradients of parameters: what adding them to those of the micro-batches before takes.
         groups, size_bytes: of a communication.
         dependencies: instructions whose results it needs (on the same devices).
         reads: buffers.
@@ -72,6 +73,7 @@ class Instruction:
         "label",
         "parts",
         "seconds",
+        "sum_seconds",
         "groups",
         "size_bytes",
         "dependencies",
@@ -86,6 +88,7 @@ class Instruction:
         self.label = label
         self.parts = Parts((), (), ())
         self.seconds: Tuple[float, ...] = ()
+        self.sum_seconds: Tuple[float, ...] = ()
         self.groups: Tuple[Group, ...] = ()
         self.size_bytes = 0.0
         self.dependencies: List[int] = []

@@ -50,6 +50,7 @@ from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV,
 
 SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
 ADDED = -2  # in place of a device: the sum of several calls
+NOBODY: FrozenSet[int] = frozenset()  # is waited for
 NO_VALUE_BYTES = 4.0  # of a message that something is done
 MESSAGES = (GATHER, BROADCAST)
 LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
@@ -74,14 +75,7 @@ class Kernel(NamedTuple):
 
 
 class Costs:
-    """What ops and tensors cost.
-
-    Attributes:
-        in_turn: a device runs one op at a time, in the order of its calls, so that ops with nothing between them are one task.
-            Then control edges say nothing new, and no memory is counted.
-    """
-
-    in_turn = False
+    """What ops and tensors cost."""
 
     def bytes(self, tensor: int) -> float:
         """Of the value of the whole mini-batch; of a variable itself, those of its value."""
@@ -118,29 +112,34 @@ class Value(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Ops of a body that are one task.
+    """An op of a body, which is one task of each call.
 
     Attributes:
-        inputs: (tensor made elsewhere, whether it is the value of the whole mini-batch that is read).
+        inputs: (tensor that it reads, whether it is the value of the whole mini-batch).
         shard: place among the devices of a divided TaskGraph.
     """
 
-    ops: Tuple[int, ...]
+    op: Op
     inputs: Tuple[Tuple[int, bool], ...]
     shard: int
 
 
-def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> None:
-    """Add the tasks of a step; ``programs``: of each process one, with its Plan."""
+def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> List[Sequence[int]]:
+    """Add the tasks of a step; ``programs``: of each process one, with its Plan.
+
+    Returns:
+        The ops of each call on each device, in the graph's order.
+    """
     readers = [_Reader(tasks, costs, step, program, plan) for program, plan in programs]
     for reader in readers:
         reader.peers = readers
         reader.allocate()
-    ops = len(tasks.instructions)
     for reader in readers:
         reader.connect()
-    if costs.in_turn:
-        tasks.in_turn(ops)
+    chains = [chain for reader in readers for chain in reader.chains()]
+    for reader in readers:
+        reader.peers = []  # else each keeps itself alive, with all it knows, until garbage is collected
+    return chains
 
 
 class _Reader:
@@ -162,14 +161,12 @@ class _Reader:
         combined = {key for key, asked in self.batch.conversions.items() if is_combined(asked)}
         self.sources: List[Dict[Tuple[int, bool], Tuple[int, ...]]] = []  # of each call, by (tensor, of the whole mini-batch)
         self.readers: Dict[Tuple[int, int], int] = {}  # (call, tensor) -> how many calls take it
-        leaving: List[Set[int]] = [set() for _ in program.bodies]
         for call in program.calls:
             self.sources.append({(t, program.step_of(program.calls[calls[0]]) == WHOLE): calls for t, calls in call.takes})
             for source, tensor in ((source, value.tensor) for value in call.takes for source in value.calls):
                 self.readers[source, tensor] = self.readers.get((source, tensor), 0) + 1
-                leaving[program.calls[source].body].add(tensor)
-        self.pieces = [self._pieces(body, combined, left) for body, left in zip(program.bodies, leaving)]
-        self.piece_of = [{op: number for number, piece in enumerate(pieces) for op in piece.ops} for pieces in self.pieces]
+        self.pieces = [self._pieces(body, combined) for body in program.bodies]
+        self.piece_of = [{op: number for number, op in enumerate(body.ops)} for body in program.bodies]
         self.parts = [self._part(call) for call in program.calls]
         self.sums = self._turns()
         self.messages = [number for number, call in enumerate(program.calls) if program.step_of(call) in MESSAGES]
@@ -181,28 +178,12 @@ class _Reader:
 
     # ---- what there is -----------------------------------------------------------------------------------------------
 
-    def _pieces(self, body: Body, combined: Set[Tuple[int, int]], leaving: Set[int]) -> List[Piece]:
-        ops = [self.graph.ops[index] for index in body.ops]
-        own = {tensor: _shard(op) for op in ops for tensor in op.outputs}
-        leaving = leaving.union(t for op in ops for t in op.inputs if own.get(t, _shard(op)) != _shard(op))
-        known = {shard: {t for t in own if own[t] == shard} for shard in set(own.values()).union(map(_shard, ops))}
-        last: Dict[int, int] = {}  # piece of each device
-        found: List[Piece] = []
-        for op in ops:
-            inputs = tuple(dict.fromkeys((t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
-                                         if t not in own or self.graph.tensors[t].op < op.id))  # else the next round of a loop
-            shard = _shard(op)
-            is_next = self.costs.in_turn and shard in last and known[shard].issuperset(op.inputs)
-            known[shard].update(op.inputs)
-            if is_next and leaving.isdisjoint(self.graph.ops[found[last[shard]].ops[-1]].outputs):
-                before = found[last[shard]]
-                more = [one for one in inputs if self.graph.tensors[one[0]].op not in before.ops]
-                found[last[shard]] = before._replace(
-                    ops=(*before.ops, op.id), inputs=tuple(dict.fromkeys([*before.inputs, *more])))
-            else:
-                last[shard] = len(found)
-                found.append(Piece((op.id,), inputs, shard))
-        return found
+    def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> List[Piece]:
+        own = {tensor for index in body.ops for tensor in self.graph.ops[index].outputs}
+        return [Piece(op, tuple(dict.fromkeys(
+            (t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
+            if t not in own or self.graph.tensors[t].op < op.id)), _shard(op))  # else the next round of a loop
+            for op in (self.graph.ops[index] for index in body.ops)]
 
     def _turns(self) -> Dict[Tuple[int, int], int]:
         """(call, gradient) -> the device that adds up the copies' values: they take turns, and a bucket's are added on one."""
@@ -258,27 +239,36 @@ class _Reader:
 
     def allocate(self) -> None:
         """A task of every piece that runs by itself."""
+        tasks = self.tasks
         for number, call in enumerate(self.program.calls):
+            devices: Dict[int, int] = {}  # by shard
             for place, piece in enumerate(self.pieces[call.body]):
-                device, last = self._at(call, piece.shard), self.graph.ops[piece.ops[-1]]
-                kernel = self._kernel(number, place)
+                if piece.shard not in devices:
+                    devices[piece.shard] = self._at(call, piece.shard)
+                device, name = devices[piece.shard], piece.op.name
+                kernel = self._kernel(number, place, device)
                 if kernel.seconds:
-                    about = self._about(number, last.name)
-                    task = self.tasks.add(COMPUTATION, kernel.seconds, (device,), (), about, kernel.limit)
+                    task = tasks.add(COMPUTATION, kernel.seconds, (device,), (), self._about(number, name), kernel.limit)
                     self.ran[number, place] = task
-                    self.tasks.matrix_flops[device] += kernel.matrix_flops
-                    self.tasks.buffer(last.name + " (scratch)", "scratch", task, device, kernel.scratch)
+                    tasks.matrix_flops[device] += kernel.matrix_flops
+                    tasks.buffer(name + " (scratch)", "scratch", task, device, kernel.scratch)
 
-    def _kernel(self, number: int, place: int) -> Kernel:
-        """Of a piece: of its last op, with the seconds of all."""
-        call = self.program.calls[number]
-        piece, part = self.pieces[call.body][place], self.parts[number]
-        device = self._at(call, piece.shard)
-        key = (call.body, place, part, self.tasks.cluster.devices[device].type)
-        if key not in self._kernels:
-            kernels = [self.costs.kernel(self.graph.ops[op], part, device) for op in piece.ops]
-            self._kernels[key] = kernels[-1]._replace(seconds=sum(kernel.seconds for kernel in kernels))
-        return self._kernels[key]
+    def chains(self) -> Iterable[Sequence[int]]:
+        """The tasks of each call on each device, in the graph's order."""
+        for number, call in enumerate(self.program.calls):
+            found: Dict[int, List[int]] = {}
+            for place, piece in enumerate(self.pieces[call.body]):
+                if (number, place) in self.ran:
+                    found.setdefault(piece.shard, []).append(self.ran[number, place])
+            yield from found.values()
+
+    def _kernel(self, number: int, place: int, device: int) -> Kernel:
+        body, part = self.program.calls[number].body, self.parts[number]
+        key = (body, place, part, self.tasks.cluster.devices[device].type)
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = self.costs.kernel(self.pieces[body][place].op, part, device)
+        return found
 
     def connect(self) -> None:
         """What every task waits for, reads and writes."""
@@ -286,21 +276,18 @@ class _Reader:
         last: Dict[int, Set[int]] = {}
         for number, call in enumerate(self.program.calls):
             mine: Set[int] = set()
-            before: Dict[int, int] = {}  # of each device
             first[number], last[number] = [], set()
             for place, piece in enumerate(self.pieces[call.body]):
                 task = self.ran.get((number, place), START)
                 if task != START:
                     waits = self._operands(number, piece, task)
-                    if self.costs.in_turn:
-                        waits.add(before.get(piece.shard, START))
-                        before[piece.shard] = task
                     self.tasks.wait(task, sorted(waits))
-                    for tensor in () if self.costs.in_turn else self.graph.ops[piece.ops[-1]].outputs:
+                    for tensor in piece.op.outputs:
                         self._value(number, tensor)
                     if mine.isdisjoint(waits):
                         first[number].append(task)
-                    last[number] = last[number] - waits | {task}
+                    last[number] -= waits
+                    last[number].add(task)
                     mine.add(task)
         for number in self.messages:
             self._broadcast(number)
@@ -322,17 +309,23 @@ class _Reader:
             for part in self._here(value, device):
                 waits.add(part.task)
                 self.tasks.read(task, part.buffer)
-            waits |= self._on(device, value.waits)
-        waits |= self._on(device, self._controls(number, piece))
-        return waits - {START, task}
+            if value.waits:
+                waits |= self._on(device, value.waits)
+        if piece.op.control_inputs:
+            waits |= self._on(device, self._controls(number, piece))
+        waits.discard(START)
+        waits.discard(task)
+        return waits
 
     def _on(self, device: int, tasks: Iterable[int]) -> Set[int]:
         return {task for task in tasks if task != START and self.tasks.devices[task] == (device,)}
 
     def _controls(self, number: int, piece: Piece) -> FrozenSet[int]:
         """What an op waits for by control edges: ops in calls of the same TaskGraph with the same coordinates."""
+        if not piece.op.control_inputs:
+            return NOBODY
         call, found = self.program.calls[number], set()  # type: Call, Set[int]
-        for op in () if self.costs.in_turn else self.graph.ops[piece.ops[0]].control_inputs:
+        for op in piece.op.control_inputs:
             body = self.body_of.get(op, -1)
             source = self.number.get((body, call.clone))
             if source is not None and self.program.bodies[body].task_graph == self.program.bodies[call.body].task_graph:
@@ -349,38 +342,40 @@ class _Reader:
     def _value(self, number: int, tensor: int, is_whole: bool = False) -> Value:
         """What a call reads of a tensor, or makes of it; nothing of what is at hand from the start, as variables are."""
         key = number, tensor, is_whole
-        if key not in self._known:
-            call, op = self.program.calls[number], self.graph.producer(tensor)
-            if self.body_of.get(op.id) != call.body or is_whole:
-                sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
-                if len(sources) > 1 and self._step(sources[0]) == SYNCHRONISE:
-                    self._known[key] = self._added(sources, tensor)
-                else:
-                    self._known[key] = _together(self._from(source, tensor, number) for source in sources)
-            else:
-                place = self.piece_of[call.body][op.id]
-                task = self.ran.get((number, place), START)
-                is_variable = any(self.graph.producer(t).type in VARIABLES and (t, False) not in self.sources[number]
-                                  for t in op.inputs)
-                if task == START and not is_variable:
-                    self._known[key] = self._handed_on(number, self.pieces[call.body][place])
-                else:  # a variable's value is there from the start, on the variable's device
-                    device, buffer = self._device(number, tensor), self._buffer(number, tensor, op, task)
-                    self._known[key] = Value((Held(task, device, buffer, tensor, self._size(number, tensor), call.clone.m),))
-        return self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._read(number, tensor, is_whole)
+        return found
+
+    def _read(self, number: int, tensor: int, is_whole: bool) -> Value:
+        call, op = self.program.calls[number], self.graph.producer(tensor)
+        if is_whole or self.body_of.get(op.id) != call.body:
+            sources = self.sources[number].get((tensor, is_whole)) or self.sources[number].get((tensor, not is_whole), ())
+            if len(sources) > 1 and self._step(sources[0]) == SYNCHRONISE:
+                return self._added(sources, tensor)
+            return _together([self._from(source, tensor, number) for source in sources])
+        place = self.piece_of[call.body][op.id]
+        task = self.ran.get((number, place), START)
+        is_variable = any(self.graph.producer(t).type in VARIABLES and (t, False) not in self.sources[number] for t in op.inputs)
+        if task == START and not is_variable:
+            return self._handed_on(number, self.pieces[call.body][place])
+        # a variable's value is there from the start, on the variable's device
+        device, buffer = self._device(number, tensor), self._buffer(number, tensor, op, task)
+        return Value((Held(task, device, buffer, tensor, self._size(number, tensor), call.clone.m),))
 
     def _handed_on(self, number: int, piece: Piece) -> Value:
-        """What ops that do not run by themselves read."""
+        """What an op that does not run by itself reads."""
         read = [self._value(number, *one) for one in piece.inputs]
-        return _together([*read, Value((), self._controls(number, piece))])
+        controls = self._controls(number, piece)
+        return _together([*read, Value((), controls)] if controls else read)
 
     def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
         """That an op of a clone or section writes a result to: its operand's, if it takes that over, or its own."""
-        if self._step(number) not in (ONCE, *BATCH_LEVEL) or self.costs.in_turn or task == START:
+        if self._step(number) not in (ONCE, *BATCH_LEVEL) or task == START:
             return -1
         device, = self.tasks.devices[task]
         place = self.piece_of[self.program.calls[number].body][op.id]
-        if op.outputs[0] == tensor and op.inputs and self._kernel(number, place).takes_over:
+        if op.outputs[0] == tensor and op.inputs and self._kernel(number, place, device).takes_over:
             operand = self._taken_over(number, op.inputs[0])
             for part in self._value(number, operand).parts:
                 if part.buffer >= 0 and part.tensor == operand and part.device == device:
@@ -393,7 +388,9 @@ class _Reader:
         """What ops that do not run by themselves have taken over, one after the other."""
         op, body = self.graph.producer(tensor), self.program.calls[number].body
         place = self.piece_of[body].get(op.id)
-        if place is None or (number, place) in self.ran or not op.inputs or not self._kernel(number, place).takes_over:
+        if place is None or (number, place) in self.ran or not op.inputs:
+            return tensor
+        if not self._kernel(number, place, self._device(number, tensor)).takes_over:
             return tensor
         return self._taken_over(number, op.inputs[0])
 
@@ -427,7 +424,10 @@ class _Reader:
             if key not in self._made:
                 self._made[key] = self._combined(value.recipe, key[1], [value._replace(recipe=-1)], device)
             return list(self._made[key].parts)
-        return [part if part.device == device else self._send(part, device, value.waits) for part in value.parts]
+        parts = value.parts
+        if len(parts) == 1 and parts[0].device == device:
+            return [parts[0]]
+        return [part if part.device == device else self._send(part, device, value.waits) for part in parts]
 
     def _send(self, part: Held, device: int, waits: FrozenSet[int]) -> Held:
         if not part.size:
@@ -452,7 +452,7 @@ class _Reader:
         return name[:-2] if name.endswith(":0") else name
 
     def _new_buffer(self, category: str, task: int, device: int, size: float) -> int:
-        return -1 if self.costs.in_turn else self.tasks.buffer(self.tasks.instructions[task].name, category, task, device, size)
+        return self.tasks.buffer(self.tasks.instructions[task].name, category, task, device, size)
 
     def _shares_memory(self, one: int, other: int) -> bool:
         """CPU devices of one process hand tensors over without copying them."""
@@ -623,8 +623,7 @@ class _Reader:
         tensors, found = set(self.program.bodies[call.body].inputs), set()  # type: Set[int], Set[int]
         for number in call.after:
             for place, piece in enumerate(self.pieces[self.program.calls[number].body]):
-                writes = [op for op in piece.ops if traits(self.graph.ops[op].type).is_write]
-                if any(not tensors or not tensors.isdisjoint(self.graph.ops[op].inputs) for op in writes):
+                if traits(piece.op.type).is_write and (not tensors or not tensors.isdisjoint(piece.op.inputs)):
                     value = self._handed_on(number, piece)
                     task = self.ran.get((number, place), START)
                     found |= {task} if task != START else value.waits.union(part.task for part in value.parts)
@@ -667,9 +666,9 @@ def _shard(op: Op) -> int:
     return int(op.attrs.get(SHARD, 0))
 
 
-def _together(values: Iterable[Value]) -> Value:
+def _together(values: Sequence[Value]) -> Value:
     values = [value for value in values if value.parts or value.waits]
-    if len(values) == 1:
-        return values[0]
-    parts = dict.fromkeys(part for value in values for part in value.parts)
-    return Value(tuple(parts), frozenset().union(*(value.waits for value in values)))
+    if len(values) < 2:
+        return values[0] if values else Value()
+    parts = dict.fromkeys([part for value in values for part in value.parts])
+    return Value(tuple(parts), NOBODY.union(*[value.waits for value in values]))

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from whale_tf.cluster import Cluster
+from whale_tf.errors import memory_text
 from whale_tf.simulator.engine import Times
 from whale_tf.simulator.execution_graph import ExecutionGraph
 from whale_tf.simulator.memory import MemoryCurve
@@ -167,14 +168,14 @@ class Simulation(NamedTuple):
             "parameters": "use more stages, tensor parallelism or ZeRO 3",
             "gradients": "use ZeRO 2, more stages or tensor parallelism",
         }
-        return ("out of memory: device {} of stage {} needs {:.2f} GiB of {:.2f} GiB, {:.2f} GiB too much, {:.2f} GiB of it {}: "
+        return ("out of memory: device {} of stage {} needs {} of {}, {} too much, {} of it {}: "
                 "{}").format(
             use.device,
             use.stage,
-            use.peak_memory_bytes / 2**30,
-            self.usable_bytes[place] / 2**30,
-            max(0.0, use.peak_memory_bytes - self.usable_bytes[place]) / 2**30,
-            curve.at_peak[category] / 2**30,
+            memory_text(use.peak_memory_bytes),
+            memory_text(self.usable_bytes[place]),
+            memory_text(max(0.0, use.peak_memory_bytes - self.usable_bytes[place])),
+            memory_text(curve.at_peak[category]),
             category,
             advice.get(category, "use smaller micro-batches"),
         )

@@ -267,6 +267,7 @@ class Simulator:
             strategy.bucket_bytes,
             strategy.buckets,
             strategy.fp16_gradients,
+            strategy.weights_first,
         )
         found = self._programs.pop(key, None)
         if found is None:

@@ -59,6 +59,8 @@ class Strategy(NamedTuple):
             Horovod's buffer holds where TensorFlow runs the model (``Options.xla``).
         micro_batch_slices: relative sizes of the micro-batches; None: equal.
         fp16_gradients: dense gradients of float32 are sent in 16 bits.
+        weights_first: the backward pass makes a product's gradient of its weights before that of its operand, so that tensor
+            parallelism's sums of the latter have nothing to run beside; else behind it.
     """
 
     model: ModelGraph
@@ -74,6 +76,7 @@ class Strategy(NamedTuple):
     buckets: Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]] = None
     micro_batch_slices: Optional[Tuple[int, ...]] = None
     fp16_gradients: bool = False
+    weights_first: bool = False
 
     def sent_bytes(self, parameter: ModelTensor) -> float:
         """What is sent for the dense gradient of a parameter."""

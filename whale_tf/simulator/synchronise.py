@@ -7,7 +7,6 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from whale_tf.cluster.hardware import HOST_BYTES_PER_S
 from whale_tf.simulator.compiler import Compiler
 from whale_tf.simulator.configs import TensorConfig, fractions, tensor_config
-from whale_tf.simulator.model_graph import ModelTensor
 from whale_tf.simulator.network import host_link
 from whale_tf.simulator.program import BACKWARD, GRADIENT, UPDATE, Instruction
 from whale_tf.simulator.strategy_tree import Strategy, sharded_over_replicas
@@ -210,8 +209,8 @@ class Synchroniser:
             instruction.reads.append(self._bucket_of[one.parameter, one.stage])
         instruction.parts = self.compiler.parts_of(stored)
         shares = fractions(stored)
-        moved = tensor.size * _rows_fraction(tensor) * 4.0 * self.optimizer.passes
-        copied = tensor.bytes * _rows_fraction(tensor)
+        moved = tensor.size * tensor.touched * 4.0 * self.optimizer.passes
+        copied = tensor.gradient_bytes
         instruction.seconds = tuple(
             self._update_seconds(device, moved * share, copied * share)
             for device, share in ((stored.devices[first], shares[first]) for first in instruction.parts.first)
@@ -240,7 +239,7 @@ class Synchroniser:
         """What one device puts into the collective; sparse gradients are gathered: all rows of the batch."""
         tensor = self.model.tensors[one.parameter]
         if tensor.sparse_rows is not None:
-            return tensor.bytes * _rows_fraction(tensor)
+            return tensor.gradient_bytes
         return self.strategy.sent_bytes(tensor) * max(fractions(one.gradient))
 
     def _count_static(self, one: Ready) -> None:
@@ -251,7 +250,7 @@ class Synchroniser:
             per_element += STATE_BYTES_PER_MASTER
         held = (
             ("parameters", tensor.bytes, cut if zero >= 3 else one.value),
-            ("gradients", tensor.bytes * _rows_fraction(tensor), cut if zero >= 2 else one.gradient),
+            ("gradients", tensor.gradient_bytes, cut if zero >= 2 else one.gradient),
             ("optimizer state", tensor.size * per_element, cut),
         )
         for category, size, config in held:
@@ -261,9 +260,3 @@ class Synchroniser:
                 table = self.static_bytes[device]
                 table[category] = table.get(category, 0.0) + size * share
 
-
-def _rows_fraction(tensor: ModelTensor) -> float:
-    """Which part of a parameter one step touches: all of it, or the rows that were looked up."""
-    if tensor.sparse_rows is None:
-        return 1.0
-    return min(1.0, tensor.sparse_rows / (tensor.size / tensor.shape[-1]))

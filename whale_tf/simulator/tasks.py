@@ -72,7 +72,9 @@ class Tasks:
         return task
 
     def wait(self, task: int, before: Sequence[int]) -> None:
-        self._edges.update(((source, task), None) for source in before if source != START)
+        for source in before:
+            if source != START:
+                self._edges[source, task] = None
 
     def communicate(self, kind: str, group: Group, size: float, lane: int, waits: Sequence[int],
                     about: About = About()) -> int:  # noqa: B008
@@ -105,18 +107,25 @@ class Tasks:
 
     # ---- computations one after the other ----------------------------------------------------------------------------
 
-    def in_turn(self, ops: int) -> None:
-        """Computations of a device take turns, of those that are ready the first one first: the first ``ops`` tasks, and beside
-        them what is added up.
+    def take_turns(self, chains: Sequence[Sequence[int]]) -> None:
+        """From here on a device does one computation at a time: ops one after the other, of those that are ready the first one
+        first, and beside them what is added up.
 
         A task that waits for itself is left out, with all that waits for it: the engine names it.
+
+        Args:
+            chains: ops in the order that they run in.
         """
+        for chain in chains:
+            for before, task in zip(chain, chain[1:]):
+                self._edges[before, task] = None
+        ops = {task for chain in chains for task in chain}
         after: Dict[int, List[int]] = {}
         count = [0] * len(self.instructions)
         for source, task in self._edges:
             after.setdefault(source, []).append(task)
             count[task] += 1
-        ready = [(task < ops, task) for task, waits in enumerate(count) if not waits]
+        ready = [(task in ops, task) for task, waits in enumerate(count) if not waits]
         heapify(ready)
         last: Dict[Tuple[int, bool], int] = {}
         while ready:
@@ -128,7 +137,7 @@ class Tasks:
             for later in after.get(task, ()):
                 count[later] -= 1
                 if not count[later]:
-                    heappush(ready, (later < ops, later))
+                    heappush(ready, (later in ops, later))
 
     # ---- all of them -------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ def uniform_3d(
     offload: str = "none",
     devices: Optional[Sequence[int]] = None,
     chunks: int = 2,
+    parts: Optional[Sequence[Tuple[int, ...]]] = None,
 ) -> Strategy:
     """The strategy of ``dp x tp x pp`` (Proteus Table V's DP x MP x PP).
 
@@ -67,6 +68,7 @@ def uniform_3d(
         zero, offload: as of :class:`~whale_tf.simulator.strategy_tree.Strategy`.
         recompute: one of :data:`RECOMPUTE`.
         chunks: stages that each group of devices runs, under a schedule that has several.
+        parts: ops of each stage; None: :func:`balanced_stages`.
 
     Raises:
         PlanError: a degree below 1, more stages than blocks, or an op that cannot be partitioned.
@@ -93,7 +95,9 @@ def uniform_3d(
     tree = StrategyTree(model)
     tree.order = schedule
     tree.zero, tree.partition_activations, tree.offload = zero, partition_activations, offload
-    parts = balanced_stages(model, len(homes))
+    if parts is not None and len(parts) != len(homes):
+        raise PlanError(f"ops are given for {len(parts)} stages, expected {len(homes)}")
+    parts = parts or balanced_stages(model, len(homes))
     for home, ops in zip(homes, parts):
         part = placed[home * dp * tp : (home + 1) * dp * tp]
         tree.configs.update(_stage_configs(model, ops, part, dp, tp))
