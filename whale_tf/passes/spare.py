@@ -2,7 +2,8 @@
 
 Two things are left out of what the forward body of a TaskGraph gives to its backward body:
 
-- What only dead ops read.  The gradient of a product, say, is made for both operands, also where one of them is a constant.
+- What only dead ops read.  The gradient of a product, say, is made for both operands, also where one of them is a constant, and
+  TensorFlow 1 lets each of the two wait for both.
 - What cheap ops can compute again (``whale_tf.passes.redo``).
 """
 
@@ -11,8 +12,8 @@ from __future__ import annotations
 from typing import Iterable, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import Reduce
-from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.ir.region import Region
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.region import Region, groups
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import Buffer, Cost, Role, State, traits
 from whale_tf.passes.form import choose_form
@@ -46,20 +47,24 @@ def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def _live(program: Program, region: Region) -> Set[int]:
-    """Ops of called bodies that something outside of them, or a user, may need."""
-    graph = region.graph
+    """Ops of called bodies that something outside of them, or a user, may need.
+
+    A gradient that only a group waits for is not needed: a call ends when all that runs in it has ended, so that no order within
+    it matters to what waits for the call.
+    """
+    graph, ordering = region.graph, groups(region)
     members = {index for body in program.bodies if body.step in CLONED for index in body.ops}
     elsewhere = read_elsewhere(region)
-    waited = {c for op in graph.ops if op.id not in members for c in op.control_inputs}
+    waited = {c for op in graph.ops if op.id not in members and op.phase is not Phase.UNUSED for c in op.control_inputs}
     stack = [index for index in members
-             if index in waited or not graph.ops[index].outputs
+             if index in waited or not (graph.ops[index].outputs or index in ordering)
              or any(t in elsewhere or _is_shown(region, t) for t in graph.ops[index].outputs)]
     found: Set[int] = set()
     while stack:
         index = stack.pop()
         if index in members and index not in found:
             found.add(index)
-            stack.extend(graph.predecessors(graph.ops[index]))
+            stack.extend(before for before in graph.predecessors(graph.ops[index]) if before not in ordering)
     return found
 
 
