@@ -51,7 +51,7 @@ def worker(spec: Spec) -> Result:
     tf.disable_eager_execution()
     graph = tf.get_default_graph()
     if spec["system"] == "whale_tf":
-        wh.init({"num_micro_batch": spec["micro_batches"]}, cluster="cpu:4")
+        wh.init({"num_micro_batch": spec["micro_batches"], "emit": "inline"}, cluster="cpu:4")
         build(spec["layers"], spec["counts"])
         before = len(graph.get_operations())
         start = time.process_time()

@@ -407,3 +407,17 @@ def test_a_gradient_has_the_shape_of_its_variable(graph: Any, lost: Any, resourc
     ops.tensors[gradient] = ops.tensors[gradient]._replace(shape=lost)
     assert find_phases(ops, annotations_of(graph)).targets[0].tensors == (gradient,)
     assert ops.tensors[gradient].shape == (8, 3)
+
+
+def test_gradients_that_nobody_asked_for_are_unused(graph: Any) -> None:
+    """TensorFlow makes the gradient of the constant, too; that of the input is asked for, and may be fetched."""
+    x = v1.placeholder(tf.float32, [None, 3])
+    w = v1.get_variable("w", [3, 1], use_resource=True)
+    loss = tf.reduce_sum(tf.matmul(x, w) * tf.constant(0.5, name="half"))
+    asked = tf.gradients(loss, [x])[0]
+    v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    ops, _ = phases_of(graph)
+    unused = in_phase(ops, Phase.UNUSED)
+    assert any("mul_grad" in op.name for op in unused)
+    assert all(ops.ops[user].phase is Phase.UNUSED for op in unused for t in op.outputs for user, _ in ops.consumers(t))
+    assert not {asked.op.name, asked.op.inputs[0].op.name} & names(ops, Phase.UNUSED)

@@ -112,6 +112,14 @@ def test_what_leaves_a_loop_by_its_exit_leaves_the_region():
     assert drawing.region().leaving() == {drawing.graph.tensor("loop/exit"): [(summary.id, 0)]}
 
 
+def test_unused_ops_read_the_original_tensors():
+    drawing = Drawing()
+    drawing.op("x", "Placeholder", phase=Phase.INPUT)
+    drawing.op("model", "Tanh", ["x"])
+    drawing.op("gradient_of_a_constant", "Identity", ["model"], Phase.UNUSED)
+    assert drawing.region().leaving() == {}
+
+
 def test_all_users_of_a_stack_are_on_one_level():
     """A loop over weights alone, whose gradient depends on the batch: clones must not pop from one stack."""
     drawing = Drawing()

@@ -98,6 +98,21 @@ def test_gradients_that_nothing_reads_are_neither_made_nor_returned_and_take_no_
     assert names(given, found["backward"].outputs) == {"grad"}
 
 
+def test_a_gradient_that_only_a_group_waits_for_is_not_made() -> None:
+    """TensorFlow 1 lets the gradients of both operands wait for each other; inlined, the group stays."""
+    given = step([("a", "Erf", ["layer"])], [("dead", "Mul", ["begin", "a"]), ("b1", "Mul", ["begin", "layer"])])
+    graph = given.graph
+    group = graph.add("group", "NoOp", [], [], [graph.op("dead").id, graph.op("b1").id], phase=Phase.BACKWARD)
+    graph.op("grad").control_inputs = (group.id,)
+    region = find_region(graph, [*given.region.task_graph, 0], given.region.batch, list(given.sources))
+    given = given._replace(region=region, update=find_update(region, {}, {graph.tensor("grad"): 0}))
+    found = bodies(given)["backward"]
+    assert {"group", "dead"} <= {graph.ops[i].name for i in found.ops}
+    assert [graph.ops[i].name for i in found.runs] == ["begin", "b1", "grad"]
+    assert names(given, found.inputs) == {"layer", "loss", "x"}
+    assert "group" in {graph.ops[i].name for i in bodies(given, "inline")["backward"].ops}
+
+
 def test_inlined_bodies_stay_as_they_are() -> None:
     given = step(GATE, GATE_BACK)
     found = bodies(given, "inline")

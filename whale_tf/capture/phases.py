@@ -117,6 +117,7 @@ class _Finder:
         self._mark_init(restored)
         self._mark_save(restored)
         self._mark_variables()
+        self._mark_unused()
         for op, phase in zip(self.graph.ops, self.phase):
             op.phase = Phase.OTHER if phase is None else phase
         return Phases(targets, cut, waits, tuple(sorted(self.region & self.writes)), self.variables)
@@ -288,6 +289,15 @@ class _Finder:
                 if phase in used_in:
                     self._mark([variable.op], Phase.OTHER if phase is None else phase)
             self._mark([variable.op], Phase.INIT)
+
+    def _mark_unused(self) -> None:
+        """What a gradient call made for nobody: TensorFlow computes the gradients of all operands of an op."""
+        asked = {self.graph.tensors[self._tensor(name)].op for call in self.calls for grad in call.grads if grad is not None
+                 for name in ((grad,) if isinstance(grad, str) else grad) if name is not None}
+        for op in reversed(self.graph.ops):
+            if self._is_free(op.id) and _is_backward(op) and op.id not in asked and all(
+                    self.phase[user] is Phase.UNUSED for user in self.successors[op.id]):
+                self.phase[op.id] = Phase.UNUSED
 
     # -- walking --------------------------------------------------------------------------------------------------
     def _mark(self, ops: Iterable[int], phase: Phase) -> None:

@@ -170,10 +170,11 @@ class Calls:
     def _facts_of(self, body: Body) -> _Facts:
         if body.name not in self._facts:
             graph, axis, members = self.context.graph, self.context.region.batch, set(body.runs)
+            own = members.union(body.ops)  # what is left out of the function is nothing to wait for
             functional = members & self._functional
             numbered = functional.union(op for op, _ in (*axis.conversions, *axis.localise) if op in members)
             self._facts[body.name] = _Facts(
-                sorted({c for i in body.runs for c in graph.ops[i].control_inputs if c not in members}),
+                sorted({c for i in body.runs for c in graph.ops[i].control_inputs if c not in own}),
                 sorted({self._operands.converter.source_of_op(graph.ops[i]) for i in numbered}),
                 bool(functional),
                 bool(functional or members & self._seeded),

@@ -16,11 +16,12 @@ Use = Tuple[int, int]  # (op number, input position)
 
 def outside_after(graph: OpGraph, region: Region) -> Set[int]:
     """Ops outside the region that follow from a batch-level op, by data or control."""
-    after: Set[int] = set()
+    found, members, tensors = set(region.batch_level), set(region.ops), graph.tensors
     for op in graph.ops:
-        if not region.contains(op) and any(p in after or p in region.batch_level for p in graph.predecessors(op)):
-            after.add(op.id)
-    return after
+        if op.id not in members and not (found.isdisjoint([tensors[t].op for t in op.inputs])
+                                         and found.isdisjoint(op.control_inputs)):
+            found.add(op.id)
+    return found - region.batch_level
 
 
 def deferred_waits(graph: OpGraph, region: Region, after: Set[int]) -> Dict[int, List[int]]:
@@ -54,11 +55,11 @@ def move_edges(context: Context, moves: Mapping[Use, str]) -> None:
 
 def move_controls(context: Context, after: Set[int]) -> None:
     """Ops outside that wait for a batch-level op wait for all its clones; step-level originals wait for nothing outside
-    that follows from the region, but for updates of what they read."""
+    that follows from the region, but for updates of what they read.  Unused ops stay as they are."""
     graph, region = context.graph, context.region
     for op in graph.ops:
         inside = region.contains(op)
-        if not op.control_inputs or (inside and op.id in region.batch_level):
+        if not op.control_inputs or op.phase is Phase.UNUSED or (inside and op.id in region.batch_level):
             continue
         kept = region.rereads.get(op.id, ())
         moved = [graph.ops[c] for c in op.control_inputs if c in region.batch_level or (inside and c in after and c not in kept)]

@@ -17,7 +17,10 @@ from whale_tf.ir.traits import VARIABLES
 
 
 class Phase(enum.Enum):
-    """The phase of the training step that an op belongs to (Whale section 4 "phases")."""
+    """The phase of the training step that an op belongs to (Whale section 4 "phases").
+
+    UNUSED: what a gradient call made beside the gradients it was asked for, and nothing reads (the gradient of a constant, say).
+    """
 
     INPUT = "input"
     FORWARD = "forward"
@@ -26,6 +29,7 @@ class Phase(enum.Enum):
     INIT = "init"
     SAVE = "save"
     OTHER = "other"
+    UNUSED = "unused"
 
 
 _TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)

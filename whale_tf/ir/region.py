@@ -62,7 +62,8 @@ class Region(NamedTuple):
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch-level tensors used outside the region: tensor -> (op number, input position) of those uses.
 
-        Uses, inside a while loop, of that loop's own tensors stay with the original loop.
+        Uses, inside a while loop, of that loop's own tensors stay with the original loop, and those by unused ops with the
+        original tensors.
         """
         frames_of = frames(self.graph)
         result: Dict[int, List[Tuple[int, int]]] = {}
@@ -73,7 +74,7 @@ class Region(NamedTuple):
                 outside = [
                     (op, position)
                     for op, position in self.graph.consumers(tensor)
-                    if not self.contains(self.graph.ops[op])
+                    if not self.contains(self.graph.ops[op]) and self.graph.ops[op].phase is not Phase.UNUSED
                 ]
                 if outside:
                     result[tensor] = outside
@@ -101,15 +102,11 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
     return Region(graph, ops, batch_level, task_graph, late, early, batch, divisors, rereads, frozenset(sections))
 
 
-def without_groups(region: Region, later: Optional[AbstractSet[int]] = None) -> Region:
-    """The region in which backward ops do not wait for groups.  TensorFlow 1 makes one for the gradients of all operands of an
-    op: none of these would go anywhere before the last one is computed.
+def groups(region: Region) -> Set[int]:
+    """Backward ops that only make others wait.  TensorFlow 1 has one for the gradients of all operands of an op, each of which
+    then waits for it.
 
     A group is an op without operands or results that waits for stateless ops, outside of loops.
-
-    Args:
-        later: only groups that wait for one of these ops are left out, and these wait as ever.  What is kept lets updates in
-            place wait for all that reads the variable; None: all groups are left out.
     """
     graph, in_loop = region.graph, frames(region.graph)
 
@@ -118,9 +115,21 @@ def without_groups(region: Region, later: Optional[AbstractSet[int]] = None) -> 
             before in in_loop or traits(graph.ops[before].type).state is not State.NONE
             or traits(graph.ops[before].type).role is not Role.COMPUTE for before in op.control_inputs)
 
-    groups = {op.id for op in graph.ops if is_group(op) and (later is None or not later.isdisjoint(op.control_inputs))}
-    waits = {op.id: tuple(before for before in op.control_inputs if before not in groups)
-             for op in graph.ops if op.phase is Phase.BACKWARD and not groups.isdisjoint(op.control_inputs)
+    return {op.id for op in graph.ops if is_group(op)}
+
+
+def without_groups(region: Region, later: Optional[AbstractSet[int]] = None) -> Region:
+    """The region in which backward ops do not wait for :func:`groups`: no gradient would go anywhere before those of all operands
+    are computed.
+
+    Args:
+        later: only groups that wait for one of these ops are left out, and these wait as ever.  What is kept lets updates in
+            place wait for all that reads the variable; None: all groups are left out.
+    """
+    graph = region.graph
+    left_out = {index for index in groups(region) if later is None or not later.isdisjoint(graph.ops[index].control_inputs)}
+    waits = {op.id: tuple(before for before in op.control_inputs if before not in left_out)
+             for op in graph.ops if op.phase is Phase.BACKWARD and not left_out.isdisjoint(op.control_inputs)
              and (later is None or op.id not in later)}
     return region._replace(graph=graph.with_waits(waits)) if waits else region
 

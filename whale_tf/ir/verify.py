@@ -45,29 +45,38 @@ def _named(graph: OpGraph) -> Iterator[Offence]:
 
 
 def _connected(graph: OpGraph) -> Iterator[Offence]:
+    count, tensors = len(graph.ops), len(graph.tensors)
     for op in graph.ops:
         for tensor in op.inputs:
-            if not 0 <= tensor < len(graph.tensors):
-                yield op, f"reads tensor {tensor} of {len(graph.tensors)}"
+            if not 0 <= tensor < tensors:
+                yield op, f"reads tensor {tensor} of {tensors}"
         for control in op.control_inputs:
-            if not 0 <= control < len(graph.ops):
-                yield op, f"waits for op {control} of {len(graph.ops)}"
+            if not 0 <= control < count:
+                yield op, f"waits for op {control} of {count}"
 
 
 def _ordered(graph: OpGraph) -> Iterator[Offence]:
+    tensors = graph.tensors
     for op in graph.ops:
-        for source in graph.predecessors(op):
+        before = [tensors[tensor].op for tensor in op.inputs]
+        before.extend(op.control_inputs)
+        if not before or max(before) < op.id:
+            continue
+        for source in before:
             if source >= op.id and not (op.type in MERGES
                                         and graph.ops[source].type in NEXT_ITERATIONS):
                 yield op, f"comes before {graph.ops[source].name!r}, which it needs"
 
 
 def _shaped(graph: OpGraph) -> Iterator[Offence]:
+    legal: Set[int] = set()  # ids of shapes that were looked at: equal shapes are one tuple, mostly
     for record in graph.tensors:
         shape = record.shape
-        if shape is not None and not (isinstance(shape, tuple) and all(s is None or (isinstance(s, int) and s >= 0)
-                                                                       for s in shape)):
-            yield graph.ops[record.op], f"has shape {shape!r}"
+        if shape is not None and id(shape) not in legal:
+            if isinstance(shape, tuple) and all(s is None or (isinstance(s, int) and s >= 0) for s in shape):
+                legal.add(id(shape))
+            else:
+                yield graph.ops[record.op], f"has shape {shape!r}"
         if not record.dtype:
             yield graph.ops[record.op], "has an output without a dtype"
 

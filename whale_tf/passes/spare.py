@@ -2,7 +2,8 @@
 
 A TaskGraph's forward body does not pass two kinds of tensors to its backward body:
 
-- tensors that only dead ops read (the gradient of a product is made for both operands, even if one of them is a constant);
+- tensors that only dead ops read (the gradient of a product is made for both operands, even if one of them is a constant, and in
+  TensorFlow 1 each of the two gradients waits for both);
 - tensors that cheap ops can compute again (``whale_tf.passes.redo``).
 """
 
@@ -11,8 +12,8 @@ from __future__ import annotations
 from typing import Iterable, Sequence, Set, Tuple
 
 from whale_tf.ir.batch_axis import Reduce
-from whale_tf.ir.graph import Op, OpGraph
-from whale_tf.ir.region import Region
+from whale_tf.ir.graph import Op, OpGraph, Phase
+from whale_tf.ir.region import Region, groups
 from whale_tf.ir.training_step import TrainingStep
 from whale_tf.ir.traits import Buffer, Cost, Role, State, traits
 from whale_tf.ir.walk import reached
@@ -47,15 +48,19 @@ def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def _live(program: Program, region: Region) -> Set[int]:
-    """Ops of called bodies that outside ops or a user may need."""
-    graph = region.graph
+    """Ops of called bodies that outside ops or a user may need.
+
+    A gradient that only a group waits for is not needed.  A call ends when all its ops have ended, so the order inside it does
+    not matter to whatever waits for the call.
+    """
+    graph, ordering = region.graph, groups(region)
     members = {index for body in program.bodies if body.step in CLONED for index in body.ops}
     elsewhere = read_elsewhere(region)
-    waited = {c for op in graph.ops if op.id not in members for c in op.control_inputs}
+    waited = {c for op in graph.ops if op.id not in members and op.phase is not Phase.UNUSED for c in op.control_inputs}
     needed = (index for index in members
-              if index in waited or not graph.ops[index].outputs
+              if index in waited or not (graph.ops[index].outputs or index in ordering)
               or any(t in elsewhere or _is_shown(region, t) for t in graph.ops[index].outputs))
-    return reached(needed, lambda index: members.intersection(graph.predecessors(graph.ops[index])))
+    return reached(needed, lambda index: members.intersection(graph.predecessors(graph.ops[index])).difference(ordering))
 
 
 def _is_shown(region: Region, tensor: int) -> bool:

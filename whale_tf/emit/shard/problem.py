@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Collection, Dict, List, Mapping, Optional, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
@@ -37,7 +37,7 @@ def sharding_problem(
     inside = in_bodies(captured)
     trained = {op: home for op, home in captured.variable_homes.items()
                if home in shares and op not in inside and (only is None or op in only)}
-    slots = {op: [slot for slot in _slots(captured, op) if slot not in inside] for op in trained}
+    slots = {op: [slot for slot in found if slot not in inside] for op, found in _slots(captured, trained).items()}
     variables: Dict[int, int] = {slot: -1 for found in slots.values() for slot in found}
     variables.update(trained)
     gradients, rows = (
@@ -67,23 +67,31 @@ def in_bodies(captured: Captured) -> Dict[int, Op]:
     return found
 
 
-def _slots(captured: Captured, variable: int) -> List[int]:
-    """Variables of the same shape that the optimizer keeps for a variable, or averages of it: updated by the same op, or called
-    after it (``w/Adam``), which is all there is to go by for the sparse updates of some optimizers."""
+def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]:
+    """Variables of the same shape that the optimizer keeps for each of the trained ones, or averages of it: updated by the same
+    op, or called after it (``w/Adam``), which is all there is to go by for the sparse updates of some optimizers."""
     variables = captured.phases.variables
-    trained = variables[variable]
-    names = [variables[other].name for other in captured.variable_homes]
-    return [
-        other.op
-        for other in variables
-        if other.op not in captured.variable_homes
-        and other.shape == trained.shape
-        and (other.op in trained.slots or other.name.startswith(trained.name + "/")
-             or _called_after(other.name, names) == trained.name)
-    ]
+    named = {variables[other].name: other for other in captured.variable_homes}
+    updated: Dict[int, List[int]] = {}  # variable -> those whose updates write it
+    for op in trained:
+        for slot in variables[op].slots:
+            updated.setdefault(slot, []).append(op)
+    found: Dict[int, List[int]] = {op: [] for op in trained}
+    for other in variables:
+        if other.op in captured.variable_homes:
+            continue
+        owners = {*updated.get(other.op, ()), *_owners(other.name, named)}
+        for owner in owners:
+            if owner in found and variables[owner].shape == other.shape:
+                found[owner].append(other.op)
+    return found
 
 
-def _called_after(name: str, variables: Sequence[str]) -> str:
-    """The variable that an average made in a scope of its own is of (``train/w/ExponentialMovingAverage`` of ``w``)."""
-    of = "/" + name.rpartition("/")[0]
-    return max((other for other in variables if of.endswith("/" + other)), key=len, default="")
+def _owners(name: str, named: Mapping[str, int]) -> List[int]:
+    """Variables that one is called after: ``w/Adam`` begins with the name of ``w``, and an average made in a scope of its own
+    (``train/w/ExponentialMovingAverage``) has it in front of its last part; of several, the longest."""
+    parts = name.split("/")[:-1]
+    beginnings = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    endings = ["/".join(parts[start:]) for start in range(len(parts))]
+    longest = next((ending for ending in endings if ending in named), None)
+    return [named[each] for each in (*beginnings, *([longest] if longest is not None else [])) if each in named]
