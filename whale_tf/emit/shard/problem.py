@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, List, Mapping, Sequence, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, Sequence, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.units import bound
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
 from whale_tf.planner.sharding.slots import factored_slots
+
+TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 
 
 def divided_dims(batch: BatchAxis) -> Dict[int, int]:
@@ -41,19 +44,29 @@ def sharding_problem(
     factored = {slot: found for slot, found in factored_slots(
         captured.graph, Sizes(captured.graph), gradients, rows, others - set(variables)).items() if found.variable in trained}
     variables.update(dict.fromkeys(factored, -1))
-    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored)
+    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored,
+                   bound_ops(captured))
+
+
+def bound_ops(captured: Captured) -> FrozenSet[int]:
+    """Ops of the step's TensorFlow 1 loops and conditions, which have no functions for bodies."""
+    return bound(captured.graph, [op for op in captured.graph.ops if op.phase in TRAINED])
 
 
 def in_bodies(captured: Captured) -> Dict[int, Op]:
     """Variables that a condition, a loop or a called function of the step takes, so that they stay whole: the op that does."""
-    graph, found = captured.graph, {}
+    graph, found, inside = captured.graph, {}, bound_ops(captured)
     for variable in captured.phases.variables:
         for tensor in variable.aliases:
             for user, _ in graph.consumers(tensor):
                 op = graph.ops[user]
-                if op.body and op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY):
+                if (op.body and op.phase in TRAINED) or (op.id in inside and _is_handle(graph.tensors[tensor].dtype)):
                     found[variable.op] = op
     return found
+
+
+def _is_handle(dtype: str) -> bool:
+    return dtype == "resource" or dtype.endswith("_ref")
 
 
 def _slots(captured: Captured, variable: int) -> List[int]:
