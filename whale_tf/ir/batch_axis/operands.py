@@ -16,6 +16,7 @@ from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, VARIA
 from whale_tf.ir.extents import Size, is_static, static_ints
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
+from whale_tf.ir.rules import NoRule, rule_for
 from whale_tf.ir.traits import Gives, Role, traits
 from whale_tf.ir.traits import State as VariableState
 
@@ -253,19 +254,30 @@ def of_normalisation(state: State, op: Op, tensor: int) -> bool:
 
 def _is_averaged(state: State, tensor: int) -> bool:
     """Whether something outside of the clones keeps a moving average of a vector of statistics: writes a variable with what
-    follows from both."""
+    follows from both, and linearly from the statistics.  Weights that groups of examples get by their losses do not."""
     if state.scope is None or state.graph.tensors[tensor].shape == ():
         return False
-    stack = [user for user, _ in state.graph.consumers(tensor) if user not in state.scope]
+    stack = [use for use in state.graph.consumers(tensor) if use[0] not in state.scope]
     seen = set(stack)
     while stack:
-        op = state.graph.ops[stack.pop()]
+        number, position = stack.pop()
+        op = state.graph.ops[number]
         if traits(op.type).is_write and _decays(state, op):
             return True
-        more = {user for t in op.outputs for user, _ in state.graph.consumers(t)} - seen
-        seen |= more
-        stack.extend(more)
+        if _is_linear(state, op, position):
+            more = {use for t in op.outputs for use in state.graph.consumers(t)} - seen
+            seen |= more
+            stack.extend(more)
     return False
+
+
+def _is_linear(state: State, op: Op, position: int) -> bool:
+    """Whether an op's results are linear in an operand, as far as its rule knows."""
+    try:
+        roles = rule_for(op, state.graph, state).roles
+    except NoRule:
+        return True
+    return position >= len(roles) or roles[position] in "am"
 
 
 def _decays(state: State, write: Op) -> bool:
