@@ -15,12 +15,14 @@ from tests.numeric.generated_losses import loss_of
 from tests.numeric.plans import SHAPES, Parallel
 from tests.numeric.script import Arrays, Setting
 from tests.numeric.section_cases import LOSSES, SECTIONS, case_of
+from tests.numeric.section_papers import PAPERS
 from tests.numeric.section_styles import STYLES
 from tests.numeric.section_table import PLANS
 
 ALL = [(name, plan, static) for name in SECTIONS for plan in PLANS for static in (True, False)]
-FEW = [name for name in SECTIONS if name not in STYLES] + [
-    "distances_by_where", "tiled_cube", "transport", "worst_example", "whitened", "partitioned", "mapped", "cond_on_largest"]
+FEW = [name for name in SECTIONS if name not in STYLES and name not in PAPERS] + [
+    "distances_by_where", "tiled_cube", "transport", "worst_example", "whitened", "partitioned", "mapped", "cond_on_largest",
+    *PAPERS]
 SOME = [(name, list(PLANS)[i % len(PLANS)], bool(i // len(PLANS) % 2)) for i, name in enumerate(FEW)]
 
 

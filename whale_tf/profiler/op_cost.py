@@ -97,8 +97,8 @@ class _Costs:
         return OpCost(self._by_elements(op, row), self._touched(op, row, moved))
 
     def _contraction(self, op: Op) -> float:
-        """A gradient has the same factors as its forward op, whose sizes are known where its own operands come from the stack of a
-        loop, which has no shape."""
+        """A gradient has the same factors as its forward op, whose sizes are known where its own operands come from a stack that
+        a loop keeps, which has no shape."""
         try:
             return contraction_flops(op, self.graph, self._view)
         except PlanError:

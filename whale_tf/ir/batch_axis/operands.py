@@ -17,7 +17,7 @@ from whale_tf.ir.extents import Size, is_static, static_ints
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
 from whale_tf.ir.rules import NoRule, rule_for
-from whale_tf.ir.traits import Gives, Role, traits
+from whale_tf.ir.traits import FLOW, Gives, Role, traits
 from whale_tf.ir.traits import State as VariableState
 
 # ops that can run on all examples
@@ -111,12 +111,12 @@ class Operands:
         """The results' power, and whether they are partial."""
         roles, layouts = self.roles, self.layouts
         if any(layout.kind in EXTREMES for layout in layouts):
-            if self.op.type in MOVES and not has_batch:
-                self.extreme = next(layout.kind for layout in layouts if layout.kind in EXTREMES)
+            self.extreme = self._common_extreme() if self.op.type in MOVES and not has_batch else None
+            if self.extreme:
                 return 0, False
             for i, layout in enumerate(layouts):
                 if layout.kind in EXTREMES:
-                    self.resolve(i, has_batch)
+                    self.resolve(i, has_batch or traits(self.op.type).role in FLOW)
         partials = [i for i, layout in enumerate(layouts) if layout.kind == PARTIAL]
         if partials:
             partials = self._choose_partials(partials, has_batch)
@@ -133,6 +133,16 @@ class Operands:
         if added:
             power = self._add(added, bool(partials))
         return power, bool(partials)
+
+    def _common_extreme(self) -> Optional[str]:
+        """The kind of all results, if the data have one kind.  The maximum of equal numbers is that number; their product is
+        not."""
+        data = [layout for layout, role in zip(self.layouts, self.roles) if role in "am"]
+        kinds = {layout.kind for layout in data}
+        if any(layout.power for layout in data) or len(kinds - {REPLICATED}) != 1 or kinds == {"prod", REPLICATED}:
+            return None
+        kind = next(iter(kinds - {REPLICATED}))
+        return kind if kind in EXTREMES else None
 
     def _choose_partials(self, partials: List[int], has_batch: bool) -> List[int]:
         """Resolve partial operands until the rest may stay partial: none beside a batch dimension, one in a product, none as a
