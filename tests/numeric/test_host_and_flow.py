@@ -69,6 +69,16 @@ def table(x: tf.Tensor) -> tf.Tensor:
     return tf.tanh(tf.matmul(x, weights("w", 6, 6)) + tf.gather(weights("v", 3, 6), found))
 
 
+def centres(x: tf.Tensor) -> tf.Tensor:
+    """Rows of a variable follow the examples of their class: a write of a part, which is no optimizer's."""
+    kept = tf.get_variable("kept", initializer=np.ones([3, 6]), trainable=False)
+    h = tf.tanh(tf.matmul(x, weights("w", 6, 6)))
+    label = tf.cast(x[:, 0] > 0, tf.int32)
+    mine = tf.gather(kept, label)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_sub(kept, label, 0.1 * (mine - tf.stop_gradient(h))))
+    return h - 0.5 * mine
+
+
 def averages(x: tf.Tensor) -> tf.Tensor:
     return tf.tanh(tf.matmul(x, weights("w", 6, 6)))
 
@@ -82,7 +92,8 @@ def train(model: Callable[[tf.Tensor], tf.Tensor], batch: Optional[int], is_spli
                 stack.enter_context(wh.split(2))
             hidden = tf.tanh(tf.matmul(model(x), weights("out", 6, 4)))
             loss = tf.reduce_mean(tf.square(tf.matmul(hidden, weights("last", 4, 1)) - y))
-        update = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            update = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
         if model is averages:
             with tf.control_dependencies([update]):
                 update = tf.train.ExponentialMovingAverage(0.9).apply(tf.trainable_variables())
@@ -98,7 +109,7 @@ def train(model: Callable[[tf.Tensor], tf.Tensor], batch: Optional[int], is_spli
 @pytest.mark.parametrize("model, plan, batch", [
     (loop, "split", None), (condition, "split", 8), (condition, "rhino", None), (scan, "split", 8), (loop, "rhino", 8),
     (array, "split", None), (partition, "split", None), (partition, "data parallel", 8), (table, "split", 8),
-    (nested, "split", None),
+    (nested, "split", None), (centres, "split", None), (centres, "data parallel", None),
     (table, "data parallel", None), (averages, "data parallel", None), (averages, "rhino", None)])
 def test_local_and_parallel(model: Callable, plan: str, batch: Optional[int]) -> None:
     check(model, plan, batch)

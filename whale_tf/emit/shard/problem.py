@@ -7,6 +7,7 @@ from typing import Collection, Dict, FrozenSet, List, Mapping, Sequence, Tuple
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.traits import ASSIGNS, traits
 from whale_tf.ir.units import bound
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
@@ -54,13 +55,15 @@ def bound_ops(captured: Captured) -> FrozenSet[int]:
 
 
 def in_bodies(captured: Captured) -> Dict[int, Op]:
-    """Variables that a condition, a loop or a called function of the step takes, so that they stay whole: the op that does."""
+    """Variables that stay whole, and why: an op that takes them for a condition, a loop or a called function of the step, or that
+    writes a part of them although it is no optimizer's update."""
     graph, found, inside = captured.graph, {}, bound_ops(captured)
     for variable in captured.phases.variables:
         for tensor in variable.aliases:
             for user, _ in graph.consumers(tensor):
                 op = graph.ops[user]
-                if (op.body and op.phase in TRAINED) or (op.id in inside and _is_handle(graph.tensors[tensor].dtype)):
+                if (op.body and op.phase in TRAINED) or (op.id in inside and _is_handle(graph.tensors[tensor].dtype)) or (
+                        op.phase is Phase.OTHER and traits(op.type).is_write and op.type not in ASSIGNS):
                     found[variable.op] = op
     return found
 

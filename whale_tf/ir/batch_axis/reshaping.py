@@ -56,8 +56,8 @@ def cast(state: Propagation, op: Op) -> None:
 
 @handler
 def broadcast_args(state: Propagation, op: Op) -> None:
-    """One operand's shape may be a constant with the whole batch's size while the other's is the clone's.  Where it has a size that
-    only a run knows, of a tensor that is there for all examples, whole shapes are compared."""
+    """One operand's shape may be a constant with the whole batch's size while the other's is the clone's.  Where it has a size
+    that only a run knows, of a tensor that is there for all examples, whole shapes are compared."""
     if op.forward in state.whole:
         raise Refuse("it compares shapes of operands that were there for all examples")
     values = [state.value(t) for t in op.inputs]
