@@ -1,13 +1,13 @@
-# make demo    sets up .venv/tf2 and trains an example on real data: locally, and under a hybrid plan
-# make test    sets up both environments (.venv/tf2: python3; .venv/tf1: Python 3.7), lints, and passes the tests on both
+# make demo    sets up .venv/tf2 and trains an example on real data, locally and under a hybrid plan
+# make test    sets up both environments (.venv/tf2: python3; .venv/tf1: Python 3.7), lints, and runs the tests on both
 #
-# Setups are stamped: a second call installs nothing. Another Python (make demo PYTHON=python3.10) has an environment of its own.
+# Setups are stamped: a second call installs nothing. Another Python (make demo PYTHON=python3.10) has its own environment.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# A Python by its command where that runs (pyenv leaves shims that do not), else the newest of that version which pyenv has.
+# A Python by its command if that runs (pyenv leaves shims that do not), otherwise pyenv's newest of that version.
 find = $(shell if $(1) -c '' 2>/dev/null; then echo $(1); \
 	elif command -v pyenv >/dev/null; then ls "$$(pyenv root)"/versions/$(1:python%=%).*/bin/python 2>/dev/null | sort -V | tail -n 1; fi)
 
@@ -34,7 +34,7 @@ pytest = mkdir -p $(1) && $(LIMITS) $(1)/bin/python -m pytest -q -n $(WORKERS) -
 
 PACKAGING := setup.py pyproject.toml
 
-# One line, and all that pip has to say where it fails.
+# Prints one line, and pip's output if it fails.
 install = @echo "setting up $(1) (the first time this takes minutes)"; \
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) >$(1)/pip.log 2>&1 || { cat $(1)/pip.log; exit 1; }
 
@@ -43,10 +43,10 @@ install = @echo "setting up $(1) (the first time this takes minutes)"; \
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make test-all   the full matrix of models and plans on both TensorFlows (hours)"
-	@echo "make test-versions  plain installations beside every supported TensorFlow (VERSIONS=\"2.4 2.15\": beside these)"
+	@echo "make test-versions  plain installations with every supported TensorFlow (VERSIONS=\"2.4 2.15\": only these)"
 	@echo "make test-multiprocess  the tests that start several processes"
 	@echo "make fuzz       5,000 generated models"
-	@echo "make mutation   changes code that decides numbers, and lists changes that no test notices (MODULES=whale_tf.bridges: of one)"
+	@echo "make mutation   changes code that decides numbers, and lists the changes that no test notices (MODULES=whale_tf.bridges: only in this one)"
 	@echo "make benchmarks every benchmark of benchmarks/, one after the other"
 	@echo "make lint       ruff and mypy"
 

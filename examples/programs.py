@@ -32,10 +32,10 @@ PLANS = {
         "**A pipeline** of two stages with four micro-batches (1F1B): `with wh.replicate(1):` around each half, and "
         "`num_micro_batch: 4`.", {"num_micro_batch": 4}, lambda: wh.replicate(1), lambda: wh.replicate(1)),
     "split_classifier": Plan(
-        "**A split classifier**: `with wh.replicate(2):` around the features, `with wh.split(2):` around the classifier, on the "
-        "same two devices.", {"cluster.colocate_split_and_replicate": True}, lambda: wh.replicate(2), lambda: wh.split(2)),
+        "**A split classifier**: `with wh.replicate(2):` around the features and `with wh.split(2):` around the classifier, on "
+        "the same two devices.", {"cluster.colocate_split_and_replicate": True}, lambda: wh.replicate(2), lambda: wh.split(2)),
     "nested": Plan(
-        "**Nested**: the pipeline with two micro-batches, twice, on four devices.",
+        "**Nested data parallelism**: two copies of the pipeline, with two micro-batches, on four devices.",
         {"num_micro_batch": 2, "io.nested_batch": "divide"}, lambda: wh.replicate(1), lambda: wh.replicate(1)),
 }
 DEVICES = {"data_parallel": 2, "pipeline": 2, "split_classifier": 2, "nested": 4}
@@ -89,11 +89,14 @@ def page(programs: Dict[str, Any]) -> str:
     """docs/programs.md."""
     parts = ["""# Programs
 
-A training step under a plan is a *Program* of bodies and calls ([architecture](architecture.md#the-program)). These are the
-Programs of a small classifier, `x` to `w`, ReLU, `v`, softmax loss, under four plans. `wh.current_program().to_text()` prints
-yours, `wh.draw_program("step.svg")` draws it, and `whale explain --program train.py --picture step.svg` does both beforehand.
-A picture's times are nominal: a forward body takes one unit, a backward body two. `python -m examples.programs docs` makes this
-page.
+This page shows what a training step becomes under a plan: a *Program* of bodies and calls
+([architecture](architecture.md#the-program)). The model is a small classifier: `x` times `w`, ReLU, times `v`, softmax loss.
+
+To see the Program of your own step, print it with `wh.current_program().to_text()` or draw it with
+`wh.draw_program("step.svg")`. `whale explain --program train.py --picture step.svg` does both before anything is trained.
+
+The times in the pictures are nominal: a forward body takes one unit, a backward body two. `python -m examples.programs docs`
+generates this page.
 """]
     for name, program in programs.items():
         parts.append(f"## {name.replace('_', ' ').capitalize()}\n\n{PLANS[name].about}\n\n"

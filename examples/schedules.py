@@ -28,19 +28,20 @@ class Schedule(NamedTuple):
 
 
 SCHEDULES = {
-    "gpipe": Schedule("All forward passes first (GPipe).", "3 (S - 1)", "all micro-batches"),
+    "gpipe": Schedule("GPipe: all forward passes come first.", "3 (S - 1)", "all micro-batches"),
     "backward_first": Schedule(
-        "1F1B: a micro-batch's backward pass as early as possible (DAPPLE, PipeDream-Flush).", "3 (S - 1)", "S - i on stage i"),
+        "1F1B: each micro-batch's backward pass runs as early as possible (DAPPLE, PipeDream-Flush).", "3 (S - 1)",
+        "S - i on stage i"),
     "zero_bubble_h1": Schedule(
-        "ZB-H1: gradients of weights (light) apart from those of activations, where a stage would wait. Nobody waits for the "
-        "first stage's gradients of activations, so it stays in one piece.", "S - 1", "S"),
-    "zero_bubble_h2": Schedule("ZB-H2: with more forward passes ahead.", "0, but for a late start", "2 S - 1"),
+        "ZB-H1: gradients of weights (light) are computed apart from those of activations, when a stage would wait. Nobody "
+        "waits for the first stage's gradients of activations, so its backward pass stays in one piece.", "S - 1", "S"),
+    "zero_bubble_h2": Schedule("ZB-H2: like ZB-H1, with more forward passes ahead.", "0, apart from a late start", "2 S - 1"),
     "interleaved": Schedule(
-        "Interleaved 1F1B (Megatron): device i runs TaskGraphs i, S + i and so on, V of them.", "3 (S - 1) / V",
+        "Interleaved 1F1B (Megatron): device i runs TaskGraphs i, S + i and so on, V in all.", "3 (S - 1) / V",
         "(2 (S - i) - 1) / V + S (V - 1) / V on device i", 2 * DEVICES),
     "zero_bubble_v": Schedule(
-        "The V schedule: device i runs TaskGraphs i and 2 S - 1 - i, there and back.", "0, but for a late start", "S",
-        2 * DEVICES),
+        "The V schedule: device i runs TaskGraphs i and 2 S - 1 - i, so the pipeline goes down the devices and back.",
+        "0, apart from a late start", "S", 2 * DEVICES),
 }
 
 
@@ -75,14 +76,17 @@ def page(programs: Dict[str, Any]) -> str:
     """docs/schedules.md."""
     parts = [f"""# Schedules
 
-`pipeline.schedule` says in which order the devices of a pipeline run micro-batches: F is a forward pass, B the backward pass, or
-only what the stage before waits for, and W the gradients of weights. With F, B and W equally long, a device waits and holds (in
-micro-batches of a whole stage's activations) as the table says, for S stages. All stages together take `S - 1` F longer than one
-device's steps even without waits, since the last stage begins so late; so ZB-H2 gains on ZB-H1 only where messages take long.
-`auto` takes the fastest that fits the devices' memory, as simulated; `wh.explain()` names the others.
+The configuration key `pipeline.schedule` sets the order in which the devices of a pipeline run their micro-batches. `auto`
+chooses the fastest schedule that fits the devices' memory according to the simulation, and `wh.explain()` names the others.
 
-The pictures are of {DEVICES} devices and {MICRO_BATCHES} micro-batches, in nominal times, with `pipeline.warmup: "PA"`.
-`python -m examples.schedules docs` makes this page.
+This page shows each schedule for {DEVICES} devices and {MICRO_BATCHES} micro-batches, in nominal times, with
+`pipeline.warmup: "PA"`. F is a forward pass. B is a backward pass, or the part of it that the previous stage waits for. W
+computes the gradients of weights.
+
+The table says how long a device waits, and how much it holds, in a pipeline of S stages whose F, B and W take equally long. What
+it holds is counted in micro-batches of a whole stage's activations. Even without waits, all stages together take `S - 1` F longer
+than the steps of one device, because the last stage starts that late. ZB-H2 is therefore faster than ZB-H1 only if messages take
+long. `python -m examples.schedules docs` generates this page.
 
 | schedule | a device waits, in F | holds |
 | --- | --- | --- |"""]

@@ -98,7 +98,7 @@ def test_frozen_and_copyable() -> None:
     ({"pipeline": 3}, "config section 'pipeline' is 3, expected an object with the keys pipeline.num_micro_batch"),
     ({3: 4}, "config key 3 is not text"),
     ({"num_micro_batch": 2, "pipeline.num_micro_batch": 3},
-     "'num_micro_batch' and 'pipeline.num_micro_batch' are the same thing but have different values, 2 and 3"),
+     "'num_micro_batch' and 'pipeline.num_micro_batch' are the same key but have different values, 2 and 3"),
     ({"auto_parallel": True, "auto": {"auto_parallel": 1}}, "different values, True and 1"),
     ({"pipeline.strategy": "PreferForward", "pipeline.schedule": "backward_first"}, "different values"),
     ("{nope", "not valid JSON"), ("missing.json", "config file 'missing.json' does not exist"),

@@ -1,4 +1,4 @@
-"""What ``wh.init`` sets and ``wh.shutdown`` drops: the one place with global state, which TensorFlow's hooks force on us."""
+"""The state that ``wh.init`` sets and ``wh.shutdown`` drops.  This is the only global state; TensorFlow's hooks require it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from whale_tf.variable_parts import VariableParts
 
 
 class Observer:
-    """Looks at a script's graphs and runs in place of rewriting them (see :func:`whale_tf.api.observing`)."""
+    """Looks at a script's graphs and runs, which are then not rewritten (see :func:`whale_tf.api.observing`)."""
 
     def graph(self, graph: tf.Graph) -> None:
         """A graph with gradients, about to be finalized or run."""
@@ -43,16 +43,16 @@ class Default(NamedTuple):
 
 
 class Active:
-    """Everything that one ``wh.init`` set.
+    """Everything that one ``wh.init`` sets.
 
     Args:
-        plans: by the names of the functions that they are for; that of everything under "".
+        plans: plans by the names of their functions; the plan for everything is under "".
     """
 
     def __init__(self, config: Config, cluster: Cluster, plans: Dict[str, Plan], processes: Processes) -> None:
         self.config = config
         self.cluster = cluster
-        self.plan = plans.get("")  # of everything
+        self.plan = plans.get("")  # for everything
         self.plans = plans
         self.processes = processes
         self.runtime = runtime_of(processes, config.communication.start_timeout_s)
@@ -62,29 +62,29 @@ class Active:
         self.fetches: MutableMapping[tf.Graph, Fetches] = weakref.WeakKeyDictionary()
         self.looked_at: MutableMapping[tf.Graph, int] = weakref.WeakKeyDictionary()
         self.early: MutableMapping[Any, bool] = weakref.WeakKeyDictionary()  # sessions that ran before their graph's rewrite
-        self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # for the shapes of inputs
+        self.waiting: MutableMapping[tf.Graph, Waiting] = weakref.WeakKeyDictionary()  # graphs that wait for shapes of inputs
         self.latest: Optional[Callable[[], Optional[tf.Graph]]] = None
-        self.shares_input = False  # tf.data pipelines with the other processes
+        self.shares_input = False  # whether this process shares tf.data pipelines with the others
         self.shuffles = itertools.count()
-        self.said: MutableSet[str] = set()  # warnings
+        self.said: MutableSet[str] = set()  # warnings given so far
         self.met: MutableSet[str] = set()  # names of functions that train
-        self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions that take one by variables
+        self.jacobians: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions with a Jacobian by variables
         self.said_no_gradients = False
-        self.default: Optional[Default] = None  # of functions
+        self.default: Optional[Default] = None  # default strategy of functions
         self.undo_devices: Callable[[], None] = lambda: None
         self.traced: MutableSet[tf.Graph] = weakref.WeakSet()  # graphs of functions
-        self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # those of them that are traced again before they run
+        self.drafts: MutableSet[tf.Graph] = weakref.WeakSet()  # the traced graphs that are traced again before they run
         self.variable_parts = VariableParts()
 
     def driving(self) -> ContextManager:
-        """A run that needs the other processes' devices, where this process drives them."""
+        """A run that needs the other processes' devices, if this process drives them."""
         if self.runtime is None or not self.runtime.is_driver:
             return contextlib.nullcontext()
         return self.runtime.driving()
 
     @property
     def asked_for(self) -> Optional[str]:
-        """What wh.init was asked for beyond local training on one device."""
+        """The part of ``wh.init``'s request that goes beyond local training on one device, in words."""
         pipeline, count = self.config.pipeline, len(self.cluster.devices)
         if self.plans:
             return "a plan"
@@ -100,7 +100,7 @@ class Active:
 
     @property
     def own_devices(self) -> Sequence[Device]:
-        """Those of the cluster that this process has."""
+        """The cluster's devices that belong to this process."""
         devices = self.cluster.devices
         if self.runtime is None:
             return devices
@@ -108,21 +108,21 @@ class Active:
 
     @property
     def num_cpus(self) -> int:
-        """CPU devices of TensorFlow that this process needs; where variables live on the host, the last one stands for it."""
+        """Number of TensorFlow CPU devices that this process needs.  If variables are on the host, the last one stands for it."""
         offloads = [plan.offload for plan in self.plans.values()] + ([] if self.plan is not None else [self.config.offload])
         return [device.kind for device in self.own_devices].count("CPU") + (set(offloads) != {"none"})
 
     @property
     def sharing(self) -> Optional[Cluster]:
-        """What says in which parts processes share input pipelines; None: in equal ones."""
+        """The cluster whose speeds determine each process's part of an input pipeline; None means equal parts."""
         return None if self.config.balance.algorithm == "even" else self.cluster
 
     def plan_of(self, graph: tf.Graph) -> Optional[Plan]:
-        """The plan that wh.init was given for a graph."""
+        """The plan for a graph that was passed to wh.init."""
         return self.plans.get(graph.name, self.plan) if graph.building_function else self.plan
 
     def say(self, text: str) -> None:
-        """A warning, once."""
+        """Gives a warning, once."""
         if text not in self.said:
             self.said.add(text)
             warnings.warn(text)
@@ -133,7 +133,7 @@ _observer: Optional[Observer] = None
 
 
 def current() -> Optional[Active]:
-    """None: before ``wh.init``, after ``wh.shutdown``."""
+    """The state, or None before ``wh.init`` and after ``wh.shutdown``."""
     return _active
 
 
@@ -143,7 +143,7 @@ def activate(state: Optional[Active]) -> None:
 
 
 def observer() -> Optional[Observer]:
-    """Who looks at graphs in place of rewriting them, whatever the script's own ``wh.init`` says."""
+    """The observer that sees graphs instead of their being rewritten, whatever the script's own ``wh.init`` says."""
     return _observer
 
 

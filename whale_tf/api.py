@@ -1,4 +1,4 @@
-"""What a user calls: ``import whale_tf as wh``."""
+"""The functions that users call: ``import whale_tf as wh``."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def init(
     cluster: Union[None, Cluster, Dict, str] = None,
     plan: Union[None, Plan, Mapping, str] = None,
 ) -> None:
-    """Start whale_tf; call it before building the graph.  A second call starts afresh.
+    """Start whale_tf.  Call it before building the graph.  A second call starts again from scratch.
 
-    Where the environment (``TF_CONFIG``, SLURM, Kubernetes) says that this process is one of several, each takes the part of
-    the plan on its own devices.
+    If the environment (``TF_CONFIG``, SLURM, Kubernetes) says that this process is one of several, each process takes the part
+    of the plan on its own devices.
 
     Args:
-        config: a Config, a dict, JSON text or the path of a JSON file; default: the environment's ``WHALE_CONFIG``.
-        cluster: a Cluster, a dict, a path, or a short form such as ``"cpu:4"``; default: ``WHALE_CLUSTER``, else all GPUs, else
-            one CPU device.  In a job of several processes: the devices of all of them.
-        plan: a Plan to run, a dict, JSON text or the path of a JSON file; or several, by the names of the tf.functions that they
-            are for: functions without one are left to their annotations.
+        config: a Config, a dict, JSON text or the path of a JSON file.  Default: the environment variable ``WHALE_CONFIG``.
+        cluster: a Cluster, a dict, a path, or a short form such as ``"cpu:4"``.  Default: ``WHALE_CLUSTER``, otherwise all GPUs,
+            otherwise one CPU device.  In a job of several processes: the devices of all of them.
+        plan: a Plan to run, a dict, JSON text or the path of a JSON file; or a dict of plans for several tf.functions by name.
+            Functions without a plan follow their annotations.
 
     Raises:
         ConfigError, ClusterError, PlanError: the argument is not valid.
-        UnsupportedTensorFlowError: whale_tf does not run with the installed TensorFlow.
+        UnsupportedTensorFlowError: whale_tf does not support the installed TensorFlow.
     """
     processes = find_processes()
     parsed = Active(
@@ -89,10 +89,10 @@ def _cluster(cluster: Union[None, Cluster, Dict, str], processes: Processes) -> 
 
 
 def shutdown() -> None:
-    """Remove every hook: TensorFlow behaves as if whale_tf had never been imported.  Rewritten graphs stay rewritten."""
+    """Remove every hook, so that TensorFlow behaves as if whale_tf had never been imported.  Rewritten graphs stay rewritten."""
     state = current()
     if state is not None:
-        with contextlib.suppress(ProcessLostError):  # what a process took with it nobody reads any more
+        with contextlib.suppress(ProcessLostError):  # nobody reads values any more that a lost process held
             for fetches in list(state.fetches.values()):
                 fetches.bring()
     hooks.uninstall()
@@ -109,7 +109,7 @@ def shutdown() -> None:
 
 @contextlib.contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Graphs that would be rewritten are shown to ``observer`` and left as they are, also under a ``wh.init`` of the script."""
+    """Show graphs that would be rewritten to ``observer`` and leave them unchanged, even if the script calls ``wh.init``."""
     observe(observer)
     init(Config(), cluster="cpu:1")
     try:
@@ -120,7 +120,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 class Asked(NamedTuple):
-    """What the script's ``wh.init`` asks for."""
+    """The arguments of the script's ``wh.init``."""
 
     config: Config
     cluster: Cluster
@@ -129,7 +129,7 @@ class Asked(NamedTuple):
 
 
 def asked(graph: tf.Graph) -> Asked:
-    """For an Observer: what the script's ``wh.init`` asks for; without one, local training."""
+    """For an Observer: the arguments of the script's ``wh.init``; local training if the script does not call it."""
     state = require("asked")
     return Asked(state.config, state.cluster, state.plan_of(graph), state.processes)
 
@@ -164,28 +164,28 @@ class _Strategy:
 
 
 def replicate(device_count: Optional[int] = None, name: Optional[str] = None) -> _Strategy:
-    """Ops created inside the block form a TaskGraph that is replicated on ``device_count`` devices (Whale 3.1.2): each computes
-    its share of every micro-batch, gradients are summed.
+    """Replicate the ops created inside the block, a TaskGraph, on ``device_count`` devices (Whale 3.1.2).  Each device computes
+    its share of every micro-batch, and gradients are summed.
 
     Args:
-        device_count: None: one replica on each of the cluster's devices.
+        device_count: None means one replica on each of the cluster's devices.
     """
     return _Strategy("replicate", device_count, name)
 
 
 def split(device_count: Optional[int] = None, name: Optional[str] = None) -> _Strategy:
-    """Ops created inside the block form a TaskGraph whose ops and variables are divided over ``device_count`` devices (Whale
-    3.1.2, 3.2.2): each holds and computes its part, by the sharding pattern that exchanges the fewest bytes.
+    """Divide the ops created inside the block, a TaskGraph, and their variables over ``device_count`` devices (Whale 3.1.2,
+    3.2.2).  Each device holds and computes its part, by the sharding pattern that exchanges the fewest bytes.
 
     Args:
-        device_count: None: all of the cluster's devices.
+        device_count: None means all of the cluster's devices.
     """
     return _Strategy("split", device_count, name)
 
 
 def set_default_strategy(strategy: Optional[_Strategy]) -> None:
-    """The strategy of ops outside every annotation, for the current graph (Whale 3.1); in eager execution for all functions (and
-    graphs) that train and are traced from now on, Keras' among them.  None takes it back."""
+    """Set the strategy of ops outside every annotation, for the current graph (Whale 3.1).  In eager execution it applies to all
+    functions (and graphs) that train and are traced from now on, including those of Keras.  None removes it."""
     state = require("wh.set_default_strategy")
     if tf.executing_eagerly() and function_tracing() is not None:
         state.default = None if strategy is None else Default(strategy.kind, strategy.device_count, strategy.name)
@@ -198,37 +198,37 @@ def set_default_strategy(strategy: Optional[_Strategy]) -> None:
 
 
 def checkpoint(tensor: tf.Tensor) -> tf.Tensor:
-    """Keep a tensor from the forward to the backward pass, and compute what lies between such tensors again, if ``recompute`` is
-    ``full`` or ``auto``.  Once a script marks a tensor, the planner chooses no others: all that is not marked is dropped.
+    """If ``recompute`` is ``full`` or ``auto``, keep a tensor from the forward to the backward pass and recompute the ops between
+    such tensors.  Once a script marks a tensor, the planner chooses no others, and every unmarked tensor is dropped.
 
     Returns:
         The tensor.
 
     Raises:
-        AnnotationError: eager execution outside of a function.
+        AnnotationError: eager execution outside a function.
     """
     capture_annotations.annotations_of(capture_annotations.current_graph("wh.checkpoint")).checkpoints.append(tensor.name)
     return tensor
 
 
 def batch_axis(tensor: tf.Tensor, dim: Optional[int]) -> tf.Tensor:
-    """State along which dimension a tensor holds the examples of the batch, where whale_tf cannot know: of an input of unknown
-    rank, of a Python function's result.  Call it before the first training step; what it says is not checked.
+    """State which dimension of a tensor holds the examples of the batch, if whale_tf cannot know it: for an input of unknown
+    rank, or the result of a Python function.  Call it before the first training step.  The statement is not checked.
 
     Args:
-        tensor: an input, or what the model computes: then each part of the batch computes its own rows of it.
-        dim: None: the tensor is the same whatever the examples are, and is not divided.
+        tensor: an input, or a tensor that the model computes, of which each part of the batch then computes its own rows.
+        dim: None means that the tensor is the same whatever the examples are, and is not divided.
 
     Returns:
         The tensor.
 
     Raises:
-        AnnotationError: it is no tensor of a graph, or has no such dimension.
+        AnnotationError: it is not a tensor of a graph, or has no such dimension.
     """
     require("wh.batch_axis")
     if not isinstance(tensor, tf.Tensor) or tf.executing_eagerly():
-        raise AnnotationError(f"wh.batch_axis({tensor!r}, {dim}) is about a tensor of a graph; call it in a tf.function or in "
-                              "graph mode, with a placeholder or what an op returned")
+        raise AnnotationError(f"wh.batch_axis({tensor!r}, {dim}) needs a tensor of a graph; call it in a tf.function or in "
+                              "graph mode, with a placeholder or the result of an op")
     rank = tensor.shape.rank if hasattr(tensor.shape, "rank") else tensor.shape.ndims
     if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim < 0 or rank is not None and dim >= rank):
         raise AnnotationError(f"wh.batch_axis({tensor.name!r}, {dim!r}): the dimension must be a whole number from 0 "
@@ -257,25 +257,26 @@ def parallelize(graph: Optional[tf.Graph] = None) -> Plan:
     if graph not in state.done:
         raise PlanError(
             "the graph has no update ops: build the optimizer's train op (minimize or apply_gradients) before "
-            "wh.parallelize(); or, for the plan of a frozen model, import that with name=''"
+            "wh.parallelize(); to run the plan of a frozen model, import the model with name=''"
         )
     return state.done[graph].plan
 
 
 def op_graph(graph: Optional[tf.Graph] = None) -> OpGraph:
-    """What the planners read of ``graph`` (default: the current one): its ops with their phases, without TensorFlow in them.
+    """The planners' view of ``graph`` (default: the current one): its ops with their phases, without TensorFlow objects.
 
-    For ``whale_tf.planner``'s searches, before the rewrite; nothing is changed.
+    This is the input of ``whale_tf.planner``'s searches, before the rewrite.  Nothing is changed.
     """
     require("wh.op_graph")
     return capture(graph or v1.get_default_graph()).graph
 
 
 def current_plan(graph: Union[None, str, tf.Graph] = None) -> Optional[Plan]:
-    """The plan ``graph`` (default: the one rewritten last) runs under; None before the rewrite.
+    """The plan under which ``graph`` (default: the one rewritten last) runs; None before the rewrite.
 
     Args:
-        graph: or the name of a tf.function, of which the trace that was rewritten last is meant; so in the functions below.
+        graph: a graph, or the name of a tf.function, which means its trace that was rewritten last.  The same holds in the
+            functions below.
 
     Raises:
         PlanError: no function of that name was rewritten.
@@ -298,11 +299,11 @@ def current_program(graph: Union[None, str, tf.Graph] = None) -> Optional[Progra
 
 
 def step_graph(name: str = "model", graph: Union[None, str, tf.Graph] = None) -> StepGraph:
-    """The training step of a graph that was rewritten (default: the one rewritten last), op by op as its plan divides it, for
-    ``whale_tf.simulator``; op times are added with :meth:`StepGraph.measured`.
+    """The training step of a rewritten graph (default: the one rewritten last) for ``whale_tf.simulator``, op by op as its plan
+    divides it.  Add op times with :meth:`StepGraph.measured`.
 
     Raises:
-        PlanError: no graph was rewritten yet, or its mini-batch has no static size.
+        PlanError: no graph has been rewritten yet, or its mini-batch has no static size.
     """
     done = _parallelized("wh.step_graph", graph)
     if done is None:
@@ -315,8 +316,8 @@ def step_graph(name: str = "model", graph: Union[None, str, tf.Graph] = None) ->
 
 
 def explain(graph: Union[None, str, tf.Graph] = None) -> str:
-    """A table of TaskGraphs, devices, schedule, bridges and collectives, and of every place where the parallel result is not
-    exactly the local one."""
+    """Text that lists TaskGraphs, devices, schedule, bridges and collectives, and every op whose parallel result is not exactly
+    the local one."""
     state = require("wh.explain")
     graph = _meant(state, "wh.explain", graph)
     done = _parallelized("wh.explain", graph)
@@ -338,20 +339,20 @@ def _of_function(state: Active, graph: tf.Graph, done: Parallelized) -> str:
     lines = [f"tf.function {graph.name!r}"]
     others = [name for name in _function_names(state) if name != graph.name]
     if others:
-        lines.append("others, each with a plan of its own: {}".format(", ".join(f"wh.explain({name!r})" for name in others)))
+        lines.append("other functions, each with its own plan: {}".format(", ".join(f"wh.explain({name!r})" for name in others)))
     if done.variables is not None:
-        lines.append(f"{len(done.variables.parts)} variables are in parts on their devices; while anybody else reads or writes "
-                     "them they are put together where the script made them")
+        lines.append(f"{len(done.variables.parts)} variables are in parts on their devices; while anything else reads or writes "
+                     "them, they are joined where the script created them")
     return "\n".join(lines) + "\n"
 
 
 def _function_names(state: Active) -> List[str]:
-    """Of the functions that were rewritten."""
+    """Names of the functions that were rewritten."""
     return list(dict.fromkeys(graph.name for graph in state.done if graph.building_function))
 
 
 def _meant(state: Active, caller: str, graph: Union[None, str, tf.Graph]) -> Optional[tf.Graph]:
-    """The graph that a caller asks for; None: none was rewritten yet."""
+    """The graph that a caller asks for; None if none has been rewritten yet."""
     if isinstance(graph, str):
         found = [one for one in state.done if one.building_function and one.name == graph]
         if not found:

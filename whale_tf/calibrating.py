@@ -1,8 +1,8 @@
 """Measures this machine for the simulator (``whale calibrate``).
 
-Every figure is the median of many repetitions.  The least would be steadier, but two cores that lower each other's clock do so
-most of the time and not always: the least of what they do together is what they seldom do.  Ops are measured in chains inside one
-``Session.run``, and the run's own cost is subtracted, so that no tracing slows down what is measured.
+Every figure is the median of many repetitions.  The minimum would vary less, but two cores lower each other's clock most of the
+time, not always, so the minimum of two concurrent ops is a rare case.  Ops are measured in chains inside one ``Session.run``, and
+the run's own cost is subtracted, so that no tracing slows down the ops.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MESSAGE_SIZES = (4, 1 << 24)  # bytes
 SUM_SIZES = (1 << 16, 1 << 20, 1 << 22, 1 << 24)  # bytes: gradients, one by one to whole buckets
 OPERANDS = 8  # tensors that sums take in turn
 WAITS = (2, 4, 8, 16, 32, 64)  # ops for which a thread waits for work
-BRANCH_S = 5e-5  # how long the work takes that it gets
-RUN_S = 2e-3  # how long a chain runs about, so that many fit between two interruptions
-PAIRS = 3  # of processes, one after the other; no more than repetitions
-STEP_S = 1e-2  # how long the work before a sum takes about
+BRANCH_S = 5e-5  # seconds of the work that the thread then gets
+RUN_S = 2e-3  # approximate seconds of a chain, so that many fit between two interruptions
+PAIRS = 3  # number of pairs of processes, one after the other; no more than repetitions
+STEP_S = 1e-2  # approximate seconds of the work before a sum
 MARK = "WHALE CALIBRATION "
 
 
@@ -60,11 +60,11 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
 
     Args:
         device: a type of the hardware table.
-        repeat: runs of each chain, of which the median counts.
-        processes: also start two processes, and measure collectives between them.
+        repeat: runs of each chain; their median counts.
+        processes: whether to also start two processes and measure collectives between them.
 
     Raises:
-        ClusterError: unknown type, or TensorFlow sees no such device here.
+        ClusterError: the type is unknown, or TensorFlow sees no such device here.
     """
     row = device_type(device)
     places = [f"/device:{row.kind}:{number}" for number in range(2)]
@@ -82,7 +82,7 @@ def calibrate(device: str = "CPU", threads: Threads = Threads(os.cpu_count() or 
     if count > 1:
         links["local"] = machine.copies(launch_s)
     if processes:
-        beside_each_other = threads._replace(inter_op=max(2, threads.inter_op // 2))  # else an exchange waits for the ops' thread
+        beside_each_other = threads._replace(inter_op=max(2, threads.inter_op // 2))  # or an exchange waits for the ops' thread
         links["processes"], beside = collectives(beside_each_other, repeat)
         slow_down.update(beside)
     return Calibration(
@@ -102,8 +102,8 @@ def _processor() -> str:
 
 
 def in_turns(steps: Sequence[Callable[[], Any]], repeat: int) -> np.ndarray:
-    """Seconds of calls [turn, step], after two turns that do not count: a slow second of the machine hits all alike, so that the
-    median of the differences is steadier than the difference of the medians."""
+    """Seconds of calls [turn, step], after two turns that do not count.  A slow second of the machine affects all alike, so the
+    median of the differences varies less than the difference of the medians."""
 
     def timed(step: Callable[[], Any]) -> float:
         start = time.perf_counter()
@@ -114,12 +114,12 @@ def in_turns(steps: Sequence[Callable[[], Any]], repeat: int) -> np.ndarray:
 
 
 def far(sizes: Sequence[int], repeat: int) -> Tuple[Tuple[float, float], ...]:
-    """:attr:`Calibration.far`: two threads add to what the other one has just written, on one core and on two, in turn; empty
-    where threads cannot be bound to cores, or there is only one core."""
+    """:attr:`Calibration.far`: each of two threads adds to data that the other has just written, on one core and on two, in turn.
+    Empty if threads cannot be bound to cores, or there is only one core."""
     cores = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2:
         return ()
-    os.sched_setaffinity(0, os.sched_getaffinity(0))  # where this is forbidden, it fails here, and no thread waits for another
+    os.sched_setaffinity(0, os.sched_getaffinity(0))  # if this is forbidden, it fails here, and no thread waits for another
     points = []
     for size in sizes:
         more = [_handed_over(size, cores) - _handed_over(size, cores[:1] * 2) for _ in range(repeat)]
@@ -157,8 +157,8 @@ def multiply(size: int) -> Link:
 
 
 def add(size: int) -> Link:
-    """A sum of two tensors that were not touched just before, into a new one: sums that work in place on what the cache holds
-    are several times as fast as those of a training step."""
+    """A sum of two tensors that were not used just before, into a new one.  In-place sums of data in the cache are several times
+    as fast as those of a training step."""
     turn = itertools.count()
 
     def link(x: Any) -> Any:
@@ -170,7 +170,7 @@ def add(size: int) -> Link:
 
 
 def other(x: Any, value: Callable[[], np.ndarray], number: int = 0) -> Any:
-    """An operand on the device of ``x``: a variable, because constants would be folded; there are several by number."""
+    """An operand on the device of ``x``: a variable, because constants would be folded.  There are several, by number."""
     table = v1.get_default_graph().get_collection_ref("calibration")
     key = (x.shape.as_list(), x.device, number)
     for known, variable in table:
@@ -189,7 +189,7 @@ def _chain(x: Any, link: Link, length: int) -> Any:
 
 
 def busy() -> Dict[str, Tuple[np.ndarray, Link]]:
-    """What keeps a core busy, by what limits it."""
+    """The kinds of work that keep a core busy, by what limits them."""
     return {
         ARITHMETIC: (np.ones([256, 256], "float32"), multiply(256)),
         MEMORY: (np.ones([1 << 19], "float32"), add(1 << 19)),
@@ -229,7 +229,7 @@ class _Machine:
         return x.op
 
     def runs_s(self, build: Callable[[], List[List[Any]]]) -> np.ndarray:
-        """Seconds of runs of each of the lists of ops that ``build`` returns; as ops their results are not copied out."""
+        """Seconds of runs of each list of ops that ``build`` returns.  Since these are ops, no results are copied out."""
         with tf.Graph().as_default():
             ends = build()
             with v1.Session(config=self.config) as session:
@@ -237,7 +237,7 @@ class _Machine:
                 return in_turns([functools.partial(session.run, ops) for ops in ends], self.repeat)
 
     def added_s(self, few: Chain, many: Chain) -> float:
-        """What one of the ops that the second chain has beyond the first one takes."""
+        """Seconds of one of the ops that only the second chain has."""
         took = self.timed(few, many)
         return float(np.median(took[:, 1] - took[:, 0])) / (len(many) - len(few))
 
@@ -269,7 +269,7 @@ class _Machine:
         return self.added_s(self.chain(value, link, length), self.chain(value, link, 3 * length))
 
     def length(self, value: np.ndarray, link: Link) -> int:
-        """Ops of a chain that runs for about :data:`RUN_S`."""
+        """Number of ops in a chain that runs for about :data:`RUN_S`."""
         before, self.repeat = self.repeat, min(20, self.repeat)
         try:
             one = float(np.median(self.timed(self.chain(value, link, 10)))) / 10
@@ -278,7 +278,7 @@ class _Machine:
         return max(2, int(RUN_S / one))
 
     def slow_down(self) -> Dict[str, float]:
-        """By how much two chains of about equal length are slower when both devices run."""
+        """The factor by which two chains of about equal length are slower when both devices run."""
         cases = busy()
         lengths = {kind: 2 * self.length(*case) for kind, case in cases.items()}
         found = {}
@@ -294,8 +294,8 @@ class _Machine:
         return found
 
     def wake(self, forks: int = 8) -> Tuple[Tuple[float, float], ...]:
-        """:attr:`Calibration.wake`: what a branch beside another one adds to a run, where only a thread that has waited for work
-        can take it."""
+        """:attr:`Calibration.wake`: the time that a second branch adds to a run if only a thread that has waited for work can
+        take it."""
         value, link = np.ones([64, 64], "float32"), multiply(64)
         one_s = self.per_op(value, link)
         branch = max(1, int(BRANCH_S / one_s))
@@ -325,8 +325,8 @@ class _Machine:
 
 
 def _line(small: int, small_s: float, large: int, large_s: float) -> Communicator:
-    """alpha and 1 / beta through two points; devices that share memory hand tensors over without copying them, and then the
-    bandwidth is what a microsecond of measurement error leaves."""
+    """alpha and 1 / beta through two points.  Devices that share memory pass tensors without copying them; the bandwidth is then
+    determined by a microsecond of measurement error."""
     per_byte = max(large_s - small_s, 1e-6) / (large - small)
     return Communicator(alpha_s=max(0.0, small_s - small * per_byte), bandwidth_bytes_per_s=1.0 / per_byte)
 
@@ -335,7 +335,7 @@ def _line(small: int, small_s: float, large: int, large_s: float) -> Communicato
 
 
 class _Times(NamedTuple):
-    """Seconds of runs of a chain of ops, of a sum, of both at once, and what the sum adds once the chain has ended."""
+    """Seconds of runs of a chain of ops, of a sum, and of both at once, and the seconds that the sum adds after the chain."""
 
     chain: float
     sum: float
@@ -344,20 +344,20 @@ class _Times(NamedTuple):
 
 
 class _Exchanged(NamedTuple):
-    """Seconds of sums over two processes by size, and what they and a process' ops add to each other's time.  The sums come
-    after computing, as a step's do: those that follow each other are faster."""
+    """Seconds of sums over two processes by size, and the time that they and a process's ops add to each other.  The sums come
+    after computation, as in a step; sums that directly follow each other are faster."""
 
     points: List[Tuple[int, float]]
     slow_down: Dict[str, float]
 
 
 def collectives(threads: Threads, repeat: int) -> Tuple[Communicator, Dict[str, float]]:
-    """Sums over two processes of this machine, as whale_tf's plans make them; and :attr:`Calibration.slow_down` of ops beside
-    them, which compete with the threads that send and receive.  Processes are started several times: two of them may be slower
-    than another two, as long as they run.
+    """Sums over two processes of this machine, as whale_tf's plans make them, and :attr:`Calibration.slow_down` of concurrent
+    ops, which compete with the threads that send and receive.  Processes are started several times, because one pair may be
+    slower than another one for as long as it runs.
 
     Raises:
-        ClusterError: a process failed; with the end of its output.
+        ClusterError: a process failed; the message has the end of its output.
     """
     pairs = min(PAIRS, repeat)
     found = [_exchanged(threads, -(-repeat // pairs)) for _ in range(pairs)]
@@ -387,8 +387,8 @@ def _exchanged(threads: Threads, repeat: int) -> _Exchanged:
 
 
 def _ring_of_two(points: Sequence[Tuple[int, float]]) -> Communicator:
-    """The line through seconds by size with the least relative errors: alpha of one of a ring's two steps, in each of which
-    every process sends half of the bytes, and 1 / beta."""
+    """The line through seconds by size with the least relative errors: 1 / beta, and alpha of one of the ring's two steps, in
+    each of which every process sends half of the bytes."""
     sizes, seconds = np.array(points, float).T
     per_byte, alpha_s = np.polyfit(sizes, seconds, 1, w=1.0 / seconds)
     return Communicator(alpha_s=max(0.0, alpha_s / 2), bandwidth_bytes_per_s=1.0 / max(per_byte, 1e-12))
@@ -423,9 +423,9 @@ class _Member:
         return _Exchanged(points, slow_down)
 
     def timed(self, size: int, chain: Tuple[np.ndarray, Link, int]) -> _Times:
-        """Of a sum of ``size`` bytes and a chain of so many ops."""
+        """Seconds of a sum of ``size`` bytes and a chain of the given number of ops."""
         here, (start, link, length) = self.processes.host_device, chain
-        self.graphs += 1  # a server keeps variables by their names
+        self.graphs += 1  # a server identifies variables by their names
         with tf.Graph().as_default() as graph, graph.container(str(self.graphs)), tf.device(here):
             value = v1.Variable(np.ones([size // 4], "float32"), use_resource=False).value()
             x = v1.Variable(start, use_resource=False, dtype=tf.float32).value()
@@ -435,7 +435,7 @@ class _Member:
             at_once, behind = self._sum(graph, value), self._sum(graph, late)
             with v1.Session(self.server.target, config=self.config) as session:
                 session.run(v1.global_variables_initializer())
-                # a sum behind the chain brings both members together again, and does not count
+                # a sum after the chain synchronises both members again, and does not count
                 runs = [session.make_callable(ops) for ops in (x.op, at_once, at_once, tf.group(at_once, x), behind)]
                 chain_s, _, sum_s, both_s, behind_s = in_turns(runs, self.repeat).T
                 return _Times(*[float(np.median(took)) for took in (chain_s, sum_s, both_s, behind_s - chain_s)])

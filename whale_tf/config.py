@@ -28,7 +28,7 @@ ALIASES: Mapping[str, str] = {
     "amp.level": "amp.dtype",
 }
 
-# Values of other names for a key: EPL's.
+# Values of a key under the names that EPL uses.
 VALUES: Mapping[str, Mapping[str, str]] = {
     "pipeline.schedule": {
         "PreferBackward": "backward_first", "PreferBackwardOptimizer": "backward_first", "PreferForward": "gpipe"},
@@ -46,25 +46,25 @@ class Pipeline(Record):
 
     num_micro_batch: Optional[int] = field(
         None, at_least=1,
-        description="Micro-batches of a mini-batch. With one TaskGraph: gradient accumulation. null: 1 for an "
-        "annotated model, chosen by the search for an automatic one.")
+        description="Micro-batches per mini-batch. With one TaskGraph this is gradient accumulation. null: 1 for an annotated "
+        "model; chosen by the search for an automatic plan.")
     num_stages: Optional[int] = field(
         None, at_least=1,
-        description="TaskGraphs that an unannotated model is divided into (Whale's num_task_graph). null: no "
+        description="Number of TaskGraphs that an unannotated model is divided into (Whale's num_task_graph). null: no "
         "division, or chosen by the search under auto.auto_parallel.")
     schedule: Literal["backward_first", "gpipe", "interleaved", "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v",
                       "auto"] = field(
         "backward_first",
-        description="Order of micro-batches. backward_first: 1F1B (also PreferBackward and PreferBackwardOptimizer, whatever "
-        "their forward passes ahead: see warmup); gpipe: all forward first (also PreferForward); zero_bubble_h1: 1F1B with the "
-        "gradients of weights apart, where a stage would wait; zero_bubble_h2: with more forward passes ahead, so more memory; "
-        "interleaved: several TaskGraphs a device, round and round; zero_bubble_v: two TaskGraphs a device, there and back. "
-        "Under these two the model has more TaskGraphs than there are stages of devices. auto: the fastest of these that fits "
-        "the devices' memory, as simulated.")
+        description="Order of micro-batches. backward_first: 1F1B (also PreferBackward and PreferBackwardOptimizer; warmup "
+        "decides how many forward passes run ahead); gpipe: all forward passes first (also PreferForward); zero_bubble_h1: "
+        "1F1B that delays gradients of weights to times when a stage would wait; zero_bubble_h2: the same with more forward "
+        "passes ahead, which needs more memory; interleaved: several TaskGraphs per device, in turn; zero_bubble_v: two "
+        "TaskGraphs per device, down the pipeline and back. The last two need more TaskGraphs than the pipeline has devices. "
+        "auto: the fastest of these that fits the devices' memory according to the simulation.")
     warmup: Literal["auto", "PA", "PB"] = field(
         "auto",
-        description="Forward micro-batches stage i of S starts before its first backward one: PA = min(S-i, D), "
-        "PB = min(2(S-i)-1, D), D from device memory (DAPPLE V-C). auto: by the activation-communication ratio.")
+        description="Number of forward micro-batches that stage i of S starts before its first backward one: PA = min(S-i, D), "
+        "PB = min(2(S-i)-1, D), with D from device memory (DAPPLE V-C). auto: by the activation-communication ratio.")
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ class Auto(Record):
 
     auto_parallel: Union[bool, Literal["dapple", "amp", "rhino"]] = field(
         False,
-        description="Find the plan: by one search, or with true by all of them, taking the best. Where no plan fits the devices "
-        "as it is, recompute and zero are auto, unless they are set.")
+        description="Find a plan: with one search, or with true all of them, and use the best. If no plan fits the devices as "
+        "it is, recompute and zero become auto, unless they are set.")
     stage_tolerance: float = field(
         0.2, at_least=0,
-        description="Fraction of an equal part by which Rhino's pipeline stages may differ from it to send fewer bytes: its "
-        "epsilon.")
+        description="Rhino's epsilon: by which fraction of an equal share its pipeline stages may differ from that share in "
+        "order to send fewer bytes.")
     batch_size: Optional[int] = field(
         None, at_least=1,
-        description="Mini-batch size, in examples, assumed by the search. null: the size in the graph's shapes, or 32.")
+        description="Mini-batch size, in examples, that the search assumes. null: the size in the graph's shapes, or 32.")
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class Io(Record):
 
     nested_batch: Literal["own", "divide"] = field(
         "own",
-        description="Under nested data parallelism, each model replica takes its own mini-batch, or one "
-        "mini-batch is divided over them.")
+        description="Under nested data parallelism: each model replica takes its own mini-batch (own), or the replicas divide "
+        "one mini-batch (divide).")
     slicing: Union[bool, Literal["file"]] = field(
-        True, description="Each of several processes takes its own mini-batches of a tf.data pipeline: the i-th of "
-        "every n; a remainder at the end is dropped. file: it reads only its own files, the i-th of every n, if "
-        "the pipeline reads files. false: each takes all of them.")
+        True, description="How several processes share a tf.data pipeline. true: each takes its own mini-batches, the i-th of "
+        "every n, and a remainder at the end is dropped. file: each reads only its own files, the i-th of every n, if the "
+        "pipeline reads files. false: each takes all mini-batches.")
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ class Placement(Record):
 
     colocate_split_and_replicate: bool = field(
         False,
-        description="TaskGraphs share the same devices even if there are enough for each to have its own.")
+        description="All TaskGraphs use the same devices, even if there are enough for each to have its own.")
     device_place_prefer_intra_node: bool = field(
         True,
-        description="A model replica stays within a node. false: the replicas of one TaskGraph stay within a node "
-        "and its stages span nodes (DAPPLE Fig. 2).")
+        description="true: a model replica stays within a node. false: the replicas of one TaskGraph stay within a node, and "
+        "stages span nodes (DAPPLE Fig. 2).")
 
 
 @dataclass(frozen=True)
@@ -117,23 +117,23 @@ class Communication(Record):
 
     backend: Literal["auto", "local", "collective", "horovod"] = field(
         "auto",
-        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives; horovod: "
-        "Horovod's, between processes of its launcher. auto: collective if there are several processes.")
+        description="local: sums inside one process; collective: TensorFlow's ring or NCCL collectives; horovod: Horovod's "
+        "collectives between the processes of its launcher. auto: collective if there are several processes.")
     bucket_bytes: Optional[int] = field(
         None, at_least=1,
-        description="Between processes, gradients smaller than this many bytes are sent together, up to about that many bytes at "
-        "a time. null: both limits from the cluster's latency and bandwidths.")
+        description="Between processes, gradients smaller than this many bytes are sent together, up to about that many bytes "
+        "at a time. null: both limits follow from the cluster's latency and bandwidths.")
     fp16: bool = field(
         False,
-        description="Between processes, dense float32 and float64 gradients are sent as float16, scaled by their largest "
-        "element so that no sum overflows; they keep 11 bits.")
+        description="Between processes, send dense float32 and float64 gradients as float16, scaled by their largest element "
+        "so that no sum overflows. They keep 11 bits.")
     start_timeout_s: int = field(
         300, at_least=1,
         description="Seconds that the first Session of a process waits for all other processes to start.")
     sparse_as_dense: bool = field(
         False,
-        description="Convert sparse gradients to dense ones when they are computed, so that they are summed like all others; an "
-        "optimizer with momentum then also moves rows without a gradient, and a global norm adds up repeated rows first.")
+        description="Convert sparse gradients to dense ones when they are computed, so that they are summed like all others. "
+        "An optimizer with momentum then also changes rows without a gradient, and a global norm adds up repeated rows first.")
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,13 @@ class Amp(Record):
 
     dtype: Literal["none", "float16", "bfloat16"] = field(
         "none",
-        description="Matrix products, convolutions and what lies between them compute in this type, forward and backward; "
-        "variables, sums, losses and updates stay float32. EPL's amp.level O1 means float16.")
+        description="Matrix products, convolutions and the ops between them compute in this type, forward and backward. "
+        "Variables, sums, losses and updates stay float32. EPL's amp.level O1 means float16.")
     loss_scale: Union[None, float, Literal["dynamic"]] = field(
         None, at_least=1,
-        description="What gradients are multiplied by on their way through the low type, so that small ones do not vanish. A "
-        "step whose gradients are not finite is skipped. dynamic: half after such a step, twice after 2000 others. 1: none. "
-        "null: dynamic with float16, none with bfloat16.")
+        description="Factor for gradients while they pass through the low-precision type, so that small ones do not vanish. A "
+        "step whose gradients are not finite is skipped. dynamic: halved after such a step, doubled after 2000 others. 1: no "
+        "scaling. null: dynamic with float16, no scaling with bfloat16.")
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class Patterns(Record):
 
     force: Union[str, Dict[str, str], None] = field(
         None, expected="a name, or an object of names, or null",
-        description="Use this sharding pattern instead of the cheapest: one name for every unit, or a name for each "
-        "unit: {\"unit\": \"pattern\"}.")
+        description="Use this sharding pattern instead of the cheapest one: one name for every unit, or one name per unit: "
+        "{\"unit\": \"pattern\"}.")
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ class Balance(Record):
 
     algorithm: Literal["exact", "repaired", "paper", "proportional", "even"] = field(
         "exact",
-        description="exact: smallest step time within memory; repaired and paper: Whale's Algorithm 1; "
-        "proportional: to speed, ignoring memory; even: equal loads.")
+        description="exact: smallest step time within memory; repaired and paper: Whale's Algorithm 1; proportional: in "
+        "proportion to speed, ignoring memory; even: equal loads.")
 
 
 @dataclass(frozen=True, init=False)
@@ -193,58 +193,57 @@ class Config(Record):
     init: Literal["exact", "sharded"] = field(
         "exact",
         description="Initial values of variables that split divides. exact: computed whole and sliced, as in the local model. "
-        "sharded: generated on each shard, for variables too large for one device; the same values unless the "
-        "generator cannot be advanced; wh.explain() names these.")
+        "sharded: generated on each shard, for variables too large for one device. The values are the same unless the "
+        "generator cannot be advanced; wh.explain() names these variables.")
     emit: Literal["auto", "inline", "call"] = field(
         "auto",
-        description="How the step is written into the graph. inline: every op of every clone; call: one op per clone for its "
-        "forward and backward pass, which calls a function; wh.explain() tells where that is not possible. auto: call if the "
-        "inlined step would have many thousands of ops, which start slowly.")
+        description="How the step is written into the graph. inline: every op of every clone. call: each clone has one op for "
+        "its forward pass and one for its backward pass, which call functions; wh.explain() says where that is not possible. "
+        "auto: call if the inlined step would have many thousands of ops, which are slow to start.")
     xla: bool = field(
         False,
-        description="Called forward and backward passes are compiled by XLA, where it has kernels of all their ops (the step is "
-        "then called, not inlined). wh.explain() names those that are not compiled, and why.")
+        description="XLA compiles the functions of forward and backward passes if it has kernels for all their ops. The step "
+        "is then called, not inlined. wh.explain() names the functions that are not compiled, and why.")
     variables: Literal["auto", "mirrored", "shared"] = field(
         "auto",
-        description="mirrored: every replica has its own copies of its variables, and updates each; shared: the replicas of a "
-        "process read one copy, on the first replica's device. auto: shared if the replicas are CPU devices of one "
-        "process, which share one memory.")
+        description="mirrored: every replica has and updates its own copies of its variables. shared: the replicas of a "
+        "process read one copy, on the first replica's device. auto: shared if the replicas are CPU devices of one process, "
+        "which share one memory.")
     recompute: Literal["none", "full", "auto"] = field(
         "none",
-        description="Activations that the backward pass computes again instead of keeping them (gradient checkpointing). full: "
-        "as few as possible are kept; auto: as many as the device's memory has room for, at the least cost of time. With "
-        "wh.checkpoint() in the script, what it marks is kept, and nothing else. Random numbers and variables' updates are never "
-        "made twice. EPL's auto and collection mean full.")
+        description="Recompute activations in the backward pass instead of keeping them (gradient checkpointing). full: keep "
+        "as few as possible. auto: keep as many as the device's memory has room for, at the least cost of time. If the script "
+        "calls wh.checkpoint(), only the tensors it marks are kept. Random numbers are never drawn twice, and variables are "
+        "never updated twice. EPL's auto and collection mean full.")
     zero: Literal["none", "v1", "v2", "v3", "auto"] = field(
         "none",
-        description="What data parallelism keeps on every replica and ZeRO divides over them: each variable has a home, the "
-        "device of one replica, where it is, its optimizer keeps its state, and it is updated. v1: gradients go there once a "
-        "step; v2: each micro-batch's at once, so that no other replica adds them up; v3: replicas also read variables anew for "
-        "every micro-batch, forward and backward, instead of holding the values for a whole step. Over several processes (v1 and "
-        "v2, in Sessions) one process updates a variable, keeps what its optimizer keeps, and sends the new value to the others. "
-        "auto: as little as makes the step fit the devices' memory, as simulated; none in tf.function. EPL's zero.level counts "
-        "from zero: its v0, v1 and v2 are v1, v2 and v3.")
+        description="ZeRO divides what data parallelism otherwise keeps on every replica. Each variable has a home, the device "
+        "of one replica, where it is stored and updated and where its optimizer keeps its state. v1: gradients go there once a "
+        "step. v2: the gradients of each micro-batch go there at once, so no other replica adds them up. v3: replicas also "
+        "read variables again for every micro-batch, forward and backward, instead of holding the values for a whole step. "
+        "Over several processes (v1 and v2, in Sessions), one process updates a variable, keeps its optimizer state, and sends "
+        "the new value to the others. auto: as little as makes the step fit the devices' memory according to the simulation; "
+        "none in tf.function. EPL's zero.level counts from zero: its v0, v1 and v2 are v1, v2 and v3.")
     offload: Literal["none", "states", "v0", "auto"] = field(
         "none",
-        description="What lives in the host's memory instead of the devices'. states: variables are kept and updated on the "
-        "host, and devices read each once a step; v0: devices read them anew for every micro-batch, forward and backward (EPL's "
-        "offload of weights). auto: as little as makes the step fit, as simulated; none in tf.function. Where the devices are "
-        "CPU devices themselves, one more logical CPU device stands for the host. Each of several processes has all variables on "
-        "its own host.")
+        description="Use the host's memory instead of the devices'. states: variables are kept and updated on the host, and "
+        "devices read each once a step. v0: devices read them again for every micro-batch, forward and backward (EPL's offload "
+        "of weights). auto: as little as makes the step fit according to the simulation; none in tf.function. If the devices "
+        "are CPU devices themselves, an additional logical CPU device stands for the host. Each of several processes has all "
+        "variables on its own host.")
     sync_batch_norm: bool = field(
         False,
-        description="Batch normalisation over the whole mini-batch instead of each replica's part.")
+        description="Batch normalisation uses the statistics of the whole mini-batch instead of each replica's part.")
     random: Literal["own", "local"] = field(
         "own",
-        description="Random numbers that follow the examples (dropout, noise). own: every clone draws its part with a seed of "
-        "its own; local: the script's own op draws once per step, for the whole mini-batch, and clones take their rows, so that "
-        "a seeded script trains with the numbers of the local one. The draws then run on one device, which sends the others "
-        "their rows.")
+        description="Random numbers that depend on the examples (dropout, noise). own: every clone draws its part with its own "
+        "seed. local: the script's own op draws once per step for the whole mini-batch, and clones take their rows, so a "
+        "seeded script trains with the local numbers. The draws then run on one device, which sends the others their rows.")
     on_inexact: Literal["warn", "error", "allow"] = field(
         "warn",
-        description="What to do about an op that computes something else than the local script (batch normalisation of each "
-        "replica's part). warn: one wh.InexactWarning for each layer when the graph is rewritten; error: refuse before anything "
-        "runs; allow: only wh.explain() tells.")
+        description="What to do about an op whose result differs from the local script's (batch normalisation of each "
+        "replica's part). warn: one wh.InexactWarning per layer when the graph is rewritten. error: refuse before anything "
+        "runs. allow: only wh.explain() mentions it.")
     given: FrozenSet[str] = dataclasses.field(init=False, compare=False, repr=False)
 
     def __init__(self, values: Optional[Mapping[str, Any]] = None, **keys: Any) -> None:
@@ -281,12 +280,12 @@ class Config(Record):
 
     @property
     def precision(self) -> str:
-        """The type that ops compute in where it is safe."""
+        """The type in which ops compute if that is safe."""
         return "float32" if self.amp.dtype == "none" else self.amp.dtype
 
     @property
     def loss_scale(self) -> Union[None, float, str]:
-        """What gradients are multiplied by in that type: a number, "dynamic", or None."""
+        """The factor for gradients in that type: a number, "dynamic", or None."""
         scale = self.amp.loss_scale
         if scale is None:
             return "dynamic" if self.amp.dtype == "float16" else None
@@ -301,7 +300,7 @@ class Config(Record):
         return {row.key: self[row.key] for row in self.table()}
 
     def changed(self, **keys: Any) -> Config:
-        """The same with other values for some sections' keys, as ``pipeline__schedule="gpipe"``."""
+        """A copy with other values for some keys of sections, such as ``pipeline__schedule="gpipe"``."""
         given = {key: self[key] for key in self.given}
         return Config({**given, **{key.replace("__", "."): value for key, value in keys.items()}})
 
@@ -338,13 +337,14 @@ def render_docs() -> str:
     """The text of docs/config.md."""
     lines = [
         "# Configuration", "",
-        "`wh.init(config)` takes a `wh.Config`, a dict, JSON text or the path of a JSON file; without one, the",
-        "environment variable `WHALE_CONFIG` (JSON text or a path) is read. Keys are flat, dotted or nested:", "",
+        "This page lists every configuration key. `wh.init(config)` takes a `wh.Config`, a dict, JSON text or the path of a",
+        "JSON file. Without an argument it reads the environment variable `WHALE_CONFIG` (JSON text or a path). Keys are flat,",
+        "dotted or nested:", "",
         "```python",
         'wh.init(wh.Config({"num_micro_batch": 8, "pipeline.schedule": "gpipe", "io": {"slicing": False}}))',
         "```", "",
-        "An unknown key, a wrong type, an invalid value, or one key set twice with different values is an",
-        "error that names the key, the nearest valid key and the allowed values.", "",
+        "An unknown key, a wrong type, an invalid value, or a key set twice with different values raises an error that names",
+        "the key, the nearest valid key and the allowed values.", "",
         "This page is generated: `python -m whale_tf.config > docs/config.md`.", "",
         "| key | also | values | default | meaning |", "| --- | --- | --- | --- | --- |"]
     for row in Config.table():
@@ -395,9 +395,8 @@ def _flatten(values: Mapping[str, Any]) -> Dict[str, Any]:
         name = _canonical(key)
         value = VALUES.get(key, VALUES.get(name, {})).get(value, value) if isinstance(value, str) else value
         if name in leaves and (leaves[name] != value or type(leaves[name]) is not type(value)):
-            raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same thing but have different "
-                              f"values, {leaves[name]!r} and {value!r}; "
-                              "keep one")
+            raise ConfigError(f"config keys {spelled[name]!r} and {key!r} are the same key but have different values, "
+                              f"{leaves[name]!r} and {value!r}; keep one")
         leaves[name], spelled[name] = value, key
     return leaves
 

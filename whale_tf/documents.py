@@ -1,4 +1,4 @@
-"""JSON given as text or as the path of a file, and the records into which it is read.
+"""Reads JSON, given as text or as the path of a file, into records.
 
 A :class:`Record` is a frozen dataclass that checks its fields on construction: plans, configurations, calibrations, model
 profiles and cluster descriptions are records.  The reader is our own because no library both does this and installs with
@@ -86,12 +86,12 @@ def field(
     above: Optional[float] = None, finite: bool = False, not_empty: bool = False, check: Optional[Callable[[Any], bool]] = None,
     expected: str = "", description: str = "",
 ) -> Any:
-    """A record's field with more than a type; it is required if it has neither a default nor a default factory.
+    """A record's field with limits beyond its type.  It is required if it has neither a default nor a default factory.
 
     Args:
         check: whether a value of the right type is allowed.
-        expected: the allowed values, in words, if type and bounds do not tell.
-        description: for documentation.
+        expected: the allowed values in words, if type and bounds do not say it.
+        description: text for the documentation.
     """
     metadata = dict(at_least=at_least, above=above, finite=finite, not_empty=not_empty, check=check, expected=expected,
                     description=description)
@@ -179,7 +179,7 @@ def expectations(cls: Type[Record]) -> Dict[str, str]:
 
 class _Field(NamedTuple):
     name: str
-    default: Any  # _REQUIRED where there is none
+    default: Any  # _REQUIRED if there is none
     expected: str  # accepted values, in words
     reader: _Reader
 
@@ -272,7 +272,7 @@ def _literal(members: Sequence[Any], expected: str) -> _Reader:
 
 
 def _limited(reader: _Reader, limits: Mapping[str, Any], expected: str) -> _Reader:
-    """``reader``, followed by a check of its result against ``limits``; a word that stands for a number has no size."""
+    """``reader``, followed by a check of its result against ``limits``.  A word in place of a number is not compared."""
     tests: List[Callable[[Any], Any]] = []
     if limits.get("at_least") is not None:
         tests.append(lambda value: isinstance(value, str) or value >= limits["at_least"])

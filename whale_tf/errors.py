@@ -11,11 +11,11 @@ from typing import Iterable, Optional
 class WhaleError(Exception):
     """Base class of all errors raised on purpose by whale_tf."""
 
-    ag_pass_through = True  # AutoGraph, which traces a tf.function, raises them as they are
+    ag_pass_through = True  # AutoGraph, which traces a tf.function, raises these errors unchanged
 
 
 class UnsupportedTensorFlowError(WhaleError, ImportError):
-    """The installed TensorFlow is none that whale_tf runs with."""
+    """whale_tf does not support the installed TensorFlow."""
 
 
 class ConfigError(WhaleError, ValueError):
@@ -23,7 +23,7 @@ class ConfigError(WhaleError, ValueError):
 
 
 class ClusterError(WhaleError, ValueError):
-    """A cluster description is not valid, or does not have what a plan asks for."""
+    """A cluster description is not valid, or the cluster lacks something that a plan needs."""
 
 
 class AnnotationError(WhaleError, ValueError):
@@ -42,7 +42,7 @@ class InfeasibleError(PlanError):
     """No plan exists under the given limits (memory, devices, number of stages).
 
     Attributes:
-        least_bytes: what the fullest device of the smallest plan needs, if memory is the limit.
+        least_bytes: bytes that the fullest device of the smallest plan needs, if memory is the limit.
     """
 
     def __init__(self, message: str, least_bytes: Optional[float] = None) -> None:
@@ -55,7 +55,7 @@ class GraphError(WhaleError, ValueError):
 
 
 class MissingPackageError(WhaleError, ImportError):
-    """A package is needed that only an extra of whale_tf installs."""
+    """A feature needs a package that only an extra of whale_tf installs."""
 
 
 class UnsupportedOpError(WhaleError, NotImplementedError):
@@ -63,10 +63,10 @@ class UnsupportedOpError(WhaleError, NotImplementedError):
 
 
 class UnknownShapeError(UnsupportedOpError):
-    """Inputs whose rank the graph does not say; a Session's first training run shows it.
+    """The graph does not give the rank of some inputs; a Session's first training run shows it.
 
     Attributes:
-        tensors: their names.
+        tensors: names of these inputs.
     """
 
     def __init__(self, message: str, tensors: Iterable[str]) -> None:
@@ -75,15 +75,15 @@ class UnknownShapeError(UnsupportedOpError):
 
 
 class InputError(WhaleError, ValueError):
-    """What a run is fed does not fit the mini-batch."""
+    """The values fed to a run do not fit the mini-batch."""
 
 
 class InexactWarning(UserWarning):
-    """An op of the parallel step computes something else than the local script; the key ``on_inexact`` decides about it."""
+    """An op of the parallel step has another result than in the local script.  The key ``on_inexact`` decides what happens."""
 
 
 class InexactError(WhaleError, ValueError):
-    """The same, under ``on_inexact: "error"``."""
+    """Raised in place of :class:`InexactWarning` under ``on_inexact: "error"``."""
 
 
 class ProcessLostError(WhaleError, RuntimeError):
@@ -101,6 +101,6 @@ def nearest(name: str, known: Iterable[str]) -> Optional[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` for a message's end, or an empty string."""
+    """`` Did you mean 'x'?`` for the end of a message, or an empty string."""
     match = nearest(name, known)
     return f" Did you mean {match!r}?" if match else ""

@@ -116,14 +116,14 @@ def check_fed(context: Context, feeds: Mapping[tf.Tensor, Any], ranks: Mapping[s
         if number in sources and sources[number] < len(shape):
             rows, each = shape[sources[number]], sum(batch.layout(number).blocks or (1,))
             if rows % each:
-                raise InputError(f"{tensor.name!r} is fed {rows} rows, but its examples lie in blocks of which a mini-batch has "
-                                 f"{each}; feed a multiple of {each}")
+                raise InputError(f"{tensor.name!r} is fed {rows} rows, but it has {each} rows for each example; feed a multiple "
+                                 f"of {each}")
             sizes[number] = rows // each
     first = next(iter(sizes), -1)
     for number, size in sizes.items():
         if size != sizes[first] and not _weigh_alike(context, size, sizes[first]):
             raise InputError(
-                "{!r} is fed {} examples, but {!r} is fed {} in the same mini-batch; feed as many of each, or say with "
+                "{!r} is fed {} examples, but {!r} is fed {} in the same mini-batch; feed the same number to both, or say with "
                 "wh.batch_axis(tensor, None) that one of them has no examples".format(
                     graph.tensor_name(number), size, graph.tensor_name(first), sizes[first]))
 

@@ -117,9 +117,9 @@ def _tell_inexact(region: Region, plan: Plan, wish: str) -> None:
     texts = []
     for scope, ((index, reason), *others) in scopes.items():
         op = region.graph.ops[index]
-        more = f", as {len(others)} more of {scope!r}," if others else ""
-        texts.append(f"op {op.name!r} ({op.type}){more} does not compute what the local script does: {reason}. Set {fix}"
-                     "on_inexact to 'allow' if this is meant")
+        more = f", like {len(others)} more ops of {scope!r}," if others else ""
+        texts.append(f"op {op.name!r} ({op.type}){more} does not compute what the local script computes: {reason}. Set {fix}"
+                     "on_inexact to 'allow' if this is intended")
     if texts and wish == "error":
         raise InexactError("\n".join(texts))
     for text in texts:

@@ -1,6 +1,6 @@
 """The Plan: every decision about how a graph runs on devices, as one frozen value.
 
-Planners produce it, the simulator reads it, the rewriter executes it; a person can save it, edit it and load it again.
+Planners make it, the simulator reads it, and the rewriter executes it.  A person can save it, edit it and load it again.
 It is plain JSON (``Plan.to_json``, ``Plan.parse``): op and tensor names, device numbers, and counts.
 """
 
@@ -28,20 +28,20 @@ class TaskGraphPlan(Record):
         strategy: ``replicate`` or ``split``.
         ops: names of its forward ops; backward ops follow their forward ops.
         devices: ``[model replica][replica]`` device numbers of the cluster: one VirtualDevice per model replica. Under
-            ``split`` the devices of one replica, which share its variables.
-        slices: how many parts of each micro-batch every replica takes (uneven batches on unequal devices); under ``split``
-            of each divided dimension every device (uneven shards); None: equal.
+            ``split`` they are the devices of one replica, which share its variables.
+        slices: relative size of each replica's part of a micro-batch (uneven batches on unequal devices) or, under ``split``, of
+            each device's part of a divided dimension (uneven shards); None means equal parts.
         warmup: forward micro-batches started before the first backward one (DAPPLE's K_i, section III-C).
-        batch_of: the ``split`` TaskGraph on the same devices whose ops these are: those that are divided along no dimension
-            but the batch, so that each device works on its own examples.
-        variables: ``mirrored``: every replica has copies of its own, kept equal; ``shared``: all replicas read those on the
-            first replica's device.
-        homes: variable -> the device where it is, with what its optimizer keeps for it, and is updated; all replicas read it
-            there. The device behind the cluster's last is the host. Of variables without one, the first replica's device.
-        kept: tensors that are kept from the forward to the backward pass; what else the backward pass reads is computed again.
-            None: everything is kept.  In a plan of layers, ``layer:0`` is what the layer gives to the next one, ``layer`` all
-            that its own backward pass reads.
-        xla: its called bodies are compiled by XLA, where that is possible.
+        batch_of: the ``split`` TaskGraph on the same devices to which these ops belong.  They are divided only along the batch,
+            so that each device works on its own examples.
+        variables: ``mirrored``: every replica has its own copies, which are kept equal; ``shared``: all replicas read the
+            variables on the first replica's device.
+        homes: variable -> the device where it is stored and updated, with its optimizer state; all replicas read it there.  The
+            number after the cluster's last device is the host.  A variable without a home is on the first replica's device.
+        kept: tensors that are kept from the forward to the backward pass; other tensors that the backward pass reads are
+            recomputed.  None means that everything is kept.  In a plan of layers, ``layer:0`` is the layer's output, and
+            ``layer`` is everything that its own backward pass reads.
+        xla: whether XLA compiles its called bodies, if possible.
     """
 
     name: str
@@ -67,12 +67,12 @@ class TaskGraphPlan(Record):
 
     @property
     def batch_slices(self) -> Optional[Tuple[int, ...]]:
-        """Sizes of the replicas' parts of a micro-batch in proportion; None: equal."""
+        """Relative sizes of the replicas' parts of a micro-batch; None means equal parts."""
         return None if self.strategy == "split" else self.slices
 
     @property
     def variable_devices(self) -> Tuple[int, ...]:
-        """The devices that hold its variables (of one process); under ``split`` each its part."""
+        """The devices (of one process) that hold its variables; under ``split`` each holds its part."""
         rows = self.devices if self.variables == "mirrored" else self.devices[:1]
         if self.variables == "shared" and self.strategy != "split":
             return rows[0][:1]
@@ -119,7 +119,7 @@ class BridgePlan(Record):
     producer: int = field(at_least=0)
     consumer: int = field(at_least=0)
     pattern: str = field()
-    bytes: int = field(at_least=0)  # of one micro-batch (0 where the batch size is unknown)
+    bytes: int = field(at_least=0)  # for one micro-batch (0 if the batch size is unknown)
     per_step: bool = False
 
 
@@ -127,8 +127,8 @@ class BridgePlan(Record):
 class GradientPlan(Record):
     """How the gradients of one TaskGraph's variables are summed over its replicas.
 
-    ``buckets`` lists variable names in the order their gradients become ready; each bucket is one collective.  ``fp16``: between
-    processes they travel as float16, scaled.
+    ``buckets`` lists variable names in the order in which their gradients become ready; each bucket is one collective.  Under
+    ``fp16`` gradients travel between processes as scaled float16.
     """
 
     task_graph: int = field(at_least=0)
@@ -140,8 +140,8 @@ class GradientPlan(Record):
 
 @dataclass(frozen=True)
 class Estimate(Record):
-    """What the search believed: seconds per step of ``global_batch`` examples, bytes per device, the plans not taken, and what a
-    step would take without each of the measures that this one takes."""
+    """The search's estimate: seconds per step of ``global_batch`` examples, bytes per device, the plans that were not chosen, and
+    the step time without each of this plan's memory measures."""
 
     search: str = "annotated"
     global_batch: Optional[int] = None
@@ -153,27 +153,28 @@ class Estimate(Record):
 
 @dataclass(frozen=True)
 class Plan(Record):
-    """Everything the rewriter needs beside the graph itself.
+    """Everything that the rewriter needs besides the graph itself.
 
     Attributes:
         graph: fingerprint of the graph the plan was made for.
         num_devices: devices of the cluster.
         num_model_replicas: degree of nested data parallelism.
         num_micro_batch: micro-batches per mini-batch and model replica.
-        micro_batch_slices: sizes of the micro-batches relative to each other; None: equal.
+        micro_batch_slices: relative sizes of the micro-batches; None means equal.
         schedule: a name of :data:`SCHEDULES`; see ``whale_tf.schedule``.
         nested_batch: ``own``: every model replica takes its own mini-batch from the input pipeline; ``divide``: the
             mini-batch is divided over them.
         shards: under ``split``: op -> the sharding pattern chosen for it; the other ops follow from these.
         init: how sharded variables get their initial values: ``exact`` or ``sharded``.
-        random: who draws random numbers that follow the examples: each clone its ``own``, or one op all the ``local`` script's.
-        zero: what is divided over replicas by the variables' ``homes``: ``none``, ``v1``: gradients are summed at home; ``v2``:
-            each micro-batch's is, at once; ``v3``: and the variable is read anew by every call.
-        offload: ``none``; ``states``: homes are the host; ``v0``: and variables are read anew by every call.
-        emit: ``inline``: the step's ops stand in the graph; ``call``: each call of its Program is one op; ``auto``: by size.
-        precision: ``float32``, or the type of half the bytes that ops compute in where it is safe: ``float16`` or ``bfloat16``.
-        loss_scale: what gradients are multiplied by in that type: a number, ``dynamic``, or None.
-        processes: device numbers that each process drives, by rank; empty: one process drives all.
+        random: random numbers that depend on the examples: each clone draws its ``own``, or one op draws all as in the ``local``
+            script.
+        zero: how ``homes`` divide variables over replicas.  ``none``: not at all; ``v1``: gradients are summed at home; ``v2``:
+            the gradients of each micro-batch are summed there at once; ``v3``: in addition, every call reads the variable again.
+        offload: ``none``; ``states``: the homes are the host; ``v0``: in addition, every call reads variables again.
+        emit: ``inline``: the step's ops are in the graph; ``call``: each call of its Program is one op; ``auto``: by size.
+        precision: ``float32``, or the 16-bit type in which ops compute if that is safe: ``float16`` or ``bfloat16``.
+        loss_scale: factor for gradients in that type: a number, ``dynamic``, or None.
+        processes: numbers of the devices that each process drives, by rank; empty if one process drives all.
     """
 
     version: int = VERSION
@@ -291,7 +292,7 @@ class Plan(Record):
 
     @property
     def reads_anew(self) -> bool:
-        """Whether every call reads variables at their homes, instead of one value for the whole step."""
+        """Whether every call reads variables at their homes again, instead of using one value for the whole step."""
         return self.zero == "v3" or self.offload == "v0"
 
     def to_json(self, indent: int = 1) -> str:
@@ -302,10 +303,10 @@ class Plan(Record):
         return next((rank for rank, part in enumerate(self.processes) if device in part), 0)
 
     def here(self, device: int, rank: Optional[int] = None) -> int:
-        """A process' own device in the place of one of any process; each has a host of its own.
+        """The device of a process that corresponds to a device of any process.  Each process has its own host.
 
         Args:
-            rank: the process; by default the one whose part this is.
+            rank: the process; the default is the one to which this part of the plan belongs.
         """
         rank = self.process_of(self.task_graphs[0].devices[0][0]) if rank is None else rank
         owner = self.process_of(device)
@@ -321,7 +322,7 @@ class Plan(Record):
 
     @property
     def is_local(self) -> bool:
-        """One device, one micro-batch, the script's own precision, nothing computed again or compiled: nothing to rewrite."""
+        """Whether there is nothing to rewrite: one device, one micro-batch, the script's precision, no recomputation, no XLA."""
         devices = {device for task in self.task_graphs for row in task.devices for device in row}
         again = any(task.kept is not None or task.homes or task.xla for task in self.task_graphs)
         return self.num_micro_batch == 1 and self.num_model_replicas == 1 and devices == {0} and not again \
@@ -329,15 +330,15 @@ class Plan(Record):
 
     @property
     def spans_processes(self) -> bool:
-        """Whether a model replica has devices in several processes, or processes have different numbers of model replicas:
-        then one process drives all."""
+        """Whether one process drives all, because a model replica has devices in several processes, or processes have different
+        numbers of model replicas."""
         owners = self._owners() if self.processes else []
         counts = {sum(owner == {rank} for owner in owners) for rank in range(len(self.processes))}
         return any(len(owner) > 1 for owner in owners) or len(counts) > 1
 
     def local_part(self, rank: int) -> Plan:
-        """What process ``rank`` runs: the model replicas on its own devices, numbered anew from zero; all of them if one
-        process drives all."""
+        """The part of the plan that process ``rank`` runs: the model replicas on its own devices, renumbered from zero; all of
+        them if one process drives all."""
         if not self.processes or self.spans_processes:
             return self
         mine = [g for g, owner in enumerate(self._owners()) if owner == {rank}]
@@ -348,10 +349,10 @@ class Plan(Record):
 
     @classmethod
     def by_name(cls, source: Union[Plan, Mapping, str]) -> Dict[str, Plan]:
-        """Plans of tf.functions by their names; one without a name, ``""``, is for every graph.
+        """Plans for tf.functions by name.  The plan under the empty name ``""`` is for every graph.
 
         Args:
-            source: what :meth:`parse` takes, or a mapping of names to that.
+            source: anything that :meth:`parse` takes, or a mapping of names to such values.
 
         Raises:
             PlanError: see :meth:`parse`.

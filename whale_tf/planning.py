@@ -1,4 +1,4 @@
-"""What a captured step is to become: its plan, and the step that the plan runs, its ``split`` TaskGraphs divided."""
+"""Decides about a captured step: its plan, and the step that the plan runs, with ``split`` TaskGraphs divided."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from whale_tf.searching import Decided, best_of_annotated, best_plan, decided_by
 def decide(
     local: Captured, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options, parts: Sequence[Tuple[int, ...]]
 ) -> Decided:
-    """The plan of a captured step: the one that is given, else the one that its annotations ask for, else the best that is found.
+    """The plan of a captured step: the given one, otherwise the one that its annotations ask for, otherwise the best one of a
+    search.
 
     Args:
-        parts: device numbers that each process drives, where there are several.
+        parts: numbers of the devices that each process drives, if there are several processes.
 
     Raises:
         WhaleError: the step cannot run as asked.
@@ -59,10 +60,10 @@ def decide(
 def _fastest(
     local: Captured, cluster: Cluster, config: Config, options: Options, parts: Sequence[Tuple[int, ...]]
 ) -> Decided:
-    """The annotated step under the fastest schedule and homes that fit, as played.
+    """The annotated step under the schedule and homes that fit and are played fastest.
 
     Raises:
-        ConfigError: what is played are TaskGraphs of undivided ops.
+        ConfigError: a TaskGraph is split; only TaskGraphs of undivided ops can be played here.
         InfeasibleError: nothing fits.
     """
     key, value = next((key, config[key]) for key in ("zero", "offload", "pipeline.schedule") if config[key] == AUTO)
@@ -70,7 +71,8 @@ def _fastest(
         return decide(local, cluster, config.changed(pipeline__schedule="backward_first"), None, options, parts)
     split = [spec.name for spec in local.specs if spec.strategy == "split"]
     if split:
-        raise ConfigError(f"{key} is {value!r}, which plays TaskGraphs that replicate, and {split[0]!r} is split; name a value")
+        raise ConfigError(f"{key} is {value!r}, which can only play TaskGraphs that replicate, but {split[0]!r} is split; name a "
+                          "value")
     batch, region = analysed(local, options)
     plan = best_of_annotated(local, region, cluster, config, options, parts)
     check_plan(plan, cluster, parts)
@@ -82,17 +84,17 @@ def _searched(local: Captured, cluster: Cluster, config: Config, options: Option
     config = opened(config)
     taken, decided = best_plan(local, cluster, config, options)
     check_plan(decided.plan, cluster, ())
-    if taken.assignment is None:  # homes, and what is computed again, were played, too
+    if taken.assignment is None:  # homes and recomputation were played, too
         return _recomputing(decided, cluster, config, decided.plan, options)
     config = settled(config)
     return _recomputing(_at_home(decided, cluster, config, None), cluster, config, None, options)
 
 
 def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan]) -> Decided:
-    """With homes for variables: as the plan says, or as the configuration asks for.
+    """The decision with homes for variables, according to the plan or the configuration.
 
     Raises:
-        PlanError: the plan has a home for a variable that there is not.
+        PlanError: the plan has a home for a variable that does not exist.
     """
     if given is not None:
         for task in given.task_graphs:
@@ -107,7 +109,7 @@ def _at_home(decided: Decided, cluster: Cluster, config: Config, given: Optional
 
 
 def _with_peaks(decided: Decided, plan: Plan, held: Sequence[Held], cluster: Cluster, config: Config) -> Plan:
-    """The plan with what its devices need as played; where TaskGraphs are divided by hand nothing is played."""
+    """The plan with the memory that its devices need as played.  If annotations divide TaskGraphs, nothing is played."""
     captured = decided.captured
     if any(task.strategy == "split" for task in plan.task_graphs):
         return plan
@@ -117,19 +119,19 @@ def _with_peaks(decided: Decided, plan: Plan, held: Sequence[Held], cluster: Clu
 
 
 def _with_sizes(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Tuple[Region, int]:
-    """The region with static shapes, those of a mini-batch, and its examples."""
+    """The region with the static shapes of a mini-batch, and the number of its examples."""
     batch = batch_to_plan_for(config, cluster, static_batch(captured.graph, {t.tensor: t.dim for t in plan.inputs}))
     return region._replace(graph=sized(captured.definitions, captured.graph, captured.sources, batch)), batch
 
 
 def _recomputing(decided: Decided, cluster: Cluster, config: Config, given: Optional[Plan], options: Options) -> Decided:
-    """With what the backward pass computes again: as the plan says, or as the configuration asks for."""
+    """The decision with recomputation in the backward pass, according to the plan or the configuration."""
     captured, _, region, plan, division = decided
     if given is None and config.recompute != NONE:
         if not region.batch_level:
             raise ConfigError(
                 f"recompute is {config.recompute!r}, but this plan divides examples like any other dimension, so that no "
-                "activation is a micro-batch's own; use wh.replicate or wh.split, or set recompute to 'none'")
+                "activation belongs to one micro-batch; use wh.replicate or wh.split, or set recompute to 'none'")
         plan = _keeping(captured, region, plan, cluster, config)
     if all(task.kept is None for task in plan.task_graphs):
         return decided
@@ -140,7 +142,8 @@ def _recomputing(decided: Decided, cluster: Cluster, config: Config, given: Opti
 
 
 def _keeping(captured: Captured, region: Region, plan: Plan, cluster: Cluster, config: Config) -> Plan:
-    """The plan with the tensors that its TaskGraphs keep: those that the script marks, else as the configuration says."""
+    """The plan with the tensors that its TaskGraphs keep: those that the script marks, otherwise those that the configuration
+    asks for."""
     assert captured.recording is not None
     marked = captured.recording.annotations.checkpoints
     if marked:

@@ -1,4 +1,4 @@
-"""Plans of a captured step, played as Programs: of an un-annotated model, or of a script's TaskGraphs."""
+"""Plays plans of a captured step as Programs, for an un-annotated model or for a script's TaskGraphs."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from whale_tf.planner.recompute import NONE, Choice, marked_tensors, rows_of
 from whale_tf.planner.statistics import crossings, stage_statistics
 from whale_tf.profiler.graph_profile import Source
 
-MISSES = 1.5  # times what there is room for: a plan that needs more by the times of layers is not played as a Program
-SMALLEST = 3  # of these are played where nothing fits, for what the message says
-FOLDED = 3  # plans of several TaskGraphs a device, by layers the fastest, that are played
-TYPICAL_BATCH = 64  # examples, where the size of mini-batches is open, to compare tensors that go with it or its square
+MISSES = 1.5  # times the available memory: a plan that needs more, judged by its layers, is not played as a Program
+SMALLEST = 3  # number of smallest plans to play if nothing fits, for the message
+FOLDED = 3  # number of plans with several TaskGraphs per device to play, the fastest by layers
+TYPICAL_BATCH = 64  # examples, if the size of mini-batches is open, to compare tensors that grow with it or with its square
 
 
 def analysed(captured: Captured, options: Options) -> Tuple[BatchAxis, Region]:
-    """The batch axis and the region, whose sections begin and end where fewest bytes cross."""
+    """The batch axis and the region.  Sections begin and end where the fewest bytes cross."""
     region = _region(captured, options)
     if not region.sections:
         return region.batch, region
     try:
-        # not captured.examples: all processes have to decide alike, whatever the first mini-batch of each
+        # not captured.examples: all processes must decide alike, whatever the first mini-batch of each
         sizes = captured.sized(captured.static_examples or TYPICAL_BATCH)
-    except PlanError:  # the graph does not go with that number of examples
+    except PlanError:  # the graph does not allow that number of examples
         return region.batch, region
     border = Border(region, sizes)
     for joining in border.joining():
@@ -63,10 +63,10 @@ def _region(captured: Captured, options: Options) -> Region:
 
 
 def as_played(found: Candidate, captured: Captured, region: Region, plan: Plan, cluster: Cluster) -> Candidate:
-    """A candidate with its plan, the time of playing that, and its peaks.
+    """A candidate with its plan, and its time and peaks as played.
 
     Args:
-        region: its graph has the static shapes of a whole mini-batch of all model replicas.
+        region: a region whose graph has the static shapes of a whole mini-batch of all model replicas.
 
     Raises:
         PlanError: the plan's schedule cannot order this graph.
@@ -82,13 +82,13 @@ class Steps(Playable):
     """Plans of a captured step, played as Programs.
 
     Args:
-        region: of the step without TaskGraphs of its own, or with those that the script has.
-        ops: its graph with the static shapes of a mini-batch of all model replicas, of ``batch`` examples.
+        region: the region of the step, with the script's TaskGraphs if it has any.
+        ops: the step's graph with the static shapes of a mini-batch of ``batch`` examples, of all model replicas.
     """
 
     schedules: Sequence[str] = (*SEARCHED, "gpipe")
     again = 3
-    rooms: Sequence[float] = (1.0, 0.7)  # searches know layers' memory, not that of ops
+    rooms: Sequence[float] = (1.0, 0.7)  # searches know the memory of layers, not of ops
     bounds_hold = False
 
     def __init__(self, captured: Captured, region: Region, ops: OpGraph, batch: int, cluster: Cluster, config: Config,
@@ -105,7 +105,7 @@ class Steps(Playable):
 
     @abc.abstractmethod
     def plan(self, found: Candidate, captured: Captured, region: Region, config: Config) -> Plan:
-        """Without homes of variables, and with everything kept."""
+        """The plan without homes of variables, and with everything kept."""
 
     def play(self, found: Candidate, measures: Measures) -> Candidate:
         try:
@@ -125,13 +125,13 @@ class Steps(Playable):
 
     @staticmethod
     def _marked(captured: Captured) -> Sequence[str]:
-        """Tensors of ``wh.checkpoint``."""
+        """The tensors marked by ``wh.checkpoint``."""
         assert captured.recording is not None
         return captured.recording.annotations.checkpoints
 
     def _computing_again(self, plain: Candidate, measures: Measures, captured: Captured, region: Region,
                          plan: Plan) -> Candidate:
-        """With the least computed again that fits, or as much as can be."""
+        """The plan with the least recomputation that fits, or with as much as possible."""
         rows = rows_of(region._replace(graph=self.ops), plan, self.cluster, self.batch)
         if not rows:
             return plain
@@ -167,7 +167,7 @@ class Automatic(Steps):
         self._divided: Dict[int, Tuple[Captured, Region]] = {}
 
     def search(self, measures: Measures) -> List[Candidate]:
-        """The fastest by the times of layers."""
+        """The fastest plans by the times of layers."""
         found = to_play(ranked([self._layers.play(one, measures) for one in self._layers.search(measures)]))
         return [one for one in found if one.why_not or one.search not in ALWAYS or not self.config.patterns.force]
 
@@ -186,7 +186,7 @@ class Automatic(Steps):
         return super().play(found, measures)
 
     def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
-        """With the smallest by the times of layers played, too."""
+        """The smallest plans, also playing those that are smallest by their layers."""
         estimated = [one for one in found if one.plan is None and one.assignment is None and not one.why_not]
         others = [one for one in found if all(one is not other for other in estimated)]
         ordered = sorted(estimated, key=lambda one: max(one.peak_memory_bytes))
@@ -216,10 +216,10 @@ class Annotated(Steps):
         self._bare: Dict[str, Optional[Plan]] = {}
 
     def search(self, measures: Measures) -> List[Candidate]:
-        """The plan by the first schedule that goes with the annotations.
+        """The plan under the first schedule that works with the annotations.
 
         Raises:
-            WhaleError: none does.
+            WhaleError: no schedule works with them.
         """
         asked = self.config.pipeline.schedule
         names = self.schedules if asked == AUTO else (asked,)
@@ -233,20 +233,20 @@ class Annotated(Steps):
                 "annotated", text, self.name, self.cluster.name, self.batch, len(self.cluster), kind_of(stages), stages,
                 plan.num_micro_batch, plan.num_model_replicas, peak_memory_bytes=(0,) * len(self.cluster), plan=plan)]
         annotated_plan(self._facts, self.cluster, self._config(names[0]), self._parts)
-        raise AssertionError("the annotations go with the first schedule")
+        raise AssertionError("the annotations work with the first schedule")
 
     def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
         return list(found)
 
     def play(self, found: Candidate, measures: Measures) -> Candidate:
-        """Its description says the memory, which a choice among schedules is about as much as time."""
+        """Plays the plan.  Its description includes the memory, which matters as much as time in a choice of schedules."""
         played = super().play(found, measures)
         if played.why_not:
             return played
         return replace(played, description=f"{found.description}, at most {max(played.peak_memory_bytes)} bytes on a device")
 
     def suits(self, found: Candidate, measures: Measures) -> bool:
-        """Whether the TaskGraphs go with the schedule, and a step is of the same mini-batch as under the first one."""
+        """Whether the TaskGraphs work with the schedule, and a step has the same mini-batch as under the first schedule."""
         plan = self._by(measures.schedule)
         return plan is not None and plan.num_model_replicas == found.model_replicas
 
@@ -257,7 +257,7 @@ class Annotated(Steps):
         return annotated_plan(self._facts, self.cluster, config, self._parts)
 
     def _by(self, schedule: str) -> Optional[Plan]:
-        """The plan without measures; None: the annotations do not go with the schedule."""
+        """The plan without measures; None if the annotations do not work with the schedule."""
         if schedule not in self._bare:
             try:
                 self._bare[schedule] = annotated_plan(self._facts, self.cluster, self._config(schedule), self._parts)
@@ -270,7 +270,7 @@ class Annotated(Steps):
 
 
 def _over(found: Candidate, cluster: Cluster) -> float:
-    """What a plan needs of its fullest device, by what that has room for."""
+    """The memory that a plan needs on its fullest device, relative to that device's room."""
     return max(peak / device.usable_bytes for peak, device in zip(found.peak_memory_bytes, cluster.devices))
 
 
@@ -280,7 +280,7 @@ def with_task_graphs(captured: Captured, region: Region, found: Candidate) -> Tu
 
 
 def trained_variables(captured: Captured) -> List[Held]:
-    """Those of TaskGraphs, each once."""
+    """The trained variables of TaskGraphs, each once."""
     graph, variables, state = captured.graph, captured.phases.variables, captured.state_bytes()
     return [Held(graph.ops[number].name, home, max(0, int(graph.ops[number].attrs.get(SHARD_ATTR, 0))), variables[number].bytes,
                  state.get(number, 0))

@@ -47,7 +47,7 @@ _TRAINING = ("a graph with an optimizer's update (tf.compat.v1.train, minimize o
 
 
 class _Done(BaseException):
-    """Leaves a script as soon as there is nothing more to learn; no handler of the script's own catches it."""
+    """Leaves a script as soon as there is nothing more to learn.  The script's own handlers do not catch it."""
 
 
 class Profiled(NamedTuple):
@@ -61,13 +61,13 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
     """The profile of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``).
 
     Args:
-        arguments: the script's own.
-        batch: examples of a mini-batch where the graph does not say how many.
-        measure: device type; the script then runs its first training steps, one of which is traced.  None: nothing is run.
+        arguments: the script's own arguments.
+        batch: examples in a mini-batch, if the graph does not say how many.
+        measure: device type; the script then runs its first training steps, one of which is traced.  None runs nothing.
 
     Raises:
-        PlanError: no such file, the script trains no graph, or a file's model is to be measured.
-        ClusterError: unknown device type.
+        PlanError: there is no such file, the script trains no graph, or measuring is requested for a model file.
+        ClusterError: the device type is unknown.
     """
     if measure is not None:
         measure = device_type(measure).name
@@ -79,7 +79,7 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
         chain = file_chain(model, static_batch(model.ops, named) or batch)
         return Profiled(graph_profile(chain, Source(name, model.ops.fingerprint())))
     if not path.endswith(".py") or not os.path.isfile(path):
-        raise PlanError(f"{path!r} is no script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one")
+        raise PlanError(f"{path!r} is not a script (.py), frozen model (.pb) or MetaGraph (.meta); give the path of one")
     observer = _Profiler(batch, name, measure)
     _run_script(path, arguments, observer)
     if observer.profile is None:
@@ -91,15 +91,15 @@ def profile_model(path: str, arguments: Sequence[str], batch: int, name: str, me
 
 def plan_model(path: str, name: str, cluster: Cluster, search: str, batch: int,
                allowed: Allowed = Allowed("none")) -> Candidate:  # noqa: B008 (a frozen tuple)
-    """The plan of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``), found on its op graph.
+    """The plan of a training script (``.py``), a frozen model (``.pb``) or a MetaGraph (``.meta``), from its op graph.
 
     Args:
         search: a value of ``auto_parallel``, or ``auto`` for all searches.
-        batch: examples of a mini-batch.
-        allowed: what may be done about memory; of a file, which has no step to play, nothing.
+        batch: examples in a mini-batch.
+        allowed: the allowed memory measures; none for a model file, which has no step to play.
 
     Raises:
-        PlanError: no such file, the script trains no graph, or its mini-batches have another size.
+        PlanError: there is no such file, the script trains no graph, or its mini-batches have another size.
         InfeasibleError: nothing fits.
     """
     precision = {} if allowed.precision in (OWN, "float32") else {"amp": allowed.precision}
@@ -135,14 +135,14 @@ def script_program(path: str, plan: Optional[Plan], cluster: Optional[Cluster]) 
     """The step of a training script, which runs until its graph is built.
 
     Args:
-        plan: None: the one that the script asks for.
-        cluster: None: the plan's number of devices, or the script's own cluster.
+        plan: the plan; None means the one that the script asks for.
+        cluster: the cluster; None means the plan's number of devices, or the script's own cluster.
 
     Raises:
-        PlanError: no such script, it trains no graph, the plan was made for another graph or cluster, or divides ops.
+        PlanError: there is no such script, it trains no graph, or the plan was made for another graph or cluster, or divides ops.
     """
     if not path.endswith(".py") or not os.path.isfile(path):
-        raise PlanError(f"{path!r} is no script (.py); give the path of a training script")
+        raise PlanError(f"{path!r} is not a script (.py); give the path of a training script")
     compiler = _Compiler(plan, cluster)
     _run_script(path, (), compiler)
     if compiler.program is None:
@@ -172,7 +172,7 @@ class _Compiler(api.Observer):
 
 
 def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: int) -> Candidate:
-    """Of a model that nobody can run here: its pass forward, and of a MetaGraph the rest of a step."""
+    """The graph of a model that cannot run here: its forward pass and, for a MetaGraph, the rest of a step."""
     began = time.perf_counter()
     model = read_model_file(path)
     named = {model.ops.tensor_name(tensor): dim for tensor, dim in model.sources.items()}
@@ -193,7 +193,7 @@ def _file_plan(path: str, name: str, cluster: Cluster, config: Config, batch: in
 
 def _check_batch(path: str, known: int, batch: int) -> None:
     if known != batch:
-        raise PlanError(f"the mini-batches of {path!r} have {known} examples, the batch to plan for is {batch}; give {known}")
+        raise PlanError(f"the mini-batches of {path!r} have {known} examples, but the batch to plan for is {batch}; give {known}")
 
 
 class _Profiler(api.Observer):
@@ -250,7 +250,7 @@ class _Profiler(api.Observer):
 
 
 def op_seconds(metadata: Any) -> Dict[str, float]:
-    """Seconds of every op that a traced run executed, all its runs added (an op in a loop has several)."""
+    """Seconds of every op that a traced run executed, summed over all its runs (an op in a loop has several)."""
     found: Dict[str, float] = {}
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
@@ -260,7 +260,7 @@ def op_seconds(metadata: Any) -> Dict[str, float]:
 
 
 def op_scratch(metadata: Any) -> Dict[str, float]:
-    """Bytes that every op's kernel took only while it ran (a convolution's rearranged image, say)."""
+    """Bytes that every op's kernel took only while it ran (such as a convolution's rearranged image)."""
     return {op_name(node.node_name): float(node.memory_stats.temp_memory_size)
             for device in metadata.step_stats.dev_stats for node in device.node_stats}
 

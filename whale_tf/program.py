@@ -1,4 +1,4 @@
-"""The Program: what a training step runs, as bodies and calls.
+"""The Program: a training step as bodies and calls.
 
 A *body* is a piece of the step that runs as a whole; a *call* is a body at coordinates (model replica, micro-batch, replica) on
 a device.  A call takes values from other calls, and the schedule may put other calls before it.  These are the task graphs of the
@@ -12,27 +12,27 @@ papers (Rhino section 6; DAPPLE Fig. 3)::
     #5 t0_forward  g0 m1 r0  on 0  takes x:0 from #0  after #4
     #6 t1_forward  g0 m0 r0  on 1  takes relu:0 from #4, y:0 from #1
 
-The bodies of ops, of each TaskGraph:
+Each TaskGraph has these bodies of ops:
 
-    once        what does not depend on an example: variables' reads, weight decay; on every copy of the TaskGraph
-    early       what runs ahead of the schedule, because a value of the whole mini-batch follows from it
-    section     what needs all examples together: once, on values of the whole mini-batch
+    once        ops that do not depend on an example: reads of variables, weight decay; on every copy of the TaskGraph
+    early       ops that run ahead of the schedule, because a value of the whole mini-batch follows from them
+    section     ops that need all examples together: they run once, on values of the whole mini-batch
     forward     the other forward ops of one micro-batch
     backward    the ops of one micro-batch that follow from a gradient
-    weight      those of them that no other TaskGraph waits for, where the schedule wants them apart
-    update      the optimizer's ops; those that belong to no single TaskGraph are in bodies of their own
+    weight      those of them for which no other TaskGraph waits, if the schedule separates them
+    update      the optimizer's ops; ops that belong to no single TaskGraph are in separate bodies
 
 Communication has bodies without ops of the graph.  Their ops follow from a recipe, by the layouts of their tensors:
 
     divide      a mini-batch into the parts of a TaskGraph's clones
     bridge      parts of a micro-batch between TaskGraphs that divide it in different ways
     whole       all clones' values combined, ahead of the schedule
-    accumulate  gradients added to those of the micro-batch before
-    synchronise gradients over all copies (and processes), the result on each of them
-    merge       the local script's value out of the clones' values, for whoever reads or fetches it
-    broadcast   what one process computes of an update for all, to the others: new values of variables
+    accumulate  gradients added to those of the previous micro-batch
+    synchronise gradients summed over all copies (and processes), with the result on each of them
+    merge       the local script's value from the clones' values, for its readers and for fetches
+    broadcast   results of an update that one process computes for all, sent to the others: new values of variables
 
-Passes make a Program from a training step and a Plan (``whale_tf.passes``).  It is frozen, and it knows no TensorFlow.
+Passes make a Program from a training step and a Plan (``whale_tf.passes``).  It is frozen and does not use TensorFlow.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ BROADCAST = "broadcast"
 CLONED = (EARLY, FORWARD, BACKWARD, WEIGHT)  # called for every micro-batch and replica
 RECIPES = (DIVIDE, BRIDGE, WHOLE, ACCUMULATE, SYNCHRONISE, MERGE, BROADCAST)
 BATCH_LEVEL = (EARLY, SECTION, FORWARD, BACKWARD, WEIGHT)
-ALL = -1  # in place of a coordinate
+ALL = -1  # instead of a coordinate
 
 
 class Clone(NamedTuple):
-    """Which of a TaskGraph's clones: in model replica ``g``, of micro-batch ``m``, on replica ``r``; :data:`ALL`: of all."""
+    """Coordinates of a TaskGraph's clone: model replica ``g``, micro-batch ``m``, replica ``r``; :data:`ALL` means all of
+    them."""
 
     g: int
     m: int
@@ -60,15 +61,15 @@ class Clone(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Which of a TaskGraph's devices: in model replica ``g``, replica ``r``.  What does not depend on an example, variables and
-    their updates have one copy each; the first is the local script's own."""
+    """Coordinates of a TaskGraph's copy: model replica ``g``, replica ``r``.  Each copy has its ops that do not depend on an
+    example, its variables and their updates.  The first copy is the local script's own."""
 
     g: int
     r: int
 
     @property
     def clone(self) -> Clone:
-        """The same as the coordinates of a call."""
+        """The same place as coordinates of a call."""
         return Clone(self.g, ALL, self.r)
 
 
@@ -77,20 +78,21 @@ EVERY = Clone(ALL, ALL, ALL)  # the place of a section
 
 
 class Body(NamedTuple):
-    """What runs together.
+    """A piece of the step that runs as a whole.
 
     Attributes:
-        name: unique.
-        task_graph: whose it is; -1: it runs once, for all.
-        step: which part of the step it is (see the module's docstring).
-        ops: their numbers, in graph order; none where a recipe says what runs.
-        inputs: tensors of elsewhere that it reads, in the order of their first use.
+        name: unique name.
+        task_graph: its TaskGraph; -1 if it runs once for all.
+        step: its part of the step (see the module's docstring).
+        ops: numbers of its ops, in graph order; none if a recipe says what runs.
+        inputs: tensors from elsewhere that it reads, in the order of their first use.
         outputs: tensors that something else reads or a user is likely to fetch.
-        runs: where it is a function, the ops in that: live ones of its own, and ops of the forward body that it does again.
-        waits: (op done again, op of its own that this one waits for).
-        reads: (tensor, op), where each call reads a variable anew at its home: a value from there, and the op of its own after
-            which it is sent (-1: none).
-        home: the one device that it runs on, where its variables are (:mod:`whale_tf.passes.homes`); None: its TaskGraph's.
+        runs: for a function, the ops in it: its own live ops, and ops of the forward body that it repeats.
+        waits: (repeated op, its own op for which that one waits).
+        reads: (tensor, op) if each call reads a variable at its home again: a value from there, and the body's own op after which
+            it is sent (-1: none).
+        home: the one device on which it runs, where its variables are (:mod:`whale_tf.passes.homes`); None means the devices of
+            its TaskGraph.
     """
 
     name: str
@@ -110,7 +112,7 @@ class Body(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A tensor that a call takes from others: from several where their values are to be combined."""
+    """A tensor that a call takes from other calls; from several if their values are combined."""
 
     tensor: int
     calls: Tuple[int, ...]
@@ -121,10 +123,10 @@ class Call(NamedTuple):
 
     Attributes:
         body: number in ``Program.bodies``.
-        devices: numbers of the cluster's devices it runs on.  Of a ``split`` TaskGraph those that share its ops, of a
-            synchronisation those that get the result; none: the host.
-        takes: what it takes from other calls.
-        after: calls that the schedule puts before it; of a broadcast the updates whose variables it sends.
+        devices: numbers of the cluster's devices on which it runs.  For a ``split`` TaskGraph they share its ops; for a
+            synchronisation they get the result; none means the host.
+        takes: the values it takes from other calls.
+        after: calls that the schedule puts before it; for a broadcast, the updates whose variables it sends.
     """
 
     body: int
@@ -136,8 +138,8 @@ class Call(NamedTuple):
 
 class Program(NamedTuple):
     """Attributes:
-    graph: what the bodies are pieces of.
-    calls: those of one replica in the order in which its schedule runs them.
+    graph: the graph of which the bodies are pieces.
+    calls: all calls, with those of one replica in the order in which its schedule runs them.
     """
 
     graph: OpGraph
@@ -145,7 +147,7 @@ class Program(NamedTuple):
     calls: Tuple[Call, ...] = ()
 
     def body(self, task_graph: int, step: str) -> Optional[Body]:
-        """A TaskGraph's body of one step; None: it has no ops in that step."""
+        """A TaskGraph's body of one step; None if it has no ops in that step."""
         return next((body for body in self.bodies if body.task_graph == task_graph and body.step == step), None)
 
     def body_of(self) -> Dict[int, int]:
@@ -163,7 +165,7 @@ class Program(NamedTuple):
         return self.bodies[call.body].step
 
     def with_calls(self, bodies: Sequence[Body], calls: Sequence[Call]) -> Program:
-        """More bodies and calls at the end."""
+        """The Program with more bodies and calls at the end."""
         return self._replace(bodies=self.bodies + tuple(bodies), calls=self.calls + tuple(calls))
 
     def in_order(self, sequence: Sequence[int]) -> Program:
@@ -213,7 +215,7 @@ class Program(NamedTuple):
         return _shortened([self.graph.tensor_name(tensor) for tensor in tensors]) or "nothing"
 
 
-MOST, MOST_CALLS = 3, 8  # names, and numbers, of a longer list
+MOST, MOST_CALLS = 3, 8  # how many names and numbers to show of a longer list
 
 
 def _shortened(names: List[str]) -> str:

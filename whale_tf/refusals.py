@@ -1,4 +1,4 @@
-"""What is refused, or warned of, where more than local training was asked for and a training step cannot be divided."""
+"""Refusals and warnings if more than local training was asked for and a training step cannot be divided."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from whale_tf.ir.traits import traits
 
 
 def check_gradients(state: Active, graph: tf.Graph) -> None:
-    """A graph with an optimizer's update whose gradients we did not see (a GradientTape in a graph, an imported MetaGraph) runs
-    as it is; where it is asked to run otherwise, it is refused."""
+    """Checks a graph with an optimizer's update whose gradients we did not see (a GradientTape in a graph, an imported
+    MetaGraph).  It runs unchanged, or is refused if a plan, a search or annotations ask for more."""
     update = next((op for op in graph.get_operations() if traits(op.type).is_update), None)
     if update is None:
         return
-    text = (f"op {update.name!r} updates a variable with gradients that whale_tf did not see. Compute them with "
-            f"tf.gradients or a "
-            "tf.compat.v1.train optimizer, after wh.init(); a tf.GradientTape in a graph and training steps imported from a "
+    text = (f"op {update.name!r} updates a variable with gradients that whale_tf did not see. Compute them with tf.gradients or "
+            "a tf.compat.v1.train optimizer, after wh.init(); a tf.GradientTape in a graph and training steps imported from a "
             "MetaGraph cannot be parallelized")
     if state.plan is not None or state.config.auto.auto_parallel or annotations_of(graph).items:
         raise PlanError(text)
@@ -31,7 +30,7 @@ def check_gradients(state: Active, graph: tf.Graph) -> None:
 
 
 def refuse_outside_graph(state: Active) -> None:
-    """Training that neither a Session nor a tf.function runs is local; where more than that was asked for, it is refused.
+    """Refuses training outside Sessions and tf.functions, which is local, if more than that was asked for.
 
     Raises:
         PlanError
@@ -40,9 +39,9 @@ def refuse_outside_graph(state: Active) -> None:
     if asked is None:
         return
     if function_tracing() is None:
-        where = "here TensorFlow trains eagerly or in a tf.function, which whale_tf divides from TensorFlow 2.4 on"
+        where = "TensorFlow trains eagerly or in a tf.function here, which whale_tf divides from TensorFlow 2.4 on"
     else:
-        where = ("here TensorFlow trains eagerly, op by op. Put the training step into a function: write @tf.function above it "
+        where = ("TensorFlow trains eagerly here, op by op. Put the training step into a function: write @tf.function above it "
                  "(Keras: leave out run_eagerly=True)")
     raise PlanError(
         f"wh.init() was given {asked}, but {where}; or train in graph mode: tf.compat.v1.disable_eager_execution() first, then a "
@@ -50,10 +49,11 @@ def refuse_outside_graph(state: Active) -> None:
 
 
 def check_function_gradients(state: Active, graph: tf.Graph) -> None:
-    """Gradients of variables in a function.
+    """Checks a function that takes gradients of variables.
 
     Raises:
-        PlanError: more than local training was asked for, and they are taken in a part of it that cannot be divided.
+        PlanError: more than local training was asked for, and the gradients are taken in a part of the function that cannot be
+            divided.
     """
     if is_body(graph) and state.asked_for is not None:
         if graph.outer_graph in state.jacobians:
@@ -65,8 +65,8 @@ def check_function_gradients(state: Active, graph: tf.Graph) -> None:
 
 def no_jacobian(graph: tf.Graph) -> PlanError:
     return PlanError(
-        f"tf.function {graph.name!r} trains with a tape.jacobian by variables, which cannot be divided; take the tape.gradient "
-        "of a loss, or call wh.shutdown() before training on one device")
+        f"tf.function {graph.name!r} trains with a tape.jacobian with respect to variables, which cannot be divided; take the "
+        "tape.gradient of a loss, or call wh.shutdown() before training on one device")
 
 
 def refuse_forward_mode(state: Active) -> None:
@@ -76,12 +76,12 @@ def refuse_forward_mode(state: Active) -> None:
     asked = state.asked_for
     if asked is not None:
         raise PlanError(
-            f"wh.init() was given {asked}, but a tf.autodiff.ForwardAccumulator differentiates by variables, which cannot be "
-            "divided; take gradients with a tf.GradientTape, or call wh.shutdown() before training on one device")
+            f"wh.init() was given {asked}, but a tf.autodiff.ForwardAccumulator differentiates with respect to variables, which "
+            "cannot be divided; take gradients with a tf.GradientTape, or call wh.shutdown() before training on one device")
 
 
 def check_called(state: Active, function: Any) -> None:
-    """A tf.function is called for the first time since wh.init.
+    """Checks a tf.function that is called for the first time since wh.init.
 
     Raises:
         PlanError: it was traced before, and trains.
@@ -89,12 +89,12 @@ def check_called(state: Active, function: Any) -> None:
     asked = state.asked_for
     if asked is not None and trained_unseen(function, state.traced):
         raise PlanError(
-            f"wh.init() was given {asked}, but tf.function {function._name!r}, which trains, was called before wh.init(), and "
-            "would go on as it was traced then: call wh.init() first, or make the function anew (Keras: compile the model again)")
+            f"wh.init() was given {asked}, but the training tf.function {function._name!r} was called before wh.init() and would "
+            "keep its trace from then: call wh.init() first, or create the function again (Keras: compile the model again)")
 
 
 def may_use_xla(state: Active) -> bool:
-    """Whether Keras may choose to compile training steps with XLA: not where they are divided, because XLA knows one device."""
+    """Whether Keras may choose to compile training steps with XLA.  It may not if they are divided: XLA knows only one device."""
     asked = state.asked_for
     if asked is not None:
         state.say(f"wh.init() was given {asked}: Keras models with jit_compile='auto' are not compiled by XLA, which would put "

@@ -1,5 +1,5 @@
-"""What the joint search takes for a captured graph: an un-annotated model's TaskGraphs and all else, or all else of an
-annotated one; or a division of every op."""
+"""The search for a captured graph's plan.  For an un-annotated model it chooses TaskGraphs and everything else, or a division of
+every op; for an annotated one it chooses everything except the TaskGraphs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from whale_tf.planner.recompute import NONE
 from whale_tf.planner.rhino.automatic import NAME as RHINO
 from whale_tf.playing import Annotated, Automatic, analysed, as_played, facts, with_task_graphs
 
-HOPE = 0.8  # of what Rhino's search minimises: few divisions take less as played (one of 16 measured, 0.70 of it)
+HOPE = 0.8  # of the objective of Rhino's search; few divisions take less as played (one of 16 measured, with 0.70)
 
 
 def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> Optional[Candidate]:
-    """What ``auto_parallel`` would make of a graph, which stays as it is; None: it has no optimizer's update yet.
+    """The plan that ``auto_parallel`` would choose for a graph, which is not changed; None if it has no optimizer's update yet.
 
     Raises:
         ConfigError: the graph is annotated.
@@ -46,7 +46,7 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
         return None
     verify(captured.graph)
     if captured.is_annotated:
-        raise ConfigError("the script has annotations ({}), which say how it is divided; remove them to have that searched for"
+        raise ConfigError("the script has annotations ({}), which say how it is divided; remove them to search for a division"
                           .format(", ".join(repr(spec.name) for spec in captured.specs)))
     if config.auto.auto_parallel == RHINO:
         check_automatic(captured, config)
@@ -56,13 +56,14 @@ def find_plan(graph: tf.Graph, name: str, cluster: Cluster, config: Config) -> O
 
 
 def compared(graph: tf.Graph, cluster: Cluster, config: Config) -> List[Candidate]:
-    """What ``auto_parallel`` chooses from for an un-annotated training graph, all as played; the graph stays as it is."""
+    """The played candidates of ``auto_parallel`` for an un-annotated training graph, which is not changed."""
     search = Search(capture(graph), cluster, opened(config), Options(sections=True), every=True)
     return search.staged + [one.found for one in search.divided]
 
 
 class Decided(NamedTuple):
-    """``captured``, ``batch``, ``region``: of the step that ``plan`` runs; ``division``: how it was made of the user's."""
+    """``captured``, ``batch`` and ``region`` of the step that ``plan`` runs, and the ``division`` of the user's step that made
+    it."""
 
     captured: Captured
     batch: BatchAxis
@@ -74,7 +75,7 @@ class Decided(NamedTuple):
 def decided_by_annotations(
     division: Division, cluster: Cluster, config: Config, plan: Optional[Plan], options: Options, parts: Sequence[Tuple[int, ...]]
 ) -> Decided:
-    """A plan for the TaskGraphs that there are (unless one is given)."""
+    """A plan for the existing TaskGraphs, unless a plan is given."""
     captured, (batch, region) = division.captured, analysed(division.captured, options)
     if plan is None:
         model = facts(captured, region)._replace(graph=division.local.graph)
@@ -83,16 +84,16 @@ def decided_by_annotations(
 
 
 class Played(NamedTuple):
-    """A division of every op, and what it decides; None: it gave no plan, or was not played, because its search believes in no
-    better time than others take."""
+    """A division of every op, and its decision.  The decision is None if there is no plan, or if the division was not played
+    because its search estimates no better time than that of other plans."""
 
     found: Candidate
     decided: Optional[Decided] = None
 
 
 def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Options) -> Tuple[Candidate, Decided]:
-    """The fastest candidate as played: dividing every op as rhino says, if that is asked for, plans of TaskGraphs, and, where no
-    number of TaskGraphs and no pattern is, data parallelism and the undivided graph.
+    """The fastest candidate as played, among divisions of every op (if rhino is requested) and plans of TaskGraphs.  Data
+    parallelism and the undivided graph are candidates too, unless a number of TaskGraphs or a pattern is requested.
 
     Raises:
         InfeasibleError: no search finds a plan that fits.
@@ -112,15 +113,15 @@ def best_plan(captured: Captured, cluster: Cluster, config: Config, options: Opt
 
 def best_of_annotated(captured: Captured, region: Region, cluster: Cluster, config: Config, options: Options,
                       parts: Sequence[Tuple[int, ...]]) -> Plan:
-    """The plan of TaskGraphs that there are, with what is left to choose about it: schedule, homes of variables, and what is
-    computed again.
+    """The plan for the existing TaskGraphs, with the best choice of everything else: schedule, homes of variables, and
+    recomputation.
 
     Args:
-        parts: device numbers of each process, where there are several.
+        parts: device numbers of each process, if there are several processes.
 
     Raises:
         InfeasibleError: nothing fits.
-        WhaleError: the annotations go with no schedule.
+        WhaleError: no schedule works with the annotations.
     """
     model = Annotated(captured, region, cluster, config, options, parts)
     taken = Joint(model).best(allowed_of(config))
@@ -129,16 +130,16 @@ def best_of_annotated(captured: Captured, region: Region, cluster: Cluster, conf
 
 
 class Search:
-    """What :func:`best_plan` chooses from.
+    """The candidates of :func:`best_plan`.
 
     Attributes:
-        joint: of plans of TaskGraphs.
-        staged: these, and reasons why searches gave none.
-        divided: plans that divide every op, which know no measures, the fastest first by what their search minimises.
+        joint: the search for plans of TaskGraphs.
+        staged: plans of TaskGraphs, and the reasons why searches found none.
+        divided: plans that divide every op, without memory measures, ordered by the objective of their search.
 
     Args:
         config: see :func:`opened`.
-        every: divisions are played even if their searches believe that others are faster.
+        every: play divisions even if their search estimates that other plans are faster.
     """
 
     def __init__(self, captured: Captured, cluster: Cluster, config: Config, options: Options, every: bool = False) -> None:
@@ -150,7 +151,7 @@ class Search:
         if may_divide_ops(config) and len(cluster.devices) > 1 and is_free:
             divisions = contenders(captured, divided_dims(batch), cluster, config)
         self.staged, self.divided = self.joint.played(allowed_of(config)), []  # type: List[Candidate], List[Played]
-        for one in ranked(divisions) if divisions else []:  # being compiled takes as long as being found
+        for one in ranked(divisions) if divisions else []:  # compiling one takes as long as finding it
             if every or may_be_best(one, self.staged + [other.found for other in self.divided]):
                 self.divided.append(_divided(one, captured, model.batch, cluster, config, options))
             else:
@@ -158,19 +159,20 @@ class Search:
 
 
 def may_be_best(division: Candidate, others: Sequence[Candidate]) -> bool:
-    """Whether a division that has not been played may turn out the best: its search adds up what devices do beside each other."""
+    """Whether a division that has not been played may turn out best.  Its search adds up times of devices that work in
+    parallel."""
     hopeful = replace(division, latency_s=HOPE * division.latency_s)
     return not division.why_not and ranked([hopeful, *others])[0] is hopeful
 
 
 def settled(config: Config) -> Config:
-    """Without choices that are none where every op is divided: there is one micro-batch, and each variable in its parts."""
+    """The configuration without choices that do not apply if every op is divided, into one micro-batch and parts of variables."""
     config = config.changed(**{key: NONE for key in ("zero", "offload", "recompute") if config[key] == AUTO})
     return config.changed(pipeline__schedule="backward_first") if config.pipeline.schedule == AUTO else config
 
 
 def _divided(found: Candidate, captured: Captured, batch: int, cluster: Cluster, config: Config, options: Options) -> Played:
-    """Dividing every op: with the plan, the time of playing that, and peaks from the parts' own tensors."""
+    """A division of every op with its plan, its time as played, and peaks from the parts' own tensors."""
     config = settled(config)
     try:
         division = carry_out(initialised(whole_division(captured, found, cluster), config.init))

@@ -169,9 +169,8 @@ class Fetches:
         for feed in feeds:
             if feed.name in self._replaced:
                 raise UnsupportedOpError(
-                    f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has put other ops in the place of "
-                    f"{feed.op.name!r}; do without "
-                    "these, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
+                    f"tensor {feed.name!r} is fed, but sync_batch_norm, amp or wh.split has replaced {feed.op.name!r}; leave "
+                    "these out, or feed a placeholder (tf.compat.v1.placeholder_with_default keeps a default)"
                 )
         parts = [self._successors(fetch) for fetch in fetches]
         if not any(self._is_parallel(_op_of(part)) for group in parts for part in group):
@@ -304,9 +303,9 @@ class Fetches:
             visited.add(current.name)
             if current.name in self._instead:
                 raise UnsupportedOpError(
-                    f"{op.name!r} was added after the first training run and needs {current.name!r}, in whose place another op "
-                    "runs since then, because the ranks of inputs were not known before; build it before the first training run, "
-                    "or give the inputs their shapes")
+                    f"{op.name!r} was added after the first training run and needs {current.name!r}, which another op has "
+                    "replaced since then, because the ranks of inputs were not known before; build it before the first training "
+                    "run, or give the inputs their shapes")
             known = self._parallel.get(current.name)
             if known is None and current.name in context.graph:
                 known = current.name in self._after

@@ -1,4 +1,4 @@
-"""When a graph is rewritten: what TensorFlow's hooks call, and what follows from it."""
+"""Triggers the rewrite of a graph: the functions that TensorFlow's hooks call, and what follows from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from whale_tf.processes.termination import step_value
 
 
 def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
-    """Rewrite ``graph`` once it has an update; where the rank of an input is not known, after its first training run has begun.
+    """Rewrite ``graph`` once it has an update.  If the rank of an input is not known, wait until its first training run has
+    begun.
 
     Raises:
         WhaleError: see :func:`whale_tf.parallelize.parallelize`.
@@ -36,8 +37,8 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         known = len(state.done[graph].captured.gradient_calls)
         if len(calls) > known:
             raise PlanError(
-                "gradients of {} were added to a graph that is already rewritten: build every optimizer before the first "
-                "training step (or wh.parallelize()), ops added later cannot be parallelized".format(", ".join(calls[known].ys))
+                "gradients of {} were added to a graph that has already been rewritten: build every optimizer before the first "
+                "training step (or wh.parallelize()); ops added later cannot be parallelized".format(", ".join(calls[known].ys))
             )
         return
     if state.looked_at.get(graph) == graph.version and (may_wait or graph not in state.waiting):
@@ -54,14 +55,14 @@ def rewrite(state: Active, graph: tf.Graph, may_wait: bool = True) -> None:
         state.looked_at[graph] = graph.version
         return
     if calls and state.plan is None and state.plans:
-        raise PlanError(f"wh.init() was given plans of tf.functions ({', '.join(state.plans)}), but a graph of Sessions trains; "
-                        "give its plan alone: wh.init(plan=...)")
+        raise PlanError(f"wh.init() was given plans for tf.functions ({', '.join(state.plans)}), but a Session's graph trains; "
+                        "give a single plan: wh.init(plan=...)")
     if calls:
         give_default(state, graph)
     with whale_session.unfinalized(graph), garbage_collection_paused():
         keys = state.runtime.keys if state.runtime is not None else None
         try:
-            has_run = bool(annotations_of(graph).shapes)  # what runs before the first training step took over
+            has_run = bool(annotations_of(graph).shapes)  # runs before the first training step have taken over the graph
             done = parallelize(graph, state.cluster, state.config, state.plan, state.processes, keys, has_run)
         except UnknownShapeError as error:
             if not may_wait or state.processes.count > 1:
@@ -110,7 +111,7 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
         try:
             done = parallelize(graph, state.cluster, functions.settings(state.config), plan, state.processes, keys)
         except OtherGraphError as error:
-            raise PlanError(f"tf.function {graph.name!r}: {error}. Where functions have a plan each, or only some of them one, "
+            raise PlanError(f"tf.function {graph.name!r}: {error}. If functions have different plans, or only some have one, "
                             "name them: wh.init(plan={'name of the function': plan})") from None
         if done is None and graph in state.jacobians:
             raise refusals.no_jacobian(graph)
@@ -131,33 +132,33 @@ def rewrite_function(state: Active, graph: tf.Graph, attributes: Mapping[str, An
 
 
 def note_plan(state: Active, graph: tf.Graph) -> None:
-    """A function that trains is about to be divided: it may have been meant by a name that no function has."""
+    """Warns if plans have names that no function has, because a function that trains may have been meant."""
     state.met.add(graph.name)
     unmet = sorted(name for name in state.plans if name and name not in state.met)
     if unmet and graph.name not in state.plans:
-        state.say(f"wh.init() was given plans of tf.functions {', '.join(map(repr, unmet))}; tf.function {graph.name!r} trains "
-                    "without a plan of its own, as its annotations and the configuration say")
+        state.say(f"wh.init() was given plans for tf.functions {', '.join(map(repr, unmet))}; tf.function {graph.name!r} has no "
+                    "plan and trains as its annotations and the configuration say")
 
 
 def function_made(state: Active, function: Any) -> None:
-    """A concrete function is there."""
+    """Called when TensorFlow has made a concrete function."""
     if function.graph in state.drafts:
         functions.refuse_to_run(function)
     state.variable_parts.watch(function)
 
 
 def give_default(state: Active, graph: tf.Graph) -> None:
-    """A graph that trains gets the default strategy that was set in eager execution, unless it has one of its own."""
+    """Gives a training graph the default strategy that was set in eager execution, unless it has its own."""
     default = state.default
     if default is not None and annotations_of(graph).default is None:
         set_default_strategy(graph, default.kind, default.device_count, default.name)
 
 
 def take_part(state: Active, graph: tf.Graph, done: Parallelized) -> Optional[Runtime]:
-    """What this process does for a rewritten graph: serve the one that drives it, drive the others, or train beside them.
+    """Starts this process's role for a rewritten graph: serve the driving process, drive the others, or train in parallel.
 
     Returns:
-        The runtime where several processes train beside each other.
+        The runtime, if several processes train in parallel.
     """
     if state.runtime is None or not done.plan.spans_processes:
         return state.runtime
@@ -171,14 +172,14 @@ def take_part(state: Active, graph: tf.Graph, done: Parallelized) -> Optional[Ru
 
 
 def withdraw_in_graph_mode(state: Active) -> None:
-    """A script that builds graphs trains in Sessions, which start the server.  Eager execution would start it for no more than a
-    function that is registered with it."""
+    """Withdraws the server in graph mode.  A script that builds graphs trains in Sessions, which start the server; eager
+    execution would start it just because a function is registered with it."""
     if state.runtime is not None and not tf.executing_eagerly() and not v1.get_default_graph().building_function:
         state.runtime.withdraw()
 
 
 def _may_span(state: Active, graph: tf.Graph) -> bool:
-    """Whether a Session of this graph must see all processes' devices, if anybody can tell yet."""
+    """Whether a Session of this graph must see all processes' devices, as far as the plan or the annotations tell."""
     if state.plan is not None:
         return state.plan.spans_processes
     items = annotations_of(graph).items
@@ -194,14 +195,14 @@ def _session_config(state: Active, config: Optional[v1.ConfigProto]) -> v1.Confi
 
 
 def callbacks(state: Active) -> hooks.Callbacks:
-    """What the hooks of capture/ call."""
+    """The functions that the hooks of capture/ call."""
 
     def fetch_map(graph: tf.Graph) -> Optional[whale_session.Fetches]:
         rewrite(state, graph)
         return state.fetches.get(graph)
 
     def planned(graph: tf.Graph, wanted: Any) -> Optional[whale_session.Fetches]:
-        """For what prepares training runs without feeds: a graph that waits for shapes is refused by name."""
+        """Refuses by name a graph that waits for shapes, for functions that prepare training runs without feeds."""
         fetches = fetch_map(graph)
         if graph in state.waiting and trains(elements(graph, wanted)[1]):
             rewrite(state, graph, may_wait=False)
@@ -225,7 +226,7 @@ def callbacks(state: Active) -> hooks.Callbacks:
     def create_session(creator: Any, original: Callable, is_chief: bool) -> Any:
         if state.runtime is None:
             return original()
-        if not is_chief:  # every process has variables of its own to initialise, whatever the script says
+        if not is_chief:  # every process must initialise its own variables, whatever the script says
             creator = v1.train.ChiefSessionCreator(creator._scaffold, creator._master, creator._config)
             return creator.create_session()
         session = original()

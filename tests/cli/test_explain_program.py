@@ -130,7 +130,7 @@ def test_a_plan_of_another_graph_or_cluster_is_refused(tmp_path: Path) -> None:
     path = str(train(write(tmp_path / "train.py")))
     other = write(tmp_path / "other.py", reduction="mean")
     refused("this graph is", path, "--program", other)
-    refused("the plan was made for 2 devices, the cluster has 4", path, "--program", other, "--cluster", "cpu:4")
+    refused("the plan was made for 2 devices, but the cluster has 4", path, "--program", other, "--cluster", "cpu:4")
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_the_step_of_divided_ops(tmp_path: Path) -> None:
 def test_a_script_without_training_is_refused(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("import whale_tf as wh\nwh.init()\n")
     refused("so it has no step to show", "--program", str(tmp_path / "nothing.py"))
-    refused("is no script (.py)", "--program", str(tmp_path / "missing.py"))
+    refused("is not a script (.py)", "--program", str(tmp_path / "missing.py"))
 
 
 @pytest.mark.parametrize("arguments,part", [([], "give a plan file, --program SCRIPT, or both"), (["--most", "-1"], "--most")])

@@ -196,7 +196,7 @@ def test_a_plan_for_a_model_with_variables_that_does_not_train(tmp_path: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("search,batch,annotation,match", [
-    ("rhino", 16, "", "have 16 examples, the batch to plan for is 8; give 16"),
+    ("rhino", 16, "", "have 16 examples, but the batch to plan for is 8; give 16"),
     ("auto", 8, "with wh.replicate(1): ", "has annotations ('replicate_0', "),
 ])
 def test_scripts_that_do_not_go_with_it(tmp_path: Any, search: str, batch: int, annotation: str, match: str) -> None:
@@ -208,7 +208,7 @@ def test_scripts_that_do_not_go_with_it(tmp_path: Any, search: str, batch: int, 
 
 def test_profiles() -> None:
     result = plan("vgg-19@dapple", "dapple-c:4", "rhino")
-    assert result.exit_code == 1 and "reads an op graph, and 'vgg-19@dapple' is a profile of layers" in result.output
+    assert result.exit_code == 1 and "reads an op graph, but 'vgg-19@dapple' is a profile of layers" in result.output
     result = plan("vgg-19@dapple", "dapple-c:4", "rhino", "--recompute", "full")
     assert result.exit_code == 1 and "leave --recompute out" in result.output
 

@@ -151,8 +151,8 @@ def test_a_script_without_training_is_refused(tmp_path: Any) -> None:
     assert result.exit_code == 1 and "ended without finalizing or running a graph" in result.output
 
 
-@pytest.mark.parametrize("name,match", [("missing.py", "is no script"), ("missing.pb", "there is no model file"),
-                                        ("model.onnx", "is no script")])
+@pytest.mark.parametrize("name,match", [("missing.py", "is not a script"), ("missing.pb", "there is no model file"),
+                                        ("model.onnx", "is not a script")])
 def test_files_of_another_kind_are_refused(name: str, match: str) -> None:
     with pytest.raises(PlanError, match=match):
         profile_model(os.path.join("nowhere", name), [], 4, "m")

@@ -177,12 +177,12 @@ def test_a_thousand_devices() -> None:
 
 
 @pytest.mark.parametrize("ask, message", [
-    (lambda c: c.link(0, 4), "devices 0..3, there is no device 4"),
-    (lambda c: c.path(-1, 0), "there is no device -1"),
+    (lambda c: c.link(0, 4), "devices 0..3, but no device 4"),
+    (lambda c: c.path(-1, 0), "but no device -1"),
     (lambda c: c.resource("node0/qpi"), "no link named 'node0/qpi'; it has node0/local"),
     (lambda c: c.subset([]), "give at least one device"),
     (lambda c: c.bottleneck([]), "give at least one device"),
-    (lambda c: c.bottleneck([9]), "there is no device 9")])
+    (lambda c: c.bottleneck([9]), "but no device 9")])
 def test_questions_about_what_is_not_there(ask, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ClusterError, match=message.replace("(", "\\(")):
         ask(Cluster.parse("cpu:4"))

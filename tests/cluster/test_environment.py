@@ -78,7 +78,7 @@ class TestSlurm:
         ({"SLURM_JOB_NODELIST": "a[1-2"}, "brackets do not match"), ({"SLURM_JOB_NODELIST": "a[1-2]]"}, "brackets"),
         ({"SLURM_JOB_NODELIST": "a[2-1]"}, "'2-1'"), ({"SLURM_JOB_NODELIST": "a[x]"}, "'x'"),
         ({"SLURM_JOB_NODELIST": ","}, "is empty"),
-        ({"SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "2"}, "names 2 nodes .* speaks of 1"),
+        ({"SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "2"}, "names 2 nodes .* describes 1"),
         ({"SLURM_JOB_NODELIST": "a", "SLURM_TASKS_PER_NODE": "two"}, "not like"),
         ({"SLURM_JOB_NODELIST": "a", "SLURM_PROCID": "1"}, "SLURM_PROCID=1, but there are 1 processes"),
         ({"SLURM_JOB_NODELIST": "a", "SLURM_PROCID": "x"}, "SLURM_PROCID='x'")])
@@ -119,13 +119,13 @@ class TestKubernetes:
         assert found is not None and found.addresses == ("m0.j", "w0.j") and found.rank == 1
 
     @pytest.mark.parametrize("environ, message", [
-        ({"MASTER_ADDR": "10.0.0.2", "WORLD_SIZE": "2", "RANK": "0"}, "no pod name ending in -0"),
+        ({"MASTER_ADDR": "10.0.0.2", "WORLD_SIZE": "2", "RANK": "0"}, "not a pod name ending in -0"),
         ({"MASTER_ADDR": "a-0", "WORLD_SIZE": "0", "RANK": "0"}, "WORLD_SIZE='0'"),
         ({"MASTER_ADDR": "a-0", "WORLD_SIZE": "2", "RANK": "2"}, "RANK=2, but there are 2"),
         ({"VC_WORKER_HOSTS": "a", "VC_TASK_INDEX": "1"}, "VC_TASK_INDEX=1"),
         ({"VC_WORKER_HOSTS": "", "VC_TASK_INDEX": "0"}, "are empty"),
         ({"VC_WORKER_HOSTS": "a", "VC_PS_HOSTS": "b", "VC_TASK_INDEX": "0", "HOSTNAME": "c"},
-         "none of Volcano's hosts")])
+         "not one of Volcano's hosts")])
     def test_refused(self, environ: Dict[str, str], message: str) -> None:
         with pytest.raises(ClusterError, match=message):
             read_environment(dict(self.kube, **environ))

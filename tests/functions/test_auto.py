@@ -39,9 +39,9 @@ BUILDS: Dict[str, Any] = {"momentum": momentum, "sparse": sparse, "wide": wide}
 @pytest.fixture
 def only_rhino(monkeypatch: Any) -> Iterator[None]:
     """Plans of TaskGraphs, which would win on such small models, are none."""
-    import whale_tf.searching as searching
+    import whale_tf.playing as playing
 
-    monkeypatch.setattr(searching, "to_play", lambda found: [])
+    monkeypatch.setattr(playing, "to_play", lambda found: [])
     yield
 
 
@@ -175,7 +175,7 @@ def test_functions_are_named() -> None:
     plans = [wh.current_plan(name) for name in ("first", "second")]
     assert plans[0].task_graphs[0].strategy == "split" and plans[1].task_graphs[0].strategy == "replicate"
     assert wh.current_plan() == plans[1] and wh.current_program("first") != wh.current_program()
-    assert wh.explain().startswith("tf.function 'second'\nothers, each with a plan of its own: wh.explain('first')\n")
+    assert wh.explain().startswith("tf.function 'second'\nother functions, each with its own plan: wh.explain('first')\n")
     assert "variables are in parts on their devices" in wh.explain("first")
     with pytest.raises(wh.PlanError, match="'third'.: no tf.function of that name was rewritten; .*'first', 'second'"):
         wh.current_plan("third")
@@ -208,7 +208,7 @@ def test_plans_of_functions_by_name() -> None:
     first, second = wh.current_plan("first"), wh.current_plan("second")
     assert first == plan and second is not None and second.task_graphs[0].strategy == "split"
     wh.init(cluster="cpu:2", plan={"frist": plan})
-    with pytest.warns(UserWarning, match="plans of tf.functions 'frist'; tf.function 'first' trains without a plan of its own"):
+    with pytest.warns(UserWarning, match="plans for tf.functions 'frist'; tf.function 'first' has no plan and trains as"):
         named("first")[0](*data)
     wh.init(cluster="cpu:2", plan=plan)
     with pytest.raises(wh.PlanError, match="'step': the plan was made for graph .* name them: wh.init.plan="):

@@ -405,7 +405,7 @@ def test_training_goes_on_after_an_interruption(tmp_path: Any) -> None:
 def test_dropout_and_batch_normalization_train() -> None:
     """Whose numbers differ from the local ones by their nature: the explanation says so."""
     with trained_in(PIPELINE) as stages, pytest.warns(
-            wh.InexactWarning, match="batch_normalization.* does not compute what the local script does") as warned:
+            wh.InexactWarning, match="batch_normalization.* does not compute what the local script computes") as warned:
         keras.utils.set_random_seed(0)
         inputs = keras.Input((6,))
         with stages[0]():
@@ -486,7 +486,7 @@ def test_what_is_refused() -> None:
     early = compiled(sequential([contextlib.nullcontext, contextlib.nullcontext]))
     early.fit(X, LABELS, batch_size=16, verbose=0)
     with trained_in(WAYS["data parallel 2"]):
-        with pytest.raises(wh.PlanError, match="was called before wh.init.., .*compile the model again"):
+        with pytest.raises(wh.PlanError, match="was called before wh.init.. and .*compile the model again"):
             early.fit(X, LABELS, batch_size=16, verbose=0)
         compiled(early).fit(X, LABELS, batch_size=16, verbose=0)
 

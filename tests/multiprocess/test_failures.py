@@ -121,7 +121,7 @@ def test_a_full_disk_ends_all_and_the_next_start_goes_on(starter: Starter, tmp_p
     """No file can be written after step 12: the save after step 15 fails, and the one after step 10 stands."""
     run = starter.start(*WHALE_RUN, "--workers", "2", "--max-restarts", "1", *SCRIPT, "20", str(tmp_path), FULL_AT="12")
     assert run.wait(2 * START_S) == 0, run.output
-    first, second = run.output.split("starting all processes again (1 of 1)")
+    first, second = run.output.split("restarting all processes (1 of 1)")
     assert set(losses(first)) >= set(range(14)) and set(losses(second)) == set(range(10, 20)), run.output
     again = losses(first)
     assert {step: again[step] for step in range(10, 14)} == pytest.approx(
@@ -141,7 +141,7 @@ def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_p
                      for name in ("a", "b")]
     chance = random.Random(kills)
     for attempt in range(kills):
-        started = f"starting all processes again ({attempt} of" if attempt else ""
+        started = f"restarting all processes ({attempt} of" if attempt else ""
         broken.wait_for(started, START_S)
 
         def output(started: str = started) -> str:
@@ -157,7 +157,7 @@ def test_two_runs_side_by_side_and_kills_at_random_times(starter: Starter, tmp_p
         wait_until(lambda: not any(map(alive, processes)), BOUND_S, broken)
     for run in (whole, broken):
         assert run.wait(START_S + 4 * steps * pause_s) == 0, run.output
-    assert f"({kills} of {kills})" in broken.output and "starting all processes again" not in whole.output
+    assert f"({kills} of {kills})" in broken.output and "restarting all processes" not in whole.output
     expected = losses(whole.output)
     assert set(losses(broken.output)) == set(expected) == set(range(steps))
     for step, loss in printed(broken.output):

@@ -55,7 +55,7 @@ def test_a_kill_and_the_restart_from_the_backup(starter: Starter, tmp_path: Any)
     broken.wait_for("[1] step 10 ", START_S)
     os.kill(int(re.findall(r"\[1\] process (\d+)\n", broken.output)[0]), signal.SIGKILL)
     assert broken.wait(START_S) == 0 and whole.wait(START_S) == 0, broken.output + whole.output
-    first, second = broken.output.split("starting all processes again (1 of 1)")
+    first, second = broken.output.split("restarting all processes (1 of 1)")
     assert "process 1 ended with signal SIGKILL" in first, first
     assert "[0] step 13 " not in broken.output and second.count("finished") == 2, broken.output
     assert len(losses(second, 0)) == 12 and losses(second, 0) == losses(second, 1)

@@ -68,7 +68,7 @@ def test_a_seeded_script_trains_with_the_local_numbers(draw: Callable, plan: str
     try:
         np.testing.assert_allclose(train(draw, shape), expected, rtol=1e-10)
         if plan != "rhino":
-            assert "Random numbers are the local script's: 1 op(s)" in wh.explain()
+            assert "Random numbers equal the local script's: 1 op(s)" in wh.explain()
             assert wh.current_plan().random == "local"
     finally:
         wh.shutdown()

@@ -144,7 +144,7 @@ def test_a_mark_that_is_no_activation() -> None:
         with tf.Graph().as_default():
             wh.checkpoint(tf.constant(1.0, name="alone"))
             build([wh.replicate])
-            with pytest.raises(wh.ConfigError, match="wh.checkpoint marks 'alone:0', which is no activation"):
+            with pytest.raises(wh.ConfigError, match="wh.checkpoint marks 'alone:0', which is not an activation"):
                 wh.parallelize()
     finally:
         wh.shutdown()

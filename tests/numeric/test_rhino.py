@@ -14,7 +14,7 @@ from models import gpt2
 from tests.numeric.equality import TOLERANCE, Outcome, assert_equal, reference, run_local, run_script
 from tests.numeric.script import Setting, Stages
 from tests.numeric.split import find
-from whale_tf import searching
+from whale_tf import playing
 from whale_tf.cluster import Cluster
 from whale_tf.errors import ConfigError, InfeasibleError, UnsupportedOpError
 from whale_tf.plan import Plan
@@ -36,7 +36,7 @@ def slow_devices(count: int, link_gbytes_per_s: float = 1.0) -> Dict[str, Any]:
 @pytest.fixture(autouse=True)
 def only_rhino(monkeypatch: Any) -> None:
     """Data parallelism and the undivided graph are no candidates: of these models they would be chosen."""
-    monkeypatch.setattr(searching, "to_play", lambda found: [one for one in found if one.search not in ALWAYS])
+    monkeypatch.setattr(playing, "to_play", lambda found: [one for one in found if one.search not in ALWAYS])
 
 
 @functools.lru_cache(maxsize=None)
@@ -162,7 +162,7 @@ def _parallelize(config: Dict[str, Any], annotated: bool = False, loop: bool = F
 
 
 # What the message says of a loop in the way: that it is control flow, or, of a functional one, what it takes of the time.
-LOOP = r"control flow|beside what cannot be divided: 'while' \((Stateless)?While, \d+% of the time on one device: it runs a "
+LOOP = r"control flow|while these cannot be divided: 'while' \((Stateless)?While, \d+% of the time on one device: it runs a "
 
 
 def test_what_does_not_go_with_the_search_is_refused() -> None:

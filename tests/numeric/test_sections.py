@@ -157,5 +157,5 @@ def test_an_inexact_op_warns_once() -> None:
 
 def test_explain_tells_what_runs_on_all_examples() -> None:
     explained, told = _trained("root", False, {"on_inexact": "error"})
-    assert "All examples together" in explained and "Sqrt (Sqrt)" in explained and "Exact:" in explained and not told
-    assert "All examples together" not in _trained("mean", False, {})[0]
+    assert "need all examples together" in explained and "Sqrt (Sqrt)" in explained and "Exact:" in explained and not told
+    assert "need all examples together" not in _trained("mean", False, {})[0]

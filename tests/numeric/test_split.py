@@ -382,7 +382,7 @@ def test_refuses_a_shape_that_follows_from_data() -> None:
         kernel = tf.get_variable("kernel", [1, 1, 8, 3], "float64")
         return tf.nn.conv2d_transpose(image, kernel, tf.stack([tf.shape(x)[0], 1 + size, 1, 8]), 1)
 
-    refuse(build, wh.UnsupportedOpError, "a shape operand's, which follows from data")
+    refuse(build, wh.UnsupportedOpError, "a shape operand that follows from data")
 
 
 def test_refuses_a_part_without_anything_to_divide() -> None:
@@ -393,7 +393,7 @@ def test_refuses_a_part_without_anything_to_divide() -> None:
 @pytest.mark.parametrize("force,message", [
     ("heads", "no op under wh.split has that pattern; there are: .*column"),
     ({"wide": "embedding"}, r"asks for pattern 'embedding' of 'wide/MatMul' \(MatMul\)"),
-    ({"wild": "row"}, "names unit 'wild', which is no op or name scope"),
+    ({"wild": "row"}, "names unit 'wild', which is not an op or name scope"),
     ({"wide": "row"}, "dimension 'k' has 3 elements, fewer than 4 devices"),
 ])
 def test_refuses_patterns_that_do_not_match(force: Any, message: str) -> None:
@@ -408,6 +408,6 @@ def test_refuses_batch_of_rows_that_the_data_choose() -> None:
 
 
 def test_refuses_colocation_in_a_pipeline() -> None:
-    with pytest.raises(wh.AnnotationError, match="stages of a pipeline need devices of their own"):
+    with pytest.raises(wh.AnnotationError, match="each stage of a pipeline needs its own devices"):
         run_split(find("classifier_sgd"), FEDS, Split((1, -2), 2, (("cluster.colocate_split_and_replicate", True),
                                                                   ("num_micro_batch", 2))))

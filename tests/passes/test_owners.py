@@ -90,7 +90,7 @@ def test_what_others_read_of_an_optimizer_s_state_is_sent() -> None:
     assert tensors(step, owners[0].sent) == {"size0:0": "v0", "size1:0": "v1"}
     assert names(step, owners[1].left_out) == ["read0", "size0", "update0"]
     step.graph.tensors[step.graph.tensor("size1")] = step.graph.tensors[step.graph.tensor("size1")]._replace(shape=None)
-    with pytest.raises(UnsupportedOpError, match="'size1:0' follows from what the optimizer keeps for 'v1', which process 1"):
+    with pytest.raises(UnsupportedOpError, match="'size1:0' depends on the optimizer state of 'v1', which only process 1"):
         of_each(step, divided({"v0": 0, "v1": 1}))
 
 
@@ -121,9 +121,9 @@ def test_a_variable_without_a_home_is_updated_everywhere() -> None:
 
 @pytest.mark.parametrize("change, message", [
     (lambda step: add(step, "more", "AssignAddVariableOp", ["v0", "grad0"], shape="none"),
-     "variable 'v0' has two updates .'update0' and 'more'. that do not follow each other"),
+     "variable 'v0' has two updates .'update0' and 'more'. in no fixed order"),
     (lambda step: add(step, "both", "AssignAddVariableOp", ["v0", "grad1"], shape="none"),
-     "op 'both' .AssignAddVariableOp. writes 'v0' and follows from other variables as well"),
+     "op 'both' .AssignAddVariableOp. writes 'v0' and also depends on other variables"),
     (lambda step: add(step, "sometimes", "AssignAddVariableOp", ["v0", "taken"], ["update0"], "none"),
      "op 'sometimes' updates 'v0' in some steps only .'taken' decides."),
 ])

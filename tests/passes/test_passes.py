@@ -136,7 +136,7 @@ class TestForm:
 
     def test_small_steps_are_inlined(self) -> None:
         form = self.form()
-        assert form.kind == INLINE and f"has 32 ops in its calls, at most {MOST_INLINED_OPS}" in form.reason
+        assert form.kind == INLINE and f"has 32 ops in its calls, and up to {MOST_INLINED_OPS}" in form.reason
 
     def test_large_ones_are_called(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("whale_tf.passes.form.MOST_INLINED_OPS", 31)

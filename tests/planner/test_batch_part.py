@@ -45,7 +45,7 @@ def test_it_divides_the_batch_like_the_replicas_beside_it() -> None:
 
 
 def test_counts_that_do_not_fit_are_refused_without_it() -> None:
-    with pytest.raises(AnnotationError, match=r"ask for 4 devices together \(replicate\(2\), split\(2\)\), the cluster has 3"):
+    with pytest.raises(AnnotationError, match=r"for 4 devices together \(replicate\(2\), split\(2\)\), but the cluster has 3"):
         placed(SPECS, Cluster.parse("cpu:3"), Config({}))
 
 

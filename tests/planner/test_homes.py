@@ -68,8 +68,8 @@ def test_over_processes() -> None:
     assert done.local_part(1).here(1) == 3 and done.local_part(0).here(2) == 0
     told = " ".join(explain_plan(done.local_part(1), None, [f"CPU:{device}" for device in range(4)]).split())
     assert "(zero v1, offload none); gradients are summed there, and replicas read them once a step" in told
-    assert "Variables on CPU:0: 1, CPU:1: 1, CPU:2: 1, CPU:3: 1. Each process has all variables." in told
-    assert "Variables updated by process 0: 2, process 1: 2." in told
+    assert "Number of variables on CPU:0: 1, CPU:1: 1, CPU:2: 1, CPU:3: 1. Each process has all variables." in told
+    assert "Number of variables updated by process 0: 2, process 1: 2." in told
     assert "updated by process 0: 2, process 1: 2." in explain_plan(done, None, [f"CPU:{device}" for device in range(4)])
     alone = with_homes(shared([2]), variables, Config({"zero": "v1"}))
     assert "process" not in explain_plan(alone, None, ["CPU:0", "CPU:1"])
@@ -82,7 +82,7 @@ def test_hosts_of_processes() -> None:
     assert resident(two, held(30, 20), False).held == [0, 0, 150]
     assert find_owners(chain(2)._replace(processes=2), two.local_part(1)) == Owners()
     told = " ".join(explain_plan(two.local_part(1), None, ["CPU:0", "CPU:0"]).split())
-    assert "Variables on the host: 2. Each process has all variables, on a host of its own, and updates them." in told
+    assert "Number of variables on the host: 2. Each process has all variables on its own host, and updates them." in told
 
 
 def test_refused() -> None:

@@ -68,7 +68,7 @@ def test_processes_drive_each_device_once(processes: Any) -> None:
 
 
 @pytest.mark.parametrize("counts, config, error, message", [
-    ((5,), {}, AnnotationError, "asks for 5 devices, the cluster has 4"),
+    ((5,), {}, AnnotationError, "asks for 5 devices, but the cluster has 4"),
     ((None,), {"communication.backend": "local"}, ConfigError, "sums inside one process, but there are 2"),
     ((4,), {"communication.backend": "horovod"}, ConfigError, "model replicas span the 2 processes"),
     ((4,), {"communication.fp16": True}, ConfigError, "model replicas span the 2 processes"),

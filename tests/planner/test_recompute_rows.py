@@ -346,5 +346,5 @@ def test_marked_tensors() -> None:
 
 @pytest.mark.parametrize("name", ["nothing:0", "dact1:0", "w1:0", "update/grad0:0", "x:0"])
 def test_a_mark_on_something_else_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"wh.checkpoint marks '{name}', which is no activation"):
+    with pytest.raises(ConfigError, match=f"wh.checkpoint marks '{name}', which is not an activation"):
         marked_tensors(layers([4, 2, 3]), 1, [name])

@@ -57,7 +57,7 @@ def test_tied_parameters_count_once() -> None:
     (small(layers=[{"name": "a", "parameter_bytes": -1}]), "parameter_bytes"),
     (small(layers=[{"name": "a", "repeat": 3}]), "repeat"),
     (small(layers=[{"name": "a{}", "repeat": 0}]), "repeat"),
-    (small(layers=[{"name": "a"}, {"name": "b"}]), "layer 'a' does not say its output_bytes"),
+    (small(layers=[{"name": "a"}, {"name": "b"}]), "layer 'a' does not give its output_bytes"),
     (small(layers=[{"name": "a", "forward_flops": float("inf")}]), "forward_flops is inf, expected a finite number"),
     ('{"name": "m", "layers": [{"name": "a", "traffic_bytes": NaN}]}', "traffic_bytes is nan, expected a finite number"),
 ])

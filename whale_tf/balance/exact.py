@@ -30,7 +30,7 @@ def exact(problem: BalanceProblem) -> Balance:
     T*; the comparisons in (2) use the same quotients whose maximum is the step time.
 
     Raises:
-        InfeasibleError: no load fits; the message says which would.
+        InfeasibleError: no load fits; the message says which load would fit.
     """
     capacities = problem.check_feasible()
     speeds, minimum = problem.speeds, problem.minimum

@@ -5,7 +5,7 @@ from the *peak* (the fullest device over memory) to the *valley* (the device wit
 speed).  As printed, the algorithm has two defects:
 
 1. line 17 drops the peak from the list after any shift, even if the peak is still over its memory;
-2. according to the text, the shift b is all that the valley has room for, which can exceed the peak's excess, so the
+2. according to the text, the shift b is as large as the valley's room, which can exceed the peak's excess, so the
    peak may end far below the valley.
 
 The repaired form shifts b = min(the peak's excess, the valley's room), and lists the peak for as long as it is over.

@@ -134,8 +134,8 @@ class _Tables:
                 for state in reversed(states) if state != self.full}
 
     def _legal(self, kind: int, stage: int) -> np.ndarray:
-        """Which stages [first, end] may be stage number ``stage`` on a device of ``kind``: they fit in memory and leave ops
-        for all others."""
+        """The stages [first, end] that may be stage number ``stage`` on a device of ``kind``: they fit in memory and leave ops
+        for all other stages."""
         problem, stages = self.problem, len(self.problem.speeds)
         need = _interval_sums(problem.resident_bytes) + problem.kept[stage] * _interval_sums(problem.activation_bytes)
         legal = need <= problem.memory_bytes[self.kinds[kind][0]] * (1 + 1e-9)

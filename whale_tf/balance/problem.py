@@ -76,7 +76,7 @@ class BalanceProblem:
         return capacity
 
     def check_feasible(self) -> Tuple[int, ...]:
-        """The capacities, if some load fits.  Raises InfeasibleError saying what would fit."""
+        """The capacities, if some load fits.  Otherwise raises an InfeasibleError that says what would fit."""
         capacities = self.capacities
         short = [device for device, capacity in enumerate(capacities) if capacity < self.minimum]
         if short:

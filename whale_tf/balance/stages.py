@@ -27,7 +27,7 @@ class PartitionProblem:
         flops: per op, forward and backward together.
         resident_bytes: per op, bytes its stage always holds (parameters, gradients, optimizer slots).
         activation_bytes: per op, bytes kept from a micro-batch's forward pass to its backward pass.
-        handover_s: per boundary between two ops (n - 1 of them), seconds to send what crosses it, both ways.
+        handover_s: per boundary between two ops (n - 1 of them), seconds to send the tensors that cross it, both ways.
         speeds: FLOP/s of each device, one device (or group of replicas) per stage.
         memory_bytes: memory of each device.
         micro_batches: M.

@@ -1,7 +1,7 @@
-"""How a tensor crosses from one TaskGraph's replicas to another's: recipes, lowered by ``emit/bridge.py``.
+"""Recipes for the transfer of a tensor from one TaskGraph's replicas to another's, lowered by ``emit/bridge.py``.
 
-Both TaskGraphs divide the same micro-batch, each at its own cuts.  A consumer reads the producers whose parts overlap its
-own, and cuts off what it does not need (DAPPLE section V-B1, Fig. 9)::
+Both TaskGraphs divide the same micro-batch, each at its own cuts.  A consumer reads from the producers whose parts overlap its
+own, and cuts off the examples that it does not need (DAPPLE section V-B1, Fig. 9)::
 
     2 -> 1  concat        1 -> 2  split         2 -> 3  split-concat      2 -> 2  one-to-one
 
@@ -19,11 +19,11 @@ Cuts = Tuple[Fraction, ...]  # where the replicas' parts of a micro-batch begin 
 
 
 class Crossing(NamedTuple):
-    """What one consumer reads.
+    """The parts that one consumer reads.
 
     Attributes:
         producers: replicas whose parts overlap the consumer's, in order.
-        covers: together they are exactly the consumer's part, so nothing is cut off.
+        covers: whether together they are exactly the consumer's part, so that nothing is cut off.
     """
 
     producers: Tuple[int, ...]
@@ -41,10 +41,10 @@ def cuts(count: int, slices: Optional[Sequence[int]] = None) -> Cuts:
 
 
 def crossing(producer: Cuts, consumer: Cuts, replica: int) -> Crossing:
-    """What replica ``replica`` of the consumer reads.
+    """The parts that replica ``replica`` of the consumer reads.
 
-    Examples are whole: a cut lies at the largest whole number of examples below it.  That keeps the order of cuts, so parts
-    that do not overlap here never overlap in examples.
+    Examples are not divided: a cut is rounded down to a whole number of examples.  That keeps the order of cuts, so parts that do
+    not overlap here never overlap in examples.
     """
     low, high = consumer[replica], consumer[replica + 1]
     producers = tuple(r for r in range(len(producer) - 1) if producer[r] < high and producer[r + 1] > low)

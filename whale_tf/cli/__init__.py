@@ -1,4 +1,4 @@
-"""The ``whale`` command.  Each module holds commands as plain functions; they are put together here."""
+"""The ``whale`` command.  Each module holds commands as plain functions; this module combines them."""
 from __future__ import annotations
 
 import typer
@@ -11,7 +11,7 @@ for _command in (
     calibrate.calibrate, profile.profile, plan.plan, plan.explain, plan.diff, simulate.simulate, simulate.compare
 ):
     app.command()(_command)
-# everything behind the script's name belongs to the script
+# everything after the script's name belongs to the script
 app.command(context_settings={"allow_interspersed_args": False})(run.run)
 
 

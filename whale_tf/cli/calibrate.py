@@ -15,14 +15,14 @@ from whale_tf.simulator import Calibration
 
 def calibrate(
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the calibration to this file"),
-    device: str = typer.Option("CPU", help="device type of this machine to measure, a name of the hardware table"),
-    inter_op: int = typer.Option(os.cpu_count() or 1, min=1, help="ops that run at once, as the training session is configured"),
-    intra_op: int = typer.Option(1, min=1, help="threads of one op, as the training session is configured"),
-    repeat: int = typer.Option(50, min=1, help="runs of each measurement, of which the median counts"),
+    device: str = typer.Option("CPU", help="device type of this machine to measure, a name in the hardware table"),
+    inter_op: int = typer.Option(os.cpu_count() or 1, min=1, help="ops that run at once; use the training session's setting"),
+    intra_op: int = typer.Option(1, min=1, help="threads of one op; use the training session's setting"),
+    repeat: int = typer.Option(50, min=1, help="runs of each measurement; their median counts"),
     processes: bool = typer.Option(True, help="also measure collectives between two processes"),
     as_json: bool = typer.Option(False, "--json", help="print the calibration as JSON"),
 ) -> None:
-    """Measure this machine for `whale simulate --calibration`: op times, overlap, and what communication costs."""
+    """Measure this machine for `whale simulate --calibration`: op times, overlap, and the cost of communication."""
     from whale_tf._tf_compat import v1  # TensorFlow takes seconds to load; only this command needs it
     from whale_tf.calibrating import Threads
     from whale_tf.calibrating import calibrate as measure
@@ -48,8 +48,8 @@ def _show(found: Calibration) -> None:
         for work, seconds in points:
             size = f"{work / 1e6:.3g} MFLOP" if unit == "GFLOP/s" else f"{work / 1e6:.3g} MB"
             table.add_row(f"{what} of {size}", f"{seconds * 1e6:.2f} us, {work / seconds / 1e9:.1f} {unit}")
-    table.add_row("an op beside its kernel", f"{found.launch_s * 1e6:.2f} us")
-    table.add_row("a run beside its ops", f"{found.step_s * 1e6:.1f} us")
+    table.add_row("an op without its kernel", f"{found.launch_s * 1e6:.2f} us")
+    table.add_row("a run without its ops", f"{found.step_s * 1e6:.1f} us")
     for waited, seconds in found.wake:
         table.add_row(f"first op after waiting for {waited * 1e6:.0f} us", f"{seconds * 1e6:.1f} us more")
     for read, seconds in found.far:

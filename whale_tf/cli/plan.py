@@ -33,18 +33,18 @@ COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red")
 
 def plan(
     model: Optional[str] = typer.Option(
-        None, help="model profile: a built-in name or a JSON file; or what `whale profile` takes (.py, .pb, .meta)"),
+        None, help="model profile: a built-in name or a JSON file; or a file that `whale profile` reads (.py, .pb, .meta)"),
     cluster: Optional[str] = typer.Option(None, help="a built-in name, a JSON file, or a short form such as 2xV100-32GB:8"),
-    global_batch: Optional[int] = typer.Option(None, help="samples of one training step"),
+    global_batch: Optional[int] = typer.Option(None, help="examples in a step"),
     search_method: str = typer.Option("dapple", "--search", help=", ".join([*METHODS, *ON_GRAPHS])),
-    recompute: str = typer.Option(AUTO, help="what the backward pass computes again: none, full, stage, or auto: the "
-                                             "least that makes a plan fit"),
-    zero: str = typer.Option(AUTO, help="what replicas divide: none, v1 (optimizer state), v2 (gradients, too), v3 "
-                                        "(variables, too), or auto: as little as makes a plan fit"),
-    offload: str = typer.Option(AUTO, help="what lies on the host: none, states, v0 (variables, too), or auto"),
+    recompute: str = typer.Option(AUTO, help="activations to recompute in the backward pass: none, full, stage, or auto: as "
+                                             "few as a plan needs to fit"),
+    zero: str = typer.Option(AUTO, help="state that replicas divide: none, v1 (optimizer state), v2 (also gradients), v3 "
+                                        "(also variables), or auto: as little as a plan needs to fit"),
+    offload: str = typer.Option(AUTO, help="state to keep on the host: none, states, v0 (also variables), or auto"),
     precision: str = typer.Option(OWN, help="own (the profile's), float32, float16, bfloat16, or auto: own or float16"),
     schedule: str = typer.Option("backward_first", help="{}, or auto".format(", ".join(SCHEDULES))),
-    memory_limit: Optional[float] = typer.Option(None, help="GiB of each device that a step may have at most"),
+    memory_limit: Optional[float] = typer.Option(None, help="GiB that a step may use on each device"),
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the plan to this file"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
     list_names: bool = typer.Option(False, "--list", help="list the built-in models, clusters and searches"),
@@ -74,7 +74,7 @@ def plan(
 
 def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowed: Allowed) -> Candidate:
     """Raises:
-    PlanError: unknown search, or one that does not go with the model or the options.
+        PlanError: the search is unknown, or does not work with the model or the options.
     """
     name, kind = os.path.splitext(os.path.basename(model))
     is_graph = kind in (".py", ".pb", ".meta")
@@ -83,10 +83,10 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowe
     searches_steps = kind == ".py" and method in ON_STEPS
     if asked and not searches_steps and (is_graph or method == "rhino"):
         raise PlanError(
-            f"search {method!r} does nothing about memory on {model!r}; leave --{asked[0]} out, or give a script (.py) and "
-            f"search {', '.join(ON_STEPS)}")
+            f"search {method!r} cannot decide about memory for {model!r}; leave --{asked[0]} out, or give a script (.py) and "
+            f"--search {', '.join(ON_STEPS)}")
     if is_graph:
-        from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do without
+        from whale_tf.profiling import plan_model, profile_model  # TensorFlow takes seconds to load; profiles do not need it
 
         if searches_steps:
             return plan_model(model, name, cluster, method, global_batch, _of_steps(allowed))
@@ -94,37 +94,36 @@ def _search(model: str, cluster: Cluster, global_batch: int, method: str, allowe
             return plan_model(model, name, cluster, method, global_batch)
         profile, allowed = profile_model(model, [], global_batch, name).profile, Allowed("none")
     elif model in MODELS and model not in builtin_names():
-        raise PlanError(f"model {model!r} has sparse gradients, which a profile of layers cannot say; use "
+        raise PlanError(f"model {model!r} has sparse gradients, which a profile of layers cannot express; use "
                         f"`whale simulate --model {model}` with --dp, --tp and --pp, or another model (whale plan --list)")
     else:
         profile = ModelProfile.parse(model)
     if method == "rhino":
-        raise PlanError(f"search 'rhino' reads an op graph, and {model!r} is a profile of layers; give a script "
-                        f"(.py), a frozen model "
-                        "(.pb) or a MetaGraph (.meta), or use --search auto")
+        raise PlanError(f"search 'rhino' reads an op graph, but {model!r} is a profile of layers; give a script (.py), a frozen "
+                        "model (.pb) or a MetaGraph (.meta), or use --search auto")
     if method == "auto":
         return choose(profile, profile, cluster, Request("all", None, None, global_batch, allowed=allowed))
     return search(profile, cluster, global_batch, method, allowed)
 
 
 def _of_steps(allowed: Allowed) -> Allowed:
-    """What a search for plans of a script may do; its precision is a pass over its ops, which comes first.
+    """The measures that a search for plans of a script may use.  Precision is a pass over the script's ops, which comes first.
 
     Raises:
-        PlanError: a value that is about layers.
+        PlanError: a value only applies to layers.
     """
     refused = (("recompute", "stage", "none, full, auto"), ("precision", AUTO, f"own, {', '.join(PRECISIONS)}"))
     for key, value, values in refused:
         if getattr(allowed, key) == value:
-            raise PlanError(f"--{key} is {value!r}, which is about models by layers; a script takes {values}")
+            raise PlanError(f"--{key} is {value!r}, which only applies to models by layers; for a script use {values}")
     return allowed
 
 
 def plan_of(found: Candidate) -> Plan:
-    """The executable plan of what a search found."""
+    """The executable plan of a search's answer."""
     if found.plan is not None:
         return found.plan
-    assert found.profile is not None, "stages are told in layers"
+    assert found.profile is not None, "stages are given in layers"
     return found.to_plan(found.profile)
 
 
@@ -132,16 +131,15 @@ def explain(
     path: Optional[str] = typer.Argument(None, metavar="PLAN", help="a plan file"),
     script: Optional[str] = typer.Option(
         None, "--program", metavar="SCRIPT",
-        help="print the Program instead: the calls that the plan makes of this script's training step; without PLAN, the plan "
-             "that the script asks for by its annotations and wh.init"),
+        help="print the Program instead: the calls into which the plan turns this script's training step; without PLAN, use the "
+             "plan that the script asks for by its annotations and wh.init"),
     cluster: Optional[str] = typer.Option(
-        None, help="show its device names in place of numbers: a built-in name, a JSON file, or a short form such as cpu:4; "
-                   "without PLAN, also plan for it and not for the script's own"),
-    most: int = typer.Option(40, min=0, help="calls of a Program to print; 0: all"),
+        None, help="show this cluster's device names instead of numbers: a built-in name, a JSON file, or a short form such as "
+                   "cpu:4; without PLAN, also plan for it instead of the script's own cluster"),
+    most: int = typer.Option(40, min=0, help="number of calls of a Program to print; 0: all"),
     picture: Optional[str] = typer.Option(None, metavar="FILE", help="also draw the Program: a .png or .svg file"),
 ) -> None:
-    """Show a plan's TaskGraphs, devices, bridges and collectives, and what the search believed of it; or a training step, call by
-    call."""
+    """Show a plan's TaskGraphs, devices, bridges and collectives, and the search's estimate; or a training step, call by call."""
     if path is None and script is None:
         raise typer.BadParameter("give a plan file, --program SCRIPT, or both")
     if picture is not None and (script is None or not picture.endswith((".png", ".svg"))):
@@ -170,7 +168,7 @@ def explain(
 
 
 def _first_calls(program: Program, names: Sequence[str], most: int) -> str:
-    """A Program as text, its bodies and at most so many calls; 0: all."""
+    """A Program as text: its bodies and at most ``most`` calls; 0 means all."""
     lines = program.to_text(names).splitlines()
     hidden = len(program.calls) - most
     if most and hidden > 0:
@@ -178,9 +176,9 @@ def _first_calls(program: Program, names: Sequence[str], most: int) -> str:
     return "\n".join(lines)
 
 
-def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argument(..., help="another one"),
+def diff(a: str = typer.Argument(..., help="a plan file"), b: str = typer.Argument(..., help="another plan file"),
          as_json: bool = typer.Option(False, "--json", help="print one JSON object: place -> [a, b]")) -> None:
-    """Show where two plans differ; exit status 1 when they do."""
+    """Show where two plans differ.  The exit status is 1 if they do."""
     try:
         first, second = Plan.parse(a), Plan.parse(b)
     except WhaleError as error:
@@ -292,7 +290,7 @@ def _facts(found: Candidate) -> List[str]:
 
 
 def picture(found: Candidate, cluster: Cluster) -> List[Text]:
-    """One line for each node, the stages on each device: ``node 0  0 0 0 0 1 1 1 1``, ``node 0  0+2 1+3``."""
+    """One line per node with the stages on each device: ``node 0  0 0 0 0 1 1 1 1``, ``node 0  0+2 1+3``."""
     stages_of: Dict[int, List[int]] = {}
     for number, stage in enumerate(found.stages):
         for device in stage.all_devices:

@@ -17,19 +17,19 @@ from whale_tf.simulator import StepGraph
 
 def profile(
     model: str = typer.Argument(..., help="a training script (.py), a frozen model (.pb), or a MetaGraph (.meta)"),
-    arguments: Optional[List[str]] = typer.Argument(None, help="the script's own arguments (behind --)"),
+    arguments: Optional[List[str]] = typer.Argument(None, help="the script's own arguments (after --)"),
     output: Optional[str] = typer.Option(None, "--output", "-o", help="write the profile to this file"),
-    batch_size: int = typer.Option(32, min=1, help="examples of a mini-batch, where the graph does not say"),
+    batch_size: int = typer.Option(32, min=1, help="examples in a mini-batch, if the graph does not say"),
     measure: Optional[str] = typer.Option(
-        None, help="also run the script's first steps here, trace one, and add its op times as those of this device type"),
+        None, help="also run the script's first steps here, trace one, and record its op times for this device type"),
     ops: Optional[str] = typer.Option(None, help="also write the step op by op to this file, for `whale simulate --ops`"),
     name: Optional[str] = typer.Option(None, help="name of the profile; default: the file's name"),
     as_json: bool = typer.Option(False, "--json", help="print the profile as JSON"),
 ) -> None:
-    """Count a model's FLOPs, bytes and parameters layer by layer; a script runs until it has built its training graph.
+    """Count a model's FLOPs, bytes and parameters by layer.  A script runs until it has built its training graph.
 
-    Measured times of other device types, in a profile of the same graph that is already at the output's place, are kept; so
-    are op times of other batch sizes in the file of --ops.
+    If the output file already holds a profile of the same graph, measured times of other device types are kept. Op times of
+    other batch sizes in the file of --ops are kept too.
     """
     from whale_tf.profiling import profile_model  # TensorFlow takes seconds to load; only this command needs it
 
@@ -55,7 +55,7 @@ def profile(
 
 def _write_ops(step: Optional[StepGraph], path: str, model: str) -> None:
     if step is None:
-        raise PlanError(f"{model!r} has no training step whose ops could be written to --ops {path}; give a script")
+        raise PlanError(f"{model!r} has no training step, so no ops can be written to --ops {path}; give a training script")
     if os.path.exists(path):
         step = StepGraph.parse(path).and_times_of(step)
     with open(path, "w", encoding="utf8") as handle:

@@ -26,17 +26,17 @@ def run(
     module: bool = typer.Option(False, "-m", "--module", help="SCRIPT is the name of a module, as for python -m"),
     workers: int = typer.Option(1, min=1, help="processes"),
     devices_per_worker: int = typer.Option(1, min=1, help="logical CPU devices of each process, or GPUs"),
-    cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form (default: CPU devices)"),
-    config: Optional[str] = typer.Option(None, help="configuration of wh.init() calls without one: JSON text or a file"),
-    replicate: bool = typer.Option(False, "--replicate", help="the script has no whale_tf lines: train it data parallel"),
-    auto: bool = typer.Option(False, "--auto", help="the script has no whale_tf lines: search for the fastest plan"),
-    grace: float = typer.Option(30.0, min=0.0, help="seconds that processes have to save and end when they are stopped"),
-    max_restarts: int = typer.Option(0, min=0, help="start all processes again so often when one fails"),
+    cluster: Optional[str] = typer.Option(None, help="devices of all processes: a file or a short form; default: CPU devices"),
+    config: Optional[str] = typer.Option(None, help="configuration for wh.init() calls that give none: JSON text or a file"),
+    replicate: bool = typer.Option(False, "--replicate", help="for a script without whale_tf lines: train it data parallel"),
+    auto: bool = typer.Option(False, "--auto", help="for a script without whale_tf lines: search for the fastest plan"),
+    grace: float = typer.Option(30.0, min=0.0, help="seconds that stopped processes have to save and end"),
+    max_restarts: int = typer.Option(0, min=0, help="how often to restart all processes when one fails"),
 ) -> None:
     """Run a script in several processes on this machine, as whale_tf's TF_CONFIG workers.
 
-    Lines of output are prefixed with the process' number. When one process fails the others are stopped, and the exit
-    status is the failing one's. On SIGTERM a script that saves checkpoints saves once more, and all end.
+    Every line of output is prefixed with the number of its process. If a process fails, the others are stopped, and the exit
+    status is that of the failed process. On SIGTERM a script that saves checkpoints saves once more, and all processes end.
     """
     try:
         variables = _variables(workers, devices_per_worker, cluster, _configured(config, workers, replicate, auto))
@@ -48,7 +48,7 @@ def run(
     status = 0
     for attempt in range(max_restarts + 1):
         if attempt:
-            typer.echo(f"whale run: starting all processes again ({attempt} of {max_restarts})", err=True)
+            typer.echo(f"whale run: restarting all processes ({attempt} of {max_restarts})", err=True)
         group = Group(command, [dict(variables, **one) for one in tf_configs(free_ports(workers))], grace)
         status = group.wait()
         if status == 0 or group.interrupted:
@@ -57,10 +57,10 @@ def run(
 
 
 def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool) -> Optional[str]:
-    """The configuration's text, with what ``--replicate`` and ``--auto`` say.
+    """The configuration's text, including ``--replicate`` and ``--auto``.
 
     Raises:
-        ConfigError: the options contradict each other, or the configuration.
+        ConfigError: the options contradict each other or the configuration.
     """
     if not replicate and not auto:
         return config
@@ -68,7 +68,7 @@ def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool
     searches = given.auto.auto_parallel is not False or given.pipeline.num_stages is not None
     if replicate and (auto or searches):
         raise ConfigError("--replicate is given, and {}; give one of them".format(
-            "--auto" if auto else "a configuration that asks for a plan of its own (auto_parallel, num_task_graph)"))
+            "--auto" if auto else "a configuration that asks for another plan (auto_parallel, num_task_graph)"))
     if auto and workers > 1:
         raise ConfigError(f"--auto is given with --workers {workers}, but plans are searched for one process; use "
                           f"--workers 1 and "
@@ -77,7 +77,7 @@ def _configured(config: Optional[str], workers: int, replicate: bool, auto: bool
 
 
 def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], config: Optional[str]) -> Dict[str, str]:
-    """Environment variables that all processes get.
+    """The environment variables of all processes.
 
     Raises:
         ClusterError, ConfigError: cluster or configuration is not valid.
@@ -94,15 +94,15 @@ def _variables(workers: int, devices_per_worker: int, cluster: Optional[str], co
 
 
 class Group:
-    """Processes that live and end together.
+    """Processes that run and end together.
 
     Args:
-        command: what each runs.
-        environments: variables that each gets beside this process' own.
-        grace_s: between SIGTERM and SIGKILL.
+        command: the command that each process runs.
+        environments: variables of each process, in addition to this process's own.
+        grace_s: seconds between SIGTERM and SIGKILL.
 
     Attributes:
-        interrupted: a signal asked for the end.
+        interrupted: whether a signal asked the processes to end.
     """
 
     def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]], grace_s: float) -> None:
@@ -123,7 +123,7 @@ class Group:
                 self._threads.append(thread)
 
     def wait(self) -> int:
-        """Wait for all to end; when one fails, stop the others.  Returns 0, or the status of the first that failed."""
+        """Wait for all processes to end.  If one fails, stop the others.  Returns 0, or the status of the first that failed."""
         before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             status = self._first_failure()
@@ -136,7 +136,7 @@ class Group:
         return status
 
     def stop(self) -> None:
-        """End what still runs: SIGTERM, then SIGKILL for each process and its children."""
+        """End all running processes: SIGTERM, then SIGKILL for each process and its children."""
         self._signal(signal.SIGTERM)
         limit = time.monotonic() + self._grace_s
         while time.monotonic() < limit and any(process.poll() is None for process in self._processes):
@@ -167,7 +167,7 @@ class Group:
         self._signal(number)
 
     def _signal(self, number: int, everyone: bool = False) -> None:
-        """Send a signal to the processes that run, or (``everyone``) to all that they have started, too."""
+        """Send a signal to the running processes, and (``everyone``) to all processes that they have started."""
         for process in self._processes:
             try:
                 if everyone:

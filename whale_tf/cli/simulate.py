@@ -58,7 +58,7 @@ _UNIFORM = re.compile(r"^(\d+)x(\d+)x(\d+)(?:[(:](\d+)\)?)?$")
 
 
 class Execution(NamedTuple):
-    """How TensorFlow runs the ops: in which precision (None: the model's own) and whether XLA fuses them."""
+    """How TensorFlow runs the ops: in which precision (None means the model's own), and whether XLA fuses them."""
 
     precision: Optional[str]
     xla: bool
@@ -67,7 +67,7 @@ class Execution(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where the model's costs come from: a built-in model, or a profile."""
+    """The source of the model's costs: a built-in model, or a profile."""
 
     name: str
     profile: Optional[ModelProfile]
@@ -75,11 +75,11 @@ class Source(NamedTuple):
 
     @property
     def xla(self) -> Optional[bool]:
-        """Whether XLA fuses its ops; None: times are of layers, as planners count them."""
+        """Whether XLA fuses the ops; None if times are those of layers, as planners count them."""
         return self.execution.xla if self.profile is None else None
 
     def of_layers(self) -> Source:
-        """The model by its layers, if planners know them."""
+        """The same model by layers, if planners know its layers."""
         if self.profile is not None or not model_names().get(self.name):
             return self
         return self._replace(profile=_layers(ModelProfile.parse(self.name), self.execution))
@@ -122,15 +122,16 @@ def simulate(
     pp: int = typer.Option(1, help="pipeline stages"),
     micro_batches: int = typer.Option(1, help="micro-batches in a step"),
     global_batch: Optional[int] = typer.Option(
-        None, help="examples in a step; default: those that the plan was searched for, else one per replica and micro-batch"),
-    schedule: str = typer.Option("backward_first", help="backward_first or gpipe"),
+        None, help="examples in a step; default: the number that the plan was searched for, otherwise one per replica and "
+                   "micro-batch"),
+    schedule: str = typer.Option("backward_first", help="order of micro-batches: a name in docs/schedules.md"),
     policy: str = typer.Option("PA", help="warm-up depths: DAPPLE's PA or PB"),
-    recompute: str = typer.Option("none", help="none, selective (attention alone), full (but the inputs of blocks), stage "
-                                               "(but the inputs of stages), or auto: the first of these that fits"),
-    zero: str = typer.Option("none", help="what replicas divide: none, v1 (optimizer state), v2 (gradients, too), v3 "
-                                            "(variables, too)"),
-    offload: str = typer.Option("none", help="what lies on the host: none, states, v0 (variables, too)"),
-    memory_limit: Optional[float] = typer.Option(None, help="GiB of each device that a step may have at most"),
+    recompute: str = typer.Option("none", help="none, selective (recompute attention only), full (keep only the inputs of "
+                                               "blocks), stage (keep only the inputs of stages), or auto: the first that fits"),
+    zero: str = typer.Option("none", help="state that replicas divide: none, v1 (optimizer state), v2 (also gradients), v3 "
+                                            "(also variables)"),
+    offload: str = typer.Option("none", help="state to keep on the host: none, states, v0 (also variables)"),
+    memory_limit: Optional[float] = typer.Option(None, help="GiB that a step may use on each device"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
     trace: Optional[str] = typer.Option(None, help="write a Chrome/Perfetto trace here"),
     timeline: Optional[str] = typer.Option(None, help="write the timeline here (.png or .svg)"),
@@ -138,12 +139,12 @@ def simulate(
     report: Optional[str] = typer.Option(None, help="write a self-contained HTML report here"),
     sharing: bool = typer.Option(True, help="concurrent communications share links"),
     overlap: bool = typer.Option(True, help="computation and gradient communication slow each other down"),
-    collapse: bool = typer.Option(True, help="simulate one of each class of equal devices"),
-    steady_state: bool = typer.Option(False, help="extend from few micro-batches where the pipeline is periodic"),
-    calibration: Optional[str] = typer.Option(None, help="what `whale calibrate` measured, in place of table figures"),
+    collapse: bool = typer.Option(True, help="simulate only one device of each class of equal devices"),
+    steady_state: bool = typer.Option(False, help="extrapolate from a few micro-batches if the pipeline is periodic"),
+    calibration: Optional[str] = typer.Option(None, help="file of `whale calibrate`, used instead of table figures"),
     precision: Optional[str] = typer.Option(None, help="fp32, tf32, or mixed: fp16, bf16; default: the model's own"),
-    xla: bool = typer.Option(False, help="XLA fuses what TensorFlow runs op by op on GPUs"),
-    laws: Optional[str] = typer.Option(None, help="what kernels reach (docs/simulator.md), in place of the package's"),
+    xla: bool = typer.Option(False, help="let XLA fuse ops that TensorFlow otherwise runs one by one on GPUs"),
+    laws: Optional[str] = typer.Option(None, help="laws of kernels (docs/simulator.md) to use instead of the package's"),
 ) -> None:
     """Predict step time, memory and timeline of a plan or a uniform 3D strategy."""
     try:
@@ -180,11 +181,11 @@ def compare(
     model: Optional[str] = typer.Option(None, help="built-in model"),
     profile: Optional[str] = typer.Option(None, help="model profile: a file or a built-in name"),
     global_batch: int = typer.Option(..., help="examples in a step"),
-    schedule: str = typer.Option("backward_first", help="backward_first or gpipe (of the uniform strategies)"),
-    calibration: Optional[str] = typer.Option(None, help="what `whale calibrate` measured"),
-    precision: Optional[str] = typer.Option(None, help="as of `whale simulate`"),
-    xla: bool = typer.Option(False, help="as of `whale simulate`"),
-    laws: Optional[str] = typer.Option(None, help="as of `whale simulate`"),
+    schedule: str = typer.Option("backward_first", help="order of micro-batches of the uniform strategies"),
+    calibration: Optional[str] = typer.Option(None, help="file of `whale calibrate`"),
+    precision: Optional[str] = typer.Option(None, help="as for `whale simulate`"),
+    xla: bool = typer.Option(False, help="as for `whale simulate`"),
+    laws: Optional[str] = typer.Option(None, help="as for `whale simulate`"),
     as_json: bool = typer.Option(False, "--json", help="print one JSON object per strategy, best first"),
 ) -> None:
     """Predict several strategies and rank them."""
@@ -198,7 +199,7 @@ def compare(
                 raise PlanError(f"{text!r} is neither a plan file nor of the form DPxTPxPP:MICRO_BATCHES, e.g. 2x4x2:4")
             plans.append(None if _UNIFORM.match(text) else Plan.parse(text))
         sources = [_source(model, profile, plan, execution) for plan in plans]
-        if any(source.profile is not None for source in sources):  # all strategies by times of one kind
+        if any(source.profile is not None for source in sources):  # use one kind of times for all strategies
             sources = [one.of_layers() if plan is None else one for one, plan in zip(sources, plans)]
         is_ops = all(source.profile is None for source in sources)
         simulator = Simulator(machines, Options(calibration=measured, xla=xla if is_ops else None, laws=known))
@@ -230,7 +231,7 @@ def compare(
 
 
 def _memory(size_bytes: float, oom: bool) -> str:
-    """A peak as the tables show it, in MiB."""
+    """A memory peak in MiB, as the tables show it."""
     return "{:,.2f}{}".format(size_bytes / MIB, " (out of memory)" if oom else "")
 
 
@@ -246,18 +247,18 @@ def _row(result: Simulation) -> Tuple[str, ...]:
 
 
 def _execution(cluster: Cluster, precision: Optional[str], xla: bool, laws: Laws) -> Execution:
-    """Raises PlanError: an unknown precision, or either asked of CPUs."""
+    """Raises PlanError: the precision is unknown, or precision or XLA is requested for CPUs."""
     if precision is not None and precision not in PRECISIONS:
         raise PlanError("--precision is {!r}, expected one of {}.{}".format(
             precision, ", ".join(PRECISIONS), did_you_mean(precision, PRECISIONS)))
     if (precision is not None or xla) and any(device.kind != "GPU" for device in cluster.devices):
         raise PlanError(
-            f"--precision and --xla are about the kernels of GPUs, and cluster {cluster.name!r} has CPUs; leave them out")
+            f"--precision and --xla apply to kernels of GPUs, but cluster {cluster.name!r} has CPUs; leave them out")
     return Execution(precision, xla, laws, cluster)
 
 
 def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], execution: Execution) -> Source:
-    """What the options name; a plan made for a built-in model or profile names it itself."""
+    """The model or profile that the options name.  A plan made for a built-in model or profile names it itself."""
     if model is not None and profile is not None:
         raise PlanError(f"--model {model} and --profile {profile} both say what to simulate; keep one")
     if plan is not None and plan.precision != "float32" and execution.precision is None:
@@ -269,12 +270,12 @@ def _source(model: Optional[str], profile: Optional[str], plan: Optional[Plan], 
         model = plan.graph
     if model is None:
         raise PlanError(
-            "nothing says what the ops cost: a plan holds names, not times; add --model gpt2, or --profile with "
+            "the cost of the ops is unknown: a plan holds names, not times; add --model gpt2, or --profile with "
             "a profile that `whale profile` wrote"
         )
     if model_names().get(model):
         layers = ModelProfile.parse(model)
-        if model not in MODELS or (plan is not None and _names(plan) <= set(layer_names(layers))):  # what searches write
+        if model not in MODELS or (plan is not None and _names(plan) <= set(layer_names(layers))):  # as searches write plans
             return Source(model, _layers(layers, execution), execution)
     return Source(model, None, execution)
 
@@ -298,7 +299,7 @@ def _run_uniform(
     zero: str,
     offload: str,
 ) -> Simulation:
-    """Raises PlanError: ``auto``, and nothing fits; the message says the least."""
+    """Raises PlanError: under ``auto`` nothing fits; the message gives the least memory that a choice needs."""
     batch = global_batch if global_batch is not None else shape.dp * shape.micro_batches
     graph = source.graph(micro_batch_size(batch, shape.micro_batches, shape.dp))
     found: List[Simulation] = []
@@ -314,19 +315,19 @@ def _run_uniform(
         return found[0]
     least = min(max(one.peak_memory_bytes) for one in found)
     raise InfeasibleError(
-        f"nothing fits, whatever is computed again: the least is {least / GIB:.2f} GiB on the fullest device, which has "
+        f"nothing fits, whatever is recomputed: the least is {least / GIB:.2f} GiB on the fullest device, which has "
         f"{min(found[0].usable_bytes) / GIB:.2f} for a step; use more devices, --zero, --offload, or a smaller batch", least)
 
 
 def limited(cluster: Cluster, limit_gib: Optional[float]) -> Cluster:
-    """The cluster with at most so much memory for a step on every device."""
+    """The cluster with at most ``limit_gib`` GiB for a step on every device."""
     return cluster if limit_gib is None else cluster.limited(limit_gib * GIB)
 
 
 def _check_size(simulator: Simulator, plan: Plan) -> None:
     if plan.num_devices > len(simulator.cluster.devices):
         raise PlanError(
-            f"the plan is for {plan.num_devices} devices, cluster {simulator.cluster.name!r} has "
+            f"the plan is for {plan.num_devices} devices, but cluster {simulator.cluster.name!r} has "
             f"{len(simulator.cluster.devices)}; simulate it on a cluster of at least that size"
         )
 
@@ -347,7 +348,7 @@ def _run_ops(
     execution: Execution,
 ) -> Simulation:
     if plan is None or other is not None:
-        raise PlanError("--ops is a captured step, which goes with --plan and without --model or --profile")
+        raise PlanError("--ops gives a captured step; use it with --plan, and without --model and --profile")
     _check_size(simulator, plan)
     step = under(StepGraph.parse(ops), plan)
     precision = execution.precision or step.precision
@@ -356,7 +357,7 @@ def _run_ops(
 
 
 def _tested(result: Simulation, times: str, laws: Laws) -> Optional[TestedError]:
-    """How accurate such times have been on the strategy's slowest kind of device; None: never tested."""
+    """The accuracy of such times so far on the strategy's slowest kind of device; None if it was never tested."""
     types = [result.cluster.devices[device].type for device in result.representative]
     found = [laws.error(times, name, result.subject.precision) for name in sorted(set(types))]
     return max((one for one in found if one is not None), key=lambda one: one.largest, default=None)
@@ -372,21 +373,21 @@ def _finish(result: Simulation, tested: Optional[TestedError], as_json: bool, *f
 
 
 def _range(result: Simulation, tested: Optional[TestedError]) -> Tuple[float, float]:
-    """Samples per second that the model's largest error allows."""
+    """The range of samples per second that the model's largest error allows."""
     wrong = 0.0 if tested is None else tested.largest
     return result.samples_per_s / (1.0 + wrong), result.samples_per_s * (1.0 + wrong)
 
 
 def accuracy(tested: Optional[TestedError], device_type: str, precision: str) -> str:
-    """How accurate the model has been, in one sentence."""
+    """The accuracy of the model so far, in one sentence."""
     if tested is None:
-        return "accuracy: such times were never tested against measurements"
-    text = ("accuracy: on {} in {}, steps made of {} were off by {:.0%} on the mean and {:.0%} at most, of {} measurements that "
-            "nothing was fitted to".format(
+        return "accuracy: such times were never compared with measurements"
+    text = ("accuracy: on {} in {}, predictions for steps made of {} had a mean error of {:.0%} and a largest error of {:.0%}, "
+            "over {} measurements that nothing was fitted to".format(
                 tested.device, tested.precision, tested.times, tested.mean, tested.largest, tested.points))
     if not device_type.startswith(tested.device):
-        return f"{text}; no {device_type} was tested"
-    return text if precision == tested.precision else f"{text}; nothing in {precision} was tested"
+        return f"{text}; {device_type} was not tested"
+    return text if precision == tested.precision else f"{text}; {precision} was not tested"
 
 
 def _write(

@@ -1,6 +1,6 @@
-"""``python -m whale_tf.cli.start [-m] SCRIPT ARGUMENTS...``: ``wh.init()``, then the script, which need not know of it.
+"""``python -m whale_tf.cli.start [-m] SCRIPT ARGUMENTS...`` calls ``wh.init()`` and runs a script that need not know of it.
 
-What ``whale run --replicate`` and ``--auto`` start; configuration and cluster come from the environment.
+``whale run --replicate`` and ``--auto`` start this module.  Configuration and cluster come from the environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
         sys.path[0] = os.path.dirname(os.path.abspath(script))
         runpy.run_path(script, run_name="__main__")
     if api.current_plan() is None:
-        say(f"{script} has trained nothing in a TensorFlow graph or tf.function, so nothing was parallelized")
+        say(f"{script} trained nothing in a TensorFlow graph or tf.function, so nothing was parallelized")
 
 
 if __name__ == "__main__":

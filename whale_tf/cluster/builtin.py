@@ -114,7 +114,6 @@ def _sized(name: str, row: Builtin, size: int) -> Tuple[NodeDescription, ...]:
     whole, rest = divmod(size, per_node)
     nodes = tuple(row.nodes(whole))
     if size < 1 or rest or len(nodes) != whole:
-        raise ClusterError(f"cluster {name!r} has nodes of {per_node} devices; it does not come with {size} devices "
-                           f"in all, use e.g. "
+        raise ClusterError(f"cluster {name!r} has nodes of {per_node} devices, so it cannot have {size} devices in all; use e.g. "
                            f"'{name}:{max(1, len(nodes)) * per_node}'")
     return nodes

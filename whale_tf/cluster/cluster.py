@@ -56,7 +56,7 @@ class Cluster:
 
     @classmethod
     def local(cls, environ: Mapping[str, str] = os.environ) -> Cluster:
-        """This machine: ``WHALE_CLUSTER`` if set, else its GPUs as nvidia-smi lists them, else one CPU device."""
+        """This machine: ``WHALE_CLUSTER`` if set, otherwise the GPUs that nvidia-smi lists, otherwise one CPU device."""
         text = environ.get("WHALE_CLUSTER")
         return cls.parse(text) if text else cls(detect(environ))
 
@@ -140,7 +140,7 @@ class Cluster:
         """
         group = sorted(set(devices))
         if not group:
-            raise ClusterError("the bottleneck of an empty group of devices was asked for; give at least one device")
+            raise ClusterError("an empty group of devices has no bottleneck; give at least one device")
         if len(group) == 1:
             self._device(group[0])
             return SELF
@@ -188,7 +188,7 @@ class Cluster:
         for index in keep:
             self._device(index)
         if not keep:
-            raise ClusterError("a subset of no devices was asked for; give at least one device number")
+            raise ClusterError("a subset of a cluster cannot be empty; give at least one device number")
         nodes = []
         for number, members in enumerate(self.nodes):
             kept = [self.devices[index].local_index for index in keep if index in members]
@@ -197,7 +197,7 @@ class Cluster:
         return Cluster(replace(self.description, nodes=tuple(nodes)))
 
     def with_host(self, count: int) -> Cluster:
-        """The first ``count`` devices and, as one more device of the last of their nodes, that node's host."""
+        """The first ``count`` devices, and the host of the last of their nodes as one more device of that node."""
         part = self if count == len(self) else self.subset(range(count))
         kind = next((device.type for device in part.devices if device.kind == "CPU"), "CPU")
         *nodes, last = part.description.nodes
@@ -215,10 +215,10 @@ class Cluster:
         return Link(sum(link.bandwidth_bytes_per_s for link in best.values()), widest.latency_s, widest.name)
 
     def limited(self, limit_bytes: float) -> Cluster:
-        """The cluster whose devices have at most so many bytes for a step.
+        """The cluster whose devices have at most ``limit_bytes`` bytes for a step.
 
         Raises:
-            ClusterError: not above zero.
+            ClusterError: the limit is not above zero.
         """
         if not limit_bytes > 0:
             raise ClusterError(f"the memory limit is {limit_bytes:.6g} bytes a device, expected more than 0")
@@ -228,7 +228,7 @@ class Cluster:
 
     def _device(self, index: int) -> Device:
         if not 0 <= index < len(self.devices):
-            raise ClusterError(f"cluster {self.name!r} has devices 0..{len(self.devices) - 1}, there is no device {index}")
+            raise ClusterError(f"cluster {self.name!r} has devices 0..{len(self.devices) - 1}, but no device {index}")
         return self.devices[index]
 
 

@@ -19,7 +19,7 @@ def _one_unit(values: Dict[str, Any], units: Mapping[str, float], default: Optio
     given = [unit for unit in units if unit in values]
     canonical = next(iter(units))
     if len(given) > 1:
-        raise ValueError("{} say the same thing; keep one".format(" and ".join(given)))
+        raise ValueError("{} mean the same; keep one".format(" and ".join(given)))
     if not given:
         if default is None:
             raise ValueError("needs one of {}".format(", ".join(units)))

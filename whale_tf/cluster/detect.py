@@ -84,7 +84,7 @@ def own_types(gpus: Iterable[Gpu]) -> Dict[str, DeviceTypeDescription]:
     for gpu in gpus:
         if table_name(gpu) is None and gpu.name not in types:
             warnings.warn(
-                f"GPU {gpu.name!r} is not in the hardware table; its speed is taken to be a T4's. Measure it with "
+                f"GPU {gpu.name!r} is not in the hardware table; it is assumed to be as fast as a T4. Measure it with "
                 '`whale profile --device`, or give "device_types" in the cluster description.',
                 stacklevel=2)
             types[gpu.name] = read(DeviceTypeDescription, {

@@ -8,9 +8,10 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
-# What a training step cannot have of a GPU.  The driver and the CUDA context: of a V100's 16 GiB TensorFlow 1 reports 15.35 to be
-# free ("totalMemory: 15.77GiB freeMemory: 15.36GiB").  Of the rest, the share that TensorFlow leaves to the system
-# (tensorflow/core/common_runtime/gpu/gpu_device.cc, MinSystemMemory: 5% in TensorFlow 1.15, 0.5 to 1.8 GiB in later ones).
+# The memory of a GPU that a training step cannot use.  First, the driver and the CUDA context: of a V100's 16 GiB TensorFlow 1
+# reports 15.35 as free ("totalMemory: 15.77GiB freeMemory: 15.36GiB").  Second, the share of the rest that TensorFlow leaves to
+# the system (tensorflow/core/common_runtime/gpu/gpu_device.cc, MinSystemMemory: 5% in TensorFlow 1.15, 0.5 to 1.8 GiB in later
+# versions).
 CONTEXT_BYTES = int(0.65 * (1 << 30))
 SYSTEM_SHARE = 0.05
 
@@ -45,7 +46,7 @@ class Device:
         kind: TensorFlow's device kind, ``"CPU"`` or ``"GPU"``.
         number: number among all devices of this kind in the cluster; ``None`` means ``index``.
         local_number: number among the devices of this kind in its node; ``None`` means ``local_index``.
-        limit_bytes: what a step may have at most, if that is said.
+        limit_bytes: the most bytes that a step may use, if limited.
     """
 
     index: int
@@ -67,7 +68,7 @@ class Device:
 
     @property
     def usable_bytes(self) -> float:
-        """What a training step can have of the memory: the one limit of planners and simulator."""
+        """The memory that a training step can use: the limit of both planners and simulator."""
         free = float(self.memory_bytes)
         if self.kind == "GPU":
             free = max(0.0, (self.memory_bytes - CONTEXT_BYTES) * (1.0 - SYSTEM_SHARE))

@@ -172,7 +172,7 @@ def _volcano(environ: Mapping[str, str]) -> Environment:
     own = environ.get("HOSTNAME", "")
     mine = [number for number, host in enumerate(addresses) if own and host.split(".")[0] == own.split(".")[0]]
     if len(groups) > 1 and not mine:
-        raise ClusterError("HOSTNAME={!r} is none of Volcano's hosts {}".format(own, ", ".join(addresses)))
+        raise ClusterError("HOSTNAME={!r} is not one of Volcano's hosts {}".format(own, ", ".join(addresses)))
     return Environment("Volcano", addresses, mine[0] if mine else _rank_in(index, addresses, key))
 
 
@@ -183,7 +183,7 @@ def _kubernetes(environ: Mapping[str, str]) -> Environment:
     port = ":" + environ["MASTER_PORT"] if environ.get("MASTER_PORT") else ""
     match = re.match(r"^(?P<job>.+)-0(?P<domain>\..*)?$", master)
     if match is None and size > 1:
-        raise ClusterError(f"MASTER_ADDR={master!r} is no pod name ending in -0, so the addresses of the other "
+        raise ClusterError(f"MASTER_ADDR={master!r} is not a pod name ending in -0, so the addresses of the other "
                            f"{size - 1} pods cannot "
                            "be derived; set TF_CONFIG")
     addresses = [master]
@@ -237,7 +237,7 @@ def _slurm(environ: Mapping[str, str]) -> Environment:
     tasks_text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or one_each
     tasks = _expand_counts(tasks_text)
     if len(tasks) != len(hosts):
-        raise ClusterError("SLURM names {} nodes ({}), but tasks per node {!r} speaks of {}".format(
+        raise ClusterError("SLURM names {} nodes ({}), but tasks per node {!r} describes {}".format(
             len(hosts), ", ".join(hosts), tasks_text, len(tasks)))
     addresses = tuple(host for host, count in zip(hosts, tasks) for _ in range(count))
     rank = _number(environ, "SLURM_PROCID") if "SLURM_PROCID" in environ else 0

@@ -109,8 +109,8 @@ PCIE_LATENCY_S = 5.7e-6
 NIC_LATENCY_S = 9.6e-6
 LOCAL_LATENCY_S = 1e-5  # one send/receive pair between two devices of one process
 
-# What updates on the host of a GPU server move a second, of all its devices together: two sockets with six channels of DDR4-2666
-# have 256 GB/s (Intel Xeon Scalable, first generation), of which streaming reaches some 80%.
+# Bytes that updates on the host of a GPU server move per second, for all its devices together: two sockets with six channels of
+# DDR4-2666 have 256 GB/s (Intel Xeon Scalable, first generation), of which streaming reaches some 80%.
 HOST_BYTES_PER_S = 200 * GIGA
 
 
@@ -160,7 +160,7 @@ def device_type(name: str, own: Optional[Mapping[str, DeviceType]] = None) -> De
         candidates = list(known) + list(ALIASES)
         hint = did_you_mean(name, candidates) or did_you_mean(name.upper(), candidates)
         raise ClusterError(
-            "unknown device type {!r}; known types: {}.{} A type of your own goes into the description: "
+            "unknown device type {!r}; known types: {}.{} To use another type, add it to the description: "
             '"device_types": {{"{}": {{"memory_gib": ..., "fp32": ..., "memory_bandwidth_bytes_per_s": ...}}}}'.format(
                 name, ", ".join(sorted(known)), hint, name))
     return row

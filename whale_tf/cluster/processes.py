@@ -26,7 +26,7 @@ class Processes:
     """Attributes:
     addresses: ``host:port`` of every training process, by rank.
     rank: this process's number; process 0 is the chief, which writes checkpoints and summaries.
-    is_driver: this process drives the devices of all processes in one graph.
+    is_driver: whether this process drives the devices of all processes in one graph.
     """
 
     addresses: Tuple[str, ...] = ("localhost:0",)
@@ -104,7 +104,7 @@ def whole_cluster(part: Cluster, processes: Processes) -> Cluster:
 
 
 def devices_of_processes(cluster: Cluster, processes: Processes) -> DeviceNumbers:
-    """Device numbers of every process: one node each if there are as many nodes, else equal parts in order.
+    """Device numbers of every process: one node each if there are as many nodes, otherwise equal parts in order.
 
     Raises:
         ClusterError: the devices do not divide over the processes.
@@ -119,8 +119,8 @@ def devices_of_processes(cluster: Cluster, processes: Processes) -> DeviceNumber
         parts = ()
     if len({len(part) for part in parts}) != 1:
         raise ClusterError(
-            "there are {} processes ({}), but the cluster {!r} has {} devices on {} nodes, which does not make the same number "
-            "for each process; describe all processes' devices, e.g. '{}xcpu:2'".format(
+            "there are {} processes ({}), but the cluster {!r} has {} devices on {} nodes, which does not give every process the "
+            "same number; describe all processes' devices, e.g. '{}xcpu:2'".format(
                 count, ", ".join(processes.addresses), cluster.name, total, len(cluster.nodes), count))
     return parts
 
@@ -154,8 +154,8 @@ def device_names(cluster: Cluster, processes: Processes) -> Tuple[str, ...]:
 
 
 def host_name(cluster: Cluster, processes: Processes) -> str:
-    """TensorFlow's name of the device that stands for this process' memory beside the cluster's devices: with GPUs the CPU, with
-    CPU devices one more of these."""
+    """TensorFlow's name of the device that stands for this process's host memory: the CPU next to GPUs, and one more CPU device
+    next to CPU devices."""
     devices = range(len(cluster)) if processes.count == 1 else devices_of_processes(cluster, processes)[processes.rank]
     return f"{processes.prefix(processes.rank)}/device:CPU:{sum(cluster.devices[index].kind == 'CPU' for index in devices)}"
 
@@ -173,8 +173,8 @@ def free_ports(count: int) -> List[int]:
 
 
 def tf_configs(ports: Sequence[int]) -> List[Dict[str, str]]:
-    """``TF_CONFIG`` of each process at these ports.  A single process gets an empty object, which every reader takes as a
-    local run, whatever other job the environment describes (TensorFlow cannot read an empty string)."""
+    """``TF_CONFIG`` of each process at these ports.  A single process gets an empty object, which every reader treats as a local
+    run, whatever other job the environment describes (TensorFlow cannot read an empty string)."""
     if len(ports) == 1:
         return [{"TF_CONFIG": "{}"}]
     addresses = [f"127.0.0.1:{port}" for port in ports]

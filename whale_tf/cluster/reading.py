@@ -64,8 +64,7 @@ def _expand_node(body: Any, where: str, own: Mapping[str, hardware.DeviceType]) 
     links = body.get("links")
     if links is None and len(types) > 1:
         raise ClusterError(f'{where} has {len(types)} devices but no "links"; give them, or "links": "default" for '
-                           f'the usual ones of '
-                           f"{types[0]}")
+                           f"the usual links of {types[0]}")
     if links is None or links == "default":
         links = default_links([hardware.device_type(name, own) for name in types])
     return [_part(NodeDescription, {"devices": types, "links": links, "nic": body.get("nic")}, where)] * count

@@ -1,17 +1,17 @@
-"""A training step and a Plan -> its Program: pure passes, in this order.
+"""Compiles a training step and a Plan to a Program, by pure passes in this order.
 
-    outline       ops -> bodies: of each TaskGraph what runs once, early, forward, backward, and its updates
+    outline       ops -> bodies: for each TaskGraph once, early, forward, backward and update bodies
     spare         bodies that are called: without dead ops, and with less to carry from forward to backward
     replicate     bodies -> calls on devices: model replicas, micro-batches, replicas, copies
     divide        the mini-batch's parts for the clones
     bridge        between TaskGraphs that divide a micro-batch in different ways
     whole         values of the whole mini-batch
     accumulate    gradients added up over micro-batches
-    synchronise   gradients summed over copies and processes; values merged for whoever reads them
-    broadcast     what one process updates for all, to the others
+    synchronise   gradients summed over copies and processes; values merged for their readers
+    broadcast     values that one process updates for all, sent to the others
     schedule      the order of each replica's calls
 
-With ``WHALE_VERIFY=1`` in the environment what a pass ensures is checked after it (``whale_tf.passes.verify``).
+With ``WHALE_VERIFY=1`` in the environment, the property that a pass ensures is checked after it (``whale_tf.passes.verify``).
 """
 
 from __future__ import annotations

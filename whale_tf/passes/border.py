@@ -1,13 +1,13 @@
-"""Where sections begin and end: what crosses there is a minimum cut, in bytes.
+"""Chooses where sections begin and end: the tensors that cross their border are a minimum cut, in bytes.
 
-The analysis begins a section as late as its algebra allows, and ends it as early.  Ops that are bound by memory, not by
-arithmetic, may as well be part of it, where that makes what crosses smaller, on the way there or back::
+The analysis begins a section as late as its algebra allows, and ends it as early as it allows.  Ops that are bound by memory, not
+by arithmetic, may join the section if that makes the transferred tensors smaller, in either direction::
 
     z [b, w] ──> tile [b, B w] ──┬──> section              z [b, w] ──┬──> section: tile, transpose, ...
              └─> transpose ──────┘
 
-A tensor counts once, whoever reads it on the other side.  An op that joins runs on one device instead of all, which counts as a
-part of the bytes that it reads and writes.
+A tensor counts once, regardless of its number of readers on the other side.  An op that joins runs on one device instead of all,
+which counts as a part of the bytes that it reads and writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from whale_tf.passes.outline import UNSENT
 from whale_tf.profiler.op_cost import tensor_bytes
 
 CLONES, SECTIONS = "clones", "sections"
-SENT = 10  # a byte that crosses, in bytes that a device reads or writes in the same time
+SENT = 10  # bytes that a device reads or writes in the time of one transferred byte
 SIZES = (Gives.SIZES, Gives.LIKE)  # read no elements
 LIGHT = (Cost.FREE, Cost.MOVE, Cost.RESULT, Cost.OPERAND, Cost.ADDS)  # bound by memory
 
@@ -33,7 +33,7 @@ class Border:
     """The border of a region's sections.
 
     Args:
-        sizes: the region's graph with all sizes, those of mini-batches, too.
+        sizes: the region's graph with all sizes, including those of mini-batches.
     """
 
     def __init__(self, region: Region, sizes: OpGraph) -> None:
@@ -47,8 +47,8 @@ class Border:
                    if any((user in sections) != (graph.tensors[t].op in sections) for user in self._users(t)))
 
     def joining(self) -> List[FrozenSet[int]]:
-        """The ops that join sections: fewest bytes cross, and these are the fewest ops for that.  Then those of the forward pass
-        alone: a gradient of all examples takes what follows from it along."""
+        """The ops that join sections: the fewest ops with which the fewest bytes cross.  A second choice has only ops of the
+        forward pass, because a gradient of all examples takes the ops that follow from it along."""
         movable = self._movable()
         network = nx.DiGraph()
         network.add_nodes_from((CLONES, SECTIONS))
@@ -71,12 +71,12 @@ class Border:
         return [each for each in dict.fromkeys((found, forward)) if each]
 
     def improves(self, other: Border) -> bool:
-        """Whether fewer bytes cross than by another analysis, and nothing else is worse."""
+        """Whether fewer bytes cross than under another analysis, and nothing else is worse."""
         return self.crossing() < other.crossing() and all(mine <= its for mine, its in zip(self._costs(), other._costs()))
 
     def _costs(self) -> Tuple[int, ...]:
-        """What is unknown or inexact, backward ops that run ahead of the schedule, which holds what they read, and ops bound by
-        arithmetic that follow from sections alone, so that one device runs them for all."""
+        """The drawbacks of an analysis: unknown or inexact tensors; backward ops that run ahead of the schedule, so that their
+        inputs are held; and ops bound by arithmetic that follow from sections alone, so that one device runs them for all."""
         region = self._region
         ahead = [traits(self._graph.ops[index].type) for index in region.early & region.late]
         alone = [traits(self._graph.ops[index].type) for index in region.sections]
@@ -84,7 +84,7 @@ class Border:
                 sum(row.cost not in LIGHT for row in alone))
 
     def _movable(self) -> Set[int]:
-        """Cloned ops that may join a section: between them and one there are none but such ops."""
+        """Cloned ops that may join a section: all ops between them and the section may join it too."""
         region, graph = self._region, self._graph
         fixed = set(region.batch.own_seed).union(*inseparable(region))
         found: Set[int] = set()
@@ -124,7 +124,7 @@ class Border:
         return self._price(tensor) or 0
 
     def _price(self, tensor: int) -> Optional[int]:
-        """Bytes; None: not known.  Sizes of the batch are there for all."""
+        """Bytes of a tensor; None if not known.  Sizes that depend on the batch are those of the whole mini-batch."""
         batch = self._region.batch
         if tensor not in batch.unknown and batch.layouts.get(tensor) is EXTENT:
             return 0

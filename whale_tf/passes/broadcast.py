@@ -1,11 +1,12 @@
-"""What an owner sends to the other processes (:mod:`whale_tf.passes.owners`) as calls.
+"""Makes calls of the messages that an owner sends to the other processes (:mod:`whale_tf.passes.owners`).
 
 ::
 
-    process 0    t0_merge ──> t0_update_on0 ──> t0_broadcast            the new values of all that device 0 is the home of
-    process 1                                   t0_broadcast            the same message, which follows from nothing here
+    process 0    t0_merge ──> t0_update_on0 ──> t0_broadcast            the new values of all variables at home on device 0
+    process 1                                   t0_broadcast            the same message, which depends on nothing here
 
-A message is there in all processes, in the same order.  What others than the owner's update read of it they take from its call.
+All processes have every message, in the same order.  Readers of a sent tensor take it from the message's call, except for the
+owner's update.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def broadcast(program: Program, step: TrainingStep, plan: Plan) -> Program:
               if program.step_of(call) == UPDATE}
     bodies: List[Body] = []
     calls: List[Call] = []
-    made: Dict[int, int] = {}  # tensor -> the call that others take it from
+    made: Dict[int, int] = {}  # tensor -> the call from which others take it
 
     def written(message: Message) -> List[int]:
         found = [writes[variable] for variable in message.variables]

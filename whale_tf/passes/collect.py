@@ -36,12 +36,12 @@ UNSENT = ("variant", "resource")  # a loop's lists and handles have no merged va
 
 
 def accumulate(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """Of every replica, each micro-batch's gradients are added to those of the micro-batches before, as soon as they are there.
+    """In every replica, adds each micro-batch's gradients to those of the previous micro-batches, as soon as they are there.
 
-    Only the last sum is taken further, so that one micro-batch's gradients are in memory at a time.  Where a gradient goes to its
-    variable's home at once, those of all replicas are added up there, one after the other; of several processes each does so for
-    one micro-batch, whose sum goes over all processes before the owner adds it to others.  What no update follows from (gradients
-    of constants) is left out: it is added up only where somebody fetches it.
+    Only the last sum is used further, so that only one micro-batch's gradients are in memory at a time.  If a gradient goes to
+    its variable's home at once, the gradients of all replicas are added up there, one after the other.  With several processes,
+    each does so for one micro-batch, and this sum goes over all processes before the owner adds it to others.  Gradients on
+    which no update depends (those of constants) are left out: they are added up only if somebody fetches them.
     """
     if plan.num_micro_batch == 1:
         return program
@@ -73,7 +73,8 @@ def accumulate(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def chains(plan: Plan, task_graph: int, home: Optional[int] = None) -> List[List[Clone]]:
-    """The clones whose gradients are added up one after the other: each replica's, or, at a variable's home, those of all."""
+    """The clones whose gradients are added up one after the other: those of each replica or, at a variable's home, all of
+    them."""
     replicas = [(g, r) for g in range(plan.num_model_replicas) for r in range(plan.task_graphs[task_graph].replica_count)]
     order = backward_order(plan, task_graph)
     if home is None:
@@ -82,7 +83,7 @@ def chains(plan: Plan, task_graph: int, home: Optional[int] = None) -> List[List
 
 
 def chains_of(plan: Plan, task_graph: int, home: Optional[int], is_sent: bool) -> List[List[Clone]]:
-    """:func:`chains`; ``is_sent``: of each micro-batch one, whose sum is sent to the variable's owner."""
+    """See :func:`chains`.  ``is_sent``: one chain for each micro-batch, whose sum is sent to the variable's owner."""
     found = chains(plan, task_graph, home)
     if not is_sent:
         return found
@@ -95,8 +96,8 @@ class Leaving(NamedTuple):
 
     Attributes:
         synchronised: TaskGraphs whose copies get the value over all copies and processes.
-        is_merged: somebody reads the local script's value of it.
-        is_applied: an update follows from it, so that every step needs it.
+        is_merged: whether anything reads the local script's value of the tensor.
+        is_applied: whether an update depends on it, so that every step needs it.
     """
 
     synchronised: Tuple[int, ...]
@@ -105,7 +106,7 @@ class Leaving(NamedTuple):
 
 
 def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
-    """The tensors of the clones that ops outside of them read."""
+    """The tensors of the clones that outside ops read."""
     found: Dict[int, Leaving] = {}
     at_home = find_homes(step, plan).tensors
     everywhere, twice = step.across.uses, step.across.twice
@@ -131,7 +132,7 @@ def leaving(step: TrainingStep, plan: Plan) -> Dict[int, Leaving]:
 
 
 def _is_synchronised(step: TrainingStep, plan: Plan, tensor: int, target: int) -> bool:
-    """Whether the copies of a TaskGraph get a value of their own each, and not one that was merged for all."""
+    """Whether each copy of a TaskGraph gets its own value, and not one that was merged for all."""
     layout, is_home = step.region.batch.layout(tensor), target == step.home(tensor)
     if step.processes > 1 or len(copies(plan, target)) > 1 or not is_home:
         return (layout.is_partial and is_home) or (layout.is_sharded and step.processes == 1)
@@ -139,7 +140,7 @@ def _is_synchronised(step: TrainingStep, plan: Plan, tensor: int, target: int) -
 
 
 def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """Gradients meet over all copies of their TaskGraph, those of one bucket together; updates take the result."""
+    """Sums gradients over all copies of their TaskGraph, those of one bucket together.  Updates take the result."""
     found = leaving(step, plan)
     groups: List[Tuple[int, Tuple[int, ...]]] = []
     bucket_of = {tensor: bucket for bucket in _buckets(step, plan) for tensor in bucket}
@@ -158,7 +159,7 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
         if plan.task_graphs[target].variables == "shared":
             devices = devices[:1]
         parts = [(ALL, {tensor: sources[tensor] for tensor in tensors})]
-        if at_owner.keys() >= set(tensors):  # each micro-batch's by itself
+        if at_owner.keys() >= set(tensors):  # each micro-batch separately
             order = backward_order(plan, target)
             parts = [(m, {tensor: (sources[tensor][place],) for tensor in tensors}) for place, m in enumerate(order)]
         for m, of in parts:
@@ -195,7 +196,7 @@ def synchronise(program: Program, step: TrainingStep, plan: Plan) -> Program:
 def _makers(
     made: Mapping[Tuple[int, int], Tuple[int, ...]], tensor: int, target: int, step: TrainingStep
 ) -> Tuple[int, ...]:
-    """The calls that make what the updates of a TaskGraph read of a tensor: among processes never one process' value."""
+    """The calls whose values of a tensor the updates of a TaskGraph read; with several processes never one process's value."""
     keys = [(target, tensor)] * (target != ALL) + [(step.home(tensor), tensor)] * (step.processes > 1) + [(ALL, tensor)]
     return next(made[key] for key in keys if key in made)
 
@@ -223,10 +224,10 @@ def _sources(program: Program, plan: Plan, step: TrainingStep) -> Dict[int, Tupl
 
 
 def _buckets(step: TrainingStep, plan: Plan) -> List[Tuple[int, ...]]:
-    """Gradient tensors that travel together, as the plan says.
+    """Gradient tensors that travel together according to the plan.
 
     Raises:
-        PlanError: it says so of what cannot: a sparse gradient, one of unknown size, or of different types.
+        PlanError: some of them cannot: a gradient is sparse or of unknown size, or their types differ.
     """
     graph = step.graph
     tensors = {graph.ops[variable].name: tensor for tensor, variable in step.gradients}
@@ -247,6 +248,6 @@ def _buckets(step: TrainingStep, plan: Plan) -> List[Tuple[int, ...]]:
 
 
 def compressed(step: TrainingStep, plan: Plan) -> FrozenSet[int]:
-    """Gradient tensors that travel as float16, as the plan says."""
+    """Gradient tensors that travel as float16 according to the plan."""
     names = {name for sync in plan.gradients if sync.fp16 for bucket in sync.buckets for name in bucket}
     return frozenset(tensor for tensor, variable in step.gradients if step.graph.ops[variable].name in names)

@@ -1,4 +1,4 @@
-"""What brings values to the clones of a mini-batch: its division, bridges, and values of the whole mini-batch."""
+"""Brings values to the clones: parts of a mini-batch, values through bridges, and values of the whole mini-batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whale_tf.program import ALL, BRIDGE, CLONED, DIVIDE, WHOLE, Body, Call, Clo
 
 
 def divide(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """Every clone takes its part of a mini-batch: one that all model replicas divide, or one that its model replica took from the
+    """Gives every clone its part of a mini-batch: one that all model replicas divide, or one that its model replica took from the
     input pipeline."""
     own = takes_own(step, plan)
     bodies: List[Body] = []
@@ -39,12 +39,13 @@ def divide(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def takes_own(step: TrainingStep, plan: Plan) -> bool:
-    """Whether every model replica takes a mini-batch of its own from the input pipeline."""
+    """Whether every model replica takes its own mini-batch from the input pipeline."""
     return plan.num_model_replicas > 1 and plan.nested_batch == "own" and step.is_pulled
 
 
 def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """Between TaskGraphs that cut a micro-batch at different places, a bridge makes what each clone of the consumer reads."""
+    """Adds bridges between TaskGraphs that cut a micro-batch at different places.  A bridge makes the parts that the consumer's
+    clones read."""
     crossing = _crossing(program, step, plan)
     numbers: Dict[Tuple[int, int], int] = {}  # (producing body, consumer) -> body of the bridge
     tensors: Dict[Tuple[int, int], Set[int]] = {}
@@ -56,7 +57,7 @@ def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:
                    tuple(sorted(tensors[source, consumer])), tuple(sorted(tensors[source, consumer])))
               for source, consumer in numbers]
     bridges: Dict[Tuple[int, Clone], int] = {}
-    taken: Dict[int, Dict[int, Value]] = {}  # call of a bridge -> what it takes
+    taken: Dict[int, Dict[int, Value]] = {}  # call of a bridge -> the values it takes
     calls: List[Call] = []
     changed = []
     for call in program.calls:
@@ -77,7 +78,7 @@ def bridge(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def _crossing(program: Program, step: TrainingStep, plan: Plan) -> Dict[Tuple[int, int], int]:
-    """(body, tensor) of what a body reads through a bridge -> the body that computes it."""
+    """(body, tensor) that a body reads through a bridge -> the body that computes the tensor."""
     body_of, combined = program.body_of(), combined_in(program, step)
     found: Dict[Tuple[int, int], int] = {}
     for number, body in enumerate(program.bodies):
@@ -90,7 +91,7 @@ def _crossing(program: Program, step: TrainingStep, plan: Plan) -> Dict[Tuple[in
 
 
 def whole(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """Where an op wants the value of the whole mini-batch, it takes all clones' values, combined."""
+    """Combines all clones' values for ops that need the value of the whole mini-batch."""
     body_of = program.body_of()
     readers = combined_in(program, step)
     number = {(call.body, call.clone): place for place, call in enumerate(program.calls)}
@@ -115,7 +116,7 @@ def whole(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def combined_in(program: Program, step: TrainingStep) -> Dict[Tuple[int, int], bool]:
-    """(body, tensor) where the body reads the value of all clones together; and whether it also reads the clone's own."""
+    """(body, tensor) if the body reads the value of all clones together -> whether it also reads the clone's own value."""
     body_of, conversions = program.body_of(), step.region.batch.conversions
     found = {(body_of[op], step.graph.ops[op].inputs[position]): False
              for (op, position), asked in conversions.items() if op in body_of and is_combined(asked)}
@@ -127,7 +128,7 @@ def combined_in(program: Program, step: TrainingStep) -> Dict[Tuple[int, int], b
 
 
 def unique(name: str, bodies: Sequence[Body]) -> str:
-    """A name for one more body: with a number from the second on."""
+    """A name for an additional body, numbered from the second one on."""
     count = sum(body.name == name or body.name.startswith(name + "_") for body in bodies)
     return f"{name}_{count}" if count else name
 

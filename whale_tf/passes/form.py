@@ -1,8 +1,8 @@
-"""How a Program is emitted: every op of every call inlined into the graph, or each call as one op that calls a function.
+"""Chooses how a Program is emitted: every op of every call inlined into the graph, or each call as one op that calls a function.
 
-Calls keep a large step small: its size grows with the number of calls, and not with calls times ops.  TensorFlow's start grows
-with a graph's size, so that is where they win.  Inlined, a step needs a little less time, and less memory where gradients of
-weights fill it: a call's arguments live until it ends, and its results appear all at once (see also ``spare``).
+Calls keep a large step small: its size grows with the number of calls, and not with calls times ops.  They are an advantage at
+the start, because TensorFlow's start takes longer for larger graphs.  An inlined step needs a little less time, and less memory
+if gradients of weights fill it: a call's arguments live until it ends, and its results appear all at once (see also ``spare``).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from whale_tf.plan import Plan
 from whale_tf.program import BATCH_LEVEL, CLONED, Program
 
 INLINE, CALL = "inline", "call"
-MOST_INLINED_OPS = 20_000  # under emit: auto a larger step is called; see the table "Emission" in benchmarks/README.md
+MOST_INLINED_OPS = 20_000  # larger steps are called under emit: auto; see "Emission" in benchmarks/README.md
 
 
 class Form(NamedTuple):
-    """``kind``: :data:`INLINE` or :data:`CALL`; ``reason``: why, as ``wh.explain()`` says it."""
+    """``kind`` is :data:`INLINE` or :data:`CALL`, and ``reason`` the explanation that ``wh.explain()`` prints."""
 
     kind: str
     reason: str
@@ -37,21 +37,21 @@ class Form(NamedTuple):
 
 
 def choose_form(program: Program, region: Region, plan: Plan) -> Form:
-    """The form that the plan asks for, or the better one; inlined where calls are not possible.
+    """The form that the plan asks for, or the better one; inlined if calls are not possible.
 
     Raises:
-        PlanError: XLA is to compile calls, and they are not possible, or not wanted.
+        PlanError: XLA shall compile calls, but they are not possible or not wanted.
     """
     size = sum(len(body.ops) * len(clones(plan, body.task_graph)) for body in program.bodies if body.step in CLONED)
     xla = any(task.xla for task in plan.task_graphs)
     if plan.emit == INLINE and not xla:
         return Form(INLINE, "asked for")
     if plan.emit != CALL and not xla and size <= MOST_INLINED_OPS:
-        return Form(INLINE, f"the step has {size} ops in its calls, at most {MOST_INLINED_OPS} are inlined")
+        return Form(INLINE, f"the step has {size} ops in its calls, and up to {MOST_INLINED_OPS} are inlined")
     obstacle = why_not_called(program, region, plan)
     if not obstacle and plan.emit != CALL and not xla and has_reference_variables(program):
         obstacle = ("reference variables are updated in place, so a tensor that is fetched beside an update cannot be computed "
-                    "anew; use resource variables, or set emit to 'call' and fetch results only")
+                    "again; use resource variables, or set emit to 'call' and fetch results only")
     if xla and (obstacle or plan.emit == INLINE):
         raise PlanError(f"xla compiles called functions, but {obstacle or 'emit is inline'}; set xla to false")
     if xla:
@@ -62,7 +62,7 @@ def choose_form(program: Program, region: Region, plan: Plan) -> Form:
 
 
 def has_reference_variables(program: Program) -> bool:
-    """Whether a body reads a variable of TensorFlow 1's first kind."""
+    """Whether a body reads a reference variable (TensorFlow 1)."""
     graph = program.graph
     return any(graph.tensors[tensor].dtype.endswith("_ref") or any(
         graph.tensors[source].dtype.endswith("_ref") for source in graph.producer(tensor).inputs)
@@ -70,13 +70,13 @@ def has_reference_variables(program: Program) -> bool:
 
 
 def _seeded_by_operand(axis: BatchAxis) -> Optional[Op]:
-    """A random op, here or in a function body, of which each clone draws its own part, and that has no seed of its own."""
+    """A random op, here or in a function body, of which each clone draws its own part, and which has no seed attribute."""
     found = (axis.graph.ops[index] for index in axis.own_seed if "seed" not in axis.graph.ops[index].attrs)
     return next(found, None) or next((op for op in map(_seeded_by_operand, axis.bodies.values()) if op is not None), None)
 
 
 def why_not_called(program: Program, region: Region, plan: Plan) -> str:
-    """What stands against calls; empty: nothing."""
+    """The reason why calls are not possible; empty if they are."""
     graph = region.graph
     for task in plan.task_graphs:
         if task.strategy == "split":
@@ -89,9 +89,9 @@ def why_not_called(program: Program, region: Region, plan: Plan) -> str:
         return f"op {graph.ops[region.batch.own_seed[0]].name!r} draws once for the whole mini-batch (random: local)"
     seeded = _seeded_by_operand(region.batch)
     if seeded is not None:
-        return f"op {seeded.name!r} is seeded by an operand, which would have to differ from call to call"
+        return f"op {seeded.name!r} is seeded by an operand, which would have to be different in each call"
     if region.rereads:
         return f"op {graph.ops[min(region.rereads)].name!r} reads a variable after its update in the same step"
     if not nx.is_directed_acyclic_graph(body_graph(program, BATCH_LEVEL)):
-        return "TaskGraphs, or clones and what needs all examples, need each other's results back and forth"
+        return "TaskGraphs, or clones and ops that need all examples, need each other's results back and forth"
     return ""

@@ -1,16 +1,16 @@
-"""Homes of variables: where ops run that belong to a variable which has one.
+"""Places the ops of variables that have a home.
 
-A variable with a home (:class:`whale_tf.plan.TaskGraphPlan`) stands there with what its optimizer keeps for it.  The ops of the
-step level that follow from it alone (its value, a cast of it, its weight decay) run there, as do those of the update that depend
-on no other variable; what they read of the clones, its gradient, is merged there::
+A variable with a home (:class:`whale_tf.plan.TaskGraphPlan`) is kept there with its optimizer state.  The step-level ops that
+follow from it alone (its value, a cast of it, its weight decay) run there, and so do the ops of the update that depend on no
+other variable.  The values that they read from the clones (the variable's gradient) are merged there::
 
     replica 0   forward, backward ──> gradient ─┐
     replica 1   forward, backward ──> gradient ─┴─> sum ──> clip by norm ──> ApplyAdam(v, m)     home of v
                                                       └──> L2Loss ─┐
     homes of others                                   L2Loss ──────┴─> global norm               runs once, on no home
 
-In each of several processes a variable of another one (:mod:`whale_tf.passes.owners`) has its place on the device that is there
-what the home is in its own process.
+In each of several processes, a variable that another process owns (:mod:`whale_tf.passes.owners`) is placed on the device that
+corresponds to its home in the owner's process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from whale_tf.ir.traits import CONDITIONALS, MERGES, SWITCHES, VARIABLES, traits
 from whale_tf.ir.units import frames
 from whale_tf.plan import Plan
 
-AHEAD = 2  # ops that read variables between the one that a value is sent after and the one that reads it
+AHEAD = 2  # number of ops that read variables between the op after which a value is sent and the op that reads it
 
 
 class Homes(NamedTuple):
     """Attributes:
     ops: op that runs at a home -> device.
-    tensors: tensor of the clones whose merged value a home alone reads, or that is a gradient -> device.
+    tensors: tensor of the clones that is a gradient, or whose merged value only a home reads -> device.
     """
 
     ops: Mapping[int, int] = {}
@@ -62,8 +62,8 @@ def find_homes(step: TrainingStep, plan: Plan) -> Homes:
 
 
 def kept_in_bodies(graph: OpGraph, homes: Homes) -> Dict[int, int]:
-    """Optimizers' variables -> home, of those that bodies of conditions and functions update with what belongs to one home alone.
-    Keras updates in a condition where gradients must be finite, or are accumulated over steps."""
+    """Optimizer variable -> home, for those that bodies of conditions and functions update with values of one home alone.  Keras
+    updates in a condition if gradients must be finite, or are accumulated over steps."""
     found: Dict[int, int] = {}
     for op in graph.ops:
         if op.phase is not Phase.APPLY or not op.body:
@@ -78,13 +78,13 @@ def kept_in_bodies(graph: OpGraph, homes: Homes) -> Dict[int, int]:
 
 
 def _kept_in_body(op: Op, known: Mapping[int, int]) -> Dict[int, int]:
-    """Inputs, by position, that are variables of a home because ``op``'s bodies write them; ``known``: homes of the others."""
+    """Inputs, by position, that are variables of a home because ``op``'s bodies write them.  ``known`` has the other homes."""
     kept: Dict[int, int] = {}
-    first = 1 if op.type in CONDITIONALS else 0  # behind the condition
+    first = 1 if op.type in CONDITIONALS else 0  # after the condition
     for body in (op.body or {}).values():
         arguments = {one.id: first + one.attrs["index"] for one in body.ops if one.type == "_Arg"}
         count = -1
-        while count < len(kept):  # what follows from such a variable belongs to its home, too
+        while count < len(kept):  # values that follow from such a variable belong to its home, too
             count = len(kept)
             of: Dict[int, Set[int]] = {}  # tensor -> homes
             for one in body.ops:
@@ -108,9 +108,9 @@ def _kept_in_body(op: Op, known: Mapping[int, int]) -> Dict[int, int]:
 
 
 def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
-    """What a body reads of variables at their homes, and the op of its own after which each value is sent: the reader of
-    variables that is :data:`AHEAD` before its own first reader; of the first ones the op that this reader follows from.  So few
-    values are on a device at a time, and yet none is waited for::
+    """The values that a body reads from variables at their homes, with the op of the body after which each value is sent.  That
+    is the op that reads variables :data:`AHEAD` before the value's first reader; for the first values, it is an op from which
+    the reader follows.  So few values are on a device at a time, and yet no op waits for one::
 
         reads w0, w1, w2, w3 ...      w2 is sent after the op that reads w0, w3 after the one that reads w1
     """
@@ -131,13 +131,13 @@ def reads_anew(graph: OpGraph, homes: Homes, ops: Sequence[int]) -> Tuple[Tuple[
 
 
 def is_value_at_home(graph: OpGraph, homes: Homes, tensor: int) -> bool:
-    """Whether a tensor is a value, and no handle, of an op that runs at a variable's home."""
+    """Whether a tensor is a value, not a handle, of an op that runs at a variable's home."""
     record = graph.tensors[tensor]
     return record.op in homes.ops and record.dtype != "resource" and not record.dtype.endswith("_ref")
 
 
 def _dead_or_looped(graph: OpGraph, ops: Sequence[int]) -> Set[int]:
-    """Ops that nothing outside may wait for: of loops, and in branches of conditions that may not be taken."""
+    """Ops for which nothing outside may wait: ops of loops, and of branches of conditions that may not be taken."""
     in_loops = frames(graph)
     found: Set[int] = set()
     for index in ops:

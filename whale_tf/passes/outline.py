@@ -1,4 +1,4 @@
-"""Ops into bodies: of each TaskGraph what runs once, the early, the forward and the backward ops, and the optimizer's.
+"""Puts ops into bodies: for each TaskGraph its once, early, forward and backward ops, and the optimizer's ops.
 
 ::
 
@@ -7,9 +7,8 @@
     bodies      t0_forward {matmul, relu} ──> t1_forward {loss} ──> t1_backward {grad} ──> t0_backward {grad_matmul}
 
 A backward op never comes before a forward op of its TaskGraph, and early ops come before both, so each TaskGraph's bodies follow
-one another.  Where the schedule wants them apart, the backward ops that no other TaskGraph waits for are a body of their own,
-which follows the others: gradients of weights.  The optimizer's ops are in several bodies where they go back and forth between a
-TaskGraph and what runs once.
+one another.  If the schedule separates gradients of weights, the backward ops that no other TaskGraph waits for are another body,
+after the others.  The optimizer's ops are in several bodies if they go back and forth between a TaskGraph and ops that run once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from whale_tf.program import ALL, BACKWARD, BATCH_LEVEL, CLONED, EARLY, FORWARD,
 from whale_tf.schedule import schedule_of
 
 UNSENT = ("resource", "variant")  # nobody fetches tensors of these types
-NO_HOME = -1  # in place of a device
+NO_HOME = -1  # instead of a device
 
 
 def outline(program: Program, step: TrainingStep, plan: Plan) -> Program:
@@ -76,20 +75,20 @@ def _cloned(region: Region, weight: AbstractSet[int]) -> List[Body]:
 
 
 def splits_backward(plan: Plan) -> bool:
-    """Whether gradients of weights are bodies of their own."""
+    """Whether gradients of weights are separate bodies."""
     return plan.num_micro_batch > 1 and schedule_of(plan.schedule).splits
 
 
 def parted(step: TrainingStep, plan: Plan) -> TrainingStep:
-    """The step as passes and emission see it: where gradients of weights are apart, nothing that is sent waits for them."""
+    """The step as passes and emission see it.  If gradients of weights are separate, nothing that is sent waits for them."""
     if not splits_backward(plan):
         return step
     return step._replace(region=without_groups(step.region, _weight(without_groups(step.region))))
 
 
 def _weight(region: Region) -> Set[int]:
-    """Backward ops that no other TaskGraph waits for, and no loop of those that one does; none of a TaskGraph that nobody waits
-    for."""
+    """Backward ops for which neither another TaskGraph waits, nor a loop for which one waits.  There are none in a TaskGraph for
+    which no other one waits."""
     graph, home = region.graph, region.task_graph
     late = {index for index in region.late if step_of(region, index) == BACKWARD}
     units = [unit & late for unit in inseparable(region)]
@@ -107,13 +106,13 @@ def _weight(region: Region) -> Set[int]:
 
 
 def _rounds(region: Region) -> Dict[int, int]:
-    """Early op, or op of a section -> how many values of the whole mini-batch, or updates, it follows from, one after another."""
+    """Early op, or op of a section -> length of the chain of whole-mini-batch values and updates from which it follows."""
     combined = {key for key, conversions in region.batch.conversions.items()
                 if any(isinstance(conversion, Reduce) for conversion in conversions)}
     if not (combined or region.rereads or region.sections):
         return {}
     loops = loops_of([region.graph.ops[index] for index in region.ops], frames(region.graph))
-    least: Dict[int, int] = {}  # of the ops of a loop, which are in one body
+    least: Dict[int, int] = {}  # for the ops of a loop, which are in one body
     while True:
         rounds: Dict[int, int] = {}
         for op in region.graph.ops:
@@ -144,7 +143,7 @@ def _updates(step: TrainingStep, homes: Homes, left_out: AbstractSet[int]) -> Li
 def _in_rounds(
     graph: OpGraph, ops: Iterable[Op], owner: Mapping[int, Tuple[int, ...]]
 ) -> Dict[Tuple[int, Tuple[int, ...]], List[int]]:
-    """Ops by round and owner: what follows from another owner's op comes in a later round than that."""
+    """Ops by round and owner.  An op that follows from another owner's op comes in a later round."""
     rounds: Dict[int, int] = {}
     members: Dict[Tuple[int, Tuple[int, ...]], List[int]] = {}
     for op in ops:
@@ -168,7 +167,7 @@ def _body(
 
 
 def step_of(region: Region, index: int) -> str:
-    """The step that a batch-level op belongs to."""
+    """The step to which a batch-level op belongs."""
     if index in region.sections:
         return SECTION
     if index in region.early:
@@ -191,8 +190,9 @@ def reads_by_handle(graph: OpGraph, tensor: int) -> bool:
 
 
 def _is_result(region: Region, op: Op, tensor: int) -> bool:
-    """What a user is likely to fetch: results that nothing reads, and scalars that no gradient function made.  And what is
-    read by a variable's handle: a fetch that followed from another read could see the variable after its update."""
+    """The tensors that a user is likely to fetch: results that nothing reads, and scalars that no gradient function made.
+    Tensors that are read through a variable's handle are included, since a fetch through another read could see the updated
+    variable."""
     record = region.graph.tensors[tensor]
     if record.dtype in UNSENT or record.dtype.endswith("_ref"):
         return False

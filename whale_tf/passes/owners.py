@@ -1,21 +1,22 @@
-"""Which of several processes updates a variable, where homes are divided over all of them (ZeRO; Rajbhandari et al. 2020).
+"""Decides which of several processes updates a variable, if homes are divided over all of them (ZeRO; Rajbhandari et al. 2020).
 
-Every process runs a graph of its own, with the same ops.  The process that has a variable's home owns the variable: it alone
-keeps what the optimizer keeps for it and runs its update, and sends the new value to the others::
+Every process runs its own graph, with the same ops.  The process that has a variable's home owns the variable.  It alone keeps
+the variable's optimizer state and runs its update, and it sends the new value to the others::
 
     process 0, owner of v     sum of gradients ──> clip ──> ApplyAdam(v, m) ──> value ──> broadcast ──> end of the step
                                                      ^                                        ║
     process 1                 sum of gradients ──> norm                                  v = value ──> end of the step
 
-What follows from gradients and parameters alone, such as a global norm, each process computes for itself: it has both.  What
-follows from an optimizer's state (the norm of all changes, say) is sent by the owner as well, where something else reads it.
+Values that follow from gradients and parameters alone, such as a global norm, are computed by each process, which has both.
+Values that follow from an optimizer's state (such as the norm of all changes) are sent by the owner too, if something else reads
+them.
 
-What an owner sends goes in messages.  Variables whose gradients travel in one bucket share a message, those of one owner; so do
-numbers (such as the squares that a norm is made of) that no other message comes between.
+An owner sends its values in messages.  Its variables whose gradients travel in one bucket share a message, and so do numbers
+(such as the squares of a norm) if no other message comes between them.
 
-Under a loss scale a step may be skipped.  Whether it is follows from the sums of all gradients, so that all processes know;
-values are sent in every step, those of before in a skipped one.  A variable that forward and backward ops read is in every
-process and written by each, whatever it follows from: the loss scale itself, or a moving average of weights.
+Under a loss scale a step may be skipped.  That follows from the sums of all gradients, so all processes know it.  Values are
+sent in every step; in a skipped step these are the old ones.  A variable that forward and backward ops read is in every process
+and written by each, whatever it follows from: the loss scale itself, or a moving average of weights.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from whale_tf.ir.training_step import TrainingStep, owned
 from whale_tf.ir.traits import MERGES, SWITCHES, VARIABLES, traits
 from whale_tf.plan import Plan
 
-GATE_ATTR = "_whale_gate"  # of the op that decides about all writes of a step, in all processes alike
+GATE_ATTR = "_whale_gate"  # on the op that decides about all writes of a step, in all processes alike
 
 
 class Owners(NamedTuple):
-    """Equal in all processes, but for ``rank`` and ``left_out``.
+    """The owners of variables.  Equal in all processes, except for ``rank`` and ``left_out``.
 
     Attributes:
         rank: this process.
         process: trained variable -> the process that owns it.
-        state: variable that an optimizer keeps -> the trained one that it is for.
-        update: op that only the owner runs -> trained variable; those that follow from the optimizer's state, and writes.
-        sent: tensors of these ops that others read -> trained variable.
-        messages: what is sent, in an order that is the same in all processes.
-        gradients: gradients whose sums over all micro-batches and processes only the owner has -> trained variable.
-        left_out: ops that this process does not run: other processes' ``update``, and what nothing else reads.
+        state: variable that an optimizer keeps -> the trained variable to which it belongs.
+        update: op that only the owner runs (it follows from the optimizer's state, or writes) -> trained variable.
+        sent: tensor of these ops that others read -> trained variable.
+        messages: the messages, in an order that is the same in all processes.
+        gradients: gradient whose sum over all micro-batches and processes only the owner has -> trained variable.
+        left_out: ops that this process does not run: other processes' ``update``, and ops whose results nothing else reads.
     """
 
     rank: int = 0
@@ -58,7 +59,7 @@ class Owners(NamedTuple):
         return self.process[variable] == self.rank
 
     def writes(self, graph: OpGraph) -> Dict[int, Writes]:
-        """Of every variable that is updated."""
+        """Owners of all updated variables."""
         every = [op for op in self.update if traits(graph.ops[op].type).is_write]
         own = {op for op in every if target(graph, graph.ops[op]) == self.update[op]}
         follow: Set[int] = set()
@@ -74,14 +75,15 @@ class Owners(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one process sends to all others at once.
+    """A message from one process to all others.
 
     Attributes:
-        home: the device that it is sent from, one of its owner's.
-        task_graph: that it belongs to.
-        tensors: what others read; or
-        variables: whose new values it has.
-        is_late: it says only that what the optimizer keeps for these variables has been written, where that comes after them.
+        home: the device that sends it, one of the owner's.
+        task_graph: the TaskGraph to which it belongs.
+        tensors: the tensors that others read; or
+        variables: the variables whose new values it carries.
+        is_late: whether it only says that the optimizer state of these variables has been written, after the variables
+            themselves.
     """
 
     home: int
@@ -91,14 +93,14 @@ class Message(NamedTuple):
     is_late: bool = False
 
     def reads(self, graph: OpGraph) -> Tuple[int, ...]:
-        """The tensors of what it sends: of variables their handles or references; nothing where it is late."""
+        """The tensors it sends; for variables their handles or references; nothing if it is late."""
         if self.is_late:
             return ()
         return self.tensors or tuple(graph.ops[variable].outputs[0] for variable in self.variables)
 
 
 class Writes(NamedTuple):
-    """Writes of a variable, and of what its optimizer keeps for it: those that follow from no variable's write, and others."""
+    """Writes of a variable and of its optimizer state: those that follow from no variable's write, and the others."""
 
     value: Tuple[int, ...]
     state: Tuple[int, ...]
@@ -111,7 +113,7 @@ def target(graph: OpGraph, write: Op) -> int:
 
 
 def ancestors(graph: OpGraph, ops: Iterable[int]) -> Set[int]:
-    """What some ops wait for."""
+    """The ops that some ops wait for."""
     found: Set[int] = set()
     stack = list(ops)
     while stack:
@@ -123,10 +125,10 @@ def ancestors(graph: OpGraph, ops: Iterable[int]) -> Set[int]:
 
 
 def find_owners(step: TrainingStep, plan: Plan) -> Owners:
-    """See the module's docstring; nothing where one process has all homes.
+    """See the module's docstring.  There are no owners if one process has all homes.
 
     Raises:
-        UnsupportedOpError: what only one process can compute is needed in another one, and cannot be sent.
+        UnsupportedOpError: a value that only one process can compute is needed in another one, and cannot be sent.
     """
     if step.processes == 1:
         return Owners()
@@ -177,7 +179,7 @@ def _of_region(step: TrainingStep, variables: Mapping[int, int]) -> Dict[int, in
 
 
 def _at_owner(step: TrainingStep, of: Mapping[int, int], gradients: Mapping[int, int]) -> Dict[int, int]:
-    """Gradients that are sums, and that nothing but the update of their variables reads."""
+    """Gradients that are sums, and that only the update of their variables reads."""
     leaving = step.region.leaving()
     return {tensor: variable for tensor, variable in gradients.items()
             if step.region.batch.layout(tensor).is_partial and tensor in leaving
@@ -185,7 +187,7 @@ def _at_owner(step: TrainingStep, of: Mapping[int, int], gradients: Mapping[int,
 
 
 def _left_out(graph: OpGraph, of: Mapping[int, int], update: Mapping[int, int], away: Set[int]) -> FrozenSet[int]:
-    """Other processes' updates, and their owners' ops that lead to nothing else."""
+    """Other processes' updates, and the ops that lead to nothing else."""
     found = {op for op, variable in update.items() if variable in away}
     waits: Set[int] = {before for op in graph.ops if op.id not in found for before in op.control_inputs}
     for op in reversed(graph.ops):
@@ -207,20 +209,20 @@ def _sent(graph: OpGraph, update: Mapping[int, int], process: Mapping[int, int])
                 shape = graph.tensors[tensor].shape
                 if shape is None or None in shape:
                     raise UnsupportedOpError(
-                        f"zero over several processes: {graph.tensor_name(tensor)!r} follows from what the optimizer keeps for "
-                        f"{graph.ops[variable].name!r}, which process {process[variable]} has, and others read it, but its shape "
-                        f"is {shape}; give it a static shape, or set zero to 'none'")
+                        f"zero over several processes: {graph.tensor_name(tensor)!r} depends on the optimizer state of "
+                        f"{graph.ops[variable].name!r}, which only process {process[variable]} has, and others read it, but its "
+                        f"shape is {shape}; give it a static shape, or set zero to 'none'")
                 found[tensor] = variable
             elif target(graph, graph.ops[index]) != variable:
                 raise UnsupportedOpError(
-                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to what the optimizer keeps for "
-                    f"{graph.ops[variable].name!r}, which process {process[variable]} has, and what follows from other variables "
-                    "reads it; read its value before it is written, or set zero to 'none'")
+                    f"zero over several processes: {graph.tensor_name(tensor)!r} refers to the optimizer state of "
+                    f"{graph.ops[variable].name!r}, which only process {process[variable]} has, and ops that depend on other "
+                    "variables read it; read its value before it is written, or set zero to 'none'")
     return found
 
 
 def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
-    """First tensors, then variables in the order in which their gradients become ready, then what is late."""
+    """First tensors, then variables in the order in which their gradients become ready, then late messages."""
     graph, writes = step.graph, owners.writes(step.graph)
     home = {graph.op(name).id: (device, number) for number, task in enumerate(plan.task_graphs)
             for name, device in task.homes.items() if name in graph}
@@ -252,7 +254,7 @@ def _messages(step: TrainingStep, plan: Plan, owners: Owners) -> List[Message]:
 
 
 def _rounds(graph: OpGraph, sent: Mapping[int, int]) -> Dict[int, int]:
-    """Op -> how many tensors that are sent it follows from, one after another."""
+    """Op -> length of the chain of sent tensors from which it follows."""
     found: Dict[int, int] = {}
     for op in graph.ops:
         steps = [found.get(graph.tensors[tensor].op, 0) + (tensor in sent) for tensor in op.inputs]
@@ -262,7 +264,7 @@ def _rounds(graph: OpGraph, sent: Mapping[int, int]) -> Dict[int, int]:
 
 def _check_writes(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int], process: Mapping[int, int]) -> None:
     """Raises:
-        UnsupportedOpError: a variable is written by what follows from several, by alternative updates, or in some steps only.
+        UnsupportedOpError: a variable's update depends on several variables, has alternatives, or runs in some steps only.
     """
     written: Dict[int, List[Op]] = {}
     for op in graph.ops:
@@ -271,8 +273,8 @@ def _check_writes(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int,
         targets = [source for source in (graph.tensors[tensor].op for tensor in op.inputs) if source in variables]
         if targets and (op.id not in of or op.body):
             raise UnsupportedOpError(
-                f"zero over several processes: op {op.name!r} ({op.type}) writes {graph.ops[targets[0]].name!r} and follows from "
-                "other variables as well, or is a function, so that no single process can run it; set zero to 'none'")
+                f"zero over several processes: op {op.name!r} ({op.type}) writes {graph.ops[targets[0]].name!r} and also depends "
+                "on other variables, or is a function, so that no single process can run it; set zero to 'none'")
         for target in targets[:1]:
             written.setdefault(target, []).append(op)
     after = _after(graph, [op.id for ops in written.values() for op in ops])
@@ -281,19 +283,19 @@ def _check_writes(graph: OpGraph, of: Mapping[int, int], variables: Mapping[int,
             if target in process and one.id not in after[other.id]:
                 raise UnsupportedOpError(
                     f"zero over several processes: variable {graph.ops[target].name!r} has two updates ({one.name!r} and "
-                    f"{other.name!r}) that do not follow each other, and its new value is sent once a step; train it by one "
-                    "optimizer, or set zero to 'none'")
+                    f"{other.name!r}) in no fixed order, but its new value is sent once a step; train it with one optimizer, or "
+                    "set zero to 'none'")
         for op in ops:
             switch = _switch(graph, op)
             if switch is not None:
                 raise UnsupportedOpError(
                     f"zero over several processes: op {op.name!r} updates {graph.ops[target].name!r} in some steps only "
-                    f"({switch.name!r} decides), and its new value is sent in every step; update it in every step, or set zero "
+                    f"({switch.name!r} decides), but its new value is sent in every step; update it in every step, or set zero "
                     "to 'none'")
 
 
 def _after(graph: OpGraph, writes: List[int]) -> Dict[int, Set[int]]:
-    """Op -> the writes that it follows from."""
+    """Op -> the writes from which it follows."""
     found: Dict[int, Set[int]] = {}
     own = set(writes)
     for op in graph.ops:
@@ -303,7 +305,7 @@ def _after(graph: OpGraph, writes: List[int]) -> Dict[int, Set[int]]:
 
 
 def _switch(graph: OpGraph, write: Op) -> Optional[Op]:
-    """The op that decides whether a write runs, beside the one that decides about all."""
+    """The op that decides whether a write runs, apart from the op that decides about all writes."""
     stack, seen = [write.id], set()  # type: List[int], Set[int]
     while stack:
         op = graph.ops[stack.pop()]

@@ -1,12 +1,12 @@
-"""Which forward ops a backward pass does again, so that less lives from forward to backward.
+"""Chooses the forward ops that a backward pass repeats, so that fewer bytes live from forward to backward.
 
-What is kept instead is a minimum cut, in bytes::
+The tensors kept instead are a minimum cut, in bytes::
 
     x ──> half ──> product        wanted by the backward pass: half, sum, product
-    └───> sum ───────┘            kept: x, sum                 done again: half, product
+    └───> sum ───────┘            kept: x, sum                 repeated: half, product
 
-An op that is done again waits for the gradient that its first reader combines it with.  Otherwise all of them would run as soon
-as they can, and their results would live as long as what was not kept.
+A repeated op waits for the gradient with which its first reader combines it.  Otherwise all of them would run as soon as they
+can, and their results would live as long as the tensors that were not kept.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SOURCE, SINK = "source", "sink"
 
 
 class Redo:
-    """What a backward pass does again.
+    """The ops that a backward pass repeats.
 
     Args:
-        may: whether an op may be done again.
-        work: what that costs, in bytes that have to be saved.
+        may: whether an op may be repeated.
+        work: the cost of that, in bytes that must be saved.
         kept: tensors that are kept in any case.
-        local: operands (op, position) that an op does not read when it is done again.
+        local: operands (op, position) that an op does not read when it is repeated.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Redo:
         self._may, self._work, self._kept, self._local = may, work, kept, local
 
     def ops(self, wanted: Iterable[int]) -> Set[int]:
-        """The ops to do again, of which backward ops read the tensors ``wanted``."""
+        """The ops to repeat; backward ops read their tensors ``wanted``."""
         redone: Set[int] = set()
         for network in self._networks([tensor for tensor in wanted if tensor not in self._kept]):
             _, (_, behind) = nx.minimum_cut(network, SOURCE, SINK)
@@ -54,10 +54,10 @@ class Redo:
         return redone
 
     def _networks(self, wanted: Sequence[int]) -> List[nx.DiGraph]:
-        """The parts that nothing but ops which are not done again connects.
+        """The parts that are connected only by ops that are not repeated.
 
-        A tensor on the source's side is computed forward only; an edge ``op -> tensor`` that is cut is a tensor that is kept, an
-        edge ``source -> op`` that is cut an op that is done again.
+        A tensor on the source's side is computed in the forward pass only.  A cut edge ``op -> tensor`` is a tensor that is
+        kept, and a cut edge ``source -> op`` is an op that is repeated.
         """
         whole, known = nx.Graph(), {}  # type: nx.Graph, Dict[int, bool]
         stack, edges = list(wanted), []  # type: List[int], List[Tuple]
@@ -86,13 +86,13 @@ class Redo:
         networks: Dict[int, nx.DiGraph] = {}
         for a, b, capacity in edges:
             number = part_of.get(b if a == SOURCE else a)
-            if number is not None:  # else nothing to choose
+            if number is not None:  # otherwise there is nothing to choose
                 network = networks.setdefault(number, nx.DiGraph())
                 network.add_edge(a, b, **({} if capacity is None else {"capacity": capacity}))
         return list(networks.values())
 
     def _price(self, tensor: int) -> int:
-        """Bytes that it costs to keep a tensor; what all micro-batches share is kept anyway."""
+        """Bytes that keeping a tensor costs.  Tensors that all micro-batches share are kept anyway."""
         if tensor in self._kept:
             return 0
         producer = self._graph.producer(tensor)
@@ -107,17 +107,17 @@ class Redo:
 
 
 def one_example(graph: OpGraph) -> OpGraph:
-    """The graph with one for every size that it leaves open."""
+    """The graph with 1 for every size that it leaves open."""
     return graph.with_shapes({
         t: tuple(1 if size is None else size for size in record.shape)
         for t, record in enumerate(graph.tensors) if record.shape is not None and None in record.shape})
 
 
 def waits(graph: OpGraph, redone: AbstractSet[int], own: AbstractSet[int]) -> Dict[int, int]:
-    """Op done again -> op among ``own``, the backward ones, that it waits for.
+    """Repeated op -> op among ``own``, the backward ops, for which it waits.
 
-    Its first reader in graph order reads a gradient, too.  Nothing that this gradient is computed from reads the op: that would
-    come before its first reader.
+    Its first reader in graph order also reads a gradient.  No op from which this gradient is computed reads the repeated op,
+    since that reader would come before the first one.
     """
     first: Dict[int, int] = {}
     found: Dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Bodies into calls, on the Plan's devices: one for each model replica, micro-batch and replica, or one for each copy.
+"""Makes calls of bodies on the Plan's devices: one for each model replica, micro-batch and replica, or one for each copy.
 
 A call takes a tensor of its own TaskGraph from the call with the same coordinates.  Between TaskGraphs with different numbers of
 replicas it takes the parts that overlap its own (``whale_tf.bridges``).  Ops that run once take the values of all clones.
@@ -16,7 +16,7 @@ from whale_tf.program import ALL, CLONED, EVERY, ORIGINAL, SECTION, Body, Call, 
 
 
 def replicate(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """The calls of every body, in the order of the examples they work on."""
+    """The calls of every body, in the order of their examples."""
     number: Dict[Tuple[int, Clone], int] = {}
     for index, body in enumerate(program.bodies):
         for clone in _places(plan, body):
@@ -46,7 +46,7 @@ def _places(plan: Plan, body: Body) -> List[Clone]:
 
 
 def _pieces(step: TrainingStep, plan: Plan, source: Body, reader: Body, tensor: int, clone: Clone) -> List[Clone]:
-    """Coordinates of the calls that a call takes a tensor from."""
+    """Coordinates of the calls from which a call takes a tensor."""
     producer = source.task_graph
     if source.step not in CLONED:
         if producer == ALL or source.step == SECTION:
@@ -54,7 +54,7 @@ def _pieces(step: TrainingStep, plan: Plan, source: Body, reader: Body, tensor: 
         if clone.g == ALL:
             return [ORIGINAL.clone]
         return [copy_for(plan, producer, clone).clone]
-    if reader.step == SECTION:  # the same in all clones, or else combined
+    if reader.step == SECTION:  # the same in all clones, otherwise combined
         return clones(plan, producer)[:1]
     if reader.step not in CLONED:
         return clones(plan, producer)
@@ -68,7 +68,7 @@ def clones(plan: Plan, task_graph: int) -> List[Clone]:
 
 
 def copies(plan: Plan, task_graph: int) -> List[Copy]:
-    """All copies of a TaskGraph's variables and of what does not depend on an example, the original first."""
+    """All copies of a TaskGraph's variables and of ops that do not depend on an example, the original first."""
     task = plan.task_graphs[task_graph]
     if task.variables == "shared":
         return [ORIGINAL]
@@ -84,7 +84,7 @@ def copy_for(plan: Plan, task_graph: int, place: Union[Clone, Copy]) -> Copy:
 
 
 def devices_of(plan: Plan, task_graph: int, clone: Clone) -> Tuple[int, ...]:
-    """The devices of a clone or copy: under ``split`` all of the replica's, which share its ops."""
+    """The devices of a clone or copy.  Under ``split`` these are all devices of the replica, which share its ops."""
     if task_graph == ALL:
         return ()
     task = plan.task_graphs[task_graph]
@@ -106,12 +106,12 @@ def pieces_of(step: TrainingStep, plan: Plan, tensor: int, consumer: int, clone:
     if layout.is_partial or layout.kind in EXTREMES:
         return [clone._replace(r=r) for r in range(count)]
     if layout.kind == EXTENT.kind:
-        return []  # it follows from the clone's own number of examples
+        return []  # it depends on the clone's own number of examples
     return [clone._replace(r=clone.r % count)]
 
 
 def is_bridged(plan: Plan, producer: int, consumer: int) -> bool:
-    """Whether two TaskGraphs cut a micro-batch at different places; else tensors cross one to one."""
+    """Whether two TaskGraphs cut a micro-batch at different places.  Otherwise tensors cross one to one."""
     return producer != consumer and _cuts(plan.task_graphs[producer]) != _cuts(plan.task_graphs[consumer])
 
 

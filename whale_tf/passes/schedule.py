@@ -1,8 +1,8 @@
-"""Calls into the order of each replica's schedule (``whale_tf.schedule``).
+"""Puts calls into the order of each replica's schedule (``whale_tf.schedule``).
 
-There is one order for each device, over all TaskGraphs that it runs.  A step waits for the last step before it of another
-micro-batch, and for the gradients of that step to be added up.  Data edges put the forward and the backward steps of one
-micro-batch in order, so no edge is needed between these.  Gradients of weights, which are apart, wait for whatever is before::
+There is one order for each device, over all TaskGraphs that it runs.  A step waits for the last preceding step of another
+micro-batch, and for the gradients of that step to be added up.  Data edges order the forward and the backward steps of one
+micro-batch, so no edge is needed between these.  Gradients of weights, if separate, wait for whatever step comes before::
 
     F0 ──> F1 ──> B0 ──> F2 ──> B1 ...               (backward first, two forwards ahead)
     F0 ──> F1 ──> B0 ──> W0 ──> F2 ──> B1 ...        (zero bubble)
@@ -44,7 +44,7 @@ SCHEDULED, AFTER = (BRIDGE, *STEPS, ACCUMULATE), (SYNCHRONISE, MERGE, UPDATE, BR
 
 
 def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """The same calls, those of one replica in the order of its schedule, each after the one the schedule puts before it.
+    """The same calls, with those of one replica in the order of its schedule, each after its predecessor in the schedule.
 
     Raises:
         PlanError: the steps would wait for each other.
@@ -57,8 +57,8 @@ def order_calls(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def orders_of(plan: Plan) -> List[Sequence[Step]]:
-    """The steps of each device, or of each TaskGraph's devices, in order.  A TaskGraph that holds another one's batch part
-    has the order of that one."""
+    """The steps of each device, or of each TaskGraph's devices, in order.  A TaskGraph that holds the batch part of another one
+    has the order of that TaskGraph."""
     whole = [task for task in plan.task_graphs if task.batch_of is None]
     homes = places_of([task.devices for task in whole]) if schedule_of(plan.schedule).homes else None
     found: List[Sequence[Step]] = list(orders(plan.schedule, plan.num_micro_batch, [task.warmup for task in whole], homes))
@@ -70,12 +70,12 @@ def orders_of(plan: Plan) -> List[Sequence[Step]]:
 
 
 def held(plan: Plan) -> Tuple[int, ...]:
-    """Of each TaskGraph, how many micro-batches' activations it holds at most."""
+    """For each TaskGraph, the largest number of micro-batches whose activations it holds."""
     return in_flight(orders_of(plan), len(plan.task_graphs))
 
 
 def _waiting(program: Program, found: Sequence[Sequence[Step]]) -> Program:
-    """Each call after those that the schedule puts before it."""
+    """Puts each call after its predecessors in the schedule."""
     places: Dict[Tuple[int, str, int, int, int], List[int]] = {}
     for number, call in enumerate(program.calls):
         body = program.bodies[call.body]
@@ -100,7 +100,7 @@ def _waiting(program: Program, found: Sequence[Sequence[Step]]) -> Program:
 
 
 def _sequence(program: Program, found: Sequence[Sequence[Step]]) -> List[int]:
-    """Call numbers: what comes before the schedule, each replica's schedule with its bridges and sums, what comes after."""
+    """Call numbers in order: calls before the schedule, each replica's schedule with its bridges and sums, calls after it."""
     places = {step: (number, place) for number, order in enumerate(found) for place, step in enumerate(order)}
     first = {step.task_graph: (number, -1) for step, (number, _) in places.items()}
     is_pipeline = any(order[0].micro_batch != order[-1].micro_batch for order in found if order)
@@ -134,8 +134,8 @@ def backward_order(plan: Plan, task_graph: int) -> List[int]:
 
 
 def pairs(order: Sequence[Step]) -> List[Tuple[Step, Step]]:
-    """(step, next step): the step before it, or, where that is of the same micro-batch and so ordered by data, the one before
-    that."""
+    """Pairs (step, next step).  The first is the preceding step or, if that has the same micro-batch and so is ordered by data,
+    the one before it."""
     found = []
     for i, after in enumerate(order):
         for before in reversed(order[:i]):
@@ -169,8 +169,8 @@ def _check_acyclic(program: Program, plan: Plan, found: Sequence[Sequence[Step]]
 
 
 def body_graph(program: Program, steps: Sequence[str] = STEPS) -> nx.DiGraph:
-    """Bodies of some steps, and an edge from each to those that wait for an op of it, by data or control.  The schedule leaves
-    early bodies out: a value over all clones comes between them and the others."""
+    """Bodies of some steps, with an edge from each to the bodies that wait for one of its ops, by data or control.  The schedule
+    leaves out early bodies, because a value over all clones comes between them and the others."""
     body_of = {op: number for op, number in program.body_of().items() if program.bodies[number].step in steps}
     result = nx.DiGraph()
     result.add_nodes_from(set(body_of.values()))

@@ -1,9 +1,9 @@
-"""Bodies into leaner ones, for calls of functions: the arguments of a call live until it ends, so what crosses is what costs.
+"""Makes bodies leaner for calls of functions.  A call's arguments live until it ends, so tensors that cross cost memory.
 
-Two things are left out of what the forward body of a TaskGraph gives to its backward body:
+A TaskGraph's forward body does not pass two kinds of tensors to its backward body:
 
-- What only dead ops read.  The gradient of a product, say, is made for both operands, also where one of them is a constant.
-- What cheap ops can compute again (``whale_tf.passes.redo``).
+- tensors that only dead ops read (the gradient of a product is made for both operands, even if one of them is a constant);
+- tensors that cheap ops can compute again (``whale_tf.passes.redo``).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from whale_tf.plan import Plan
 from whale_tf.profiler.op_cost import tensor_bytes
 from whale_tf.program import BACKWARD, CLONED, FORWARD, WEIGHT, Body, Program
 
-REDO = 0.25  # bytes that have to be saved for each byte that is computed again
-MOST_FLOPS = 1.0  # for each element; an op that takes more is not done again
+REDO = 0.25  # bytes that must be saved for each recomputed byte
+MOST_FLOPS = 1.0  # FLOPs per element; an op that takes more is not repeated
 
 
 def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
-    """The same bodies without dead ops, and with less to carry from forward to backward; inlined bodies as they are."""
+    """The same bodies without dead ops, and with fewer bytes from forward to backward.  Inlined bodies do not change."""
     region = step.region
     if not choose_form(program, region, plan).is_called:
         return program
@@ -46,7 +46,7 @@ def spare(program: Program, step: TrainingStep, plan: Plan) -> Program:
 
 
 def _live(program: Program, region: Region) -> Set[int]:
-    """Ops of called bodies that something outside of them, or a user, may need."""
+    """Ops of called bodies that outside ops or a user may need."""
     graph = region.graph
     members = {index for body in program.bodies if body.step in CLONED for index in body.ops}
     elsewhere = read_elsewhere(region)
@@ -64,7 +64,8 @@ def _live(program: Program, region: Region) -> Set[int]:
 
 
 def _is_shown(region: Region, tensor: int) -> bool:
-    """Whether a body returns a tensor for the user alone: what a gradient function made and nothing reads, it does not."""
+    """Whether a body returns a tensor only for the user.  It does not if a gradient function made the tensor and nothing reads
+    it."""
     graph, record = region.graph, region.graph.tensors[tensor]
     op = graph.ops[record.op]
     if record.dtype in UNSENT or record.dtype.endswith("_ref"):
@@ -85,7 +86,7 @@ def _with_runs(region: Region, body: Body, runs: Iterable[int], waits: Sequence[
 
 
 def _in_backward(region: Region, forward: Body, backward: Body) -> Body:
-    """The backward body with all that it does again."""
+    """The backward body with the ops that it repeats."""
     graph, sizes = region.graph, one_example(region.graph)
     batch, members = region.batch, set(forward.runs)
     reduced = {op for (op, _), steps in batch.conversions.items() if any(isinstance(step, Reduce) for step in steps)}
@@ -103,7 +104,7 @@ def _in_backward(region: Region, forward: Body, backward: Body) -> Body:
 
 
 def _is_cheap(graph: OpGraph, op: Op) -> bool:
-    """Whether an op gives the same again, at little cost."""
+    """Whether an op gives the same result again, at little cost."""
     row = traits(op.type)
     if row.role is not Role.COMPUTE or row.state is not State.NONE or op.control_inputs:
         return False

@@ -1,4 +1,4 @@
-"""What holds of a Program after each pass."""
+"""The properties that hold for a Program after each pass."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Pass(NamedTuple):
     """One step of the compilation.
 
     Attributes:
-        requires: property of the program that it takes (a key of :data:`PROPERTIES`).
-        ensures: property of the program that it gives.
+        requires: property of the program that the pass takes (a key of :data:`PROPERTIES`).
+        ensures: property of the program that it returns.
     """
 
     name: str
@@ -28,10 +28,10 @@ class Pass(NamedTuple):
 
 
 def verify(program: Program, step: TrainingStep, plan: Plan, done: Pass) -> None:
-    """Check what a pass ensures, and all that the passes before it did.
+    """Check what a pass ensures, and what all passes before it ensure.
 
     Raises:
-        AssertionError: with everything that does not hold.
+        AssertionError: something does not hold; the message lists everything.
     """
     for name, check in PROPERTIES.items():
         wrong = check(program, step, plan)
@@ -132,7 +132,7 @@ def _synchronised(program: Program, step: TrainingStep, plan: Plan) -> List[str]
 
 
 def _sent(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
-    """What another process computes, or what others read as well, comes from a message."""
+    """Checks that values which another process computes, or which others read too, come from a message."""
     sent = {tensor for body in program.bodies if body.step == BROADCAST for tensor in body.outputs}
     wrong = []
     for number, call in enumerate(program.calls):
@@ -151,7 +151,7 @@ def _ordered(program: Program, step: TrainingStep, plan: Plan) -> List[str]:
 
 
 def _takers(program: Program, applies: Callable[[Body, int], bool], kind: str) -> List[str]:
-    """Calls that read a tensor which only calls of one kind may give them, and do not take it from one."""
+    """Calls that read a tensor from a call of the wrong kind, although only calls of one kind may provide it."""
     wrong = []
     asked = [[tensor for tensor in body.inputs if applies(body, tensor)] for body in program.bodies]
     for number, call in enumerate(program.calls):

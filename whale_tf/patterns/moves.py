@@ -1,14 +1,14 @@
-"""A change of spread as a recipe: what the devices send each other, and what they add up.
+"""Recipes for a change of spread: the messages between devices, and the sums they compute.
 
-For a tensor of ``S`` bytes on ``n`` devices, as the split executor does it::
+For a tensor of ``S`` bytes on ``n`` devices, the split executor does the following::
 
     from \\ to     once               everywhere                shard
     once          -                  0 sends all of it         0 sends each its part
     shard         all send to 0      all send to all           each sends each what lies in its part
     partial       terms to 0, added  the same, then 0 sends    each gets its part of every term, and adds
 
-One recipe has one price.  Its bytes are what patterns are chosen by (Whale section 3.2.2; ring collectives move as many), its
-seconds what Rhino's search minimises::
+One recipe has one price.  Patterns are chosen by its bytes (Whale section 3.2.2; ring collectives move as many), and Rhino's
+search minimises its seconds::
 
     bytes         once           everywhere      shard
     once          0              (n-1) S         (n-1)/n S
@@ -23,18 +23,19 @@ from typing import Callable, Iterable, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.patterns.spread import EACH, EVERYWHERE, ONCE, Spread, everywhere, partial, shard
 
-MANY = 64  # devices; the parts of more of them are taken to be equal
-FIRST = 0  # the device that has what is there once
+MANY = 64  # devices; with more of them, parts are assumed to be equal
+FIRST = 0  # the device that holds tensors of which there is one copy
 Message = Tuple[int, int, float]  # sender, receiver, part of the tensor
 
 
 class Step(NamedTuple):
-    """Messages, all at once, and what is added up then.
+    """Messages that are sent at once, and the sums that follow.
 
     Attributes:
-        devices: how many.
-        listed: the messages one by one; ``to_each``: or the part that every device sends every other one.
-        added: (device, part of the tensor that one term is) of what is added up from as many terms.
+        devices: number of devices.
+        listed: the messages one by one.
+        to_each: if nothing is listed, the part that every device sends to every other device.
+        added: (device, size of one term as a part of the tensor) for each sum; a sum has one term per device.
     """
 
     devices: int
@@ -51,7 +52,7 @@ class Step(NamedTuple):
 
     @property
     def parts(self) -> float:
-        """What all messages are together, of the tensor."""
+        """The total size of all messages, as a part of the tensor."""
         return self.to_each * self.devices * (self.devices - 1) + sum(part for _, _, part in self.listed)
 
 
@@ -60,7 +61,7 @@ Recipe = Tuple[Step, ...]
 
 @functools.lru_cache(maxsize=4096)
 def moves(have: Spread, need: Spread, count: int) -> Optional[Recipe]:
-    """How a tensor on ``count`` devices gets from one spread to another; None: it cannot (nothing becomes terms of a sum)."""
+    """The recipe that changes a tensor's spread on ``count`` devices; None if there is none (nothing becomes terms of a sum)."""
     if have == need or have.kind == EACH:
         return ()
     if need.is_partial or need.kind == EACH:
@@ -85,12 +86,12 @@ def moves(have: Spread, need: Spread, count: int) -> Optional[Recipe]:
 
 
 def all_sum(count: int) -> Recipe:
-    """One term on each device to the sum on every device, by way of the first: what becomes of a gradient of model replicas."""
+    """From one term on each device to the sum on every device, through the first one, as for gradients of model replicas."""
     return _step(count, [(j, FIRST, 1.0) for j in range(count)], ((FIRST, 1.0),)), _from_first(count)
 
 
 def exchange(count: int) -> Recipe:
-    """Inside an op: the bytes that change devices go half to the first one, half back."""
+    """The exchange inside an op: half of the bytes that change devices go to the first device, and half go back."""
     part = 0.5 / max(count - 1, 1)
     return (_step(count, [way for j in range(1, count) for way in ((j, FIRST, part), (FIRST, j, part))]),)
 
@@ -103,8 +104,8 @@ def recipe_bytes(recipe: Optional[Recipe], size: float) -> float:
 
 
 def moved_bytes(have: Spread, need: Spread, size: float, count: int) -> float:
-    """Bytes that change devices when a tensor of ``size`` bytes goes from one spread to another, of which parts are taken to be
-    equal: then a whole tensor and shards are brought into any third spread for the same bytes, which the search rests on."""
+    """Bytes that change devices when a tensor of ``size`` bytes goes from one spread to another.  Parts are assumed to be equal.
+    Then a whole tensor and shards can be brought into any third spread for the same bytes, on which the search relies."""
     if have == need:
         return 0.0
     return recipe_bytes(moves(_equal(have, 0, count), _equal(need, 1, count), count), size)
@@ -113,8 +114,8 @@ def moved_bytes(have: Spread, need: Spread, size: float, count: int) -> float:
 def gradient_bytes(have: Spread, need: Spread, size: float, count: int) -> float:
     """Bytes that the gradient of a tensor moves on its way back through ``have -> need``.
 
-    The gradient of a term of a sum is the whole gradient, on every device; what every device read whole comes back as the
-    terms of a sum.
+    The gradient of a term of a sum is the whole gradient, on every device.  The gradient of a tensor that every device read whole
+    comes back as the terms of a sum.
     """
     back = partial if need.kind == EVERYWHERE else everywhere if need.is_partial else need
     target = everywhere if have.is_partial else have
@@ -122,12 +123,12 @@ def gradient_bytes(have: Spread, need: Spread, size: float, count: int) -> float
 
 
 def share(spread: Spread, device: int) -> float:
-    """A device's part of a tensor; what is whole or a term of a sum is whole."""
+    """A device's part of a tensor; 1 if the tensor is whole or a term of a sum."""
     return spread.sizes[device] / sum(spread.sizes) if spread.is_shard else 1.0
 
 
 def largest_share(spread: Spread) -> float:
-    """The largest part that a device holds; what is each device's own has no part."""
+    """The largest part that a device holds; tensors that belong to each device have no part."""
     if spread.kind == EACH:
         return 0.0
     return max(spread.sizes) / sum(spread.sizes) if spread.is_shard else 1.0
@@ -142,7 +143,7 @@ def _step(count: int, messages: Sequence[Message], added: Tuple[Tuple[int, float
 
 
 def _among(count: int, parts: Spread, part: Callable[[int, int], float], added: Tuple[Tuple[int, float], ...] = ()) -> Step:
-    """Every device sends to every other one: as much to each where parts are equal, or so many that it makes no difference."""
+    """Every device sends to every other one, the same amount if parts are equal or there are too many devices to matter."""
     if len(set(parts.sizes)) == 1 or count > MANY:
         return Step(count, (), part(0, min(1, count - 1)), added)
     return _step(count, [(j, i, part(j, i)) for j in range(count) for i in range(count)], added)
@@ -153,7 +154,7 @@ def _from_first(count: int) -> Step:
 
 
 def _overlap(have: Spread, need: Spread, source: int, target: int) -> float:
-    """Part of shard ``source`` that lies in shard ``target`` of another division of the same dimension."""
+    """The part of shard ``source`` that overlaps shard ``target`` of another division of the same dimension."""
     here, there = float(sum(have.sizes)), float(sum(need.sizes))
     begin = max(have.starts[source] / here, need.starts[target] / there)
     end = min((have.starts[source] + have.sizes[source]) / here, (need.starts[target] + need.sizes[target]) / there)

@@ -1,4 +1,4 @@
-"""Ops that make a tensor from nothing, under ``init: sharded``: constants and random numbers, part by part."""
+"""Ops without inputs under ``init: sharded``: constants and random numbers are made part by part."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from whale_tf.patterns.strategy import ADVANCED, CUT, RESEEDED, SHARDS, Localise
 
 
 def source(op: Op, view: View, spread: Spread) -> Optional[Strategy]:
-    """A constant or random numbers, made in parts; None: they cannot be.
+    """The strategy that makes a constant or random numbers in parts; None if there is none.
 
-    The kernels of Philox generators make element ``j`` of their result from counter ``j // group``, wherever they run, so a
-    part is drawn by counting on from there (``advanced``; Rhino section 6.3).  Other seeded draws take a seed of their own
+    The kernels of Philox generators compute element ``j`` of their result from counter ``j // group``, wherever they run, so a
+    part is drawn by counting from its first element (``advanced``; Rhino section 6.3).  Other seeded draws take a separate seed
     for each part, which gives other numbers of the same distribution (``reseeded``).
     """
     whole = (everywhere,) * len(op.inputs)

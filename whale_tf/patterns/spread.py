@@ -1,14 +1,14 @@
-"""How a tensor of a ``split`` TaskGraph lies over the TaskGraph's devices.
+"""The spread of a ``split`` TaskGraph's tensor over the TaskGraph's devices.
 
 ::
 
     once        one whole copy, on the first device; others read it from there
-    everywhere  every device has it whole (what an op may need; nothing is kept this way)
+    everywhere  every device has it whole (an op may need this; nothing is kept this way)
     shard       device ``i`` has ``sizes[i]`` of dimension ``dim``, in order
-    partial     the devices' values add up
-    each        every device has something of its own that only its own ops read (a kernel's reserve space)
+    partial     the devices' values are terms of a sum
+    each        every device has a different value that only its own ops read (a kernel's reserve space)
 
-A tensor is replicated (Whale: ShardingInfo all zeros) as one copy that is computed once: the other devices read it.
+A replicated tensor (Whale: ShardingInfo all zeros) is one copy, which is computed once and read by the other devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ONCE, EVERYWHERE, SHARD, PARTIAL, EACH = "once", "everywhere", "shard", "partial
 
 
 class Spread(NamedTuple):
-    """See the module's docstring; ``dim`` and ``sizes`` are of ``shard`` only."""
+    """See the module's docstring.  Only ``shard`` has ``dim`` and ``sizes``."""
 
     kind: str
     dim: int = -1

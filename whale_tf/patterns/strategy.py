@@ -1,4 +1,4 @@
-"""The ways in which one op can run on several devices, read off its sharding rule.
+"""The ways in which one op can run on several devices, derived from its sharding rule.
 
 A rule names the factors of an op's dimensions.  Dividing one factor over the devices is a strategy: operands and results
 that have the factor are sharded, operands that lack it are needed whole, and results that lack it are terms of a sum::
@@ -6,8 +6,8 @@ that have the factor are sharded, operands that lack it are needed whole, and re
     MatMul mk,kn->mn      n  column (Whale SP1)     x whole,          W sharded(1)  ->  y sharded(1)
                           k  row    (Whale SP2)     x sharded(1),     W sharded(0)  ->  y partial
 
-Besides: an op that is linear in an operand works on the terms of a sum (``linear``), and some ops whose rule needs a factor
-whole have a recipe that exchanges a few numbers per example instead of the operand (:mod:`whale_tf.patterns.recipes`).
+There are two more kinds.  An op that is linear in an operand works on the terms of a sum (``linear``).  Some ops whose rule needs
+a factor whole have a recipe that exchanges a few numbers per example instead of the operand (:mod:`whale_tf.patterns.recipes`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from whale_tf.ir.rules.shape import refine
 from whale_tf.ir.traits import CONTRACTIONS, CONVOLUTIONS, LOOK_UPS, RANDOM, SHAPE_ONLY, Recipe, traits
 from whale_tf.patterns.spread import Spread, each, everywhere, once, partial, shard
 
-# What only moves elements is done again on every device that needs its result: the operand is sent once, for all of them.
+# Ops that only move elements run again on every device that needs their result; the operand is sent once, for all of them.
 # How a strategy is carried out.
 ONCE, SHARDS, LINEAR, SIZES, EXTREME = "once", "shards", "linear", "sizes", "extreme"
 CLASSES, SOFTMAX, LOOK_UP, ROWS = "classes", "softmax", "look-up", "rows"
@@ -41,7 +41,7 @@ CUT, ADVANCED, RESEEDED = "cut", "advanced", "reseeded"
 
 
 class Localise(NamedTuple):
-    """Element ``element`` of the shape operand ``position`` is ``sizes[i]`` on device ``i``."""
+    """On device ``i``, element ``element`` of the shape operand ``position`` is ``sizes[i]``."""
 
     position: int
     element: int
@@ -52,12 +52,12 @@ class Strategy(NamedTuple):
     """One way to run an op.
 
     Attributes:
-        pattern: its name for people (``column``, ``row``, ``embedding`` ...); ``patterns.force`` takes it.
-        how: what carries it out (the constants above).
+        pattern: the name that users see (``column``, ``row``, ``embedding`` ...) and give to ``patterns.force``.
+        how: how it is carried out (the constants above).
         needs: spread of every operand.
         gives: spread of every result.
         localise: shape operands that differ from device to device.
-        weights: a mean over a divided factor: each device's share of the elements.
+        weights: for a mean over a divided factor, each device's share of the elements.
         exchanged: elements that change devices inside the recipe.
     """
 
@@ -71,22 +71,22 @@ class Strategy(NamedTuple):
 
 
 class Strategies(NamedTuple):
-    """``reasons``: why a factor that one might divide is not among the strategies."""
+    """Strategies, and the ``reasons`` why factors that could be divided are not among them."""
 
     found: List[Strategy]
     reasons: List[str]
 
 
 def computed_once(op: Op, pattern: str = "once") -> Strategy:
-    """On the first device, whole; ``batch``: on every device, for the examples that are there."""
+    """The op runs whole, on the first device; under ``batch`` on every device, for the device's examples."""
     return Strategy(pattern, ONCE, (once,) * len(op.inputs), (once,) * len(op.outputs))
 
 
 def strategies(op: Op, view: View, shares: Sequence[int], batch: Mapping[int, int]) -> Strategies:
-    """Every strategy of an op but the one that computes it once.
+    """Every strategy of an op except the one that computes it once.
 
     Args:
-        shares: how much of a divided dimension each device takes, in proportion.
+        shares: the proportions in which the devices take a divided dimension.
         batch: tensor -> the dimension that counts examples, which micro-batches divide and ``split`` leaves alone.
     """
     if op.type in SHAPE_ONLY or op.type in RANDOM or op.body:
@@ -102,12 +102,12 @@ def strategies(op: Op, view: View, shares: Sequence[int], batch: Mapping[int, in
 
 
 def _holds_elements(op: Op) -> bool:
-    """Whether an op writes or reads a tensor list, tensor array or stack, whose shape says the size of whole elements."""
+    """Whether an op writes or reads a tensor list, tensor array or stack, whose shape is that of whole elements."""
     return traits(op.type).rule.startswith("control_flow.element")
 
 
 def look(op: Op, view: View, batch: Mapping[int, int]) -> Hashable:
-    """Ops that look the same have the same strategies: type, attributes, shapes, constant operands and batch dimensions."""
+    """A key (type, attributes, shapes, constant operands, batch dimensions).  Ops with equal keys have the same strategies."""
     tensors = view.graph.tensors
     attrs = [(name, value if isinstance(value, (bool, int, float, str)) else repr(value)) for name, value in op.attrs.items()
              if name[0] != "_" and name not in ("shared_name", "container")]
@@ -122,7 +122,7 @@ def look(op: Op, view: View, batch: Mapping[int, int]) -> Hashable:
 
 
 def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy]:
-    """The strategy that makes result number ``result`` spread as asked; None: there is none."""
+    """The strategy that gives result number ``result`` the spread ``spread``; None if there is none."""
     if op.body or op.type in RANDOM or _holds_elements(op):
         return None
     try:
@@ -142,7 +142,7 @@ def giving(op: Op, view: View, result: int, spread: Spread) -> Optional[Strategy
 
 
 def sharding_rule(op: Op, view: View) -> Rule:
-    """The op's rule; a reshape with dimensions of unknown size is read from both ends."""
+    """The op's rule.  A reshape with dimensions of unknown size is matched from both ends."""
     if op.type == "Reshape":
         before, after = view.shape(op.inputs[0]), view.shape(op.outputs[0])
         if before is not None and after is not None and None in before + after:
@@ -151,7 +151,7 @@ def sharding_rule(op: Op, view: View) -> Rule:
 
 
 def _reshape_from_both_ends(before: Sequence[Optional[int]], after: Sequence[Optional[int]]) -> Rule:
-    """Leading dimensions of equal sizes are the same, and what follows is a reshape of its own."""
+    """Leading dimensions of equal sizes are the same; the remaining dimensions are a separate reshape."""
     first = 0
     while first < min(len(before), len(after)) and before[first] == after[first] is not None:
         first += 1
@@ -162,8 +162,8 @@ def _reshape_from_both_ends(before: Sequence[Optional[int]], after: Sequence[Opt
 
 
 class Sizes(View):
-    """A view that also knows the sizes that follow from rules: those of a Reshape from its shape operand, others from the
-    operands'."""
+    """A view that also knows sizes that follow from rules: a Reshape's sizes from its shape operand, others from the operands'
+    sizes."""
 
     def __init__(self, graph: OpGraph) -> None:
         super().__init__(graph)
@@ -181,11 +181,11 @@ class Sizes(View):
         return self._shapes[tensor]
 
     def stored(self, tensor: int) -> Shape:
-        """A tensor's shape; of a resource variable's handle, the variable's."""
+        """A tensor's shape.  The handle of a resource variable has the variable's shape."""
         return _stored(self, tensor)
 
     def _known(self, tensor: int, shape: Shape) -> Optional[List[Optional[int]]]:
-        """Sizes as far as the op's rule tells them, of a result whose ``shape`` says less; None: not even how many."""
+        """Sizes of a result according to the op's rule, if ``shape`` says less; None if even the rank is unknown."""
         op = self.graph.producer(tensor)
         if op.type == "Reshape":
             value = self.value(op.inputs[1])
@@ -220,7 +220,7 @@ class _Finder:
             elif size < self.count:
                 reasons.append(f"dimension {factor!r} has {size} elements, fewer than {self.count} devices")
             elif not self._shapes_are_known(factor):
-                reasons.append(f"dimension {factor!r} is a shape operand's, which follows from data")
+                reasons.append(f"dimension {factor!r} belongs to a shape operand that follows from data")
             else:
                 strategy = self._divide(factor, apportion(self.shares, size, 1))
             if strategy is not None:
@@ -251,7 +251,7 @@ class _Finder:
         return found
 
     def _place(self, dims: AnyDims, factor: str, sizes: Tuple[int, ...]) -> Optional[Spread]:
-        """Spread of a tensor whose ``factor`` is divided; None: it cannot be (it is not the major factor of one dimension)."""
+        """The spread of a tensor whose ``factor`` is divided; None if it cannot be (not the major factor of one dimension)."""
         if not isinstance(dims, tuple):
             return everywhere
         places = [d for d, factors in enumerate(dims) if factor in factors]
@@ -307,18 +307,18 @@ class _Finder:
                         localise, weights, exchanged)
 
     def _shapes_are_known(self, factor: str) -> bool:
-        """Whether no operand that says the factor's size follows from data: parts would need another one."""
+        """Whether no operand that gives the factor's size follows from data, since parts would need another size."""
         return all(self.view.value(self.op.inputs[operand.position]) is not None for operand in self.rule.shapes
                    if any(factor in dim for dim in operand.dims))
 
     def _localised(self, factor: str, sizes: Tuple[int, ...]) -> Tuple[Localise, ...]:
-        """Shape operands that change."""
+        """The shape operands that change."""
         places = [(operand.position, self._place(operand.dims, factor, sizes)) for operand in self.rule.shapes]
         return tuple(Localise(position, place.dim, place.sizes) for position, place in places
                      if place is not None and place.is_shard)
 
     def _recipe(self, factor: str, needs: Tuple[Spread, ...], gives: Tuple[Spread, ...]) -> Optional[Strategy]:
-        """Ops with a recipe of their own for a factor that their rule needs whole or looks up by number."""
+        """The recipe of an op for a factor that its rule needs whole or looks up by number."""
         op, recipe, others = self.op, traits(self.op.type).recipe, self.count - 1
         if recipe is Recipe.CLASSES and factor == "c":
             sparse = op.type.startswith("Sparse")
@@ -346,7 +346,7 @@ NOMINAL_SIZE = 32  # stands for a dimension of unknown size (the batch) in price
 
 
 def stored_shape(view: View, tensor: int) -> Shape:
-    """A tensor's shape; of a resource variable's handle, the variable's."""
+    """A tensor's shape.  The handle of a resource variable has the variable's shape."""
     return view.stored(tensor) if isinstance(view, Sizes) else _stored(view, tensor)
 
 
@@ -360,7 +360,7 @@ def is_float(dtype: str) -> bool:
 
 
 def pattern_name(op: Op, rule: Rule, factor: str) -> str:
-    """What dividing ``factor`` is called: by which of the two operands have it, for contractions."""
+    """The name of the pattern that divides ``factor``; for contractions it depends on which of the two operands have it."""
     dims: List[AnyDims] = list(rule.inputs)
     if op.type in CONVOLUTIONS:
         return {"o": "output_channel", "i": "input_channel"}.get(factor, factor)
@@ -378,4 +378,4 @@ def _has(dims: AnyDims, factor: str) -> bool:
     return isinstance(dims, tuple) and any(factor in factors for factors in dims)
 
 
-STACK = "stack"  # the pattern of many products side by side: attention's heads, experts
+STACK = "stack"  # the pattern of parallel products: attention's heads, experts

@@ -1,11 +1,11 @@
 """The plan that the user's annotations ask for (Whale section 3.1).
 
-Devices are taken in order, one VirtualDevice after the other.  What is left over becomes nested data parallelism::
+Devices are taken in order, one VirtualDevice after the other.  Remaining devices become nested data parallelism::
 
     cluster of 4 devices, replicate(1) + replicate(1):     model replica 0: stage 0 on 0, stage 1 on 1
                                                            model replica 1: stage 0 on 2, stage 1 on 3
 
-Where the schedule runs several TaskGraphs on a device, devices are counted by the first of these; the others follow it::
+If the schedule runs several TaskGraphs on a device, devices are counted by the first of these; the others follow it::
 
     four replicate(1) on 2 devices:    interleaved: 0, 2 on device 0 and 1, 3 on device 1
                                        zero_bubble_v: 0, 3 on device 0 and 1, 2 on device 1
@@ -29,11 +29,11 @@ def annotated_plan(
     """See the module's docstring.
 
     Args:
-        processes: device numbers of each process, where there are several: a model replica stays within one.
+        processes: device numbers of each process, if there are several.  A model replica stays within one process.
 
     Raises:
         AnnotationError: the device counts do not fit the cluster.
-        PlanError: the configuration asks for what cannot be.
+        PlanError: the configuration asks for something impossible.
     """
     specs = facts.specs
     _check_count(specs, config)
@@ -44,7 +44,7 @@ def annotated_plan(
 
 
 def across_nodes(rows: Sequence[Tuple[Tuple[int, ...], ...]]) -> List[Tuple[Tuple[int, ...], ...]]:
-    """The same counts, with each TaskGraph's devices beside each other over all model replicas (DAPPLE Fig. 2)::
+    """The same counts, with each TaskGraph's devices next to each other over all model replicas (DAPPLE Fig. 2)::
 
         two nodes of two devices, two stages     node by node: [0] [1] and [2] [3]     across: [0] [2] and [1] [3]
     """
@@ -59,7 +59,7 @@ def across_nodes(rows: Sequence[Tuple[Tuple[int, ...], ...]]) -> List[Tuple[Tupl
 def placed(
     specs: Sequence[TaskGraphSpec], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]] = ()
 ) -> List[Tuple[Tuple[int, ...], ...]]:
-    """``[TaskGraph][model replica][replica]`` device numbers; what holds the batch part of a TaskGraph is where that is.
+    """``[TaskGraph][model replica][replica]`` device numbers.  The batch part of a TaskGraph is on the same devices.
 
     Raises:
         AnnotationError: the device counts do not fit the cluster.
@@ -107,7 +107,7 @@ def _in_each_process(
 
 
 def _check_count(specs: Sequence[TaskGraphSpec], config: Config) -> None:
-    """Annotations stand; a number of TaskGraphs that says otherwise is a mistake."""
+    """Refuses a number of TaskGraphs that contradicts the annotations."""
     stages = config.pipeline.num_stages
     if stages is not None and stages != len(specs):
         raise ConfigError(
@@ -136,7 +136,7 @@ def virtual_devices(
     for spec, count in zip(specs, counts):
         if count > total:
             raise AnnotationError(
-                f"TaskGraph {spec.name!r} asks for {count} devices, the cluster has {total}; use "
+                f"TaskGraph {spec.name!r} asks for {count} devices, but the cluster has {total}; use "
                 f"{spec.strategy}({total}) or a larger cluster"
             )
     needed = max(counts) if colocate else sum(counts)
@@ -144,13 +144,13 @@ def virtual_devices(
         raise AnnotationError(
             f"cluster.colocate_split_and_replicate lets the TaskGraphs ({asked}) share devices, but there are several "
             f"micro-batches, "
-            "and stages of a pipeline need devices of their own; use one micro-batch, or leave the setting out"
+            "and each stage of a pipeline needs its own devices; use one micro-batch, or leave the setting out"
         )
     if needed > total:
         if all(count == total for count in counts) and not is_pipeline:
             return [(tuple(range(total)),) for _ in counts]
         raise AnnotationError(
-            "the TaskGraphs ask for {} devices together ({}), the cluster has {}; use counts whose sum divides {}, or{} let "
+            "the TaskGraphs ask for {} devices together ({}), but the cluster has {}; use counts whose sum divides {}, or{} let "
             "every TaskGraph ask for all {} devices to share them".format(
                 needed, asked, total, total, " with one micro-batch" if is_pipeline else "", total
             )
@@ -177,12 +177,12 @@ def check_plan(plan: Plan, cluster: Cluster, processes: Sequence[Tuple[int, ...]
     """
     if plan.num_devices != len(cluster.devices):
         raise PlanError(
-            f"the plan was made for {plan.num_devices} devices, the cluster has {len(cluster.devices)}; pass the "
+            f"the plan was made for {plan.num_devices} devices, but the cluster has {len(cluster.devices)}; pass the "
             f"cluster it was made for"
         )
     if plan.processes != tuple(processes):
         raise PlanError(
-            f"the plan was made for {len(plan.processes) or 1} process(es) with devices {plan.processes}, there are "
+            f"the plan was made for {len(plan.processes) or 1} process(es) with devices {plan.processes}, but there are "
             f"{len(processes) or 1} with {tuple(processes)}; start as many as it was made for, or "
             "change its \"processes\""
         )

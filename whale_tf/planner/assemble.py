@@ -1,4 +1,4 @@
-"""A plan from decisions: what crosses, warm-up depths, slices, gradient buckets (whoever decided)."""
+"""Assembles a plan from decisions: transfers, warm-up depths, slices, gradient buckets, whoever made the decisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whale_tf.schedule import auto_policy, in_flight, orders, places_of, schedul
 
 
 class TaskGraphSpec(NamedTuple):
-    """What an annotation says; ``device_count`` None: all devices; ``batch_of``: see :class:`whale_tf.plan.TaskGraphPlan`."""
+    """An annotation.  ``device_count`` None means all devices.  For ``batch_of`` see :class:`whale_tf.plan.TaskGraphPlan`."""
 
     name: str
     strategy: str
@@ -27,16 +27,16 @@ class TaskGraphSpec(NamedTuple):
 
 
 class StageStatistics(NamedTuple):
-    """What the plan needs to know of a TaskGraph.
+    """The facts about a TaskGraph that a plan needs.
 
     Attributes:
         ops: names of its forward ops.
-        activation_bytes: forward tensors that backward ops read, of the whole mini-batch (0: batch size not known).
-        parameter_bytes: its trained variables.
-        state_bytes: what the optimizer keeps for them (momentum one slot, Adam two).
-        gradients: of its variables, in the order they become ready.
-        read_in_loops: names of its variables whose handles version 1 while loops take in.
-        gradient_bytes: of all gradients; a sparse one's size is not known.
+        activation_bytes: bytes of forward tensors that backward ops read, for the whole mini-batch (0: batch size not known).
+        parameter_bytes: bytes of its trained variables.
+        state_bytes: bytes of their optimizer state (momentum has one slot, Adam two).
+        gradients: gradients of its variables, in the order in which they become ready.
+        read_in_loops: names of its variables whose handles enter version 1 while loops.
+        gradient_bytes: bytes of all gradients; the size of a sparse one is not known.
     """
 
     ops: Tuple[str, ...]
@@ -49,26 +49,27 @@ class StageStatistics(NamedTuple):
 
     @property
     def resident_bytes(self) -> int:
-        """Parameters, gradients and optimizer state: what a device holds whatever the micro-batch."""
+        """Parameters, gradients and optimizer state: the bytes that a device holds regardless of the micro-batch."""
         return self.parameter_bytes + self.gradient_bytes + self.state_bytes
 
 
 class Crossing(NamedTuple):
-    """A tensor that goes from one TaskGraph to another; ``bytes`` of the whole mini-batch (0: not known)."""
+    """A tensor that goes from one TaskGraph to another.  ``bytes`` counts the whole mini-batch (0: not known)."""
 
     tensor: str
     producer: int
     consumer: int
-    layout: Optional[Layout]  # None: computed once per step
+    layout: Optional[Layout]  # None if it is computed once per step
     bytes: int
 
 
 class ModelFacts(NamedTuple):
-    """A graph and what a plan needs to know of it.
+    """A graph with the facts that a plan needs.
 
     Attributes:
-        specs: its TaskGraphs, in order; ``stages``: what each of them holds.
-        crossings: what goes from one to another.
+        specs: its TaskGraphs, in order.
+        stages: the facts about each of them.
+        crossings: the tensors that go from one to another.
         inputs: batch input tensors, and their batch dimension.
     """
 
@@ -80,13 +81,13 @@ class ModelFacts(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was decided before a plan is put together.
+    """The decisions from which a plan is assembled.
 
     Attributes:
         rows: ``[TaskGraph][model replica][replica]`` device numbers.
-        warmups: None: by the configuration's policy.
-        slices: of each TaskGraph; None: by its devices.
-        processes: device numbers of each process, where there are several.
+        warmups: warm-up depths; None means by the configuration's policy.
+        slices: slices of each TaskGraph; None means by its devices.
+        processes: device numbers of each process, if there are several.
     """
 
     rows: Sequence[Tuple[Tuple[int, ...], ...]]
@@ -99,7 +100,7 @@ class Decision(NamedTuple):
 
 
 def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Decision) -> Plan:
-    """The plan of these TaskGraphs on these devices: what crosses, warm-up depths, slices, gradient buckets.
+    """The plan of these TaskGraphs on these devices: transfers, warm-up depths, slices, gradient buckets.
 
     Raises:
         InfeasibleError: a TaskGraph does not fit its devices.
@@ -171,7 +172,7 @@ def assemble(facts: ModelFacts, cluster: Cluster, config: Config, decision: Deci
 
 
 def static_batch(graph: OpGraph, inputs: Mapping[str, int]) -> Optional[int]:
-    """Examples of a mini-batch, where the graph's shapes say so."""
+    """The number of examples in a mini-batch, if the graph's shapes give it."""
     for name, dim in inputs.items():
         shape = graph.tensors[graph.tensor(name)].shape
         if shape is not None and shape[dim] is not None:
@@ -203,7 +204,7 @@ def _slices(
     parts: int,
     warmup: int,
 ) -> Optional[Tuple[int, ...]]:
-    """Uneven slices on unequal devices; on equal ones a mini-batch has to divide evenly."""
+    """Uneven slices on unequal devices.  On equal devices a mini-batch must divide evenly."""
     if spec.strategy != "replicate" or (batch is not None and batch % parts):
         return None
     if not follows_devices(rows, cluster, config.balance.algorithm):
@@ -220,10 +221,10 @@ def _slices(
 
 
 def homes_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tuple[int, ...]:
-    """Under a schedule that puts several TaskGraphs on each device, the stage of devices of every TaskGraph, else nothing.
+    """The stage of devices of every TaskGraph, under a schedule that puts several TaskGraphs on each device; otherwise nothing.
 
-    As few TaskGraphs go to a device, at least two, as let the stages' devices divide ``total``; there is one stage only where
-    that takes all devices.
+    Each device gets the smallest number of TaskGraphs, at least two, with which the stages' devices divide ``total``.  There is
+    a single stage only if it takes all devices.
 
     Raises:
         AnnotationError: there is no such number, or the TaskGraphs cannot share devices.
@@ -237,7 +238,7 @@ def homes_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tupl
     if len(counts) > 1 or any(spec.strategy == "split" for spec in specs):
         raise AnnotationError(
             f"pipeline.schedule {name!r} runs several TaskGraphs on the same devices, so all of them need 'replicate' with "
-            f"the same number of devices, and they are {asked}; use backward_first or zero_bubble_h1, or equal annotations")
+            f"the same number of devices, but they are {asked}; use backward_first or zero_bubble_h1, or equal annotations")
     count, = counts
     fits = [each for each in range(2, len(specs) + 1) if len(specs) % each == 0 and total % (len(specs) // each * count) == 0
             and (each < len(specs) or count == total)]
@@ -246,27 +247,27 @@ def homes_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> Tupl
     if not fits:
         raise AnnotationError(
             f"pipeline.schedule {name!r} puts {'two' if name == 'zero_bubble_v' else 'at least two'} TaskGraphs on each device, "
-            f"and {len(specs)} of {count} device(s) each ({asked}) do not divide over {total} device(s) like that; annotate "
+            f"but {len(specs)} of {count} device(s) each ({asked}) do not divide over {total} device(s) like that; annotate "
             f"{2 * max(1, total // count)} TaskGraphs, or use backward_first or zero_bubble_h1")
     return folded(len(specs), fits[0])
 
 
 def stages_of(specs: Sequence[TaskGraphSpec], total: int, config: Config) -> List[TaskGraphSpec]:
-    """The TaskGraphs that devices are counted by: the first one of those that share them by the schedule, and none that hold
-    another one's batch part."""
+    """The TaskGraphs by which devices are counted: the first of those that share devices by the schedule, without those that hold
+    the batch part of another one."""
     whole, homes = [spec for spec in specs if spec.batch_of is None], homes_of(specs, total, config)
     return whole[:max(homes) + 1] if homes else whole
 
 
 def spans(specs: Sequence[TaskGraphSpec], processes: Sequence[Tuple[int, ...]], config: Config) -> bool:
-    """Whether a model replica spans processes: its TaskGraphs ask for more devices than a process has, or go across nodes."""
+    """Whether a model replica spans processes, because its TaskGraphs ask for more devices than a process has or span nodes."""
     stages = stages_of(specs, sum(map(len, processes)), config)
     asked = sum(spec.device_count or 0 for spec in stages)
     return bool(processes) and (asked > len(processes[0]) or goes_across(specs, config))
 
 
 def goes_across(specs: Sequence[TaskGraphSpec], config: Config) -> bool:
-    """Whether the replicas of each TaskGraph are to be beside each other, rather than the TaskGraphs of a model replica."""
+    """Whether the replicas of each TaskGraph are placed next to each other, rather than the TaskGraphs of a model replica."""
     whole = [spec for spec in specs if spec.batch_of is None]
     return not config.cluster.device_place_prefer_intra_node and len(whole) > 1 and all(spec.device_count for spec in whole)
 
@@ -284,8 +285,8 @@ def _warmups(
     config: Config,
     micro_batches: int,
 ) -> Tuple[int, ...]:
-    """DAPPLE's K_i for every stage, with D from the device's memory where the activations' size is known.  The batch part of a
-    ``split`` TaskGraph is of that stage."""
+    """DAPPLE's K_i for every stage, with D from the device's memory if the size of activations is known.  The batch part of a
+    ``split`` TaskGraph belongs to the stage of that TaskGraph."""
     whole = sum(spec.batch_of is None for spec in facts.specs)
     stages, beside = facts.stages[:whole], [spec.batch_of for spec in facts.specs if spec.batch_of is not None]
     crossings = [c for c in facts.crossings if max(c.producer, c.consumer) < whole]
@@ -311,7 +312,7 @@ def _activation_communication_ratio(
     crossings: Sequence[Crossing],
     cluster: Cluster,
 ) -> float:
-    """DAPPLE's ACR from bytes alone: time to send what crosses the busiest boundary over the time a stage needs at least to
+    """DAPPLE's ACR from bytes alone: the transfer time at the busiest boundary, divided by the least time that a stage needs to
     move its activations through memory, forward and backward."""
     if len(stages) < 2:
         return 0.0

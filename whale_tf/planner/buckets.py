@@ -1,4 +1,4 @@
-"""Which gradients travel together between processes.
+"""Decides which gradients travel together between processes.
 
 A ring all-reduce of ``n`` bytes among ``W`` processes takes ``2 (W-1) a + 2 (W-1)/W n/b`` with latency ``a`` and bandwidth ``b``
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  Sending a gradient along with others saves the first
@@ -13,10 +13,11 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from whale_tf.cluster import Cluster
 
-# What a step of TensorFlow's ring between CPU devices costs beside the wire: its remote calls and their threads.  Measured on
-# two cores of an AMD EPYC (TensorFlow 2.21, a process on each): 15 sums of 50 to 80 KB took 5.5 ms a step more than one of them
-# all, so each of 14 took 0.4 ms, in 2 (W-1) = 2 steps of the ring.  `whale calibrate` measures the same on any machine
-# (communicators.processes.alpha_s); as the adapters' latency_s in a cluster description it counts where it is larger.
+# The cost of one step of TensorFlow's ring between CPU devices besides the wire: its remote calls and their threads.  Measured
+# on two cores of an AMD EPYC (TensorFlow 2.21, one process on each): 15 sums of 50 to 80 KB took 5.5 ms per step more than one
+# sum of everything, so each of the other 14 took 0.4 ms, in 2 (W-1) = 2 steps of the ring.  `whale calibrate` measures the same
+# on any machine (communicators.processes.alpha_s).  Given as the adapters' latency_s in a cluster description, it counts if it
+# is larger.
 REMOTE_CALL_S = 2e-4
 
 
@@ -25,8 +26,8 @@ class Gradient(NamedTuple):
 
     Attributes:
         variable: name of the variable.
-        bytes: its size; 0 where it cannot travel with others (sparse, or of unknown size).
-        kind: only gradients of one kind travel together: data type and gradient call.
+        bytes: its size; 0 if it cannot travel with others (sparse, or of unknown size).
+        kind: data type and gradient call; only gradients of the same kind travel together.
     """
 
     variable: str
@@ -42,7 +43,7 @@ class Limits(NamedTuple):
 
 
 def limits(cluster: Cluster, processes: Sequence[Sequence[int]], bucket_bytes: Optional[int] = None) -> Limits:
-    """From the cost model, or as given."""
+    """The limits from the cost model, or as given."""
     if bucket_bytes is not None:
         return Limits(bucket_bytes, bucket_bytes)
     count = len(processes)
@@ -54,7 +55,7 @@ def limits(cluster: Cluster, processes: Sequence[Sequence[int]], bucket_bytes: O
 
 
 def buckets(gradients: Sequence[Gradient], limit: Limits) -> Tuple[Tuple[str, ...], ...]:
-    """Names of variables, in the order their gradients become ready; a bucket leaves when its last one is."""
+    """Names of variables in the order in which their gradients become ready.  A bucket leaves when its last one is ready."""
     full: List[List[Gradient]] = []
     open_bucket: List[Gradient] = []
     for gradient in gradients:

@@ -1,4 +1,4 @@
-"""A candidate: what any search found, printable, comparable, and convertible to a Plan; and which of several is taken."""
+"""Candidates: the answers of all searches, which can be printed, compared and converted to a Plan; and the choice among them."""
 from __future__ import annotations
 
 import json
@@ -13,9 +13,9 @@ from whale_tf.planner.measures import PRECISION_OF, Measures
 from whale_tf.planner.sharding import Assignment
 from whale_tf.profiler.model_profile import ModelProfile
 
-RUNNERS_UP = 5  # that are told
-TIE = 1.01  # times nearer than that are equal
-UNTOLD = ("why_not", "profile", "assignment", "plan")  # in JSON
+RUNNERS_UP = 5  # number of runners-up to report
+TIE = 1.01  # times within this ratio count as equal
+UNTOLD = ("why_not", "profile", "assignment", "plan")  # fields that are left out of JSON
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Stage(Record):
         devices: ``[model replica][device]`` numbers; the devices of a row share the stage by ``strategy``.
         strategy: ``replicate`` (each takes a slice of the micro-batch) or ``split`` (tensor parallelism).
         warmup: forward micro-batches before the first backward one.
-        kept: as of a TaskGraphPlan of layers.
+        kept: as in a TaskGraphPlan of layers.
     """
 
     first_layer: int
@@ -45,28 +45,28 @@ class Stage(Record):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, what is believed of it, and why it cannot be had, if it cannot.
+    """A plan with its estimate, or the reason why there is none.
 
     Attributes:
         description: the plan's shape, in words.
-        kind: ``dp`` (one stage, the batch divided), ``straight`` (one device a stage), ``hybrid`` (anything else).
-        micro_batches: of one model replica.
+        kind: ``dp`` (one stage, the batch divided), ``straight`` (one device per stage), ``hybrid`` (anything else).
+        micro_batches: micro-batches of one model replica.
         latency_s: estimated seconds of one step.
-        is_played: the estimate is of playing the plan's tasks, and not what the search itself believes.
-        formula_latency_s: DAPPLE: L of Eq. 1 and 2 (``latency_s`` is the time of playing the schedule); AMP: Eq. 4; Rhino: what
-            the search minimises.
-        peak_memory_bytes: of each device of the cluster.
-        fits: whether that is within every device's memory.
+        is_played: whether the estimate comes from playing the plan's tasks, and not from the search itself.
+        formula_latency_s: DAPPLE: L of Eq. 1 and 2 (``latency_s`` is the time of playing the schedule); AMP: Eq. 4; Rhino: the
+            objective of the search.
+        peak_memory_bytes: peak of each device of the cluster.
+        fits: whether the peaks are within every device's memory.
         activation_communication_ratio: DAPPLE Table V.
         warmup_policy: DAPPLE's PA or PB.
-        overlapped_all_reduce: the estimate has gradients summed beside the backward pass.
-        measures: what is done about memory.
-        runners_up: the plans not taken, in words, best first.
-        without: what the search finds without each of the measures, in words.
-        why_not: why the search gave no plan; then nothing else is known.
-        profile: the layers that the stages are told in; None: every op is divided.
+        overlapped_all_reduce: whether the estimate sums gradients during the backward pass.
+        measures: the memory measures.
+        runners_up: the plans that were not chosen, in words, best first.
+        without: the search's answers without each of the measures, in words.
+        why_not: the reason why the search found no plan; then nothing else is known.
+        profile: the layers in which the stages are given; None if every op is divided.
         assignment: how every op is divided.
-        plan: made for a captured graph; None: it follows from the profile.
+        plan: the plan for a captured graph; None if it follows from the profile.
     """
 
     search: str
@@ -98,7 +98,7 @@ class Candidate:
 
     @property
     def told(self) -> str:
-        """In one line: ``dapple: data parallel on 8, 4 micro-batches, ZeRO v3, simulated 3.433 s``."""
+        """The candidate in one line: ``dapple: data parallel on 8, 4 micro-batches, ZeRO v3, simulated 3.433 s``."""
         if self.why_not:
             return f"{self.search}: {self.description}"
         seconds = f"{'simulated ' if self.is_played else ''}{self.latency_s:.4g} s"
@@ -106,12 +106,12 @@ class Candidate:
 
     @property
     def estimate(self) -> Estimate:
-        """What a Plan keeps of it."""
+        """The part of the candidate that a Plan keeps."""
         return Estimate(search=self.search, global_batch=self.global_batch, latency_s=self.latency_s,
                         peak_memory_bytes=self.peak_memory_bytes, runners_up=self.runners_up, without=self.without)
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain values; the devices of a stage in one list."""
+        """The candidate as plain values, with the devices of a stage in one list."""
         value = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in UNTOLD}
         value["measures"] = {name: part for name, part in self.measures._asdict().items() if name not in ("is_bounded", "room")}
         value["stages"] = [dict(plain(stage), devices=list(stage.all_devices)) for stage in self.stages]
@@ -121,14 +121,14 @@ class Candidate:
         return json.dumps(self.to_dict(), indent=indent)
 
     def to_plan(self, profile: ModelProfile) -> Plan:
-        """The executable Plan.  Each stage takes the ops of its layers where the profile has them.
+        """The executable Plan.  Each stage takes the ops of its layers if the profile has them.
 
         Raises:
-            PlanError: the profile is of another model, or has ops for some layers only.
+            PlanError: the profile belongs to another model, or has ops for only some layers.
         """
         if profile.name != self.model or self.stages[-1].last_layer != len(profile.layers) - 1:
             raise PlanError(f"the plan was searched for {self.model!r} with {self.stages[-1].last_layer + 1} layers, "
-                            f"the profile is {profile.name!r} with {len(profile.layers)}; give the same profile"
+                            f"but the profile is {profile.name!r} with {len(profile.layers)}; give the same profile"
                             )
         without = [layer.name for layer in profile.layers if not layer.ops]
         if without and len(without) < len(profile.layers) and profile.graph:
@@ -152,15 +152,15 @@ class Candidate:
 
 
 def no_candidate(search: str, reason: Exception) -> Candidate:
-    """A search that was asked for gave no plan."""
+    """The candidate of a requested search that found no plan."""
     return Candidate(search, f"no candidate: {reason}", fits=False, why_not=str(reason))
 
 
 def ranked(candidates: Sequence[Candidate]) -> List[Candidate]:
-    """Those that fit first, then fast ones; of nearly equal ones that with the fewest measures; last those
-    without a plan.
+    """Candidates that fit come first, faster ones before slower ones.  Among nearly equal ones, the one with the fewest measures
+    comes first.  Candidates without a plan come last.
 
-    Of plans of one stage the fastest is taken, so that none is slower than the undivided graph or data parallelism.
+    Among plans of one stage the fastest comes first, so that none is slower than the undivided graph or data parallelism.
     """
     ordered = sorted(candidates, key=lambda c: (bool(c.why_not), not c.fits, c.latency_s, len(c.stages)))
     near = [c for c in ordered if c.fits == ordered[0].fits and c.latency_s <= ordered[0].latency_s * TIE]
@@ -170,10 +170,10 @@ def ranked(candidates: Sequence[Candidate]) -> List[Candidate]:
 
 
 def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
-    """The first one, with the others as its runners-up; a reason why a search gave no plan is never left out.
+    """The best candidate, with the others as its runners-up.  The reason why a search found no plan is never left out.
 
     Raises:
-        InfeasibleError: none fits in memory.
+        InfeasibleError: no candidate fits in memory.
     """
     first, *others = ranked(candidates)
     reasons = tuple({c.search: c.told for c in reversed(others) if c.why_not}.values())  # one of each search
@@ -185,7 +185,7 @@ def best(candidates: Sequence[Candidate], cluster: Cluster) -> Candidate:
 
 
 def _told(first: Candidate, others: Sequence[Candidate]) -> List[str]:
-    """The plans that are told, best first: each once, and of every search the best."""
+    """The plans to report, best first: each once, including the best of every search."""
     distinct = {c.told: c for c in reversed(others) if c.told != first.told}
     ordered = list(reversed(list(distinct.values())))
     searches = {c.search: c.told for c in reversed(ordered)}
@@ -204,7 +204,7 @@ def _too_large(scored: Sequence[Candidate], cluster: Cluster) -> InfeasibleError
     measures = f" ({', '.join(least.measures.described())})" if least.measures.described() else ""
     return InfeasibleError(
         f"no plan fits in memory: the smallest of {len(scored)} candidates{measures} needs {need / 2.0**30:.3g} GiB on its "
-        f"fullest device, the smallest of the {len(cluster.devices)} devices of {cluster.name!r} has room for "
+        f"fullest device, but the smallest of the {len(cluster.devices)} devices of {cluster.name!r} has room for "
         f"{room / 2.0**30:.3g} GiB; use larger devices, more of them, or a smaller mini-batch", need)
 
 

@@ -1,4 +1,4 @@
-"""A plan as tables, for ``wh.explain()`` and ``whale explain``."""
+"""Prints a plan as tables, for ``wh.explain()`` and ``whale explain``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whale_tf.planner.sharding.assignment import Assignment, Choice
 from whale_tf.profiler.op_cost import tensor_bytes
 
 WIDTH = 120
-SHOWN = 6  # names of a longer list
+SHOWN = 6  # names shown of a longer list
 
 
 def explain_plan(
@@ -32,10 +32,10 @@ def explain_plan(
     """The tables as text.
 
     Args:
-        region: the graph's parallel region, for what is not exact; None: the plan alone.
+        region: the graph's parallel region, to list ops that are not exact; None shows the plan alone.
         devices: name of every device of the cluster.
-        assignment: what was chosen under ``split``.
-        form: how the step was emitted.
+        assignment: the choices made under ``split``.
+        form: the form in which the step was emitted.
     """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False)
@@ -53,7 +53,7 @@ def explain_plan(
         console.print(patterns_table(plan.shards))
     for task in plan.task_graphs:
         if task.kept is not None:
-            console.print(f"{task.name}: the backward pass computes activations again; {len(task.kept)} tensor(s) are kept.",
+            console.print(f"{task.name}: the backward pass recomputes activations; {len(task.kept)} tensor(s) are kept.",
                           highlight=False, markup=False)
     for line in _homes(plan, devices):
         console.print(line, highlight=False, markup=False)
@@ -74,7 +74,7 @@ def explain_plan(
 
 
 def _homes(plan: Plan, devices: Sequence[str]) -> List[str]:
-    """Where variables live that have homes."""
+    """The places of variables that have homes."""
     count: Dict[int, int] = {}
     for task in plan.task_graphs:
         for home in task.homes.values():
@@ -84,26 +84,26 @@ def _homes(plan: Plan, devices: Sequence[str]) -> List[str]:
     names = ("the host" if home == plan.host else _short([devices[home]]) for home in sorted(count))
     where = ", ".join(f"{name}: {count[home]}" for name, home in zip(names, sorted(count)))
     gradients = "each micro-batch's gradients are added up there" if plan.adds_at_home else "gradients are summed there"
-    read = "by every call, forward and backward" if plan.reads_anew else "once a step"
-    lines = [f"Variables live and are updated at home (zero {plan.zero}, offload {plan.offload}); {gradients}, and replicas read "
-             f"them {read}. Variables on {where}."]
+    read = "in every call, forward and backward" if plan.reads_anew else "once a step"
+    lines = [f"Variables are kept and updated at home (zero {plan.zero}, offload {plan.offload}); {gradients}, and replicas read "
+             f"them {read}. Number of variables on {where}."]
     lines += _owners(plan)
     peaks = plan.estimate.peak_memory_bytes
     return lines + (["Estimated peaks of the devices: " + ", ".join(map(_bytes, peaks)) + "."] if peaks else [])
 
 
 def _owners(plan: Plan) -> List[str]:
-    """Which process updates what, where homes are divided over several."""
+    """Which process updates which variables, if homes are divided over several processes."""
     here = {plan.process_of(device) for task in plan.task_graphs for row in task.devices for device in row}
     if len(plan.processes) < 2 or (len(here) > 1 and plan.spans_processes):
         return []
     homes = [home for task in plan.task_graphs for home in task.homes.values()]
     if plan.host in homes:
-        return ["Each process has all variables, on a host of its own, and updates them."]
+        return ["Each process has all variables on its own host, and updates them."]
     owners = [plan.process_of(home) for home in homes]
     counts = ", ".join(f"process {rank}: {owners.count(rank)}" for rank in range(len(plan.processes)))
-    return ["Each process has all variables. The one that updates a variable keeps its optimizer's state, and sends the new "
-            f"value to the others in every step. Variables updated by {counts}."]
+    return ["Each process has all variables. The process that updates a variable keeps its optimizer state, and sends the new "
+            f"value to the others in every step. Number of variables updated by {counts}."]
 
 
 def _title(plan: Plan) -> str:
@@ -116,7 +116,7 @@ def _title(plan: Plan) -> str:
 
 
 def _estimate(estimate: Estimate) -> List[str]:
-    """What the search believed; nothing for a plan that no search made."""
+    """The search's estimate; nothing for a plan that no search made."""
     if estimate.latency_s is None:
         return []
     peak = "" if not estimate.peak_memory_bytes else f", at most {_bytes(max(estimate.peak_memory_bytes))} on a device"
@@ -127,7 +127,7 @@ def _estimate(estimate: Estimate) -> List[str]:
 
 
 def _precision(plan: Plan, region: Optional[Region]) -> List[str]:
-    """Under mixed precision: what is low."""
+    """How many ops compute in low precision under mixed precision."""
     if plan.precision == "float32":
         return []
     line = f"Mixed precision: {plan.precision}"
@@ -181,7 +181,7 @@ def _undivided(plan: Plan, assignment: Assignment) -> List[str]:
 
 
 def patterns_table(shards: Mapping[str, str]) -> Table:
-    """How many ops take each sharding pattern, and some of them."""
+    """The number of ops with each sharding pattern, and some examples."""
     table = Table(title="Sharding patterns", title_justify="left")
     for heading in ("pattern", "ops", "such as"):
         table.add_column(heading, overflow="fold")
@@ -232,18 +232,18 @@ def _gradients(plan: Plan) -> Table:
 
 
 def _draws(plan: Plan, region: Region) -> List[str]:
-    """What ``random: local`` costs."""
+    """The cost of ``random: local``."""
     drawn = region.batch.own_seed if plan.random == "local" else []
     if not drawn:
         return []
     size = sum(tensor_bytes(region.graph, region.graph.ops[index].outputs[0]) for index in drawn)
     names = ", ".join(region.graph.ops[index].name for index in drawn[:5]) + (", ..." if len(drawn) > 5 else "")
-    return [f"Random numbers are the local script's: {len(drawn)} op(s) draw once per step for the whole mini-batch, on one "
-            f"device, and clones take their rows ({_bytes(size)}, where sizes are known): {names}"]
+    return [f"Random numbers equal the local script's: {len(drawn)} op(s) draw once per step for the whole mini-batch, on one "
+            f"device, and clones take their rows ({_bytes(size)} in tensors of known size): {names}"]
 
 
 def _sections(region: Region) -> List[str]:
-    """What runs once on all examples, and what it takes from the clones, in bytes."""
+    """The ops that run once on all examples, and the bytes that they take from the clones."""
     graph, whole = region.graph, region.batch.whole
     if not region.sections:
         return []
@@ -251,8 +251,8 @@ def _sections(region: Region) -> List[str]:
              if op in region.sections and any(isinstance(step, Reduce) for step in steps)}
     held = {t for index in region.early for t in graph.ops[index].outputs
             if any(user in region.late for user, _ in graph.consumers(t))}
-    lines = [f"All examples together ({len(region.sections)} ops, once per mini-batch): they take {_sizes(graph, taken)} from "
-             "the clones. What clones compute before runs ahead of the schedule, and holds "
+    lines = [f"{len(region.sections)} ops need all examples together and run once per mini-batch. They take "
+             f"{_sizes(graph, taken)} from the clones. The clones' ops before them run ahead of the schedule, and hold "
              f"{_sizes(graph, held)} of all micro-batches."]
     for reason, found in itertools.groupby(sorted(whole.items()), key=lambda item: item[1]):
         (op, _), *others = found
@@ -271,16 +271,16 @@ def _inexact(plan: Plan, region: Region, reseeded: Sequence[str]) -> List[str]:
     ops = region.graph.ops
     found = [f"{ops[item.op].name} ({ops[item.op].type}): {item.reason}" for item in region.batch.inexact
              if len(clones(plan, region.task_graph[item.op])) > 1]
-    found += [f"{name}: initial values of the same distribution, but other ones (init: sharded)" for name in reseeded]
+    found += [f"{name}: different initial values from the same distribution (init: sharded)" for name in reseeded]
     if any(sync.fp16 for sync in plan.gradients):
         found.append("gradients are rounded to float16 on their way between processes (communication.fp16)")
     if not found:
-        return ["Exact: the parallel result equals the local one but for rounding."]
+        return ["Exact: the parallel result equals the local one, apart from rounding."]
     return [f"Not exactly the local result ({len(found)} place(s)):"] + ["  " + text for text in found]
 
 
 def _bytes(count: int) -> str:
-    """``1.5 MiB``; a dash where the size is not known."""
+    """``1.5 MiB``, or a dash if the size is not known."""
     if count == 0:
         return "-"
     size = float(count)

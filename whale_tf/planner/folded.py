@@ -1,14 +1,14 @@
 """Plans with several TaskGraphs on each device, for the schedules that run these (``interleaved``, ``zero_bubble_v``).
 
-The stages of a pipeline that a search found, or as many of one device each, keep their devices, and the layers are cut anew into
-V times as many TaskGraphs, which the schedule puts on them::
+The stages keep their devices: those of a pipeline that a search found, or one device for each stage.  The layers are cut again,
+into V times as many TaskGraphs, which the schedule places on these devices::
 
     pipeline       0 1 | 2 3          devices of 2 stages, of 2 replicas each
     interleaved    0 1 | 2 3 | 0 1 | 2 3
     zero_bubble_v  0 1 | 2 3 | 2 3 | 0 1
 
-Cuts are exact for a pipeline of TaskGraphs that have their devices to themselves (:func:`whale_tf.balance.exact_stages`).  Those
-that are fastest by a formula are handed over, and played like all others.
+Cuts are exact for a pipeline of TaskGraphs that do not share devices (:func:`whale_tf.balance.exact_stages`).  The plans that are
+fastest by a formula are returned, and played like all others.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.schedule import schedule_of
 
 MOST_EACH = 4  # TaskGraphs on a device
-MOST_PER_STAGE = 8  # micro-batches for each stage of devices, beyond which little time is left that devices wait
-HANDED_OVER = 6  # plans that are played
-OF_EACH = 2  # of them, with the same devices for its stages
+MOST_PER_STAGE = 8  # micro-batches for each stage of devices; with more, devices hardly wait
+HANDED_OVER = 6  # number of plans to play
+OF_EACH = 2  # number of these with the same devices for their stages
 TWO_EACH = "zero_bubble_v"
 
 Rows = Tuple[Tuple[Tuple[int, ...], ...], ...]  # [stage][model replica][replica] device numbers
 
 
 class _Shape(NamedTuple):
-    """Devices of a pipeline's stages, each with the same number."""
+    """The devices of a pipeline's stages; every stage has the same number."""
 
     rows: Rows
 
@@ -61,8 +61,9 @@ def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures,
     """The plans, the fastest first by a formula.
 
     Args:
-        found: plans of one TaskGraph a device, by which stages are numbered.
-        micro_batches: of one model replica; None: chosen.  Under ``interleaved`` a multiple of the stages of devices.
+        found: plans with one TaskGraph per device.
+        micro_batches: number of micro-batches of one model replica; None lets the search choose.  Under ``interleaved`` it is a
+            multiple of the number of stages of devices.
     """
     plans = [one for one in found if not one.why_not and one.profile is not None]
     if not plans:
@@ -82,11 +83,11 @@ def folded(found: Sequence[Candidate], cluster: Cluster, measures: Measures,
 
 
 def _shapes(plans: Sequence[Candidate], cluster: Cluster) -> List[_Shape]:
-    """Those of the pipelines that have equally many devices everywhere, and their numbers of stages with a device each; without
-    pipelines all numbers of stages that divide the devices."""
+    """The shapes of the pipelines that have the same number of devices in every stage, and the same numbers of stages with one
+    device each.  Without pipelines, all numbers of stages that divide the devices."""
     pipelines = [one for one in plans if len(one.stages) > 1]
     counts = {len(one.stages) for one in pipelines} or set(range(2, len(cluster) + 1))
-    shapes: Dict[object, _Shape] = {}  # by the devices of the stages, however these divide their part of the batch
+    shapes: Dict[object, _Shape] = {}  # by the devices of the stages, regardless of how these divide their part of the batch
     for one in pipelines:
         rows = tuple(stage.devices for stage in one.stages)
         is_even = len({len(stage.all_devices) for stage in one.stages}) == 1
@@ -128,7 +129,7 @@ def _of_shape(shape: _Shape, profile: ModelProfile, like: Candidate, cluster: Cl
 
 
 def _micro_batch_counts(shape: _Shape, global_batch: int, schedule: str, asked: Optional[int]) -> List[int]:
-    """Those that leave each replica whole examples."""
+    """The numbers of micro-batches that leave each replica whole examples."""
     share = global_batch // shape.model_replicas
     if share * shape.model_replicas != global_batch:
         return []

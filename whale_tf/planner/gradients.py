@@ -1,4 +1,4 @@
-"""How the gradients of a TaskGraph are summed, and where its variables are."""
+"""Decides how the gradients of a TaskGraph are summed, and where its variables are."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from whale_tf.planner.buckets import Gradient, buckets, limits
 def buckets_of(
     gradients: Sequence[Gradient], cluster: Cluster, config: Config, processes: Sequence[Tuple[int, ...]]
 ) -> Tuple[Tuple[str, ...], ...]:
-    """Inside one process no message is sent, so every gradient is summed by itself."""
+    """Inside one process no message is sent, so every gradient is summed separately."""
     if not processes:
         return tuple((gradient.variable,) for gradient in gradients)
     return buckets(gradients, limits(cluster, processes, config.communication.bucket_bytes))
 
 
 def backend_of(config: Config, processes: Sequence[Tuple[int, ...]], sums: Sequence[Tuple[int, ...]]) -> str:
-    """What sums gradients.
+    """The communicator that sums gradients.
 
     Args:
         sums: the processes between which they are summed.
 
     Raises:
-        ConfigError: it cannot, with several processes.
+        ConfigError: the configured communicator does not work with these processes.
     """
     backend: str = config.communication.backend
     if backend == "auto":
@@ -35,7 +35,7 @@ def backend_of(config: Config, processes: Sequence[Tuple[int, ...]], sums: Seque
         raise ConfigError(
             "communication.backend is 'horovod', which sums between processes, but model replicas span the "
             f"{len(processes)} processes, and the "
-            "first one drives all; leave it out, or use TaskGraphs that fit the devices of one process"
+            "first one drives all devices; leave it out, or use TaskGraphs that fit the devices of one process"
         )
     if backend == "local" and sums:
         raise ConfigError(
@@ -56,10 +56,10 @@ def variables_of(
 ) -> str:
     """Whether the replicas of a TaskGraph share one copy of its variables.
 
-    A loop of version 1 reads the variables it takes in on its own device: its stacks are there, too.
+    A version 1 loop reads its variables on its own device, because its stacks are there too.
 
     Raises:
-        ConfigError: they are to, and cannot.
+        ConfigError: the configuration asks for a shared copy, but that is impossible.
     """
     wanted: str = config.variables
     key = "zero" if config.zero != "none" else "offload"
@@ -98,7 +98,7 @@ def travels_as_fp16(config: Config, processes: Sequence[Tuple[int, ...]], sums: 
     """Whether gradients travel as float16.  Inside one process they do not travel.
 
     Raises:
-        ConfigError: they are to, but one process drives the devices of all.
+        ConfigError: the configuration asks for it, but one process drives the devices of all processes.
     """
     if config.communication.fp16 and processes and not sums:
         raise ConfigError(

@@ -1,9 +1,10 @@
-"""Where variables live: on the host (offload), or divided over the replicas of their TaskGraph (ZeRO; Rajbhandari et al. 2020).
+"""Homes of variables: the host (offload), or the replicas of their TaskGraph (ZeRO; Rajbhandari et al. 2020).
 
-ZeRO divides what data parallelism keeps once per replica: an optimizer's state, gradients, parameters.  Here a variable as a
-whole has a home among the replicas, and its update runs there as the script wrote it, so that any optimizer computes what it
-would locally.  Homes are chosen so that every device has about the same bytes: the largest variable first, each to the device
-with least (Graham 1969; at most 4/3 - 1/(3n) times the least possible maximum).
+ZeRO divides the state that data parallelism keeps once per replica: optimizer state, gradients, parameters.  Here a whole
+variable has a home among the replicas, and its update runs there as the script wrote it, so that any optimizer computes the
+local result.
+Homes are chosen so that every device has about the same bytes: the largest variable goes first, and each one goes to the device
+with the least (Graham 1969; at most 4/3 - 1/(3n) times the least possible maximum).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NONE = "none"
 
 
 class Held(NamedTuple):
-    """A trained variable: its bytes, and those that its optimizer keeps for it; ``shard``: its place under ``split``."""
+    """A trained variable, its bytes, and the bytes of its optimizer state.  ``shard`` is its place under ``split``."""
 
     name: str
     task_graph: int
@@ -34,12 +35,12 @@ class Held(NamedTuple):
         return self.parameter + self.state
 
     def readers(self, plan: Plan) -> List[int]:
-        """The devices of all replicas of its TaskGraph."""
+        """The devices of all replicas of the variable's TaskGraph."""
         task = plan.task_graphs[self.task_graph]
         return [d for row in task.devices for d in (row if task.strategy != "split" else row[self.shard:self.shard + 1])]
 
     def kept(self, plan: Plan) -> Dict[int, int]:
-        """The devices that keep it -> its bytes there, with those of what the optimizer keeps for it."""
+        """The devices that keep the variable -> its bytes there, including its optimizer state."""
         task, readers = plan.task_graphs[self.task_graph], self.readers(plan)
         home = task.homes.get(self.name)
         if home is not None:
@@ -49,10 +50,10 @@ class Held(NamedTuple):
 
 
 def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
-    """The plan with homes for its variables, as the configuration asks for.
+    """The plan with the homes for its variables that the configuration asks for.
 
     Raises:
-        ConfigError: there is nothing to divide them over.
+        ConfigError: there are no devices over which to divide them.
     """
     if config.zero == NONE and config.offload == NONE:
         return plan
@@ -73,9 +74,9 @@ def with_homes(plan: Plan, variables: Sequence[Held], config: Config) -> Plan:
 
 
 class Resident(NamedTuple):
-    """Bytes of each device, the host last: of variables at home there; of the sums of their gradients, where these are not
-    written over a replica's own; and of the values that it reads of others' homes, for a whole step or as long as a call needs
-    one."""
+    """Bytes on each device, the host last: those of the variables at home there; of the sums of their gradients, unless a sum
+    overwrites a replica's own gradient; and of the values that the device reads from other homes, for a whole step or while a
+    call needs one."""
 
     held: List[int]
     sums: List[int]
@@ -83,10 +84,10 @@ class Resident(NamedTuple):
 
 
 def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Resident:
-    """What variables with homes take on each device.
+    """The bytes that variables with homes take on each device.
 
     Args:
-        one_memory: the devices are CPU devices of one process, which hand values over without copying them.
+        one_memory: whether the devices are CPU devices of one process, which pass values without copying them.
     """
     found = Resident(*([0] * (plan.num_devices + 1) for _ in range(3)))
     largest: Dict[int, List[int]] = {}
@@ -105,7 +106,7 @@ def resident(plan: Plan, variables: Sequence[Held], one_memory: bool) -> Residen
 
 
 def resident_of_task_graphs(plan: Plan, variables: Sequence[Held], one_memory: bool) -> List[int]:
-    """What a device of each TaskGraph holds beside activations: variables, what optimizers keep, gradients."""
+    """The bytes that a device of each TaskGraph holds besides activations: variables, optimizer state, gradients."""
     at_home = resident(plan, variables, one_memory)
     found = []
     for number, task in enumerate(plan.task_graphs):
@@ -130,7 +131,7 @@ def _check(plan: Plan, config: Config) -> None:
     most = max(plan.num_model_replicas * task.replica_count for task in plan.task_graphs)
     if config.zero != NONE and most == 1:
         raise ConfigError(
-            f"zero is {config.zero!r}, which divides variables over the replicas of a TaskGraph, and no TaskGraph of this plan "
+            f"zero is {config.zero!r}, which divides variables over the replicas of a TaskGraph, but no TaskGraph of this plan "
             "has two; use wh.replicate(n) with n > 1, a cluster with room for several model replicas, or zero 'none'")
 
 

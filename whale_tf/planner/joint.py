@@ -1,22 +1,23 @@
-"""Partition, schedule, recomputation, ZeRO, offloading and precision, decided together: the fastest plan that fits, as played.
+"""Decides partition, schedule, recomputation, ZeRO, offloading and precision together: the fastest plan that fits, as played.
 
-What is decided about is :class:`Playable`: a model by its layers (:class:`Layers`), played by the simulator, or a captured graph
+The model is a :class:`Playable`: either layers (:class:`Layers`), played by the simulator, or a captured graph
 (``whale_tf.searching``), whose Programs are played.
 
-State: what a search finds (stages, devices, micro-batches) under :class:`Measures`, played.  Of every precision and schedule:
+A state is a plan of a search (stages, devices, micro-batches) under :class:`Measures`, played.  For every precision and schedule:
 
-1. The search runs once as if devices had no end of memory.  Under a division (ZeRO and offloading) no plan is faster than the
-   fastest of these is there, so a division is left out where that is no faster than what fits already.
-2. Divisions come in the order of what they cost.  Where the fastest plan fits as it is, divisions that save more only cost more,
-   and are left out.
-3. Else the search runs again under the memory of the division, with everything kept and with as little as possible, and every
-   plan is played: what its stages compute again is the least that makes it fit
+1. The search runs once as if devices had unlimited memory.  Under a division (ZeRO and offloading) no plan is faster than the
+   fastest of these plans is under that division.  So a division is skipped if that is no faster than a plan that already fits.
+2. Divisions are tried in the order of their cost.  If the fastest plan fits as it is, divisions that save more only cost more,
+   and are skipped.
+3. Otherwise the search runs again under the memory of the division, once keeping everything and once keeping as little as
+   possible, and every plan is played.  Its stages recompute the least that makes it fit
    (:meth:`whale_tf.planner.recompute.Parts.fastest`, over at most :data:`PARTS` groups of layers).
 
-Under a schedule of several stages a device the plans are made of those for one (:mod:`whale_tf.planner.folded`).
+Plans for a schedule with several stages per device are made from plans with one stage per device
+(:mod:`whale_tf.planner.folded`).
 
-The assumptions: saving gains no more than :data:`GAIN`, and the plan that is fastest without a limit is among those that the
-search hands over.
+The assumptions: saving memory gains no more than :data:`GAIN`, and the plan that is fastest without a limit is among those that
+the search returns.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ Search = Callable[[Measures], List[Candidate]]
 
 
 class Playable(abc.ABC):
-    """What a joint search is about.
+    """The model of a joint search.
 
     Attributes:
-        name: in messages.
-        schedules: those that are tried under ``auto``, the cheapest first.
-        again: plans under one division, the fastest, for which what to compute again is looked for; more, if none fits.
-        rooms: parts of a device's memory that a search may count on: the next one where nothing of the one before fits as played.
-        bounds_hold: whether plans are played with the memory that searches count, so that what these lack is what plans lack.
+        name: name in messages.
+        schedules: the schedules to try under ``auto``, the cheapest first.
+        again: under one division, the number of fastest plans for which recomputation is tried; more are tried if none fits.
+        rooms: parts of a device's memory that a search may use; the next one is used if nothing fits as played.
+        bounds_hold: whether plans are played with the memory that searches count, so that both lack the same number of bytes.
     """
 
     name: str
@@ -69,26 +70,26 @@ class Playable(abc.ABC):
 
     @abc.abstractmethod
     def precisions(self, allowed: Allowed) -> Tuple[str, ...]:
-        """Those that are tried."""
+        """The precisions to try."""
 
     @abc.abstractmethod
     def search(self, measures: Measures) -> List[Candidate]:
-        """Plans of one stage a device at a time.  Raises InfeasibleError."""
+        """Plans with one stage per device.  Raises InfeasibleError."""
 
     @abc.abstractmethod
     def folded(self, found: Sequence[Candidate], measures: Measures) -> List[Candidate]:
-        """Plans for a schedule of several stages a device; ``found``: without it."""
+        """Plans for a schedule with several stages per device, made from the plans ``found`` without it."""
 
     def suits(self, found: Candidate, measures: Measures) -> bool:
-        """Whether the plan has the stages of a schedule that is about several."""
+        """Whether the plan has as many stages as the schedule requires."""
         return measures.schedule == "backward_first" or len(found.stages) > 1
 
     @abc.abstractmethod
     def play(self, found: Candidate, measures: Measures) -> Candidate:
-        """A plan under measures; what is computed again under ``auto``: the least that makes it fit, if anything does."""
+        """Plays a plan under measures.  Under ``auto`` it recomputes the least that makes it fit, if anything does."""
 
     def smallest(self, found: Sequence[Candidate]) -> List[Candidate]:
-        """Of plans that do not fit: those to be told, as played."""
+        """Among plans that do not fit, the ones to report, as played."""
         return list(found)
 
 
@@ -96,10 +97,10 @@ class Layers(Playable):
     """A model by its layers.
 
     Args:
-        profile: of the model, in its own precision.
-        search: plans under measures, with their profiles; raises InfeasibleError.
+        profile: the model's profile, in its own precision.
+        search: returns plans under measures, with their profiles; raises InfeasibleError.
         balance: a key of :data:`whale_tf.balance.SOLVERS`.
-        micro_batches: of one model replica; None: chosen.
+        micro_batches: number of micro-batches of one model replica; None lets the search choose.
     """
 
     def __init__(self, profile: ModelProfile, cluster: Cluster, search: Search, balance: str = "exact",
@@ -121,10 +122,10 @@ class Layers(Playable):
 
 
 class Joint:
-    """Searches of one model on one cluster, each made once.
+    """Searches for one model on one cluster; each runs once.
 
     Attributes:
-        errors: why searches found nothing, by their measures.
+        errors: the reasons why searches found nothing, by their measures.
     """
 
     def __init__(self, model: Playable) -> None:
@@ -134,14 +135,14 @@ class Joint:
         self._played: Dict[Tuple[int, Measures], Candidate] = {}
 
     def best(self, allowed: Allowed, others: Sequence[Candidate] = ()) -> Candidate:
-        """The fastest plan that fits, with what it would take without each of its measures.
+        """The fastest plan that fits, with the step time without each of its measures.
 
         Args:
-            others: plans that are not of this search, played.
+            others: played plans of other searches.
 
         Raises:
-            PlanError: a value that is none, or ZeRO without replicas to divide over.
-            InfeasibleError: nothing fits; the message says the smallest memory that would.
+            PlanError: a value is not allowed, or there are no replicas over which ZeRO could divide.
+            InfeasibleError: nothing fits; the message gives the smallest memory that would suffice.
         """
         allowed.check()
         own = self.played(allowed)
@@ -157,7 +158,7 @@ class Joint:
         return replace(taken, without=tuple(self._without(taken, allowed, others)))
 
     def played(self, allowed: Allowed) -> List[Candidate]:
-        """Every plan that was played, and reasons why other searches gave none."""
+        """Every plan that was played, and the reasons why other searches found none."""
         found: List[Candidate] = []
         for precision in self.model.precisions(allowed):
             for schedule in self.model.schedules if allowed.schedule == AUTO else (allowed.schedule,):
@@ -176,7 +177,7 @@ class Joint:
         return [one for one in found if not one.why_not or one.search not in planned]
 
     def _division(self, measures: Measures, quickest_s: float) -> Tuple[List[Candidate], bool]:
-        """What is played under one division, and whether the fastest fits as it is."""
+        """The plans played under one division, and whether the fastest fits as it is."""
         as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
         unlimited = self._find(as_is._replace(zero="none", offload="none", is_bounded=False))
         bare = as_is._replace(recompute="none", zero="none", offload="none")
@@ -199,20 +200,20 @@ class Joint:
         return found or free, False
 
     def _bounded(self, stages: Sequence[Candidate], measures: Measures, quickest_s: float) -> List[Candidate]:
-        """What is played of plans that are to keep to the devices' memory."""
+        """The played plans among those that must respect the devices' memory."""
         as_is = measures._replace(recompute="none" if measures.recompute == AUTO else measures.recompute)
         plain = {id(one): self._play(one, as_is) for one in stages if self._suits(one, measures)}
         found: List[Candidate] = []
         ordered = sorted((one for one in stages if id(one) in plain), key=lambda one: plain[id(one)].latency_s)
         for place, one in enumerate(ordered):
             is_late = place >= self.model.again and quickest_s < NEVER_S
-            is_slow = plain[id(one)].latency_s >= quickest_s or is_late  # computing again is no faster
+            is_slow = plain[id(one)].latency_s >= quickest_s or is_late  # recomputation is no faster
             found.append(plain[id(one)] if is_slow else self._play(one, measures))
             quickest_s = min([quickest_s] + [one.latency_s for one in found[-1:] if one.fits])
         return found
 
     def _find(self, measures: Measures) -> List[Candidate]:
-        """Plans are found for 1F1B, and played under others; those of several stages a device are made of them."""
+        """Searches plans for 1F1B, which other schedules play too.  Plans with several stages per device are made from them."""
         plain = measures._replace(schedule="backward_first")
         if plain not in self._searched:
             try:
@@ -233,7 +234,7 @@ class Joint:
         return self._played[key]
 
     def _suits(self, found: Candidate, measures: Measures) -> bool:
-        """Whether the plan has what its schedule and ZeRO are about."""
+        """Whether the plan has the stages and replicas that its schedule and ZeRO need."""
         return self.model.suits(found, measures) and (
             measures.zero == "none" or any(_replicas(stage) > 1 for stage in found.stages))
 
@@ -267,7 +268,7 @@ class Joint:
     def _raise(self, allowed: Allowed, found: Sequence[Candidate]) -> None:
         if allowed.zero not in ("none", AUTO) and not any(one for one in found if not one.why_not):
             raise PlanError(
-                f"zero is {allowed.zero!r}, which divides over replicas, and no plan of {self.model.name!r} on "
+                f"zero is {allowed.zero!r}, which divides over replicas, but no plan of {self.model.name!r} on "
                 f"{self.cluster.name!r} has any; use zero 'none', or more devices")
         least = self._least_bytes(allowed)
         played = min((max(one.peak_memory_bytes) for one in found if not one.why_not), default=NEVER_S)
@@ -286,7 +287,7 @@ def _replicas(stage: Stage) -> int:
 
 
 class Row(NamedTuple):
-    """What is computed again by itself: a stage, or a TaskGraph, in parts; ``devices``: all of its replicas'."""
+    """A unit of recomputation: a stage or a TaskGraph, in parts, with the ``devices`` of all of its replicas."""
 
     devices: Tuple[int, ...]
     parts: Parts
@@ -294,12 +295,12 @@ class Row(NamedTuple):
 
 def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Choice]], Candidate],
             cluster: Cluster) -> Candidate:
-    """A plan that does not fit, with the least computed again that makes it fit; if nothing does, with the least kept.
+    """A plan that does not fit, with the least recomputation that makes it fit; if nothing does, with as little kept as possible.
 
     Args:
-        plain: as played with everything kept.
-        rows: each of its stages; several may share devices.
-        again: plays it with a choice for each row.
+        plain: the plan as played with everything kept.
+        rows: its stages; several may share devices.
+        again: plays the plan with a choice for each row.
     """
     least = again([row.parts.smallest() for row in rows])
     if not least.fits:
@@ -318,7 +319,7 @@ def fitting(plain: Candidate, rows: Sequence[Row], again: Callable[[Sequence[Cho
 
 
 def _room(plain: Candidate, row: Row, rows: Sequence[Row], cluster: Cluster) -> float:
-    """What the activations of a row may take: of what their devices have room for, their part among those on the same ones."""
+    """The memory for a row's activations: its share of the devices' room, among all rows on the same devices."""
     here = sum(one.parts.memory_without for one in rows if one.devices == row.devices)
     rest = max(plain.peak_memory_bytes[device] for device in row.devices) - here
     room = min(cluster.devices[device].usable_bytes for device in row.devices) - max(0.0, rest)
@@ -332,7 +333,7 @@ def _over(tried: Candidate, row: Row, cluster: Cluster) -> float:
 # ---- plans of layers --------------------------------------------------------------------------------------------------
 
 def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str = "exact") -> Candidate:
-    """A plan of layers under measures, as simulated; see :meth:`Playable.play`."""
+    """A plan of layers under measures, as simulated.  See :meth:`Playable.play`."""
     if found.why_not:
         return found
     if measures.recompute != AUTO:
@@ -348,13 +349,13 @@ def played(found: Candidate, measures: Measures, cluster: Cluster, balance: str 
     return min(taken, full, key=lambda one: (not one.fits, max(one.peak_memory_bytes)))
 
 
-Names = Tuple[Tuple[str, ...], ...]  # of the layers of each part of a row
+Names = Tuple[Tuple[str, ...], ...]  # names of the layers in each part of a row
 
 
 def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], List[Names]]:
     """The stages in groups of layers."""
     profile = found.profile
-    assert profile is not None, "stages are told in layers"
+    assert profile is not None, "stages are given in layers"
     plan = with_slices(found, profile, cluster, balance)
     samples = found.global_batch / (found.micro_batches * found.model_replicas)
     rows, names = [], []
@@ -381,7 +382,7 @@ def _rows(found: Candidate, cluster: Cluster, balance: str) -> Tuple[List[Row], 
 
 
 def _choosing(found: Candidate, names: Sequence[Names], choices: Sequence[Choice]) -> Candidate:
-    """With what every stage keeps: a dropped segment's last result, and all of a layer that is not dropped."""
+    """The plan with the tensors that every stage keeps: the last result of a dropped segment, and all of any other layer."""
     stages = []
     for stage, parts, choice in zip(found.stages, names, choices):
         kept = tuple(name for end, dropped in choice.segments for name in ((parts[end][-1] + ":0",) if dropped else parts[end]))
@@ -392,9 +393,9 @@ def _choosing(found: Candidate, names: Sequence[Names], choices: Sequence[Choice
 
 
 def _keeping(found: Candidate, measures: Measures) -> Candidate:
-    """With the same kept by every stage, and the schedule's warm-up."""
+    """The plan in which every stage keeps the same kind of tensors, with the schedule's warm-up."""
     profile, stages = found.profile, []
-    assert profile is not None, "stages are told in layers"
+    assert profile is not None, "stages are given in layers"
     policy = schedule_of(measures.schedule).policy
     depths = [stage.warmup for stage in found.stages]
     if policy is not None:

@@ -1,4 +1,4 @@
-"""What a plan does about memory, and what a search may do about it."""
+"""Memory measures: those that a plan uses, and those that a search may use."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from whale_tf.simulator.laws import HALF, default_laws, layers_with
 
 AUTO = "auto"
 NO_LIMIT = 1e18  # bytes
-# Those that are tried; of layers, gpipe is as fast as the first, and takes more memory.
+# The schedules to try.  With layers, gpipe is as fast as the first and takes more memory.
 SEARCHED = ("backward_first", "zero_bubble_h1", "zero_bubble_h2", "interleaved", "zero_bubble_v")
 RECOMPUTE = ("none", "full", "stage", AUTO)
-OWN = "own"  # precision: what the model's profile was made for
+OWN = "own"  # precision: the one for which the model's profile was made
 ARITHMETIC = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 PRECISION_OF = {own: name for name, own in ARITHMETIC.items()}
 
 
 class Measures(NamedTuple):
-    """One choice of each.
+    """One choice for each kind of measure.
 
     Attributes:
         recompute: ``full`` keeps the inputs of every layer, ``stage`` those of every stage (GPipe, DAPPLE), ``auto`` as much as
             fits, at the least cost of time.
-        zero, offload, schedule: as of a Plan.
+        zero, offload, schedule: as in a Plan.
         precision: a key of :data:`ARITHMETIC`, or :data:`OWN`.
-        is_bounded: whether devices have a memory at all: what a search would find if not is a bound for what it finds.
-        room: part of a device's memory that a search may count on.
+        is_bounded: whether the memory of devices is limited.  The answer without a limit is a bound for the answer with one.
+        room: the part of a device's memory that a search may use.
     """
 
     recompute: str = "none"
@@ -41,9 +41,9 @@ class Measures(NamedTuple):
     room: float = 1.0
 
     def parameter_bytes(self, profile: ModelProfile, replicas: int) -> float:
-        """What a device holds for each byte of its layers' parameters, if so many hold the same: value, gradient and states.
+        """Bytes that a device holds per byte of its layers' parameters, if ``replicas`` hold the same: value, gradient, states.
 
-        What offloading and ZeRO bring to the device for its use is not counted; the simulator does.
+        Values that offloading and ZeRO bring to the device for use are not counted here, but in the simulator.
         """
         level, offload = ZERO.index(self.zero), self.offload
         value, gradient, states = (1.0 / replicas if level >= least else 1.0 for least in (3, 2, 1))
@@ -55,17 +55,17 @@ class Measures(NamedTuple):
         return self.room * usable_bytes if self.is_bounded else NO_LIMIT
 
     def of(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
-        """The profile in the precision that this asks for.
+        """The profile in the requested precision.
 
         Raises:
-            PlanError: a layer is known by its times alone.
+            PlanError: only the times of a layer are known.
         """
         if self.precision == OWN:
             return profile
         return layers_with(profile, default_laws(), cluster, ARITHMETIC[self.precision], False)
 
     def described(self) -> List[str]:
-        """In words, without what is as always."""
+        """The measures in words, without defaults."""
         words = {"full": "recomputed", "stage": "recomputed between stages", AUTO: "recomputed in part"}
         found = [words[self.recompute]] if self.recompute != "none" else []
         found += [f"ZeRO {self.zero}"] if self.zero != "none" else []
@@ -75,7 +75,7 @@ class Measures(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """What a search may choose: of each dimension one value, or ``auto``.
+    """The choices of a search: for each kind of measure one value, or ``auto``.
 
     Attributes:
         precision: ``auto`` tries the profile's own and float16.
@@ -88,7 +88,7 @@ class Allowed(NamedTuple):
     schedule: str = "backward_first"
 
     def check(self) -> None:
-        """Raises PlanError for a value that is none."""
+        """Raises PlanError if a value is not allowed."""
         known = {"recompute": RECOMPUTE, "zero": ZERO, "offload": OFFLOAD, "precision": (OWN, *PRECISIONS), "schedule": SCHEDULES}
         for name, values in known.items():
             value, options = getattr(self, name), list(dict.fromkeys((*values, AUTO)))
@@ -96,25 +96,25 @@ class Allowed(NamedTuple):
                 raise PlanError(f"{name} is {value!r}, expected one of {', '.join(options)}.{did_you_mean(value, options)}")
 
     def precisions(self, profile: ModelProfile) -> Tuple[str, ...]:
-        """The profile's own first: a profile in 16 bits is not tried in another."""
+        """The precisions to try, the profile's own first.  A profile in 16 bits is tried in no other."""
         if self.precision != AUTO:
             return (OWN if ARITHMETIC.get(self.precision) == profile.precision else self.precision,)
         return (OWN,) if profile.precision in HALF else (OWN, "float16")
 
     def divisions(self) -> List[Tuple[str, str]]:
-        """(zero, offload), those that cost less first: each before every one that saves at least as much by both."""
+        """Pairs (zero, offload) in order of cost: each comes before every pair of which both parts save at least as much."""
         zero = ZERO if self.zero == AUTO else (self.zero,)
         return [(level, place) for place in (OFFLOAD if self.offload == AUTO else (self.offload,)) for level in zero]
 
     def without(self, name: str) -> Allowed:
-        """The same without one of its means."""
+        """The same choices without one kind of measure."""
         least = {"recompute": "none", "zero": "none", "offload": "none", "precision": OWN, "schedule": "backward_first"}
         return self._replace(**{name: least[name]})
 
 
 def costs_less(a: Tuple[str, str], b: Tuple[str, str]) -> bool:
-    """Whether (zero, offload) ``a`` saves no more than ``b``, and costs no more: dividing what lies on the host may cost less
-    than not to, since every device then copies its part alone."""
+    """Whether (zero, offload) ``a`` saves no more than ``b``, and costs no more.  With state on the host, dividing it may cost
+    less than not dividing it, since every device then copies only its part."""
     if ZERO.index(a[0]) > ZERO.index(b[0]) or OFFLOAD.index(a[1]) > OFFLOAD.index(b[1]):
         return False
     return a[0] == b[0] or a[1] == "none"

@@ -1,11 +1,11 @@
-"""A Program played on a cluster: the time of a step, by which plans of TaskGraphs are compared, and its peak memory.
+"""Plays a Program on a cluster: the time of a step, by which plans of TaskGraphs are compared, and its peak memory.
 
-Each device runs its calls one after the other, in the order of the Program, and their ops in the graph's order; an op waits for
-what it takes from other devices.  Gradients and other recipes are sent and added up beside that, and messages that are under way
-share the links.  Ops that divide others' work are ops of the graph, each on its device.
+Each device runs its calls one after the other, in the order of the Program, and their ops in the graph's order.  An op waits for
+its operands from other devices.  Gradients and other recipes are sent and added up in parallel, and messages in transit share the
+links.  The parts of a divided op are ops of the graph, each on its device.
 
-Memory is of another run, as TensorFlow's executor goes: an op runs when its operands are there, and a buffer lives from the op
-that writes it to its last reader.
+Memory comes from a second run, in the order of TensorFlow's executor: an op runs when its operands are there, and a buffer lives
+from the op that writes it to its last reader.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: O
     """Seconds of a step.
 
     Args:
-        step: with the static shapes of a mini-batch of all model replicas, and the plan's TaskGraphs.
-        plan: of these.
-        compiled: the step that the plan runs, where the caller has it already.
+        step: the step with the static shapes of a mini-batch of all model replicas, and with the plan's TaskGraphs.
+        plan: the plan of these TaskGraphs.
+        compiled: the step that the plan runs, if the caller has it already.
 
     Raises:
         PlanError: the plan's schedule cannot order this graph.
@@ -50,7 +50,7 @@ def played_seconds(step: TrainingStep, plan: Plan, cluster: Cluster, compiled: O
 def played_peaks(
     step: TrainingStep, plan: Plan, cluster: Cluster, variables: Iterable[Held], compiled: Optional[Compiled] = None
 ) -> Tuple[int, ...]:
-    """The most bytes that each device holds at a time, calls inlined; not of the host that is offloaded to.
+    """The largest number of bytes on each device at one time, with calls inlined, without the host used for offloading.
 
     Args:
         step, plan, compiled: see :func:`played_seconds`.
@@ -90,7 +90,7 @@ class _Prices(Costs):
 
     def kernel(self, op: Op, part: float, device: int) -> Kernel:
         if op.id not in self._needed:
-            return Kernel(0.0)  # a variable's value is the variable, and nobody asks for the rest
+            return Kernel(0.0)  # a variable's value is the variable, and nobody needs the rest
         shares = [part if part < 1.0 and self._batch.layout(t).is_sharded else 1.0 for t in op.inputs + op.outputs]
         seconds = self._prices.seconds(op, min(shares, default=1.0), shares, self._cluster.devices[device])
         return Kernel(seconds, takes_over=not self.in_turn and takes_over(self._prices.graph, op))

@@ -1,10 +1,10 @@
-"""Which tensors a TaskGraph keeps from its forward to its backward pass; the others are computed again.
+"""Chooses the tensors that a TaskGraph keeps from its forward to its backward pass; the others are recomputed.
 
-A TaskGraph's forward ops are a row of segments, which ends between any two can cut (``whale_tf.profiler.chain``).  At a cut, the
-tensors that later forward ops read are kept.  What backward ops read inside a segment is kept, too, or dropped and computed again
-from the cut before, when the backward pass gets there::
+A TaskGraph's forward ops are a row of segments, which can be cut between any two (``whale_tf.profiler.chain``).  At a cut, the
+tensors that later forward ops read are kept.  The tensors that backward ops read inside a segment are either kept too, or dropped
+and recomputed from the previous cut when the backward pass gets there::
 
-    forward     [ segment 0 ] x1 [ segment 1 ] x2 [ segment 2 ]            kept: x1, x2, and what is in segment 2
+    forward     [ segment 0 ] x1 [ segment 1 ] x2 [ segment 2 ]            kept: x1, x2, and the tensors in segment 2
     backward                     [ 1 again, 1' ]   [ 2' ]
                 [ 0 again, 0' ]
 
@@ -12,8 +12,8 @@ With ``K`` micro-batches in flight, ``w`` the bytes kept at a cut and ``a`` thos
 
     memory  =  K (sum of w over cuts  +  sum of a over segments that are not dropped)  +  largest a of a dropped segment
 
-*full* minimises memory.  *auto* minimises the time of what is done twice, under the device's memory.  Both go through bounds on
-the largest dropped segment.  For each, dynamic programming over the cuts finds the best for a chain whose ops run twice at most
+*full* minimises memory.  *auto* minimises the time of recomputation, under the device's memory.  Both try bounds on the largest
+dropped segment.  For each bound, dynamic programming over the cuts finds the best choice for a chain whose ops run at most twice
 (Chen et al. 2016, section 4); memory is counted in 512 steps of the budget, rounded up.
 """
 
@@ -37,17 +37,17 @@ from whale_tf.profiler.chain import buffer_of, linear_order, needed_by_updates
 from whale_tf.profiler.op_cost import OpCost, op_costs, tensor_bytes
 
 NONE, FULL, AUTO = "none", "full", "auto"
-STEPS = 512  # memory is counted in so many parts of the budget
-MOST_CUTS = 64  # places of one TaskGraph that are looked at: those where the fewest bytes cross
-BOUNDS = 24  # bounds on the largest dropped segment that are tried
+STEPS = 512  # memory is counted in this many parts of the budget
+MOST_CUTS = 64  # number of places in one TaskGraph to consider, where the fewest bytes cross
+BOUNDS = 24  # number of bounds on the largest dropped segment to try
 
 
 class Readers:
-    """Who reads what between the passes.
+    """The reads between the forward and the backward pass.
 
     Attributes:
         backward: backward ops that some update needs, and that read more than shapes.
-        may: forward ops that give the same when they are done again: no random numbers, state, loops, conditions or sections.
+        may: forward ops that give the same result again: no random numbers, state, loops, conditions or sections.
     """
 
     def __init__(self, region: Region) -> None:
@@ -61,7 +61,7 @@ class Readers:
                     if index in region.batch_level and index not in refused and _gives_the_same(region, graph.ops[index])}
 
     def wanted(self, task_graph: int) -> Set[int]:
-        """Tensors of a TaskGraph's forward ops, one for each micro-batch, whose values backward ops read."""
+        """Tensors of a TaskGraph's forward ops whose values backward ops read, one per micro-batch."""
         region, graph = self.region, self.region.graph
         found = set()
         for index in self.backward:
@@ -82,18 +82,18 @@ def _gives_the_same(region: Region, op: Op) -> bool:
 
 
 class Redone(NamedTuple):
-    """``waits``: forward op that is done again -> the backward op that it waits for; ``wanted``: tensors of these ops that
-    backward ops read anew."""
+    """``waits``: recomputed forward op -> the backward op that it waits for; ``wanted``: tensors of these ops that backward ops
+    read from the recomputation."""
 
     waits: Dict[int, int]
     wanted: Tuple[int, ...]
 
 
 def redone(readers: Readers, task_graph: int, kept: Set[int]) -> Redone:
-    """What a TaskGraph does again if it keeps these tensors.
+    """The recomputation of a TaskGraph that keeps these tensors.
 
-    Tensors that no op gives again (of random ops, loops) are kept as well, or what follows from them where that is smaller.  So
-    are those of ops that would have no gradient to wait for.
+    Tensors that cannot be recomputed (of random ops, loops) are kept as well, or tensors that follow from them if those are
+    smaller.  So are the tensors of ops that would have no gradient to wait for.
     """
     graph, region = readers.region.graph, readers.region
     wanted, kept = sorted(readers.wanted(task_graph)), set(kept)
@@ -109,13 +109,13 @@ def redone(readers: Readers, task_graph: int, kept: Set[int]) -> Redone:
 def kept_tensors(
     region: Region, plan: Plan, cluster: Cluster, mode: str, batch: int, resident_bytes: Sequence[int]
 ) -> Dict[int, Tuple[int, ...]]:
-    """The tensors that each TaskGraph keeps; TaskGraphs that need not do anything again are left out.
+    """The tensors that each TaskGraph keeps.  TaskGraphs that need no recomputation are left out.
 
     Args:
-        region: its graph has the static shapes of a whole mini-batch of all model replicas, its TaskGraphs are the plan's.
+        region: a region with the plan's TaskGraphs, whose graph has the static shapes of a mini-batch of all model replicas.
         mode: :data:`FULL` or :data:`AUTO`.
         batch: examples in that mini-batch.
-        resident_bytes: what a device of each TaskGraph holds in any case.
+        resident_bytes: bytes that a device of each TaskGraph holds in any case.
 
     Raises:
         InfeasibleError: a TaskGraph does not fit its devices even if it keeps as little as possible.
@@ -133,7 +133,7 @@ def kept_tensors(
             if choice is None:
                 raise InfeasibleError(
                     f"TaskGraph {task.name!r} needs {row.parts.smallest().memory + resident_bytes[number]:.0f} bytes on a device "
-                    f"even if it keeps as little as possible, and its smallest device has {memory:.0f}; use more micro-batches, "
+                    f"even if it keeps as little as possible, but its smallest device has {memory:.0f}; use more micro-batches, "
                     "more stages or replicas, or devices with more memory")
         assert choice is not None
         found[number] = row.tensors(choice)
@@ -141,7 +141,7 @@ def kept_tensors(
 
 
 def rows_of(region: Region, plan: Plan, cluster: Cluster, batch: int) -> Dict[int, TaskGraphRow]:
-    """The TaskGraphs that hold anything for their backward pass; see :func:`kept_tensors`."""
+    """The TaskGraphs that hold anything for their backward pass.  See :func:`kept_tensors`."""
     readers = Readers(region)
     costs = op_costs(region.graph, batch, readers.may)
     rows = {number: TaskGraphRow(readers, number, plan, task, cluster, costs) for number, task in enumerate(plan.task_graphs)}
@@ -149,10 +149,10 @@ def rows_of(region: Region, plan: Plan, cluster: Cluster, batch: int) -> Dict[in
 
 
 def marked_tensors(region: Region, count: int, names: Sequence[str]) -> Dict[int, Tuple[int, ...]]:
-    """The tensors that the script marks (``wh.checkpoint``), by TaskGraph; every one of ``count`` TaskGraphs keeps just these.
+    """The tensors that the script marks (``wh.checkpoint``), by TaskGraph.  Each of the ``count`` TaskGraphs keeps only these.
 
     Raises:
-        ConfigError: one is not there, or no micro-batch's own.
+        ConfigError: a marked tensor does not exist, or does not belong to one micro-batch.
     """
     found: Dict[int, List[int]] = {number: [] for number in range(count)}
     for name in names:
@@ -160,14 +160,14 @@ def marked_tensors(region: Region, count: int, names: Sequence[str]) -> Dict[int
         op = None if tensor is None else region.graph.producer(tensor)
         if tensor is None or op is None or op.id not in region.batch_level or op.phase is not Phase.FORWARD:
             raise ConfigError(
-                f"wh.checkpoint marks {name!r}, which is no activation of the model that is trained (or one that wh.split "
-                "divides): mark a result of a layer that follows from the inputs")
+                f"wh.checkpoint marks {name!r}, which is not an activation of the trained model (or is one that wh.split "
+                "divides): mark a layer's result that depends on the inputs")
         found[region.task_graph[op.id]].append(tensor)
     return {number: tuple(tensors) for number, tensors in found.items()}
 
 
 class Choice(NamedTuple):
-    """``segments``: (end, whether it is dropped), in order; a segment ends behind that part of the row."""
+    """``segments``: (end, whether it is dropped), in order.  A segment ends after that part of the row."""
 
     memory: float
     seconds: float
@@ -175,13 +175,13 @@ class Choice(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A row of parts, in numbers; all bytes are of one micro-batch on one device.
+    """A row of parts, in numbers.  All bytes are those of one micro-batch on one device.
 
     Attributes:
         held: ``[part]`` bytes that backward ops read.
-        seconds: ``[part]`` what doing a part again takes.
-        crossing: ``[p, q]`` bytes of parts ``p`` to ``q`` that later parts read, or that nothing gives again.
-        unread: the same, without what backward ops read.
+        seconds: ``[part]`` seconds to recompute a part.
+        crossing: ``[p, q]`` bytes of parts ``p`` to ``q`` that later parts read, or that cannot be recomputed.
+        unread: the same, without the bytes that backward ops read.
         in_flight: micro-batches between their forward and their backward pass.
     """
 
@@ -201,20 +201,20 @@ class Parts(NamedTuple):
         return self.in_flight * float(self.held.sum())
 
     def smallest(self) -> Choice:
-        """As little memory as possible; of equal ones the fastest."""
+        """The choice with the least memory, and the fastest among equals."""
         everything = Choice(self.memory_without, 0.0, tuple((part, False) for part in range(self.size)))
         found = [everything] + [choice for bound in self._bounds() for choice in self._least(bound)]
         return min(found, key=lambda choice: (choice.memory, choice.seconds))
 
     def fastest(self, budget: float) -> Optional[Choice]:
-        """As little time as possible within ``budget`` bytes; None: nothing fits."""
+        """The choice with the least time within ``budget`` bytes; None if nothing fits."""
         found = [choice for bound in self._bounds() if bound < budget for choice in self._within(budget, bound)]
         least = self.smallest()
         found += [least] if least.memory <= budget else []
         return min(found, key=lambda choice: (choice.seconds, choice.memory), default=None)
 
     def _bounds(self) -> np.ndarray:
-        """Bounds on the largest dropped segment: sizes that segments have."""
+        """Bounds on the largest dropped segment, taken from the sizes of segments."""
         total = np.concatenate([[0.0], np.cumsum(self.held)])
         sizes = np.unique([total[q + 1] - total[p] for p in range(self.size) for q in range(p, self.size)])
         sizes = sizes[sizes > 0]
@@ -223,9 +223,9 @@ class Parts(NamedTuple):
         return np.asarray(sizes[np.linspace(0, len(sizes) - 1, BOUNDS).astype(int)])
 
     def _segments(self, bound: float) -> List[Tuple[int, int, float, float, bool]]:
-        """(first, last, bytes kept for a micro-batch, seconds, whether dropped) of every segment, by its end.
+        """(first, last, bytes kept for a micro-batch, seconds, whether dropped) for every segment, by its end.
 
-        With one micro-batch in flight, the backward pass begins where the forward pass ended: the last segment is still there.
+        With one micro-batch in flight, the backward pass begins where the forward pass ended, so the last segment is still there.
         """
         held, seconds = (np.concatenate([[0.0], np.cumsum(values)]) for values in (self.held, self.seconds))
         found = []
@@ -239,7 +239,7 @@ class Parts(NamedTuple):
         return found
 
     def _least(self, bound: float) -> List[Choice]:
-        """The least that is kept, if no dropped segment is larger than ``bound``."""
+        """The least memory to keep, if no dropped segment is larger than ``bound``."""
         best: List[Tuple[float, float, Tuple[Tuple[int, bool], ...]]] = [(0.0, 0.0, ())]
         best += [(np.inf, np.inf, ())] * self.size
         for p, q, kept, seconds, dropped in self._segments(bound):
@@ -278,7 +278,7 @@ class TaskGraphRow:
     """A TaskGraph's forward ops in parts, between which it can be cut.
 
     Attributes:
-        parts: it in numbers.
+        parts: the parts in numbers.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class TaskGraphRow:
         self.parts = Parts(read, seconds, *self._crossings(size), held(plan)[number])
 
     def _quietest(self, mine: Sequence[int], place: Dict[int, int], cuts: Sequence[int]) -> List[int]:
-        """The cuts where the fewest bytes cross, at most :data:`MOST_CUTS`."""
+        """The cuts where the fewest bytes cross, at most :data:`MOST_CUTS` of them."""
         crossing = np.zeros(len(mine) + 1)
         for op in mine:
             for tensor in self._graph.ops[op].outputs if op in self._region.batch_level else ():
@@ -322,10 +322,10 @@ class TaskGraphRow:
         return size / self._parts if self._region.batch.layout(tensor).is_sharded else size
 
     def _crossings(self, size: int) -> Tuple[np.ndarray, np.ndarray]:
-        """``[p, q]``: bytes of parts ``p`` to ``q`` that later parts read, or that nothing gives again; and without what backward
-        ops read."""
+        """``[p, q]``: bytes of parts ``p`` to ``q`` that later parts read, or that cannot be recomputed; and the same without the
+        bytes that backward ops read."""
         graph = self._graph
-        last: Dict[int, int] = {}  # buffer -> the last part that reads it; ``size``: it is kept to the end
+        last: Dict[int, int] = {}  # buffer -> the last part that reads it; ``size`` if it is kept to the end
         for op, part in self._part.items():
             for tensor in graph.ops[op].outputs if op in self._region.batch_level else ():
                 buffer = buffer_of(graph, tensor)
@@ -344,11 +344,11 @@ class TaskGraphRow:
         return _read_behind(all_made), _read_behind(unread)
 
     def _is_needed_again(self, tensor: int) -> bool:
-        """Whether ops that may be done again read a tensor, or backward ops do."""
+        """Whether backward ops, or ops that may be recomputed, read a tensor."""
         return tensor in self._wanted or any(user in self._readers.may for user, _ in self._graph.consumers(tensor))
 
     def _least_behind(self, tensor: int) -> int:
-        """A tensor that nothing gives again, or the smallest that follows from it alone: a dropout's mask."""
+        """A tensor that cannot be recomputed, or the smallest one that follows from it alone, such as a dropout's mask."""
         least = tensor
         while True:
             readers = {user for user, _ in self._graph.consumers(tensor)} & self._readers.may & self._part.keys()
@@ -371,7 +371,7 @@ class TaskGraphRow:
 
 
 def _read_behind(made: np.ndarray) -> np.ndarray:
-    """``[part, last reader]`` -> ``[p, q]``: the sum over parts ``p`` to ``q`` of what is read behind ``q``."""
+    """``[part, last reader]`` -> ``[p, q]``: the sum over parts ``p`` to ``q`` of the bytes that are read after ``q``."""
     size = len(made)
     behind = np.cumsum(made[:, ::-1], axis=1)[:, ::-1]  # [part, q]: read in q or later
     found = np.zeros((size, size))

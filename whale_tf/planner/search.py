@@ -1,4 +1,4 @@
-"""One front for the searches over a model profile: ``search(profile, cluster, global_batch, method=...)``."""
+"""One interface for all searches over a model profile: ``search(profile, cluster, global_batch, method=...)``."""
 from __future__ import annotations
 
 import time
@@ -17,9 +17,9 @@ from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.profiler.model_profile import ModelProfile
 
 GIB = float(1 << 30)
-SMALL = 32  # devices of a cluster for which the least memory is asked for before a search
-HANDED_OVER = 8  # plans of DAPPLE that are played
-OF_EACH = 2  # plans of AMP that are played of each degrees of parallelism
+SMALL = 32  # devices; for a cluster of at most this size, the least memory is computed before a search
+HANDED_OVER = 8  # number of DAPPLE's plans to play
+OF_EACH = 2  # number of AMP's plans to play for each combination of degrees of parallelism
 
 METHODS: Mapping[str, str] = {
     "dapple": "pipeline and data parallelism, exact (DAPPLE)",
@@ -28,18 +28,18 @@ METHODS: Mapping[str, str] = {
     "amp": "pipeline, data and tensor parallelism (AMP)",
 }
 
-# Searches that are not of a profile alone: summary.
+# Searches that need more than a profile: summary.
 ON_GRAPHS: Mapping[str, str] = {
     "rhino": "every op divided, or a pipeline, on the op graph of a script, .pb or .meta (Rhino)",
-    "auto": "all of them, scored by one simulation, and the best taken",
+    "auto": "runs all searches, scores them by one simulation, and keeps the best",
 }
 
 
 def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
            allowed: Allowed = Allowed(), trial: Optional[amp.Trial] = None, budget: int = 10,  # noqa: B008 (a frozen tuple)
            micro_batches: Optional[int] = None) -> Candidate:
-    """The plan that the simulator plays fastest of those ``method`` finds under what is ``allowed`` about memory (or the first of
-    those that were run); see :func:`searched`."""
+    """Among the plans that ``method`` finds under the ``allowed`` memory measures, the one that is fastest in the simulation (or
+    the first one that was run).  See :func:`searched`."""
     profile, cluster, start = ModelProfile.parse(profile), Cluster.parse(cluster), time.perf_counter()
     if trial is not None:
         return searched(profile, cluster, global_batch, method, Measures(), trial, budget, micro_batches)[0]
@@ -56,26 +56,26 @@ def search(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], glob
 def searched(profile: Union[ModelProfile, str], cluster: Union[Cluster, str], global_batch: int, method: str = "dapple",
              measures: Measures = Measures(), trial: Optional[amp.Trial] = None, budget: int = 10,  # noqa: B008
              micro_batches: Optional[int] = None) -> List[Candidate]:
-    """The plans that ``method`` hands over, best first by its own costs: enough of different kinds that the one which the
-    simulator plays fastest is among them.
+    """The plans that ``method`` returns, best first by its own costs, of enough different kinds to include the one that is
+    fastest in the simulation.
 
     Args:
         profile: a profile, its file, or a built-in name.
-        cluster: any spelling :meth:`Cluster.parse` takes.
+        cluster: any form that :meth:`Cluster.parse` takes.
         global_batch: samples of one step.
         method: a key of :data:`METHODS`.
-        measures: what is done about memory; the profile is in its precision already.
-        micro_batches: of one model replica; None: chosen.
-        trial: AMP alone: runs a strategy and returns its seconds; the ``budget`` best are run.
+        measures: the memory measures; the profile is in their precision already.
+        micro_batches: number of micro-batches of one model replica; None lets the search choose.
+        trial: for AMP only: runs a strategy and returns its seconds; the ``budget`` best are run.
 
     Raises:
-        PlanError: unknown method or profile, or a profile without batch granularity.
-        ClusterError: no such cluster, or its devices are not connected.
-        InfeasibleError: nothing fits; the message says the smallest memory that would.
+        PlanError: the method or profile is unknown, or the profile has no batch granularity.
+        ClusterError: there is no such cluster, or its devices are not connected.
+        InfeasibleError: nothing fits; the message gives the smallest memory that would suffice.
     """
     profile, cluster = ModelProfile.parse(profile), Cluster.parse(cluster)
     if method in ON_GRAPHS:
-        raise PlanError(f"search {method!r} ({ON_GRAPHS[method]}) takes more than a profile; use `whale plan`, or "
+        raise PlanError(f"search {method!r} ({ON_GRAPHS[method]}) needs more than a profile; use `whale plan`, or "
                         f"auto.auto_parallel")
     if method not in METHODS:
         names = [*METHODS, *ON_GRAPHS]
@@ -110,7 +110,7 @@ def _dapple(profile: ModelProfile, cluster: Cluster, global_batch: int, method: 
 
 
 def dapple_result(method: str, found: Sequence[dapple.Candidate], search_seconds: float) -> Candidate:
-    """The first candidate, and the next ones as its runners-up."""
+    """The first candidate, with the next ones as its runners-up."""
     best = found[0]
     costs, servers = best.costs, best.costs.servers
     stages = tuple(Stage(first_layer=stage.first, last_layer=stage.end - 1, warmup=depth,
@@ -133,9 +133,9 @@ def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Opti
         found = [c for c in found if costs.accumulation(c.strategy.degrees, c.strategy.micro_batch) == micro_batches]
     if not found:
         raise InfeasibleError(
-            "'amp' finds no strategy for {!r} on the {} devices of {!r}: with a batch of {} no pipeline of at most {} stages "
-            "divides it{}; use a batch that more devices divide".format(
-                profile.name, len(cluster), cluster.name, global_batch, len(profile.layers),
+            "'amp' finds no strategy for {!r} on the {} devices of {!r}: no pipeline of at most {} stages divides a "
+            "batch of {}{}; use a batch that more devices divide".format(
+                profile.name, len(cluster), cluster.name, len(profile.layers), global_batch,
                 "" if micro_batches is None else f" into {micro_batches} micro-batches"))
     if not found[0].estimate.fits:
         least = min(found, key=lambda c: max(c.estimate.peak_bytes))
@@ -152,7 +152,7 @@ def _amp(profile: ModelProfile, cluster: Cluster, global_batch: int, trial: Opti
 
 
 def amp_result(method: str, costs: AmpCosts, found: Sequence[amp.Candidate], search_seconds: float) -> Candidate:
-    """The first candidate, and the next ones as its runners-up."""
+    """The first candidate, with the next ones as its runners-up."""
     best, cluster = found[0], costs.cluster
     degrees, placement, cuts = best.strategy.degrees, best.strategy.placement, best.strategy.cuts
     gas = costs.accumulation(degrees, best.strategy.micro_batch)
@@ -167,7 +167,7 @@ def amp_result(method: str, costs: AmpCosts, found: Sequence[amp.Candidate], sea
 
 
 def _amp_stage(rows: Sequence[Sequence[int]], first: int, last: int, stages: int, tmp: int, warmup: int) -> Stage:
-    """Pure data parallelism is one replicated stage; otherwise each pipeline is a model replica of its own."""
+    """Pure data parallelism is one replicated stage; otherwise each pipeline is a model replica."""
     devices: Tuple[Tuple[int, ...], ...] = tuple(tuple(int(device) for device in row) for row in rows)
     if stages == 1 and tmp == 1:
         devices = (tuple(device for row in devices for device in row),)
@@ -177,8 +177,8 @@ def _amp_stage(rows: Sequence[Sequence[int]], first: int, last: int, stages: int
 
 def _too_large(profile: ModelProfile, cluster: Cluster, method: str, least_bytes: float, measures: Measures) -> str:
     smallest = min(cluster.devices, key=lambda device: device.usable_bytes)
-    return ("no plan of {!r} fits the {} devices of {!r} ({} has {:.1f} GiB, {:.1f} for a step){}: the least that {!r} could do "
-            "with needs {:.1f} GiB on its fullest device; use devices with that, more of them, or a smaller batch".format(
+    return ("no plan of {!r} fits the {} devices of {!r} ({} has {:.1f} GiB, {:.1f} for a step){}: the smallest plan of {!r} "
+            "needs {:.1f} GiB on its fullest device; use larger devices, more of them, or a smaller batch".format(
                 profile.name, len(cluster), cluster.name, smallest.type, smallest.memory_bytes / GIB,
                 smallest.usable_bytes / GIB,
                 ", even " + ", ".join(measures.described()) if measures.described() else "", method, least_bytes / GIB))

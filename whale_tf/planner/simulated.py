@@ -1,4 +1,4 @@
-"""Candidates as the simulator plays them: the time by which plans of layers are compared, whatever search they come from."""
+"""Simulates candidates: plans of layers are compared by this time, whichever search they come from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from whale_tf.simulator import (
 
 
 def simulated(found: Candidate, cluster: Cluster, balance: str = "exact") -> Candidate:
-    """The candidate with the simulator's time and memory in place of its own search's."""
+    """The candidate with the simulator's time and memory instead of those of its search."""
     profile = found.profile
     if profile is None:
         return found
@@ -43,9 +43,9 @@ def simulated(found: Candidate, cluster: Cluster, balance: str = "exact") -> Can
 
 
 def with_slices(result: Candidate, profile: ModelProfile, cluster: Cluster, balance: str) -> Plan:
-    """The plan with uneven parts of a micro-batch where a stage's devices are unequal, or its replicas do not divide it.
+    """The plan with uneven parts of a micro-batch if a stage's devices are unequal, or its replicas do not divide it.
 
-    A stage for which no division fits in memory keeps equal parts: the simulator says then that it does not fit.
+    If no division of a stage fits in memory, the stage keeps equal parts, and the simulator reports that it does not fit.
     """
     plan = result.to_plan(profile)
     samples = result.global_batch // (result.micro_batches * result.model_replicas)

@@ -1,4 +1,4 @@
-"""How large a part of every micro-batch each replica of a TaskGraph takes (Whale section 3.3.1)."""
+"""The parts of every micro-batch that the replicas of a TaskGraph take (Whale section 3.3.1)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from whale_tf.balance import BalanceProblem, balance
 from whale_tf.cluster import Cluster
 from whale_tf.errors import InfeasibleError, PlanError
 
-UNITS_PER_DEVICE = 8  # where the batch size is not known, slices are in proportion to this accuracy
+UNITS_PER_DEVICE = 8  # accuracy of the slices' proportions if the batch size is not known
 
 
 def follows_devices(rows: Sequence[Sequence[int]], cluster: Cluster, algorithm: str) -> bool:
-    """Whether parts are to follow the devices: these are of several types, and the configuration does not ask for equal ones."""
+    """Whether parts follow the devices: there are several types, and the configuration does not ask for equal parts."""
     return algorithm != "even" and len({cluster.devices[index].type for row in rows for index in row}) > 1
 
 
@@ -27,13 +27,13 @@ def replica_slices(
     fixed_bytes: float,
     algorithm: str,
 ) -> Optional[Tuple[int, ...]]:
-    """Slice sizes that follow the devices' speed and memory; None: equal ones.
+    """Slice sizes that follow the devices' speed and memory; None means equal sizes.
 
     Args:
-        name: of the TaskGraph, for messages.
-        rows: ``[model replica][replica]`` device numbers; a place is as slow and small as the least of its devices.
-        samples: examples of one micro-batch; None: not known.
-        load_bytes: activations of all micro-batches that are alive at a time, to be divided.
+        name: name of the TaskGraph, for messages.
+        rows: ``[model replica][replica]`` device numbers; a place is as slow and as small as the least of its devices.
+        samples: examples of one micro-batch; None if not known.
+        load_bytes: activations of all micro-batches that are alive at one time, to be divided.
         fixed_bytes: parameters, gradients and optimizer state of one replica.
         algorithm: a key of :data:`whale_tf.balance.SOLVERS`.
 

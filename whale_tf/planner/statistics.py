@@ -1,4 +1,4 @@
-"""What a plan needs to know of each TaskGraph: bytes kept, bytes crossing, order of gradients."""
+"""The facts about each TaskGraph that a plan needs: bytes kept, bytes transferred, order of gradients."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def stage_statistics(
     calls: Mapping[int, int],
     sizes: Mapping[int, Tuple[int, int]],
 ) -> List[StageStatistics]:
-    """One for each TaskGraph.
+    """The statistics of each TaskGraph.
 
     Args:
-        gradients: (gradient tensor, variable op) in the order the gradients become ready.
+        gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
         calls: gradient tensor -> number of the gradient call.
         variable_homes: variable op -> TaskGraph.
-        sizes: variable op -> its bytes, and those of what its optimizer keeps for it.
+        sizes: variable op -> its bytes, and those of its optimizer state.
     """
     graph = region.graph
     ops: List[List[str]] = [[] for _ in range(count)]
@@ -68,7 +68,7 @@ def stage_statistics(
 
 
 def _read_in_loops(graph: OpGraph, variable_homes: Dict[int, int]) -> List[Tuple[str, int]]:
-    """(variable, its TaskGraph) of variables whose handles enter the frames of version 1 while loops."""
+    """(variable, its TaskGraph) for variables whose handles enter the frames of version 1 while loops."""
     return [
         (graph.ops[variable].name, home)
         for variable, home in variable_homes.items()

@@ -1,7 +1,7 @@
-"""Which devices a model replica takes, hardware-aware (Whale sections 3.2.1 and 3.3.2).
+"""Assigns devices to model replicas, hardware-aware (Whale sections 3.2.1 and 3.3.2).
 
-On equal devices they are taken in order.  On unequal ones every model replica gets the same mix of types where the counts allow
-it, and within a replica the devices with more memory come first: stage i of N keeps N - i micro-batches::
+Equal devices are taken in order.  With unequal devices every model replica gets the same mix of types if the counts allow it, and
+within a replica the devices with more memory come first, because stage i of N keeps N - i micro-batches::
 
     4 V100 and 4 P100, 4 devices a replica      replica 0: V100 V100 P100 P100    replica 1: V100 V100 P100 P100
 """
@@ -17,7 +17,7 @@ def dealt(cluster: Cluster, per_replica: int, by_memory: bool) -> List[Tuple[int
     """``[model replica][place]`` device numbers; ``per_replica`` divides the number of devices.
 
     Args:
-        by_memory: order a replica's unequal devices by memory, from high to low (else by number).
+        by_memory: order a replica's unequal devices by memory, from high to low (otherwise by number).
     """
     total = len(cluster.devices)
     count = total // per_replica

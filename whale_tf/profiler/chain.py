@@ -2,7 +2,7 @@
 
 The forward ops are put in a topological order, so any contiguous run of them is convex.  Ops that depend on both a variable
 and an example keep their place in creation order.  All others (reads of variables, constants, masks and labels computed from
-inputs) move to just before their first reader, so that no cut sends a value that could be computed behind it::
+inputs) move to just before their first reader, so that no cut sends a value that could be computed after it::
 
     script       labels  mask | layer 0 | layer 1 | loss            mask is read by layer 1, labels by the loss
     chain        layer 0 | mask layer 1 | labels loss
@@ -83,7 +83,7 @@ def chain_of(region: Region, costs: Sequence[OpCost], parameter_bytes: Mapping[i
 
     Args:
         costs: costs of every op of the graph, with static shapes.
-        parameter_bytes: size of each trainable variable (or constant in place of one), by its op.
+        parameter_bytes: size of each trainable variable (or of the constant that replaces one), by its op.
         batch: examples in the mini-batch for which the shapes hold.
 
     Raises:
@@ -179,7 +179,7 @@ def _keys(graph: OpGraph, forward: Sequence[int], anchored: Set[int]) -> Dict[in
 
 
 def _place_rest(region: Region, place: Dict[int, int], count: int) -> None:
-    """Assign segments to backward ops, and to forward ops behind a gradient, by the same rule as TaskGraphs."""
+    """Assign segments to backward ops, and to forward ops after a gradient, by the same rule as TaskGraphs."""
     graph = region.graph
     for index in region.ops:
         op = graph.ops[index]
@@ -203,7 +203,8 @@ def buffer_of(graph: OpGraph, tensor: int) -> int:
 
 
 def takes_over(graph: OpGraph, op: Op) -> bool:
-    """Whether an op's first result is in its first operand's buffer: it shares that, or overwrites what nothing else reads."""
+    """Whether an op's first result is in its first operand's buffer: it shares the buffer, or overwrites a value that nothing
+    else reads."""
     if not op.inputs or not op.outputs:
         return False
     if op.type in SAME_BUFFER:
@@ -226,7 +227,7 @@ def _activations(region: Region, place: Mapping[int, int], count: int) -> np.nda
 
 
 def _crossings(region: Region, early: Set[int], place: Mapping[int, int], count: int) -> np.ndarray:
-    """Bytes that cross behind each segment: tensors of the batch computed there or before and read by later forward ops."""
+    """Bytes that cross after each segment: tensors of the batch computed there or before and read by later forward ops."""
     graph = region.graph
     steps = np.zeros(count + 1)
     for index in early & region.batch_level:

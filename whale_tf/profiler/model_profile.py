@@ -40,18 +40,18 @@ class LayerProfile(Record):
 
     Attributes:
         forward_flops: floating-point operations of the forward pass (a multiply-add is two).
-        backward_flops: those of the backward pass; None: twice the forward pass.
+        backward_flops: those of the backward pass; None means twice the forward pass.
         traffic_bytes: device memory read and written by the forward pass outside its matrix products and convolutions
             (normalisation, activation functions, dropout, look-ups); the backward pass moves twice as much.
         overhead_s: seconds per forward pass independent of the batch: launching its kernels; the backward pass takes twice that.
         utilization: share of the device's peak FLOP rate the layer reaches; above 1 if an algorithm needs fewer
             multiplications than the textbook count (Winograd convolution).
         parameter_bytes: bytes of all its parameters (not per sample).
-        output_bytes: bytes that cross a cut behind this layer in the forward direction, skip connections included;
+        output_bytes: bytes that cross a cut after this layer in the forward direction, including skip connections;
             as many return as gradients.
         activation_bytes: bytes kept from the forward to the backward pass.
         tensor_parallel_bytes: bytes all-reduced over the devices in the forward pass if the layer is split (as many
-            again in the backward pass); None: the layer cannot be split, every device computes all of it.
+            again in the backward pass); None if the layer cannot be split, so that every device computes all of it.
         tied: name of a parameter this layer shares with other layers; a stage that holds several of them stores and
             synchronises it once.
         measured: timed runs; a run for a device type takes precedence over FLOPs.
@@ -81,8 +81,8 @@ class ModelProfile(Record):
         name: used in tables and messages.
         source: the origin of the numbers.
         precision: key of ``Device.peak_flops_per_s``.
-        batch_granularity: smallest number of samples a device computes efficiently; a smaller slice takes as long.  The
-            planners need it; None: unknown.
+        batch_granularity: smallest number of samples that a device computes efficiently; a smaller slice takes as long.  The
+            planners need it; None if unknown.
         optimizer: the optimizer for which memory is counted.
         optimizer_bytes_per_parameter_byte: its state, without the parameter and its gradient.
         graph: fingerprint of the graph the profile was recorded from; empty for a built-in one.
@@ -104,7 +104,7 @@ class ModelProfile(Record):
 
     def check(self) -> None:
         if self.version != VERSION:
-            raise ValueError(f"profile version is {self.version}, this whale_tf reads version {VERSION}")
+            raise ValueError(f"profile version is {self.version}, but this whale_tf reads version {VERSION}")
         twice = sorted(name for name, count in Counter(layer.name for layer in self.layers).items() if count > 1)
         if twice:
             raise ValueError(f"two layers are called {twice[0]!r}")
@@ -161,7 +161,7 @@ class ModelProfile(Record):
         for number, row in enumerate(rows, 1):
             is_last = number == len(rows) and row.get("repeat", 1) == 1
             if not is_last and "output_bytes" not in row:
-                raise PlanError("not a valid model profile: layer {!r} does not say its output_bytes, which cross a cut behind "
+                raise PlanError("not a valid model profile: layer {!r} does not give its output_bytes, which cross a cut after "
                                 "it; add them (0: nothing crosses; only the last layer needs none)".format(row["name"]))
         return profile
 

@@ -61,7 +61,7 @@ def op_costs(graph: OpGraph, batch: Optional[int] = None, ops: Optional[Collecti
 
     Args:
         batch: used for every size that the graph leaves unknown.
-        ops: the cost of these is asked for; the others count as free.
+        ops: the ops whose cost is needed; the others count as free.
 
     Raises:
         PlanError: a contraction's shapes are not known.
@@ -107,7 +107,7 @@ class _Costs:
             return contraction_flops(self.graph.ops[op.forward], self.graph, self._view)
 
     def _touched(self, op: Op, row: OpTraits, moved: float) -> float:
-        """A look-up or slice reads what it returns, not the whole."""
+        """A look-up or slice reads only what it returns, not the whole tensor."""
         if row.cost is Cost.LOOK_UP:
             return float(2 * tensor_bytes(self.graph, op.outputs[0]) + tensor_bytes(self.graph, op.inputs[1]))
         return moved
@@ -129,7 +129,7 @@ class _Costs:
         return row.flops * elements(self.graph, op.outputs[0])
 
     def _update(self, op: Op, per_element: float) -> OpCost:
-        """The largest operand that is not a handle is taken as the gradient; slots are also read and written."""
+        """The largest operand that is not a handle counts as the gradient; slots are also read and written."""
         sizes = [elements(self.graph, t) for t in op.inputs]
         floats = [s for s, t in zip(sizes, op.inputs) if self.graph.tensors[t].dtype.startswith(("float", "half", "bfloat"))]
         count = max(floats or [0])
@@ -185,7 +185,7 @@ def contraction_flops(op: Op, graph: OpGraph, view: Optional[View] = None) -> fl
             continue
         if factor not in sizes:
             raise PlanError(
-                f"the FLOPs of op {op.name!r} ({op.type}) are not known: the graph does not say the sizes "
+                f"the FLOPs of op {op.name!r} ({op.type}) are not known: the graph does not give all of the sizes "
                 f"{[graph.tensors[t].shape for t in op.inputs]}; give a batch size, or make "
                 "the model's other dimensions static")
         product *= sizes[factor]

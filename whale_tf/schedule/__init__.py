@@ -1,13 +1,13 @@
-"""In which order the devices of a pipeline run its micro-batches: pure generators, wired elsewhere.
+"""The orders in which the devices of a pipeline run its micro-batches: pure generators, wired elsewhere.
 
     backward_first   1F1B: backward passes as early as possible         bubble 3 (S - 1)      at most S - i micro-batches
     gpipe            all forward passes first                           bubble 3 (S - 1)      all micro-batches
     zero_bubble_h1   weights' gradients where a stage would wait        bubble S - 1          S micro-batches
     zero_bubble_h2   and more forward passes ahead                      bubble 0              2 S - 1 micro-batches
-    zero_bubble_v    and two TaskGraphs a device, there and back        bubble 0              S micro-batches
-    interleaved      V TaskGraphs a device, round and round             bubble 3 (S - 1) / V  more than S micro-batches
+    zero_bubble_v    and two TaskGraphs a device, down and back         bubble 0              S micro-batches
+    interleaved      V TaskGraphs a device, in turn                     bubble 3 (S - 1) / V  more than S micro-batches
 
-of S stages, in the time of a forward pass, if gradients of activations and of weights take as long each.
+for S stages.  Bubbles are in units of a forward pass, if gradients of activations and gradients of weights take as long each.
 
 >>> orders("backward_first", 4, warmups=(2, 1))[0]
 F0 F1 B0 F2 B1 F3 B2 B3
@@ -50,19 +50,19 @@ Order = Tuple[Step, ...]
 
 
 def _each(one: Callable[[int, int], Iterator[Step]]) -> Callable[[Sequence[int], int, Sequence[int]], List[List[Step]]]:
-    """Of a schedule in which every stage's order follows from its own warm-up."""
+    """The orders of all stages, for a schedule in which each stage's order follows from its own warm-up."""
     return lambda homes, num_micro_batch, warmups: [
         [step._replace(task_graph=stage) for step in one(num_micro_batch, warmup)] for stage, warmup in enumerate(warmups)]
 
 
 class Schedule(NamedTuple):
-    """What there is to know of a schedule.
+    """The properties of a schedule.
 
     Attributes:
         order: (place of every TaskGraph, micro-batches, warm-ups) -> the order of every place.
-        policy: warm-up policy; None: the configuration's (see :func:`warmup_depths`).
-        splits: gradients of weights are steps of their own.
-        homes: (TaskGraphs, TaskGraphs a device) -> their places; None: one TaskGraph a device.
+        policy: warm-up policy; None means that of the configuration (see :func:`warmup_depths`).
+        splits: whether gradients of weights are separate steps.
+        homes: (TaskGraphs, TaskGraphs per device) -> their places; None means one TaskGraph per device.
     """
 
     order: Callable[[Sequence[int], int, Sequence[int]], List[List[Step]]]
@@ -82,10 +82,10 @@ SCHEDULES: Dict[str, Schedule] = {
 
 
 def schedule_of(name: str) -> Schedule:
-    """A schedule by its name.
+    """The schedule with the given name.
 
     Raises:
-        PlanError: there is none of this name.
+        PlanError: there is no schedule of this name.
     """
     if name not in SCHEDULES:
         raise PlanError(
@@ -100,12 +100,12 @@ def orders(
 
     Args:
         name: a key of :data:`SCHEDULES`.
-        warmups: of each TaskGraph, the forward micro-batches started before the first backward one; see :func:`check_warmups` for
-            which depths go together.
-        homes: the place of each TaskGraph, counted from 0 as they first come up; None: one each.
+        warmups: for each TaskGraph, the number of forward micro-batches started before the first backward one.
+            :func:`check_warmups` says which depths go together.
+        homes: the place of each TaskGraph, numbered from 0 in order of first appearance; None means one place each.
 
     Raises:
-        PlanError: unknown schedule, a number out of its range, or TaskGraphs on other places than the schedule puts them on.
+        PlanError: the schedule is unknown, a number is out of range, or TaskGraphs are on other places than the schedule uses.
     """
     folded, places = schedule_of(name).homes, tuple(range(len(warmups)) if homes is None else homes)
     if num_micro_batch < 1 or not warmups or min(warmups) < 1:
@@ -113,13 +113,13 @@ def orders(
     if folded is not None:
         wanted = folded(len(places), max(1, len(places) // (max(places) + 1)))
         if places != wanted:
-            raise PlanError(f"schedule {name!r} runs TaskGraphs on devices (by their first TaskGraphs) {wanted}, and they are on "
+            raise PlanError(f"schedule {name!r} runs TaskGraphs on devices (by their first TaskGraphs) {wanted}, but they are on "
                             f"{places}; use another schedule, or change the plan's devices")
     return _orders(name, num_micro_batch, tuple(warmups), places)
 
 
 def places_of(devices: Sequence[Hashable]) -> Tuple[int, ...]:
-    """The place of each TaskGraph, by its devices: those on the same ones are at one place."""
+    """The place of each TaskGraph.  TaskGraphs on the same devices are at one place."""
     first: Dict[Hashable, int] = {}
     return tuple(first.setdefault(row, len(first)) for row in devices)
 
@@ -130,7 +130,7 @@ def _orders(name: str, num_micro_batch: int, warmups: Tuple[int, ...], homes: Tu
 
 
 def in_flight(orders_of_places: Sequence[Sequence[Step]], count: int) -> Tuple[int, ...]:
-    """Of each of ``count`` TaskGraphs, how many micro-batches it has at most between a forward step and what frees it."""
+    """For each of ``count`` TaskGraphs, the largest number of micro-batches between a forward step and the step that frees it."""
     most, now = [0] * count, [0] * count
     for order in orders_of_places:
         last = WEIGHT if any(step.kind == WEIGHT for step in order) else BACKWARD

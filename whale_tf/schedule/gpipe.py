@@ -1,7 +1,7 @@
 """GPipe's order: all forwards, then all backwards (DAPPLE section III-A, Fig. 3a).
 
-The backwards run from the last micro-batch to the first, as in GPipe's own figure: the last stage can start on the
-micro-batch whose activations it has just made::
+The backwards run from the last micro-batch to the first, as in GPipe's own figure, so the last stage can start with the
+micro-batch whose activations it has just computed::
 
     2 stages, 3 micro-batches
 
@@ -17,7 +17,7 @@ from whale_tf.schedule.step import Step, backward, forward
 
 
 def gpipe(num_micro_batch: int, warmup: int) -> Iterator[Step]:
-    """The order of one stage; ``warmup`` limits nothing here: every micro-batch's forward comes before any backward."""
+    """The order of one stage.  ``warmup`` has no effect here: every micro-batch's forward comes before any backward."""
     del warmup  # one signature for every schedule
     for micro_batch in range(num_micro_batch):
         yield forward(micro_batch)

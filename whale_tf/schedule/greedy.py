@@ -1,7 +1,7 @@
-"""Orders found by playing a step: every place starts the best of the steps that it can start first.
+"""Orders from playing a step: each place takes the steps that it can start first, and starts the best of them.
 
-Forward and backward of one micro-batch in one TaskGraph take one unit of time each, as do gradients of weights where they are
-apart; else a backward step takes two.  What one TaskGraph needs of another arrives at once.
+The forward and the backward step of one micro-batch in one TaskGraph take one unit of time each, and so do gradients of weights
+if they are separate.  Otherwise a backward step takes two units.  Results reach other TaskGraphs at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def greedy(homes: Sequence[int], num_micro_batch: int, rank: Rank, splits: bool)
     """The order of each place.
 
     Args:
-        homes: the place of every TaskGraph; a TaskGraph needs the results of the one before it, and gradients of the one after.
-        rank: of the steps that can start at one time, the one of the lowest rank starts; None: it may not start yet.
-        splits: gradients of weights are steps of their own.
+        homes: the place of every TaskGraph.  A TaskGraph needs the results of the previous one and the gradients of the next one.
+        rank: among the steps that can start at one time, the one with the lowest rank starts; None means it may not start yet.
+        splits: whether gradients of weights are separate steps.
 
     Raises:
-        PlanError: all places wait, by ``rank``.
+        PlanError: ``rank`` makes all places wait.
     """
     kinds = (FORWARD, BACKWARD, WEIGHT) if splits else (FORWARD, BACKWARD)
     ends: Dict[Step, int] = {}
@@ -35,7 +35,7 @@ def greedy(homes: Sequence[int], num_micro_batch: int, rank: Rank, splits: bool)
     here: List[List[int]] = [[t for t, home in enumerate(homes) if home == place] for place in range(len(free))]
 
     def first(place: int) -> Optional[Tuple]:
-        """(start, rank, step) of what a place runs next, as far as is known."""
+        """(start, rank, step) of the next step of a place, as far as known."""
         steps = [Step(kind, done[place][kind, t], t)
                  for t in here[place] for kind in kinds if done[place][kind, t] < num_micro_batch]
         keys = [(_ready(step, len(homes), ends), rank(step, done[place]), step) for step in steps]
@@ -59,7 +59,7 @@ def greedy(homes: Sequence[int], num_micro_batch: int, rank: Rank, splits: bool)
 
 
 def _ready(step: Step, count: int, ends: Mapping[Step, int]) -> Optional[int]:
-    """When what a step needs is there; None: that is not known yet."""
+    """The time at which all inputs of a step are there; None if it is not known yet."""
     kind, task_graph = step.kind, step.task_graph
     needed = []
     if kind == FORWARD and task_graph:

@@ -9,9 +9,9 @@ Filling the pipeline takes S of these smaller steps, so a device waits ``(S - 1)
     device 0 (TaskGraphs 0, 2)   F0 F1 F0' F1' F2 . B0' F3 B1' F2' B0 F3' B1 . B2' . B3' B2 B3
     device 1 (TaskGraphs 1, 3)   .  F0 F1 F0' B0' F1' B1' F2 B0 F3 B1 F2' B2' F3' B3' B2 B3
 
-Device ``i`` starts ``2 (S - i - 1) + (V - 1) S + 1`` forward steps before its first backward one, and holds so many at most: for
-two TaskGraphs on the first of many devices 1.5 times what 1F1B holds.  The last round of S micro-batches may be smaller; then
-devices wait longer (S divides the number of micro-batches in the paper).
+Device ``i`` starts ``2 (S - i - 1) + (V - 1) S + 1`` forward steps before its first backward one, and holds at most that many.
+With two TaskGraphs on the first of many devices this is 1.5 times what 1F1B holds.  The last round of S micro-batches may be
+smaller; then devices wait longer (in the paper S divides the number of micro-batches).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from whale_tf.schedule.step import BACKWARD, FORWARD, Step
 
 
 def interleaved(homes: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
-    """The order of every device; ``warmups`` limit nothing here."""
+    """The order of every device.  ``warmups`` has no effect here."""
     devices = max(homes) + 1
 
     def turn(kind: str, task_graph: int, done: Done) -> Tuple[int, int]:

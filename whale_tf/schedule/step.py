@@ -8,7 +8,7 @@ from whale_tf.program import BACKWARD, FORWARD
 
 
 class Step(NamedTuple):
-    """``kind`` is ``forward``, ``backward`` or, where it is apart from that, ``weight``; ``micro_batch`` counts from 0."""
+    """``kind`` is ``forward``, ``backward`` or, if it is a separate step, ``weight``; ``micro_batch`` counts from 0."""
 
     kind: str
     micro_batch: int

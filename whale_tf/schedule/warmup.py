@@ -1,4 +1,4 @@
-"""How many forward micro-batches each stage starts before its first backward: DAPPLE's K_i (section V-C)."""
+"""The number of forward micro-batches that each stage starts before its first backward: DAPPLE's K_i (section V-C)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Optional, Sequence, Tuple
 
 from whale_tf.errors import InfeasibleError, PlanError, did_you_mean
 
-# Policy A suffices while a stage's neighbour answers at once; policy B also covers the time on the wire.
+# Policy A suffices if a stage's neighbour answers at once; policy B also covers the time on the wire.
 POLICIES = ("PA", "PB")
 
 # DAPPLE section VI-D and Table IV: with an activation communication ratio of 0.10 (GNMT-16) policy B is 31% faster,
@@ -15,7 +15,7 @@ POLICY_B_RATIO = 0.08
 
 
 def auto_policy(activation_communication_ratio: float) -> str:
-    """``PB`` where crossing between stages takes a notable part of a stage's time, else ``PA``.
+    """``PB`` if transfers between stages take a notable part of a stage's time, otherwise ``PA``.
 
     The ratio is DAPPLE's ACR: time of the transfer between two stages over the average forward and backward time.
     """
@@ -36,8 +36,8 @@ def warmup_depths(
     starts would wait for ever.  So a stage short of memory also holds back the stages after it.
 
     Args:
-        memory_limits: D_i, how many micro-batches' activations fit on each stage; None: no limit.
-        num_micro_batch: micro-batches in a step, a limit too; None: no limit.
+        memory_limits: D_i, the number of micro-batches whose activations fit on each stage; None means no limit.
+        num_micro_batch: micro-batches in a step, which is a limit too; None means no limit.
 
     Raises:
         InfeasibleError: some stage cannot hold a single micro-batch.
@@ -70,8 +70,9 @@ def warmup_depths(
 def check_warmups(warmups: Sequence[int], num_micro_batch: int) -> None:
     """Refuse depths with which the stages of a chain would wait for each other for ever.
 
-    Stage ``i``'s backward of micro-batch ``m`` needs the next stage's, which runs after its forward of
-    ``m + K_{i+1} - 1``, which needs stage ``i``'s; that comes before the backward of ``m`` just if ``K_{i+1} <= K_i``.
+    Stage ``i``'s backward of micro-batch ``m`` needs the backward of the next stage.  That runs after the next stage's forward of
+    ``m + K_{i+1} - 1``, which needs stage ``i``'s forward.  Stage ``i`` runs this forward before its backward of ``m`` if and
+    only if ``K_{i+1} <= K_i``.
 
     Raises:
         PlanError: a depth below 1, or larger than that of the stage before it (both counted up to ``num_micro_batch``).

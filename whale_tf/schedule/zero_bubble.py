@@ -1,8 +1,9 @@
-"""ZB-H1 and ZB-H2: gradients of weights apart, where a stage would wait ("Zero Bubble Pipeline Parallelism", Qi et al. 2023).
+"""ZB-H1 and ZB-H2: gradients of weights are separate, and computed when a stage would wait ("Zero Bubble Pipeline Parallelism",
+Qi et al. 2023).
 
-Nobody waits for gradients of weights (W), so a stage sends those of its activations (B) first, and computes W when it has nothing
-to send.  A stage starts forward passes ahead as far as ``warmup`` allows, counted up to B; up to W it holds as many micro-batches
-as the first stage does::
+Nobody waits for gradients of weights (W), so a stage sends the gradients of its activations (B) first, and computes W when it
+has nothing to send.  A stage starts as many forward passes ahead of B as ``warmup`` allows.  Until W it holds as many
+micro-batches as the first stage does::
 
     ZB-H1: 2 stages, 4 micro-batches, warmup (2, 1)
 
@@ -15,10 +16,10 @@ as the first stage does::
     stage 1   .  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3      at most 3
 
 ZB-H1 has the warm-up and the memory of 1F1B (``S - i``), ZB-H2 starts ``2 (S - i) - 1`` micro-batches and holds ``2 S - 1``.
-With F, B and W equally long, stage 0 of ZB-H1 waits ``S - 1`` of them where 1F1B waits ``3 (S - 1)``, and with ``2 S - 1``
-micro-batches or more no stage of ZB-H2 waits between its first and its last step.  A step ends when the last stage ends, which
-begins ``S - 1`` late, so both take ``3 M + S - 1``: ZB-H2 has more to send while messages are on their way, and gains the rest
-only where steps overlap, which those of one ``Session.run`` do not.
+If F, B and W take equally long, stage 0 of ZB-H1 waits for ``S - 1`` of them, where 1F1B waits for ``3 (S - 1)``.  With
+``2 S - 1`` micro-batches or more, no stage of ZB-H2 waits between its first and its last step.  A step ends with the last stage,
+which begins ``S - 1`` late, so both schedules take ``3 M + S - 1``.  ZB-H2 has more work while messages are in transit.  It
+would gain the rest only if steps overlapped, and those of one ``Session.run`` do not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from whale_tf.schedule.step import BACKWARD, FORWARD, Step
 
 
 def zero_bubble(homes: Sequence[int], num_micro_batch: int, warmups: Sequence[int]) -> List[List[Step]]:
-    """The order of every stage: stage ``i`` has at most ``warmups[i]`` micro-batches before B, and ``warmups[0]`` before W."""
+    """The order of every stage.  Stage ``i`` has at most ``warmups[i]`` micro-batches before B, and ``warmups[0]`` before W."""
 
     def rank(step: Step, done: Done) -> Optional[Tuple[int, ...]]:
         stage = step.task_graph

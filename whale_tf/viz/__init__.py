@@ -1,1 +1,1 @@
-"""What people look at: tables, timelines, pictures."""
+"""Output for people: tables, timelines, pictures."""

@@ -1,8 +1,8 @@
-"""A Program as a picture: a row for each device, a box for each call, in the order in which they run.
+"""Draws a Program: a row for each device, a box for each call, in the order in which they run.
 
-Times are nominal, as papers draw schedules: a forward body takes one unit, a backward body two (one, with the gradients of
-weights apart, which take another), everything else a fraction.  For times in seconds simulate the plan (``whale simulate``).  The
-number in a box is its micro-batch.
+Times are nominal, as in the papers' drawings of schedules: a forward body takes one unit and a backward body two (or one, and
+the gradients of weights another one, if these are apart).  Everything else takes a fraction.  For times in seconds simulate the
+plan (``whale simulate``).  The number in a box is its micro-batch.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Box(NamedTuple):
 
 
 def boxes(program: Program) -> List[Box]:
-    """Every call on its devices, as early as what it waits for allows; a device runs one call at a time.
+    """Every call on its devices, as early as its inputs allow.  A device runs one call at a time.
 
-    Calls that wait for each other (TaskGraphs that need each other's results back and forth) start when the others on their
+    Calls that wait for each other (TaskGraphs that need each other's results back and forth) start when the other calls on their
     device have ended.
     """
     waits = [{source for value in call.takes for source in value.calls}.union(call.after) for call in program.calls]
@@ -90,10 +90,10 @@ def boxes(program: Program) -> List[Box]:
 
 
 def program_figure(program: Program, devices: Sequence[str] = ()) -> Figure:
-    """The picture.
+    """The figure of a Program.
 
     Args:
-        devices: names of the cluster's devices; by default their numbers are shown.
+        devices: names of the cluster's devices.  By default their numbers are shown.
     """
     found = boxes(program)
     rows = sorted({box.device for box in found})
@@ -118,17 +118,17 @@ def program_figure(program: Program, devices: Sequence[str] = ()) -> Figure:
 
 
 def draw_program(path: str, program: Optional[Program] = None) -> None:
-    """Draw a step's calls, a row for each device, into a ``.png`` or ``.svg`` file; its times are nominal.
+    """Draw a step's calls, one row per device, into a ``.png`` or ``.svg`` file.  The times are nominal.
 
     Args:
-        program: by default that of the graph rewritten last.
+        program: the default is the Program of the graph rewritten last.
 
     Raises:
         PlanError: no graph has been rewritten yet.
         WhaleError: no Program is given, and ``wh.init`` was not called.
         MissingPackageError: matplotlib is not installed (``whale_tf[viz]``).
     """
-    from whale_tf.api import current_program  # TensorFlow takes seconds to load, and a given Program needs none
+    from whale_tf.api import current_program  # TensorFlow takes seconds to load, and a given Program does not need it
 
     program = program or current_program()
     if program is None:

@@ -1,4 +1,4 @@
-"""A simulation as one HTML page that needs nothing else: no network, no scripts, no files beside it."""
+"""Writes a simulation as one self-contained HTML page: no network, no scripts, no other files."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ $pictures
 
 
 def html_report(result: Simulation, title: str = "", measured: Optional[Trace] = None) -> str:
-    """The page: what ``whale simulate`` prints, the timeline and the memory curve; ``measured`` is drawn below them.
+    """The page: the output of ``whale simulate``, the timeline and the memory curve, and below them the ``measured`` timeline.
 
-    A plan that runs out of memory has no timeline; the page says why instead.
+    A plan that runs out of memory has no timeline; the page gives the reason instead.
     """
     title = title or f"{result.subject.model} on {result.cluster.name}"
     stages, micro_batches = len(result.program.stages), result.subject.num_micro_batch

@@ -1,4 +1,4 @@
-"""Timelines and memory curves as pictures (PNG or SVG), from a trace: predicted or measured.
+"""Draws timelines and memory curves (PNG or SVG) from a predicted or measured trace.
 
 Colours are those of DAPPLE's Fig. 4: forward blue, backward green, idle grey; the number in a block is its micro-batch.
 """
@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(events: Sequence[TraceEvent], gap_s: float) -> List[Block]:
-    """Tasks joined to blocks; a pause longer than ``gap_s`` starts a new one."""
+    """Joins tasks into blocks.  A pause longer than ``gap_s`` starts a new block."""
     rows: Dict[Tuple[int, int], List[TraceEvent]] = {}
     for event in events:
         rows.setdefault((event.device, event.lane), []).append(event)
@@ -61,7 +61,7 @@ def blocks_of(events: Sequence[TraceEvent], gap_s: float) -> List[Block]:
 
 
 def new_figure(width: float, height: float) -> Tuple[Figure, Any]:
-    """A figure of so many inches, and its axes."""
+    """A figure of the given size in inches, and its axes."""
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure, figure.add_subplot(1, 1, 1)
@@ -177,7 +177,7 @@ def memory_figure(trace: Trace, limits_bytes: Dict[int, int], title: str = "") -
 
 
 def save(figure: Figure, path: str) -> None:
-    """Write a picture; the suffix (``.png``, ``.svg``) says how."""
+    """Write a picture in the format of the suffix (``.png``, ``.svg``)."""
     if path.endswith(".svg"):
         with open(path, "w", encoding="utf8") as file:
             file.write(svg_text(figure))
@@ -186,7 +186,7 @@ def save(figure: Figure, path: str) -> None:
 
 
 def svg_text(figure: Figure) -> str:
-    """The picture as an ``<svg>`` element to put into a page; the same bytes every time."""
+    """The picture as an ``<svg>`` element for a page, with the same bytes every time."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "whale_tf", "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})

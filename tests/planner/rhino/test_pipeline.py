@@ -113,7 +113,7 @@ def test_a_long_chain_with_skips_takes_no_time() -> None:
 
 @pytest.mark.parametrize("epsilon,flows,error,match", [
     (-0.1, [], PlanError, "-0.1, expected at least 0"),
-    (0.1, [Flow(2, (1,), 3)], PlanError, "unit 1 reads what unit 2 makes"),
+    (0.1, [Flow(2, (1,), 3)], PlanError, "unit 1 reads a result of unit 2"),
     (0.0, [Flow(0, (1,), 1), Flow(1, (2,), 1)], InfeasibleError, "3 units cannot be divided into 4 stages"),
 ])
 def test_refusals(epsilon: float, flows: List[Flow], error: type, match: str) -> None:

@@ -267,7 +267,7 @@ def test_bad_input_is_refused() -> None:
         search(graph, FOUR, "O4")
     with pytest.raises(ConfigError, match="layer_0/MatMul"):
         search(graph, FOUR, pins={"layer_0/Matmul": "rows"})
-    with pytest.raises(ConfigError, match="it has: once, "):
+    with pytest.raises(ConfigError, match="only has: once, "):
         search(graph, FOUR, shapes=[(4,)], pins={"layer_0/MatMul": "embedding"})
     with pytest.raises(PlanError, match="product"):
         search(graph, FOUR, shapes=[(3,)])

@@ -1,4 +1,4 @@
-"""AMP's cost of a strategy (section 3.4, Eq. 3 to 5), with what the paper averages away.
+"""AMP's cost of a strategy (section 3.4, Eq. 3 to 5), including differences that the paper averages away.
 
 A strategy places ``pp x dp x tmp`` ranks on devices, ``placement[p][d][t]``.  As in the paper: a ring all-reduce of M bytes
 over n devices takes ``2 (n - 1) M / (n B)`` with B the slowest link of the group (Eq. 3); a pipeline takes
@@ -7,8 +7,8 @@ over n devices takes ``2 (n - 1) M / (n B)`` with B the slowest link of the grou
 Beyond the paper:
 
 * every stage of every pipeline has the speed of its own slowest device (the authors' code mixes all types into one average);
-* a layer costs its measured time for the first measured samples and FLOPs for every further one, so launch overhead, which rules
-  small micro-batches and tensor parallelism, is not multiplied by the micro-batch;
+* a layer costs its measured time for the first measured samples and FLOPs for every further one, so launch overhead, which
+  dominates small micro-batches and tensor parallelism, is not multiplied by the micro-batch;
 * the gradient rings that leave a node at the same time share its adapters;
 * a boundary costs the activations and their gradients;
 * memory: parameters, gradients, optimizer state and the activations of the micro-batches in flight of the 1F1B schedule.
@@ -27,7 +27,7 @@ from whale_tf.profiler.model_profile import ModelProfile
 
 
 class Degrees(NamedTuple):
-    """Pipeline stages, pipelines side by side, devices that share each layer."""
+    """Numbers of pipeline stages, of parallel pipelines, and of devices that share each layer."""
 
     pp: int
     dp: int
@@ -45,7 +45,7 @@ class Strategy(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Seconds of an iteration, bytes of every device of the cluster, whether they fit."""
+    """Seconds of an iteration, bytes on every device of the cluster, and whether they fit."""
 
     seconds: float
     pipeline_s: float
@@ -58,8 +58,8 @@ class Costs:
     """The cost model of one profile on one cluster.
 
     Args:
-        blocking: a stage waits for its messages (else they overlap with its next micro-batch, section 6.1).
-        shared_adapters: gradient rings leaving a node share its adapters.
+        blocking: whether a stage waits for its messages (otherwise they overlap with its next micro-batch, section 6.1).
+        shared_adapters: whether gradient rings that leave a node share its adapters.
     """
 
     def __init__(self, profile: ModelProfile, cluster: Cluster, global_batch: int, blocking: bool = False,
@@ -99,8 +99,8 @@ class Costs:
         return times
 
     def edge_times(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> numpy.ndarray:
-        """``[dp, L - 1, pp - 1]`` seconds of the tensors behind layer c crossing from stage p to p + 1 and their gradients back:
-        each device sends to its counterpart."""
+        """``[dp, L - 1, pp - 1]`` seconds of the tensors after layer c crossing from stage p to p + 1, and of their gradients
+        back.  Each device sends to its counterpart."""
         per_byte, latency_s, _ = self._wires(degrees, placement)
         sizes = self.outputs[:-1] * micro_batch
         return 2 * (sizes[None, :, None] * per_byte[:, None, :] + latency_s[:, None, :])
@@ -108,11 +108,11 @@ class Costs:
     # ---- Eq. 4 -----------------------------------------------------------------------------------------------------
 
     def assign(self, degrees: Degrees, micro_batch: int, placement: numpy.ndarray) -> Optional[Strategy]:
-        """The strategy with the best layer assignment that fits memory, or the best one if none does; None when there are more
+        """The strategy with the best layer assignment that fits memory, or the best one if none does; None if there are more
         stages than layers.
 
-        The pipelines of a heterogeneous cluster differ; all hold the same layers, so the assignment is made for the slowest
-        device and link of each stage over all pipelines (exact where the pipelines are alike).
+        The pipelines of a heterogeneous cluster differ, but all hold the same layers.  So the assignment is made for the slowest
+        device and link of each stage over all pipelines (exact if the pipelines are alike).
         """
         times = self.layer_times(degrees, micro_batch, placement).max(axis=0)
         alike = bool(numpy.all(times == times[:, :1]))
@@ -220,8 +220,8 @@ class Costs:
         return max([-(-count // adapters[node]) for node, count in rings.items()] or [1])
 
     def _stage_bytes(self, degrees: Degrees, micro_batch: int, gas: int, stage: int, first: int, end: int) -> float:
-        """Of each device of a stage: parameters with their gradients and states, and the activations of the micro-batches in
-        flight."""
+        """Bytes on each device of a stage: parameters with their gradients and states, and the activations of the micro-batches
+        in flight."""
         kept = self._kept[first:end] / numpy.where(self._split[first:end], degrees.tmp, 1)
         fixed = self.device_parameters(first, end, degrees.tmp) * self.measures.parameter_bytes(self.profile, degrees.dp)
         each = float(kept.sum())
@@ -257,7 +257,7 @@ class Costs:
 
 def tensor_degrees(profile: ModelProfile, cluster: Cluster) -> List[int]:
     """Degrees of tensor parallelism to try: divisors of the smallest node (tensor parallelism stays within a node, as in
-    Megatron), 1 for a model that cannot be split, and for one known only by measurements those that were measured on every
+    Megatron); 1 for a model that cannot be split; and for a model known only by measurements, the degrees measured on every
     device type."""
     if all(layer.tensor_parallel_bytes is None for layer in profile.layers):
         return [1]

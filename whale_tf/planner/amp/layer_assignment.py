@@ -1,7 +1,7 @@
-"""Which layers go to which pipeline stage (AMP section 3.5), exactly.
+"""Assigns layers to pipeline stages (AMP section 3.5), exactly.
 
 Problem.  Layers 0..L-1, k stages, ``times[l][j]`` seconds of layer l on stage j (forward and backward, one micro-batch),
-``edges[c][j]`` seconds of the tensors crossing from stage j to j + 1 when the cut is behind layer c, ``gas`` micro-batches.
+``edges[c][j]`` seconds of the tensors crossing from stage j to j + 1 if the cut is after layer c, ``gas`` micro-batches.
 Choose ``0 = b_0 < b_1 < ... < b_k = L`` to minimise Eq. 5::
 
     (gas - 1) max_j t_j + sum_j e_j + sum_j t_j        t_j = sum of times[l][j] for b_j <= l < b_{j+1}
@@ -25,7 +25,7 @@ INFINITY = float("inf")
 
 
 class Assignment(NamedTuple):
-    """``cost`` of Eq. 5 in seconds; stage j holds layers ``cuts[j]`` to ``cuts[j + 1] - 1``."""
+    """The ``cost`` of Eq. 5 in seconds.  Stage j holds layers ``cuts[j]`` to ``cuts[j + 1] - 1``."""
 
     cost: float
     cuts: Tuple[int, ...]
@@ -49,11 +49,11 @@ def evaluate(times: numpy.ndarray, edges: numpy.ndarray, gas: int, cuts: Sequenc
 
 def assign(times: numpy.ndarray, edges: numpy.ndarray, gas: int, count: int, blocking: bool = False,
            lowest: Optional[Sequence[Sequence[int]]] = None) -> Optional[Assignment]:
-    """The assignment of least cost to ``count`` non-empty stages, or None when there is none.
+    """The assignment of least cost to ``count`` non-empty stages, or None if there is none.
 
     Args:
-        lowest: ``[k][L + 1]``: for every stage and end the first layer with which the stage fits into memory (the end itself:
-            none), rising with the end; None: all fit.
+        lowest: ``[k][L + 1]``: for every stage and end the first layer with which the stage fits into memory (the end itself if
+            none does), rising with the end; None means that all fit.
     """
     layers = len(times)
     if count > layers or count < 1:
@@ -118,7 +118,7 @@ class Problem:
             self.distinct = list(prefixes.values())
 
     def caps(self) -> List[float]:
-        """All times a stage can have, rising."""
+        """All possible times of a stage, rising."""
         upper = numpy.triu_indices(self.layers + 1, 1)
         values = [(sums[None, :] - sums[:, None])[upper] for sums in map(numpy.asarray, self.distinct)]
         result: List[float] = numpy.unique(values[0] if len(values) == 1 else numpy.concatenate(values)).tolist()
@@ -136,8 +136,8 @@ class Problem:
         return low
 
     def _fits(self, cap: float) -> bool:
-        """Stages alike: each in turn takes as many layers as fit, leaving one for each stage behind it.  Otherwise a stage
-        may have to leave a layer to a faster one, and only a probe tells."""
+        """Whether all layers fit under a cap.  If the stages are alike, each in turn takes as many layers as fit, leaving one for
+        each later stage.  Otherwise a stage may have to leave a layer to a faster one, and only a probe tells."""
         if len(self.distinct) > 1 or self.lowest is not None:
             return self.probe(cap)[0] < INFINITY
         at, sums = 0, self.distinct[0]
@@ -154,7 +154,7 @@ class Problem:
         return max(sums[b] - sums[a] for sums, a, b in zip(self.sums, cuts, cuts[1:]))
 
     def probe(self, cap: float) -> Tuple[float, _Back]:
-        """(least sum, for every stage and end the start of the stage); infinity when nothing fits under the cap."""
+        """(least sum, start of the stage for every stage and end); infinity if nothing fits under the cap."""
         layers, count = self.layers, self.count
         lows: Dict[int, List[int]] = {}
         for sums in self.sums:
@@ -209,7 +209,7 @@ def _window(sums: List[float], cap: float) -> List[int]:
 
 
 class _BlockingProblem(Problem):
-    """Stage times include the messages at both ends, so what fits under a cap is no window: O(k L^2) a probe."""
+    """Stage times include the messages at both ends, so the layers that fit under a cap are no window: O(k L^2) per probe."""
 
     def __init__(self, times: numpy.ndarray, edges: numpy.ndarray, count: int,
                  lowest: Optional[Sequence[Sequence[int]]] = None) -> None:

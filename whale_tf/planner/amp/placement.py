@@ -1,4 +1,4 @@
-"""Ranks onto devices by Megatron's rule (AMP section 3.6): tensor-parallel ranks next to each other, so that they fall into a
+"""Places ranks on devices by Megatron's rule (AMP section 3.6): tensor-parallel ranks next to each other, so that they are in one
 node, then data-parallel ranks, then pipeline stages::
 
     2 nodes of 4, pp = 2, dp = 2, tmp = 2          stage 0: pipelines (0 1) (2 3)   stage 1: pipelines (4 5) (6 7)

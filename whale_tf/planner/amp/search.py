@@ -1,5 +1,5 @@
-"""AMP's optimization procedure (Algorithm 1): enumerate degrees and micro-batches, place, assign layers, estimate, and run the
-best ones if there is something to run them on."""
+"""AMP's optimization procedure (Algorithm 1): enumerate degrees and micro-batches, place, assign layers, estimate, and, if a
+trial function is given, run the best ones."""
 from __future__ import annotations
 
 from typing import Callable, Iterator, List, NamedTuple, Optional
@@ -14,7 +14,7 @@ Trial = Callable[[Strategy], float]
 
 
 class Candidate(NamedTuple):
-    """A strategy with its estimate; ``measured_s`` when it was run."""
+    """A strategy with its estimate, and with ``measured_s`` if it was run."""
 
     strategy: Strategy
     estimate: Estimate
@@ -45,7 +45,7 @@ def degrees(profile: ModelProfile, cluster: Cluster) -> Iterator[Degrees]:
 
 
 def micro_batches(global_batch: int, dp: int, granularity: int) -> List[int]:
-    """Samples of a micro-batch: whatever divides a pipeline's share of the batch, of at least the granularity where possible."""
+    """Possible micro-batch sizes: the divisors of a pipeline's share of the batch, at least the granularity if possible."""
     if global_batch % dp:
         return []
     sizes = _divisors(global_batch // dp)
@@ -56,7 +56,7 @@ def search(costs: Costs, trial: Optional[Trial] = None, budget: int = 10) -> Lis
     """Every strategy, best first: those that fit memory, by estimated seconds, then those that do not.
 
     Args:
-        trial: runs a strategy; the ``budget`` best that fit are run and ranked by what was measured, before all others.
+        trial: runs a strategy; the ``budget`` best that fit are run and ranked by their measured time, before all others.
     """
     record: List[Candidate] = []
     granularity = costs.profile.batch_granularity or 1
@@ -74,7 +74,7 @@ def search(costs: Costs, trial: Optional[Trial] = None, budget: int = 10) -> Lis
 
 
 def ranked(record: List[Candidate]) -> List[Candidate]:
-    """Those that fit first; ties by fewer stages, less tensor parallelism, larger micro-batches."""
+    """Sort key: strategies that fit first; ties by fewer stages, less tensor parallelism, larger micro-batches."""
     return sorted(record, key=lambda c: (not c.estimate.fits, c.estimate.seconds, c.strategy.degrees.pp,
                                          c.strategy.degrees.tmp, -c.strategy.micro_batch))
 

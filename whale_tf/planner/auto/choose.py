@@ -1,7 +1,7 @@
-"""Which plan an un-annotated model gets: candidates of several searches, scored by one estimator.
+"""Chooses the plan of an un-annotated model among candidates of several searches, scored by one estimator.
 
-Every candidate becomes a Plan, and every Plan is played by the simulator on the described cluster; the fastest that fits in
-memory is taken, of those within 1% the one with the fewest stages.
+Every candidate becomes a Plan, and the simulator plays every Plan on the described cluster.  The fastest that fits in memory is
+chosen; among plans within 1% of it, the one with the fewest stages.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from whale_tf.planner.measures import Allowed, Measures
 from whale_tf.planner.search import searched
 from whale_tf.profiler.model_profile import ModelProfile
 
-MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
-SEARCHES: Mapping[str, Tuple[str, ...]] = {  # of a profile, by method
+MOST_PER_STAGE = 8  # micro-batches per stage; with more, the bubble is below 1 / 8 of the step
+SEARCHES: Mapping[str, Tuple[str, ...]] = {  # searches over a profile, by method
     "all": ("data-parallel", "dapple", "amp"), "auto": ("data-parallel",), "rhino": ("data-parallel",)}
-PLAYED = 6  # candidates of a graph, by layers the fastest, that are played
+PLAYED = 6  # number of candidates of a graph to play, the fastest by layers
 ALWAYS = ("undivided", "data-parallel")
-SCORED = 3  # candidates of each number of stages that are simulated
+SCORED = 3  # number of candidates to simulate for each number of stages
 
 
 class Request(NamedTuple):
-    """What is to be searched.
+    """The request to a search.
 
     Attributes:
         method: ``auto`` (stages of one device each), ``dapple``, ``amp``, ``rhino`` (whose pipelines are given), or ``all`` of
             them and data parallelism.
-        num_stages: None: chosen.
-        micro_batches: of one model replica; None: chosen.
+        num_stages: number of stages; None lets the search choose.
+        micro_batches: micro-batches of one model replica; None lets the search choose.
         global_batch: examples of one step.
         balance: a key of :data:`whale_tf.balance.SOLVERS`, for replicas on unequal devices.
-        allowed: what may be done about memory.
+        allowed: the allowed memory measures.
     """
 
     method: str
@@ -50,7 +50,7 @@ class Request(NamedTuple):
 
 def choose(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request,
            more: Sequence[Candidate] = ()) -> Candidate:
-    """The best plan for a model, as played with the times of its layers; see :func:`candidates`."""
+    """The best plan for a model, as played with the times of its layers.  See :func:`candidates`."""
     began = time.perf_counter()
 
     def under(measures: Measures) -> List[Candidate]:
@@ -66,12 +66,12 @@ def candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, req
 
     Args:
         layers: the model cut between repeated blocks.
-        pieces: the same model cut finer.
-        more: candidates that others found.
+        pieces: the same model in finer pieces.
+        more: candidates of other searches.
 
     Raises:
         InfeasibleError: no search finds a plan, or there are more stages than ops.
-        PlanError: the request fits no cluster of this size.
+        PlanError: the request does not fit a cluster of this size.
     """
     if request.num_stages is not None and request.num_stages > len(pieces.layers):
         raise InfeasibleError(f"num_task_graph is {request.num_stages}, but {pieces.name!r} can be cut into at most "
@@ -80,7 +80,8 @@ def candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, req
 
 
 def to_play(found: Sequence[Candidate]) -> List[Candidate]:
-    """Those worth playing op by op: the fastest by layers, data parallelism and the undivided graph, and reasons for none."""
+    """The candidates worth playing op by op: the fastest by layers, data parallelism and the undivided graph, and also the
+    reasons why searches found none."""
     kept = [one for one in found if one.why_not or one.search in ALWAYS]
     return kept + [one for one in found if one not in kept][:PLAYED]
 
@@ -114,7 +115,7 @@ def _candidates(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
 
 
 def _distinct(found: Sequence[Candidate]) -> List[Candidate]:
-    """Without plans that an earlier search has found as well."""
+    """The candidates without plans that an earlier search has also found."""
     kept: Dict[object, Candidate] = {}
     for one in found:
         layers = tuple((layer.ops[:1], len(layer.ops)) for layer in (one.profile.layers if one.profile else ()))
@@ -123,8 +124,8 @@ def _distinct(found: Sequence[Candidate]) -> List[Candidate]:
 
 
 def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: str, measures: Measures) -> List[Candidate]:
-    """What a search hands over, without plans of more replicas than a micro-batch has examples.  TaskGraphs of a graph are
-    replicated, so nothing of one is split there."""
+    """The plans of a search, without those that have more replicas than a micro-batch has examples.  TaskGraphs of a graph are
+    replicated, so none is split there."""
     whole = tuple(replace(layer, tensor_parallel_bytes=None) for layer in layers.layers)
     found = searched(replace(layers, layers=whole) if layers.graph else layers, cluster, request.global_batch, name,
                      measures, micro_batches=request.micro_batches)
@@ -137,7 +138,7 @@ def _searched(layers: ModelProfile, cluster: Cluster, request: Request, name: st
 
 
 def _samples(found: Candidate, request: Request) -> int:
-    """Of one micro-batch of a model replica."""
+    """Number of examples in one micro-batch of a model replica."""
     return request.global_batch // (found.micro_batches * found.model_replicas)
 
 
@@ -156,7 +157,7 @@ def _stage_counts(pieces: ModelProfile, cluster: Cluster, request: Request) -> L
 
 def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, request: Request, count: int,
                 measures: Measures) -> List[Candidate]:
-    """The best numbers of micro-batches for ``count`` stages, the cuts between blocks unless finer ones are worth it."""
+    """The best numbers of micro-batches for ``count`` stages.  Cuts are between blocks, unless finer cuts gain enough."""
     if count == 1:
         return _searched(layers, cluster, request, "data-parallel", measures)
     profile = layers if count <= len(layers.layers) else pieces
@@ -179,7 +180,7 @@ def _partitions(layers: ModelProfile, pieces: ModelProfile, cluster: Cluster, re
 
 def _finer(pieces: ModelProfile, cluster: Cluster, request: Request, count: int, measures: Measures,
            error: Optional[InfeasibleError]) -> Candidate:
-    """Where no cut between blocks fits in memory, a finer one may."""
+    """Tries finer cuts if no cut between blocks fits in memory."""
     most = max(_micro_batch_counts(cluster, request, count))
     try:
         return replace(auto_partition(pieces, cluster, request.global_batch, count, most, measures), profile=pieces)

@@ -1,7 +1,7 @@
-"""A model's layers as pipeline stages, one device each, by the balance of :mod:`whale_tf.balance` (Whale section 3.3.2).
+"""Divides a model's layers into pipeline stages of one device each, with :mod:`whale_tf.balance` (Whale section 3.3.2).
 
-``S`` stages on ``N`` devices make ``N / S`` model replicas, which divide the mini-batch.  Devices are dealt so that every
-replica has the same mix; a stage is as slow as its slowest copy.
+``S`` stages on ``N`` devices make ``N / S`` model replicas, which divide the mini-batch.  Devices are assigned so that every
+replica has the same mix.  A stage is as slow as its slowest copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from whale_tf.profiler.layer_time import layer_seconds
 from whale_tf.profiler.model_profile import ModelProfile
 from whale_tf.schedule import warmup_depths
 
-# Cutting inside a repeated block has to make the pipeline this much faster.
+# A cut inside a repeated block must make the pipeline this much faster.
 BLOCK_GAIN = 1.02
 
 
@@ -31,13 +31,13 @@ def auto_partition(
     """The profile's layers on ``num_stages`` stages.
 
     Args:
-        global_batch: samples of one step, of all model replicas together.
-        micro_batches: of one model replica.
-        measures: what is done about memory.
+        global_batch: samples of one step, for all model replicas together.
+        micro_batches: micro-batches of one model replica.
+        measures: the memory measures.
         solve: gives each stage its layers and device.
 
     Raises:
-        InfeasibleError: more stages than layers, or no partition fits in memory.
+        InfeasibleError: there are more stages than layers, or no partition fits in memory.
         PlanError: the stages do not divide the devices.
     """
     began = time.perf_counter()
@@ -78,7 +78,7 @@ def partition_problem(
     profile: ModelProfile, cluster: Cluster, rows: Sequence[Tuple[int, ...]], global_batch: int, micro_batches: int,
     measures: Measures = Measures(),  # noqa: B008
 ) -> PartitionProblem:
-    """The layers' balance problem; work is in seconds on the first device, speeds are relative to it."""
+    """The layers' balance problem.  Work is in seconds on the first device, and speeds are relative to it."""
     samples = global_batch / (micro_batches * len(rows))
     seconds = {device.type: [sum(layer_seconds(profile, layer, device, samples)[:2]) for layer in profile.layers]
                for device in cluster.devices}
@@ -103,7 +103,7 @@ def partition_problem(
 
 
 def _kept_bytes(profile: ModelProfile, number: int, measures: Measures) -> float:
-    """Of one layer and sample: all that its backward pass reads, or just what it is computed again from."""
+    """Bytes of one layer and sample: all tensors that its backward pass reads, or only the ones needed for recomputation."""
     layer = profile.layers[number]
     return float(layer.activation_bytes if measures.recompute == "none" else profile.layers[max(0, number - 1)].output_bytes)
 
@@ -115,7 +115,7 @@ def _stages(found: StagePartition, rows: Sequence[Tuple[int, ...]], micro_batche
 
 
 def all_reduce_seconds(profile: ModelProfile, cluster: Cluster, stages: Sequence[Stage]) -> float:
-    """Ring all-reduce of the gradients over the replicas; stages on other devices do it side by side."""
+    """Time of a ring all-reduce of the gradients over the replicas.  Stages on different devices do it in parallel."""
     seconds: Dict[Tuple[int, ...], float] = {}
     for stage in stages:
         devices, count = stage.all_devices, len(stage.all_devices)
@@ -127,6 +127,6 @@ def all_reduce_seconds(profile: ModelProfile, cluster: Cluster, stages: Sequence
 
 
 def respecting_blocks(coarse: Candidate, fine: Candidate) -> Candidate:
-    """The partition between repeated blocks, unless cutting inside them is worth it."""
+    """The partition between repeated blocks, unless cuts inside them gain enough."""
     return fine if fine.latency_s * BLOCK_GAIN < coarse.latency_s else coarse
 

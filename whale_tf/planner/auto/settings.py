@@ -1,4 +1,4 @@
-"""What the configuration asks of the automatic planner, and what the answer means for a plan."""
+"""Translates the configuration into requests to the automatic planner, and its answer into parts of a plan."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from whale_tf.profiler.blocks import fine_starts
 from whale_tf.profiler.chain import Chain
 from whale_tf.profiler.graph_profile import Source, graph_profile, profile_of
 
-ASSUMED_BATCH = 32  # examples of a mini-batch whose size neither the graph nor the configuration says
-MAX_PIECES = 256  # places to cut that the exact partition looks at
+ASSUMED_BATCH = 32  # examples in a mini-batch, if neither the graph nor the configuration gives the number
+MAX_PIECES = 256  # number of possible cuts that the exact partition considers
 
 
 def wants_search(config: Config) -> bool:
@@ -29,12 +29,12 @@ def wants_search(config: Config) -> bool:
 
 
 def may_divide_ops(config: Config) -> bool:
-    """Whether dividing every op (Rhino's SPMD) is a candidate beside TaskGraphs."""
+    """Whether dividing every op (Rhino's SPMD) is a candidate, in addition to TaskGraphs."""
     return config.auto.auto_parallel == RHINO or (config.auto.auto_parallel is True and config.pipeline.num_stages is None)
 
 
 def batch_to_plan_for(config: Config, cluster: Cluster, static: Optional[int]) -> int:
-    """Examples of a mini-batch: the graph's, else the configuration's, else at least 32 that divide evenly."""
+    """Examples in a mini-batch: the graph's number, otherwise the configuration's, otherwise at least 32 that divide evenly."""
     if static is not None:
         return static
     if config.auto.batch_size is not None:
@@ -47,7 +47,7 @@ def request_of(config: Config, batch: int) -> Request:
     """The search for a configuration.
 
     Raises:
-        ConfigError: a search that cannot keep to a number of TaskGraphs.
+        ConfigError: the search cannot use a given number of TaskGraphs.
     """
     search, stages = config.auto.auto_parallel, config.pipeline.num_stages
     if isinstance(search, str) and stages is not None:
@@ -60,22 +60,22 @@ def request_of(config: Config, batch: int) -> Request:
 
 
 def opened(config: Config) -> Config:
-    """``auto_parallel`` decides what the configuration leaves open, changes no numbers and stays on the devices: what is computed
-    again, and what replicas divide."""
+    """The configuration under ``auto_parallel``, which decides open choices that change no numbers and stay on the devices:
+    recomputation, and the state that replicas divide."""
     if not config.auto.auto_parallel:
         return config
     return config.changed(**{key: AUTO for key in ("recompute", "zero") if key not in config.given})
 
 
 def allowed_of(config: Config) -> Allowed:
-    """What a search may do about memory; the precision is the graph's already."""
+    """The memory measures that a search may use.  The precision is already that of the graph."""
     return Allowed(config.recompute, config.zero, config.offload, OWN, config.pipeline.schedule)
 
 
 def layers_of(chain: Chain, source: Source, cluster: Cluster, config: Config) -> Layers:
     """The search for plans of TaskGraphs for a captured model, by the times of its layers.
 
-    Without ortools Rhino's pipelines are no candidates, and one without a plan says so.
+    Without ortools Rhino's pipelines are not candidates, and a candidate without a plan says so.
 
     Raises:
         ConfigError: see :func:`request_of`.
@@ -102,7 +102,7 @@ def layers_of(chain: Chain, source: Source, cluster: Cluster, config: Config) ->
 
 def members_of(found: Candidate) -> List[Tuple[str, ...]]:
     """Names of the forward ops of each TaskGraph."""
-    assert found.profile is not None, "TaskGraphs are told in layers"
+    assert found.profile is not None, "TaskGraphs are given in layers"
     return [tuple(op for layer in found.profile.layers[stage.first_layer:stage.last_layer + 1] for op in layer.ops)
             for stage in found.stages]
 
@@ -115,10 +115,10 @@ def specs_of(found: Candidate) -> List[TaskGraphSpec]:
 def decision_of(found: Candidate, cluster: Cluster, config: Config) -> Decision:
     """Devices and micro-batches of a plan.
 
-    Model replicas divide the mini-batch, so that the plan computes what the local script does; where the configuration says
-    ``io.nested_batch`` that holds.
+    Model replicas divide the mini-batch, so that the plan computes what the local script computes, unless the configuration sets
+    ``io.nested_batch``.
     """
-    assert found.profile is not None, "TaskGraphs are told in layers"
+    assert found.profile is not None, "TaskGraphs are given in layers"
     plan = with_slices(found, found.profile, cluster, config.balance.algorithm)
     nested = config.io.nested_batch if "io.nested_batch" in config.given else "divide"
     return Decision(

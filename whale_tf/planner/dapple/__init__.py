@@ -1,1 +1,1 @@
-"""DAPPLE (Fan et al. 2021): hybrids of pipeline and data parallelism with least pipeline latency."""
+"""DAPPLE (Fan et al. 2021): hybrids of pipeline and data parallelism with the least pipeline latency."""

@@ -1,6 +1,6 @@
 """DAPPLE's cost of a hybrid plan: pipeline latency (section IV-A, Eq. 1 and 2), memory and warm-up depth (section V-C).
 
-A plan is a chain of computation stages; between two of them stands a communication stage::
+A plan is a chain of computation stages, with a communication stage between two of them::
 
     stage 0   F0 F1 F2 -- B0 F3 B1 ...          computation, replicated on its devices
     wire 0       c0 c1 c2    c0 ...             activations forward, gradients back
@@ -11,21 +11,21 @@ A plan is a chain of computation stages; between two of them stands a communicat
     L(Q) = sum_{s<=Q} F_s + (M - 1) C_Q + max_s (AR_s + e_s)        C_Q = F_Q + B_Q
     e_s  = sum_{a=s}^{Q} B_a  for s <= Q,      - sum_{a=Q+1}^{s-1} B_a  for s > Q
 
-Eq. 1 prints ``- sum_{a=Q}^{s} B_a`` for every ``s >= Q``.  Read literally the pivot's own last backward pass is subtracted
-where it has to be added (one stage alone would end before it), so the time at which the last backward pass of ``s`` ends,
-relative to the start of the pivot's, stands here.
+Eq. 1 prints ``- sum_{a=Q}^{s} B_a`` for every ``s >= Q``.  Read literally, this subtracts the pivot's own last backward pass
+where it must be added (a single stage would end before it).  So this module uses the time at which the last backward pass of
+``s`` ends, relative to the start of the pivot's.
 
-**The pivot** is the stage without bubbles.  Every stage gives a bound if it had none, so ``L`` is the largest ``L(Q)``;
-the paper's formula 3 is a heuristic for the same stage.
+**The pivot** is the stage without bubbles.  Every stage, assumed to have no bubbles, gives a bound, so ``L`` is the largest
+``L(Q)``.  The paper's formula 3 is a heuristic for the same stage.
 
-**Memory** enters twice: a stage must hold its parameters, gradients, optimizer state and at least one micro-batch; and with room
-for ``D < M`` micro-batches, ``D`` of them go to the end and back (round trip ``R``) before the next ``D``, the last ``r`` ones a
-backward pass apart::
+**Memory** enters twice.  A stage must hold its parameters, gradients, optimizer state and at least one micro-batch.  And with
+room for only ``D < M`` micro-batches, ``D`` of them go to the end and back (round trip ``R``) before the next ``D``, the last
+``r`` ones a backward pass apart::
 
     L_memory(Q) = sum_{s<Q} F_s + k R_Q + R_Q + r B_Q + max_s (AR_s + sum_{a=s}^{Q-1} B_a or - sum_{a=Q}^{s-1} B_a)
     M - 1 = k D + r
 
-Eq. 1 leaves that out; where all micro-batches fit the term is not there.
+Eq. 1 leaves that out.  If all micro-batches fit, the term vanishes.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNLIMITED = 1 << 30
 
 
 class Stage(NamedTuple):
-    """Layers ``first`` to ``end - 1`` on the devices ``taken`` behind those ``used`` by earlier stages."""
+    """Layers ``first`` to ``end - 1`` on the devices ``taken`` after those ``used`` by earlier stages."""
 
     first: int
     end: int
@@ -93,8 +93,8 @@ def _ending(elements: Sequence[Element], pivot: int) -> float:
 
 
 class StageMemory(NamedTuple):
-    """Bytes on each device of a stage: ``fixed`` (parameters, gradients, optimizer state, what is recomputed for one
-    micro-batch), ``each`` for every micro-batch in flight, ``limit`` of the smallest device."""
+    """Bytes on each device of a stage: ``fixed`` (parameters, gradients, optimizer state, and recomputed tensors of one
+    micro-batch), ``each`` for every micro-batch in flight, and the ``limit`` of the smallest device."""
 
     fixed: float
     each: float
@@ -110,7 +110,7 @@ class StageMemory(NamedTuple):
 
 
 class _SetCost(NamedTuple):
-    """What one device set makes of the layers: prefix sums over layers for every device type in it."""
+    """The times of the layers on one device set: prefix sums over layers for every device type in it."""
 
     replicas: int
     slice_samples: int
@@ -142,7 +142,7 @@ class Costs:
         for layer in profile.layers:
             kept.append(kept[-1] + layer.activation_bytes)
         self._kept = kept
-        self._passed = [0.0]  # what layers take from the ones before them
+        self._passed = [0.0]  # bytes that layers take from the previous ones
         for size in [self.outputs[0], *self.outputs[:-1]]:
             self._passed.append(self._passed[-1] + size)
         self._prefixes: Dict[Tuple[str, int], Tuple[List[float], List[float]]] = {}
@@ -182,8 +182,8 @@ class Costs:
         return StageMemory(fixed + again * cost.slice_samples, each * cost.slice_samples, self.measures.limit(cost.memory_bytes))
 
     def held_bytes(self, first: int, end: int) -> Tuple[float, float]:
-        """Activations of layers first to end - 1 for one sample: of the one micro-batch that is computed again, and of every one
-        in flight."""
+        """Activations of layers first to end - 1 for one sample: of the micro-batch being recomputed, and of each one in
+        flight."""
         whole, how = self.kept_bytes(first, end), self.measures.recompute
         if how == "none":
             return 0.0, whole
@@ -199,11 +199,11 @@ class Costs:
         return Element(forward_s, backward_s, self.allreduce_seconds(stage), fits if depth is None else min(depth, fits))
 
     def wire(self, boundary: int, used: Counts, taken: Counts, receivers: Counts) -> float:
-        """Seconds of one micro-batch's tensors crossing behind layer ``boundary - 1``, one way.
+        """Seconds of one micro-batch's tensors crossing after layer ``boundary - 1``, one way.
 
-        ``taken`` (behind ``used``) sends to ``receivers``, who come next on each server.  Every replica holds an equal
-        slice of the micro-batch.  What stays on a server uses its inner links, each device its own; the difference
-        between what a server holds before and after passes through its network adapters, shared by its devices.
+        ``taken`` (after ``used``) sends to ``receivers``, the next devices on each server.  Every replica holds an equal slice of
+        the micro-batch.  Bytes that stay on a server use its inner links, each device its own.  The difference between the bytes
+        that a server holds before and after passes through its network adapters, which its devices share.
         """
         key = (used, taken, receivers)
         if key not in self._wires:

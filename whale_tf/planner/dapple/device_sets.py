@@ -1,11 +1,11 @@
 """Device sets: how many devices of each server a stage takes, and the three placement policies (DAPPLE section IV-B).
 
-Devices of a server are taken in order, so a set is told by two counts per server: ``used`` before it, and ``taken`` by it.
-Servers of one class (same devices, same links) may be exchanged: states are kept in a canonical order, used counts falling
-within a class.  Policies from two servers of six devices, two of the first one used, for a stage of four::
+Devices of a server are taken in order, so two counts per server describe a set: ``used`` before it, and ``taken`` by it.
+Servers of one class (same devices, same links) may be exchanged: states are kept in a canonical order, with falling used counts
+within a class.  Policies for two servers of six devices, with two of the first one used, and a stage of four::
 
-    fresh first    ##......  ####....      a machine nobody uses
-    append first   ######..  ........      what is left of used machines
+    fresh first    ##......  ####....      an unused machine
+    append first   ######..  ........      the rest of used machines
     scatter first  ######..  ........      the same here: evenly over used machines (over all if none is used)
 """
 from __future__ import annotations
@@ -16,7 +16,7 @@ from whale_tf.cluster import Cluster
 
 Counts = Tuple[int, ...]
 
-UNITS = 16  # of a large cluster: its stages are multiples of one
+UNITS = 16  # number of units in a large cluster; its stages are multiples of one unit
 
 
 class Servers:
@@ -59,8 +59,8 @@ class Servers:
         return tuple(order)
 
     def matched(self, used: Counts, taken: Counts, before: Counts) -> Counts:
-        """``taken`` with interchangeable servers (same class, same used count) exchanged so that the servers which had most
-        of the stage ``before`` get most: the order which crosses servers least."""
+        """``taken`` with interchangeable servers (same class, same used count) exchanged so that the servers that had most of the
+        stage ``before`` get most, which is the order with the fewest transfers between servers."""
         result = list(taken)
         for group in self._ties(used):
             givers = sorted(group, key=lambda k: (-before[k], k))
@@ -94,8 +94,8 @@ class Servers:
         return extend([])
 
     def round_sets(self, used: Counts) -> Iterator[Counts]:
-        """Fewer sets, for large clusters: round numbers of devices and all that is left, appended; whole servers also fresh; and
-        evenly scattered where all servers are equally used."""
+        """Fewer sets, for large clusters: round numbers of devices and all remaining ones, appended; whole servers also fresh;
+        and evenly scattered ones if all servers are equally used."""
         rest, level = sum(self.free(used)), len(set(used)) == 1 and len(set(self.sizes)) == 1
         for count in [count for count in self._round_numbers() if count < rest] + [rest]:
             sets = [append_first(self.sizes, used, count)]

@@ -58,12 +58,12 @@ _Groups = Dict[Counts, List[_Label]]
 
 
 def solve(costs: Costs, bound: float = INFINITY) -> Optional[Stages]:
-    """The plan of least latency, or None when none has less than ``bound`` seconds (or none fits memory).
+    """The plan of least latency, or None if no plan takes less than ``bound`` seconds (or none fits memory).
 
     On clusters of more than :data:`MAX_DEVICES_OF_ALL_SETS` devices or :data:`MAX_STATES_OF_ALL_SETS` used-count states the
-    device sets are those of :meth:`Servers.round_sets`, and the plan is the best of those.  Searched under a limit a little
-    above the lower bound, then under growing limits: the tighter the limit, the fewer labels survive, and a plan found under
-    any limit is the best of all.
+    device sets are those of :meth:`Servers.round_sets`, and the plan is the best of those.  The search starts with a limit a
+    little above the lower bound, and goes on with growing limits: the tighter the limit, the fewer labels survive, and a plan
+    found under any limit is the best of all.
     """
     limit = FIRST_LIMIT * lower_bound(costs)
     last = min(bound, upper_bound(costs))
@@ -75,7 +75,7 @@ def solve(costs: Costs, bound: float = INFINITY) -> Optional[Stages]:
 
 
 def below(costs: Costs, limit: float) -> Optional[Stages]:
-    """The plan of least latency if it takes less than ``limit`` seconds, else None: one pass."""
+    """One pass: the plan of least latency if it takes less than ``limit`` seconds, otherwise None."""
     return _Search(costs, limit).run()
 
 
@@ -179,8 +179,8 @@ class _Search:
         return labels
 
     def _ends(self, layer: int, behind: Counts) -> Iterable[int]:
-        """Where a stage from ``layer`` can end, the devices ``behind`` being used then: neither the layers before nor those
-        behind may keep their devices busy beyond the bound."""
+        """Where a stage from ``layer`` can end if the devices ``behind`` are used then: neither the layers before it nor those
+        after it may keep their devices busy beyond the bound."""
         work, size = self._floors.work, self.costs.num_layers
         if not self.steady:
             return range(layer + 1, size)
@@ -225,7 +225,7 @@ class _Search:
                 real[place[slot]] = count
             stages.append(Stage(step.stage.first, step.stage.end, tuple(used), tuple(real)))
             used = [a + b for a, b in zip(used, real)]
-            # ``taken`` may be a permutation of the state's own spelling: move tied servers to where that one has them
+            # ``taken`` may be a permutation of the state's own order: move tied servers to their places there
             spelled = _same_spelling(taken, step.stage.taken, step.stage.used, self.servers.classes)
             order = self.servers.canonical_order(step.stage.used, step.stage.taken)
             place = [place[spelled[k]] for k in order]
@@ -284,7 +284,7 @@ def _insert(labels: List[_Label], new: _Label, with_round_trip: bool) -> None:
 
 
 def _memory_binds(costs: Costs) -> bool:
-    """Whether some stage might hold fewer micro-batches than there are, so that round trips matter."""
+    """Whether some stage might hold fewer than all micro-batches, so that round trips matter."""
     memory = costs.measures.limit(min(device.usable_bytes for device in costs.servers.cluster.devices))
     whole = costs.memory(Stage(0, costs.num_layers, costs.servers.none(), _single(costs)))
     return whole.fixed + costs.micro_batches * whole.each > memory
@@ -311,13 +311,13 @@ class _Floors:
         self.work = _sums(work)
 
     def capacity(self, counts: Counts) -> float:
-        """Devices of the fastest type that could do no less than these: a stage takes at least its layers' work over that."""
+        """The equivalent number of devices of the fastest type: a stage takes at least its layers' work divided by that."""
         if counts not in self._capacities:
             self._capacities[counts] = sum(count * rate for count, rate in zip(counts, self._rates)) * (1 + TOLERANCE)
         return self._capacities[counts]
 
     def _find_rates(self) -> List[float]:
-        """Of every server, the most that its fastest device does of what the fastest of all does, over layers and slices."""
+        """For every server, the speed of its fastest device relative to the fastest of all, at most over layers and slices."""
         costs, cluster = self.costs, self.costs.servers.cluster
         types = {device.type: device.index for device in cluster.devices}
         if len(types) == 1:

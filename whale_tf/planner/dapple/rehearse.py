@@ -1,8 +1,8 @@
 """Plays a plan's schedule, micro-batch by micro-batch.
 
 Eq. 1 leaves out the bubbles inside the pivot stage (end of section IV-A).  They are small for most plans and large for some, so
-plans that are close by Eq. 1 are told apart by playing them: every stage runs its early-backward order
-(:mod:`whale_tf.schedule`), every wire carries one message at a time in each direction, gradients are summed at the end.
+plans that are close by Eq. 1 are compared by playing them: every stage runs its early-backward order
+(:mod:`whale_tf.schedule`), every wire carries one message at a time in each direction, and gradients are summed at the end.
 """
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """DAPPLE's planner from profile to plan: micro-batch counts, candidates, and the choice among them.
 
-Every number of micro-batches M that divides the batch into whole ones of at least the profile's granularity is tried.  For
-each M the exact planner gives the least L; beside it stand the best two-stage plan and data parallelism with and without
-overlap of its all-reduce.  All are then played (:mod:`whale_tf.planner.dapple.rehearse`) under both warm-up policies; the
-cuts of the fastest are moved while that makes them faster still, and the fastest wins.
+The planner tries every number of micro-batches M that divides the batch into whole micro-batches of at least the profile's
+granularity.  For each M the exact planner gives the least L.  Other candidates are the best two-stage plan, and data parallelism
+with and without overlap of its all-reduce.  All are then played (:mod:`whale_tf.planner.dapple.rehearse`) under both warm-up
+policies.  The cuts of the fastest are moved while that makes them faster still, and the fastest wins.
 """
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SOLVERS: Mapping[str, Solver] = {
     "data-parallel": restricted.data_parallel,
 }
 
-# Policy B keeps more micro-batches alive; it has to gain this much (DAPPLE Table IV: 1.02 was not worth it).
+# Policy B keeps more micro-batches alive, so it must gain this much (DAPPLE Table IV: 1.02 was not worth it).
 POLICY_B_GAIN = 1.02
 
 POLISHED = 4  # candidates whose cuts are moved
 
 
 class Candidate(NamedTuple):
-    """A plan and what is known of it.
+    """A plan and the facts known about it.
 
     Attributes:
-        origin: which solver it comes from.
+        origin: the solver that found it.
         formula_s: L of Eq. 1 and 2; with ``overlapped``, data parallelism whose all-reduce runs beside the last backward
             pass.
         latency_s: the time of playing it.
@@ -65,7 +65,7 @@ class Candidate(NamedTuple):
         return any(depth < want for depth, want in zip(self.depths, wanted))
 
     def peak_bytes(self) -> List[int]:
-        """Of every device of the cluster."""
+        """Peak bytes of every device of the cluster."""
         peaks = [0] * self.costs.servers.num_devices
         for stage, depth in zip(self.stages, self.depths):
             memory = self.costs.memory(stage)
@@ -93,12 +93,12 @@ def micro_batch_counts(profile: ModelProfile, global_batch: int) -> List[int]:
 
 def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: str = "exact",
            measures: Measures = Measures(), counts: Optional[Sequence[int]] = None) -> List[Candidate]:
-    """Candidates from fast to slow; empty when nothing fits memory.
+    """Candidates from fast to slow; empty if nothing fits memory.
 
     Args:
         solver: a key of :data:`SOLVERS`.
-        measures: what is done about memory.
-        counts: numbers of micro-batches to try; None: all of :func:`micro_batch_counts`.
+        measures: the memory measures.
+        counts: numbers of micro-batches to try; None means all of :func:`micro_batch_counts`.
     """
     servers = Servers(cluster)
     counts = counts or micro_batch_counts(profile, global_batch)
@@ -113,7 +113,7 @@ def search(profile: ModelProfile, cluster: Cluster, global_batch: int, solver: s
 
 
 def ranked(found: List[Candidate]) -> List[Candidate]:
-    """Fast plans first; of two that differ by less than 0.1% the one with fewer stages (section IV-D1)."""
+    """Fast plans first; if two differ by less than 0.1%, the one with fewer stages first (section IV-D1)."""
     unique: Dict[Tuple[int, Stages, bool, Measures], Candidate] = {}
     for candidate in found:
         key = (candidate.micro_batches, candidate.stages, candidate.overlapped, candidate.costs.measures)
@@ -153,7 +153,7 @@ def _exact(every: List[Costs]) -> List[Candidate]:
 
 
 def polished(candidate: Candidate) -> Candidate:
-    """The plan with its cuts moved, one layer at a time, to where playing it takes least."""
+    """The plan with its cuts moved, one layer at a time, to where it plays fastest."""
     best, improved = candidate, True
     while improved:
         improved = False
@@ -168,7 +168,7 @@ def polished(candidate: Candidate) -> Candidate:
 
 
 def _moved(stages: Stages, boundary: int, layer: int) -> Optional[Stages]:
-    """The cut before stage ``boundary`` moved to ``layer``; None when a stage would be empty."""
+    """The cut before stage ``boundary`` moved to ``layer``; None if a stage would be empty."""
     if not stages[boundary - 1].first < layer < stages[boundary].end:
         return None
     moved = list(stages)
@@ -209,7 +209,7 @@ def _overlapped(found: List[Candidate]) -> List[Candidate]:
 
 
 def overlapped_seconds(costs: Costs, stages: Stages) -> float:
-    """One stage; gradients accumulate over all micro-batches but the last, whose backward pass the all-reduces run beside,
+    """One stage.  Gradients accumulate over all micro-batches.  During the last backward pass the all-reduces run in parallel,
     one after the other in the order of the layers (Poseidon: the paper's "DP Overlap", section VI-C)."""
     (stage,) = stages
     forward_s, backward_s = costs.times(stage)
@@ -225,8 +225,8 @@ def overlapped_seconds(costs: Costs, stages: Stages) -> float:
 
 
 def least_memory(profile: ModelProfile, cluster: Cluster, global_batch: int, measures: Measures) -> float:
-    """Bytes per device of the plan that needs least on its fullest device: the smallest micro-batch, one in flight, layers
-    spread over as many stages as help (dynamic programming over layers and devices)."""
+    """Bytes per device of the plan that needs the least on its fullest device: the smallest micro-batch, one in flight, and
+    layers spread over as many stages as help (dynamic programming over layers and devices)."""
     servers = Servers(cluster)
     costs = Costs(profile, servers, global_batch, max(micro_batch_counts(profile, global_batch)), measures)
     devices = min(servers.num_devices, 4 * costs.num_layers)

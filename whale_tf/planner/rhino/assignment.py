@@ -1,4 +1,5 @@
-"""An answer as the split executor takes it: strategies of ops and spreads of variables (:mod:`whale_tf.emit.shard`)."""
+"""Converts an answer to the form of the split executor: strategies of ops and spreads of variables
+(:mod:`whale_tf.emit.shard`)."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from whale_tf.planner.rhino.search import Answer
 from whale_tf.planner.sharding import Assignment
 from whale_tf.planner.sharding.assignment import Choice
 
-HOME = 0  # all is one TaskGraph
+HOME = 0  # everything is one TaskGraph
 WORTH_DIVIDING = CONTRACTIONS | CONVOLUTIONS | LOOK_UPS | LOSSES
 
 
 def assignment_of(answer: Answer) -> Assignment:
     """The executable form of an answer on a mesh of one dimension.
 
-    ``Choice.bytes`` holds what changes devices for an op's operands and inside it.
+    ``Choice.bytes`` counts the bytes that change devices for an op's operands and inside it.
     """
     problem, choice = answer.levels[0].problem, answer.levels[0].solution.choice
     settled = {tensor: _relayed(problem, tensor, choice) for tensor in problem.scope.gradients if tensor in problem.relays}
@@ -47,7 +48,7 @@ def _spread(problem: Problem, variable: int, choice: Sequence[int]) -> Spread:
 
 
 def _relayed(problem: Problem, tensor: int, choice: Sequence[int]) -> Spread:
-    """The spread a tensor is settled in."""
+    """The spread in which a tensor is settled."""
     layout = problem.relayed[tensor][choice[problem.relays[tensor]]]
     return _sized(layout, problem.graph.tensors[tensor].shape)
 
@@ -72,7 +73,7 @@ def _strategy(problem: Problem, op: Op, choice: Sequence[int], spreads: Mapping[
 
 
 def _choices(problem: Problem, choice: Sequence[int]) -> List[Choice]:
-    """The ops worth dividing and the losses: what a plan keeps, and from which the search finds the rest again."""
+    """The ops worth dividing and the losses.  A plan keeps these, and the search derives the rest from them again."""
     found = []
     for op in problem.scope.ops:
         candidates, kind = problem.candidates[op], problem.graph.ops[op].type

@@ -1,5 +1,5 @@
-"""Dividing every op of a graph over all devices: the search's answers as candidates, which take what it minimises until their
-Programs are played."""
+"""Divides every op of a graph over all devices.  The search's answers are candidates, with the search's objective as their time
+until their Programs are played."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from whale_tf.planner.rhino.search import search
 from whale_tf.planner.sharding import Assignment
 
 NAME = "rhino"
-OBSTACLE = 0.1  # part of the time on one device from which on an op that cannot be divided is named
+OBSTACLE = 0.1  # an op that cannot be divided is named if it takes at least this part of the time on one device
 SHOWN = 3
 
 
 class Question(NamedTuple):
     """Attributes:
-    graph: what is to be divided; sizes that it does not know are not.
+    graph: the graph to divide; dimensions of unknown size are not divided.
     known: the same ops with the sizes of a mini-batch of ``batch`` examples.
-    inputs: batch inputs, by name, and their batch dimension; ``examples``: the same of every tensor, by number.
+    inputs: batch inputs, by name, and their batch dimension; ``examples``: the same for every tensor, by number.
     divisible, gradients, pins: see :func:`whale_tf.planner.rhino.search.search`.
     """
 
@@ -42,13 +42,14 @@ class Question(NamedTuple):
 
 
 def divisions(question: Question, cluster: Cluster, shapes: Optional[Sequence[Mesh]] = None) -> List[Candidate]:
-    """The division that the search finds for each mesh: of one dimension, or of model replicas and devices, as the executor runs
-    them; where there is none, the reason.
+    """The search's division for each mesh (of one dimension, or of model replicas and devices, as the executor runs them), or the
+    reason why there is none.
 
-    Times are what the search minimises, and memory is what it counts: both stand for what playing the plan's Program says.
+    Times are the search's objective, and memory is what the search counts.  Both stand in for the results of playing the plan's
+    Program.
 
     Args:
-        shapes: the meshes to try; None: all.
+        shapes: the meshes to try; None means all.
 
     Raises:
         ConfigError: see :func:`whale_tf.planner.rhino.search.search`.
@@ -85,12 +86,12 @@ def _on_mesh(question: Question, cluster: Cluster, mesh: Mesh) -> Candidate:
 
 
 def _nothing_divided(problem: Problem) -> str:
-    """Why dividing gains nothing: ops that cannot be divided, if it is these that take the time."""
+    """The reason why dividing gains nothing: the ops that cannot be divided, if these take the time."""
     obstacles = problem.undivided(OBSTACLE)
     if not obstacles:
         return "nothing is worth dividing"
     texts = [f"{op.name!r} ({op.type}, {100 * part:.0f}% of the time on one device: {reason})" for op, part, reason in obstacles]
-    return "nothing else is worth dividing beside what cannot be divided: " + ", ".join(texts[:SHOWN])
+    return "it does not pay to divide the other ops while these cannot be divided: " + ", ".join(texts[:SHOWN])
 
 
 def describe(assignment: Assignment, graph: OpGraph, mesh: Sequence[int]) -> str:
@@ -102,7 +103,7 @@ def describe(assignment: Assignment, graph: OpGraph, mesh: Sequence[int]) -> str
 
 
 def plan_of(graph: OpGraph, found: Candidate, inputs: Mapping[str, int], init: str = "exact") -> Plan:
-    """The plan: one TaskGraph of everything, and the patterns from which the rest follows."""
+    """The plan: one TaskGraph with everything, and the patterns from which the rest follows."""
     assert found.assignment is not None, "every op is divided"
     ops = tuple(op.name for op in graph.ops if op.phase is Phase.FORWARD)
     task = TaskGraphPlan(name=NAME, strategy="split", ops=ops, devices=found.stages[0].devices)
@@ -115,6 +116,6 @@ def plan_of(graph: OpGraph, found: Candidate, inputs: Mapping[str, int], init: s
 
 
 def _rows(devices: int, replicas: int) -> Tuple[Tuple[int, ...], ...]:
-    """Devices of every model replica."""
+    """The devices of every model replica."""
     count = devices // replicas
     return tuple(tuple(range(r * count, (r + 1) * count)) for r in range(replicas))

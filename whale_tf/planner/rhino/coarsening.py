@@ -1,14 +1,14 @@
-"""Optimisation level O2: the graph cut at its critical nodes (Rhino sections 4.3.1 and 4.3.2).
+"""Optimisation level O2: cuts the graph at its critical nodes (Rhino sections 4.3.1 and 4.3.2).
 
-With one unit of time for each op, ops whose earliest and latest start agree are the backbone; the contractions and
-convolutions on it are the *critical nodes*, and what lies between two of them is a *segment*.  Each segment is solved for every
-pair of strategies of its two ends; dynamic programming along the chain chooses the critical nodes' strategies.  With those given,
-the rest is solved as a whole again: it is exact but for the critical nodes.
+If each op takes one unit of time, the ops whose earliest and latest start agree are the backbone.  The contractions and
+convolutions on it are the *critical nodes*, and the ops between two of them are a *segment*.  Each segment is solved for every
+pair of strategies of its two ends, and dynamic programming along the chain chooses the critical nodes' strategies.  With those
+given, the rest is solved again as a whole, so the answer is exact except for the critical nodes.
 
-Edges that leave a segment go from forward ops and weights to the backward pass.  Left out, products of the backward pass are
-chosen as if whole weights and whole gradients cost nothing (up to 83% worse).  So the far ends of these edges are taken to have
-the strategies that compute fastest, which are divided ones, and tensors with many readers to be everywhere; in a second try all
-is there once.  The better answer counts, and further ``rounds`` start from it.
+Edges that leave a segment go from forward ops and weights to the backward pass.  Without them, products of the backward pass are
+chosen as if whole weights and whole gradients cost nothing (up to 83% worse).  So the far ends of these edges are assumed to have
+the strategies that compute fastest, which are divided ones, and tensors with many readers are assumed to be everywhere.  A second
+try assumes one copy of everything.  The better answer counts, and further ``rounds`` start from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Coarse(NamedTuple):
     """Attributes:
     critical: critical ops, in order.
     segment: node of the strategy problem -> number of its segment; segment ``i`` ends with critical node ``i``.
-    ops: ops of the graph, for the proportion (Rhino Table 5).
+    ops: number of ops in the graph, for the proportion (Rhino Table 5).
     """
 
     critical: Sequence[int]
@@ -71,18 +71,18 @@ def coarsen(problem: Problem) -> Coarse:
     for (u, v) in problem.costs.edges:
         for node, other in ((u, v), (v, u)):
             first[node] = min(first.get(node, len(times)), segment[other])
-    for variable in problem.scope.variables:  # with whoever meets it first
+    for variable in problem.scope.variables:  # in the segment of its first user
         node = problem.node_of[variable]
         segment[node] = first.get(node, 0)
     return Coarse(critical, segment, len(graph.ops))
 
 
 def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_ENTRIES, rounds: int = 0) -> Solution:
-    """O2.  ``lower_bound`` is trivial: nothing is proven.
+    """Solves with O2.  ``lower_bound`` is trivial: nothing is proven.
 
     Args:
-        costs: the problem's, or what was made of them.
-        rounds: how often the segments are solved again, with the edges that leave them priced by the answer so far, while that
+        costs: the problem's costs, possibly modified.
+        rounds: how often to solve the segments again with the edges that leave them priced by the answer so far, while that
             helps.
 
     Raises:
@@ -91,7 +91,7 @@ def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_EN
     segments = _Segments(problem, costs)
     arrays = costs.tables.arrays
     divided = [int(arrays[table].argmin()) for table in costs.nodes]
-    for tensor, relay in problem.relays.items():  # which cost nothing themselves
+    for tensor, relay in problem.relays.items():  # relays cost nothing themselves
         if everywhere in problem.relayed[tensor]:
             divided[relay] = problem.relayed[tensor].index(everywhere)
     best = min((segments.solve(guess, max_entries) for guess in (divided, [0] * len(divided))), key=lambda found: found.cost)
@@ -100,7 +100,7 @@ def solve_segments(problem: Problem, costs: CostGraph, max_entries: int = MAX_EN
         if found.cost >= best.cost:
             break
         best = found
-    if best.cost >= IMPOSSIBLE:  # the ends do not go together once all edges count
+    if best.cost >= IMPOSSIBLE:  # the ends contradict each other once all edges count
         return eliminate(costs, max_entries)
     return best
 
@@ -120,10 +120,10 @@ class _Segments:
         self._edges, self._crossing = _edges_of(costs, coarse, place)
 
     def solve(self, guess: Sequence[int], max_entries: int) -> Solution:
-        """The critical nodes by dynamic programming along the chain, then all else as a whole.
+        """Solves the critical nodes by dynamic programming along the chain, then everything else as a whole.
 
         Args:
-            guess: strategies that the far ends of edges which leave a segment are taken to have.
+            guess: assumed strategies of the far ends of edges that leave a segment.
         """
         costs, nodes = self._costs, self._nodes
         assumed = costs.adjusted(self._assumed(guess))
@@ -143,7 +143,7 @@ class _Segments:
         return Solution(choice, cost, min(0, cost), "segments")
 
     def _assumed(self, guess: Sequence[int]) -> Dict[int, List[int]]:
-        """What the edges that leave segments cost their nodes."""
+        """The cost of the edges that leave segments, for their nodes."""
         arrays = self._costs.tables.arrays
         extra: Dict[int, np.ndarray] = {}
         for u, v in self._crossing:
@@ -177,7 +177,7 @@ def _edges_of(costs: CostGraph, coarse: Coarse, place: Mapping[int, int]) -> Tup
 
 def _add_segment(costs: CostGraph, chain: CostGraph, nodes: Sequence[int], ends: Sequence[int],
                  edges: Sequence[Tuple[int, int]], max_entries: int) -> None:
-    """Add to the chain what the best of a segment costs, for each pair of strategies of its ends (the first of ``nodes``)."""
+    """Adds to the chain the cost of a segment's best solution, for each pair of strategies of its ends (the first ``nodes``)."""
     number = {node: i for i, node in enumerate(nodes)}
     part = _copy(costs, nodes)
     for i in range(len(ends)):  # the ends' own costs are the chain's

@@ -1,7 +1,7 @@
 """The strategy problem as numbers (Rhino section 4.2): nodes with a cost for each strategy, edges with one for each pair.
 
 ``C = sum_i comp[i][x_i] + sum_(u,v) comm[u,v][x_u, x_v]`` in whole picoseconds, so that answers compare exactly.  Equal tables
-are kept once and go by number: repeated layers have the same tables, and what is computed of them is computed once.
+are kept once and have a number.  Repeated layers have the same tables, so results derived from them are computed only once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ IMPOSSIBLE = 1 << 56  # picoseconds (20 hours); a sum of a hundred of them still
 class Solution(NamedTuple):
     """Attributes:
     choice: the strategy of every node.
-    cost: picoseconds; ``IMPOSSIBLE`` or more: there is no solution.
-    lower_bound: no choice costs less; equal to ``cost`` where the answer is proven to be optimal.
-    solver: what found it.
+    cost: picoseconds; ``IMPOSSIBLE`` or more if there is no solution.
+    lower_bound: no choice costs less; equal to ``cost`` if the answer is proven to be optimal.
+    solver: name of the solver.
     """
 
     choice: List[int]
@@ -34,7 +34,7 @@ class Solution(NamedTuple):
 
 
 class Tables:
-    """Arrays by number; equal arrays have equal numbers, and so have equal sums and rows."""
+    """Arrays by number.  Equal arrays have equal numbers, and so have equal sums and rows."""
 
     def __init__(self) -> None:
         self.arrays: List[np.ndarray] = []
@@ -73,10 +73,10 @@ class CostGraph:
         self._turned: Dict[int, int] = {}
 
     def add_node(self, costs: Sequence[int]) -> int:
-        """A node; returns its number.
+        """Adds a node and returns its number.
 
         Raises:
-            PlanError: no strategy.
+            PlanError: the node has no strategy.
         """
         if not len(costs):
             raise PlanError(f"node {len(self.nodes)} of the strategy problem has no strategy; give every node at least one")
@@ -104,7 +104,7 @@ class CostGraph:
 
     def adjusted(self, extra: Mapping[int, Sequence[int]],
                  pairs: Optional[Mapping[Tuple[int, int], np.ndarray]] = None) -> CostGraph:
-        """The same problem with costs added to some nodes, `[strategies]` of each, and to pairs of nodes (see ``edges``)."""
+        """The same problem with costs added to some nodes (`[strategies]` for each) and to pairs of nodes (see ``edges``)."""
         other = CostGraph()
         other.tables, other.edges, other._turned = self.tables, dict(self.edges), self._turned
         other.nodes = list(self.nodes)
@@ -125,7 +125,7 @@ class CostGraph:
         return len(self.tables.arrays[self.nodes[node]])
 
     def score(self, choice: Sequence[int]) -> int:
-        """The cost of a choice, summed term by term: the judge of every solver.
+        """The cost of a choice, summed term by term, to check every solver.
 
         Raises:
             PlanError: a choice of another length, or a strategy that a node does not have.

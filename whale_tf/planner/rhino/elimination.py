@@ -1,13 +1,13 @@
 """Exact solution by eliminating one node after the other (min-sum variable elimination, Dechter 1999, "Bucket elimination").
 
-Eliminating a node replaces it and its tables by one table over its neighbours: for each of their choices, what the node's best
-choice costs.  Three steps keep those tables small:
+Eliminating a node replaces it and its tables by one table over its neighbours, which holds the cost of the node's best choice for
+each of their choices.  Three steps keep those tables small:
 
 1. nodes with at most two neighbours are folded: this merges cones (Rhino section 4.3.2) and much more, and stays pairwise;
-2. Goldstein's dead-end elimination (1994) drops a strategy where another is at least as good whatever the neighbours do;
+2. Goldstein's dead-end elimination (1994) drops a strategy if another is at least as good whatever the neighbours do;
 3. the rest is eliminated in min-fill order.
 
-Tables have numbers, and the elimination of a node is remembered by the numbers of its tables: a layer that was met is free.
+Tables have numbers, and the elimination of a node is cached by the numbers of its tables, so a repeated layer is free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from whale_tf.planner.rhino.cost_graph import IMPOSSIBLE, CostGraph, Solution
 
-MAX_ENTRIES = 20_000_000  # of one table: 160 MB
+MAX_ENTRIES = 20_000_000  # entries of one table: 160 MB
 HUB = 12  # nodes with more neighbours come last
 Scope = Tuple[int, ...]
 Score = Tuple[int, float, float]
@@ -31,7 +31,7 @@ class TableTooLarge(Exception):
 
 
 class _Message(NamedTuple):
-    """What eliminating a node leaves: a table over its neighbours (None: all zero), its best choice, a constant."""
+    """The result of eliminating a node: a table over its neighbours (None: all zero), its best choice, a constant."""
 
     table: Optional[int]
     best: np.ndarray
@@ -42,11 +42,11 @@ class Elimination:
     """The problem as it shrinks.
 
     Attributes:
-        alive: nodes that are left.
+        alive: the remaining nodes.
         unary: number of each node's table.
         factors: scope -> number of the table over it (one dimension for each node, in order).
-        kept: for each node, the strategies that are left of the original ones.
-        constant: what the eliminated part costs at least.
+        kept: for each node, the remaining ones of its original strategies.
+        constant: the least cost of the eliminated part.
         folded: nodes eliminated; ``largest``: entries of the largest table; ``dropped``: strategies proven useless.
     """
 
@@ -74,7 +74,7 @@ class Elimination:
 
     # -- the way forth ------------------------------------------------------------------------------------------------
     def fold(self, max_degree: Optional[int] = 2, held: Sequence[int] = (), max_entries: int = MAX_ENTRIES) -> None:
-        """Eliminate nodes with at most ``max_degree`` neighbours (None: all), the cheapest first, but those ``held``.
+        """Eliminate nodes with at most ``max_degree`` neighbours (None: all), except ``held`` ones, the cheapest first.
 
         Raises:
             TableTooLarge
@@ -181,7 +181,7 @@ class Elimination:
 
     # -- dead ends ----------------------------------------------------------------------------------------------------
     def drop_dead_ends(self, rounds: int = 6) -> None:
-        """Goldstein's criterion on the nodes left, whose tables must be pairwise: ``a`` goes if some ``b`` has
+        """Goldstein's criterion on the remaining nodes, whose tables must be pairwise: ``a`` is dropped if some ``b`` has
         ``U(b) - U(a) + sum_edges max_x (E(b, x) - E(a, x)) <= 0``."""
         differences: Dict[Tuple[int, int], np.ndarray] = {}
         waiting = set(self.alive)
@@ -212,7 +212,7 @@ class Elimination:
         return np.nonzero(alive)[0]
 
     def _keep(self, node: int, left: np.ndarray) -> None:
-        """Only some strategies of a node remain."""
+        """Restricts a node to some strategies."""
         before = self.kept[node]
         self.kept[node] = left if before is None else before[left]
         self.unary[node] = self._narrow(self.unary[node], 0, left)
@@ -227,7 +227,7 @@ class Elimination:
         return found
 
     def _cut(self) -> None:
-        """Take out pairs that decide nothing: a table of zeros, or one whose node has a single strategy left."""
+        """Removes pairs that decide nothing: a table of zeros, or one whose node has a single strategy left."""
         for scope in [scope for scope in self.factors if len(scope) == 2]:
             table, single = self.factors[scope], [self._size(node) == 1 for node in scope]
             if any(single):
@@ -252,11 +252,11 @@ class Elimination:
 
     # -- the way back -------------------------------------------------------------------------------------------------
     def complete(self, choice: Dict[int, int]) -> List[int]:
-        """The choice of all nodes, from that (among the strategies kept) of those that are alive."""
+        """The choice for all nodes, derived from the choice (among kept strategies) for the nodes that are alive."""
         found = {node: self._original(node, value) for node, value in choice.items()}
         for node, neighbours, best, kept in reversed(self._order):
             at = tuple(found[other] if left is None else int(np.searchsorted(left, found[other]))
-                       for other, left in zip(neighbours, kept))  # strategies are numbered as when the node went
+                       for other, left in zip(neighbours, kept))  # strategies are numbered as when the node was eliminated
             found[node] = self._original(node, int(best[at]))
         return [found[node] for node in range(len(self.unary))]
 
@@ -266,7 +266,7 @@ class Elimination:
 
 
 def _excess(table: np.ndarray) -> np.ndarray:
-    """``[b, a]``: by how much strategy ``b`` of the first dimension can cost more than ``a``, at worst."""
+    """``[b, a]``: the largest amount by which strategy ``b`` of the first dimension can cost more than ``a``."""
     difference = table[:, None, :] - table[None, :, :]
     return np.where(table[None, :, :] >= IMPOSSIBLE, -IMPOSSIBLE, difference).max(axis=-1)
 

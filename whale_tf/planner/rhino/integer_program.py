@@ -1,4 +1,4 @@
-"""The strategy problem as an integer linear program: certificate of the elimination, and what to fall back on.
+"""The strategy problem as an integer linear program: the certificate of the elimination, and its fallback.
 
 Rhino section 4.2 has a variable ``A >= X_u + X_v - 1`` for each pair of strategies, whose relaxation is worthless (A = 0).  The
 equality form's is tight: the pairs of an edge are a joint distribution of which the nodes' choices are the marginals::
@@ -41,14 +41,14 @@ def integer_program(graph: CostGraph, seconds: float = 60.0, fold: bool = False)
     answer = work.complete(choice)
     cost = graph.score(answer)
     if cost >= IMPOSSIBLE:
-        raise InfeasibleError("the strategy problem has no solution: some tensors cannot be laid out as all their users need")
+        raise InfeasibleError("the strategy problem has no solution: some tensors have no layout that all their users accept")
     slack = max(2, int(1e-6 * cost))  # SCIP's own tolerance
     lower = work.constant + int(bound * UNIT)
     return Solution(answer, cost, cost if lower >= cost - slack else lower, "integer program")
 
 
 def solve(graph: CostGraph, max_entries: int = MAX_ENTRIES, seconds: float = 60.0) -> Solution:
-    """Elimination; where its tables grow past ``max_entries``, the integer program of what is left after folding.
+    """Solves by elimination or, if its tables grow past ``max_entries``, by the integer program of what is left after folding.
 
     Raises:
         InfeasibleError, MissingPackageError: see :func:`integer_program`.
@@ -60,7 +60,7 @@ def solve(graph: CostGraph, max_entries: int = MAX_ENTRIES, seconds: float = 60.
 
 
 class _Program:
-    """The program of the nodes that are left."""
+    """The program of the remaining nodes."""
 
     def __init__(self, work: Elimination, seconds: float) -> None:
         self._solver, self._work = new_solver(), work
@@ -105,13 +105,13 @@ class _Program:
         return constraint
 
     def run(self) -> Tuple[Dict[int, int], float]:
-        """Choice of each node that is left (among those kept), and the program's bound."""
+        """The choice of each remaining node (among its kept strategies), and the program's bound."""
         if not self._nodes:
             return {}, 0.0
         status = self._solver.Solve()
         if status not in (self._solver.OPTIMAL, self._solver.FEASIBLE):
             raise InfeasibleError("the integer program of {} nodes {}".format(
-                len(self._nodes), "has no solution: some tensors cannot be laid out as all their users need"
+                len(self._nodes), "has no solution: some tensors have no layout that all their users accept"
                 if status == self._solver.INFEASIBLE else "found no solution in time; allow it more seconds"))
         choice = {node: _largest([v.solution_value() for v in variables])
                   for node, variables in self._nodes.items()}

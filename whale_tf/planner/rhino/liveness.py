@@ -1,12 +1,12 @@
-"""Memory of one device while a step runs under an answer: variables, and tensors from their making to their last reader.
+"""Memory of one device while a step runs under an answer: variables, and tensors from their creation to their last reader.
 
-Ops run in the graph's order: forward, backward, update.  A tensor is held as its maker lays it out; converted for all its users
-(a relay), the copy lives in its place; converted for one op, while that op runs.  A variable that is stored in shards and read
-whole is gathered for the first reader and held until the last, which is what the executor's one concatenation does.  Results of
-ops that only rename share their operand's memory.
+Ops run in the graph's order: forward, backward, update.  A tensor is held in its maker's layout.  If it is converted for all its
+users (a relay), the copy lives in its place; if it is converted for one op, the copy lives while that op runs.  A variable that
+is stored in shards and read whole is gathered for the first reader and held until the last, like the executor's single
+concatenation.  Results of ops that only rename share their operand's memory.
 
-At any one place in the order what is alive is a sum in which each tensor's bytes depend on one strategy, or on a pair, so that it
-can be priced like time (:func:`held`); it bounds the peak from below.  The place to look at is the busiest one of an answer.
+At each place in the order, the bytes alive are a sum in which each tensor's bytes depend on one strategy, or on a pair.  So they
+can be priced like time (:func:`held`), and they bound the peak from below.  The place to price is the busiest one of an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Pairs = Mapping[Tuple[int, int], np.ndarray]
 
 
 class Held(NamedTuple):
-    """Bytes that are alive at one place, variables among them.
+    """Bytes that are alive at one place, including variables.
 
     Attributes:
         nodes: `[strategies]` of a node -> bytes; ``pairs``: the same for two nodes, `[strategies of u, strategies of v]`.
@@ -41,18 +41,18 @@ class Held(NamedTuple):
 
 
 def _is_there(have: Spread, need: Spread) -> bool:
-    """Whether the first device, which has what is there once, needs no other copy."""
+    """Whether the first device, which holds tensors of which there is one copy, needs no other copy."""
     return have == need or {have.kind, need.kind} == {ONCE, EVERYWHERE}
 
 
 def peak_bytes(problem: Problem, choice: Sequence[int]) -> float:
-    """Most alive at a time on one device, variables included."""
+    """The largest number of bytes alive at one time on one device, including variables."""
     stored = sum(problem.stored_bytes(v, problem.storage(v, choice)) for v in problem.scope.variables)
     return stored + float(_Walk(problem, choice).run().max(initial=0.0))
 
 
 def busiest(problem: Problem, choice: Sequence[int]) -> int:
-    """The place in the order of ops at which most is alive."""
+    """The place in the order of ops at which the most bytes are alive."""
     return int(_Walk(problem, choice).run()[:-1].argmax())
 
 
@@ -87,7 +87,7 @@ class _Walk:
         return self._curve()
 
     def _read(self, tensor: int, need: Spread, place: int) -> int:
-        """The buffer an operand is in."""
+        """The buffer that holds an operand."""
         problem = self.problem
         tensor = problem.scope.roots.get(tensor, tensor)
         if tensor not in self.held:
@@ -100,7 +100,7 @@ class _Walk:
         return self._new(problem.bytes(tensor) * largest_share(need), place)
 
     def _enter(self, tensor: int, place: int) -> None:
-        """A variable, or a tensor from outside the problem, which is whole; constants are part of the program."""
+        """Adds a variable, or a tensor from outside the problem, which is whole.  Constants are part of the program."""
         problem = self.problem
         producer = problem.graph.producer(tensor)
         if producer.id in problem.stored:
@@ -111,7 +111,7 @@ class _Walk:
         self._keep(tensor, self._new(size, place), layout, place)
 
     def _keep(self, tensor: int, buffer: int, layout: Spread, place: int) -> None:
-        """A tensor is made; if it has a relay, it is brought into the relay's layout at once."""
+        """Adds a tensor when it is made.  If it has a relay, it is brought into the relay's layout at once."""
         relay = self.problem.relays.get(tensor)
         if relay is not None:
             wanted = self.problem.relayed[tensor][self.choice[relay]]
@@ -133,7 +133,7 @@ class _Walk:
 
 
 def held(problem: Problem, place: int) -> Held:
-    """What is alive at a place: made there or before, read there or later (of tensors that share memory only one counts)."""
+    """Tensors alive at a place: made there or before, read there or later (among tensors that share memory only one counts)."""
     graph = problem.graph
     found = Held({problem.node_of[v]: _sizes(problem.bytes(graph.ops[v].outputs[0]), problem.stored[v])
                   for v in problem.scope.variables}, {})
@@ -167,7 +167,7 @@ def _uses(problem: Problem, places: Mapping[int, int]) -> Dict[int, Tuple[int, i
 
 
 def _holder(problem: Problem, tensor: int) -> Tuple[int, Layouts]:
-    """The node whose strategy says how a tensor is held."""
+    """The node whose strategy determines how a tensor is held."""
     if tensor in problem.relays:
         return problem.relays[tensor], problem.relayed[tensor]
     record = problem.graph.tensors[tensor]
@@ -179,7 +179,7 @@ def _sizes(size: float, layouts: Layouts) -> np.ndarray:
 
 
 def _add_gathered(problem: Problem, found: Held, tensor: int, relay: int) -> None:
-    """The copy of a variable that is read in another layout than it is stored in."""
+    """The copy of a variable that is read in another layout than the one in which it is stored."""
     variable = problem.graph.tensors[tensor].op
     stored, copies = problem.stored[variable], _sizes(problem.bytes(tensor), problem.relayed[tensor])
     table = np.array([[0.0 if _is_there(have, need) else size for need, size in zip(problem.relayed[tensor], copies)]

@@ -1,4 +1,4 @@
-"""Shapes on one device of the mesh dimensions that are decided: the next dimension divides what they left (Rhino section 4)."""
+"""Shapes on one device after the mesh dimensions that have been decided; the next dimension divides these (Rhino section 4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LocalShapes:
         self._begun: Dict[int, Shape] = {}
 
     def view(self, op: Op) -> Sizes:
-        """What the op sees of its operands and results."""
+        """The shapes of its operands and results that the op sees."""
         if not self._made and not self._needed:
             return self._whole
         shapes = {t: self._needed.get((op.id, t), self._made.get(t)) for t in op.inputs}
@@ -28,17 +28,17 @@ class LocalShapes:
         return _LocalView(self._whole, {t: shape for t, shape in shapes.items() if shape is not None})
 
     def stored(self, tensor: int) -> Shape:
-        """Shape of a tensor as it is made; of a handle, the variable's."""
+        """Shape of a tensor as it is made; for a handle, the variable's shape."""
         return self._made[tensor] if tensor in self._made else stored_shape(self._whole, tensor)
 
     def begun(self) -> LocalShapes:
-        """The same shapes, of which :meth:`part` counts from now on."""
+        """The same shapes; from now on :meth:`part` is relative to them."""
         other = self.divided({}, {})
         other._begun = dict(self._made)
         return other
 
     def part(self, tensor: int, shape: Shape) -> float:
-        """Which part ``shape`` is of a tensor."""
+        """The part of a tensor that ``shape`` is."""
         whole = self._begun[tensor] if tensor in self._begun else stored_shape(self._whole, tensor)
         found = 1.0
         for size, of in zip(shape or (), whole or ()):
@@ -47,7 +47,7 @@ class LocalShapes:
         return found
 
     def divided(self, made: Mapping[int, Spread], needed: Mapping[Tuple[int, int], Spread]) -> LocalShapes:
-        """What a further mesh dimension leaves; devices with more count.
+        """The shapes after another mesh dimension; the devices with the largest parts count.
 
         Args:
             made: tensor -> its spread over that dimension.
@@ -71,7 +71,7 @@ def _part(shape: Shape, spread: Spread) -> Shape:
 
 
 class _LocalView(Sizes):
-    """``local`` shapes in place of the whole ones; values (axes, permutations) are the whole's."""
+    """``local`` shapes instead of the whole ones.  Values (axes, permutations) are those of the whole tensors."""
 
     def __init__(self, whole: Sizes, local: Mapping[int, Shape]) -> None:
         super().__init__(whole.graph)

@@ -1,6 +1,6 @@
-"""Memory as a constraint (Rhino section 4.4): the largest parameters are forced into shards, as few of them as will do.
+"""Memory as a constraint (Rhino section 4.4): the largest parameters are forced into shards, as few of them as possible.
 
-Where activations are what is too large, forcing parameters does not help; then every byte gets a price in time.
+If activations are too large, forcing parameters does not help.  Then every byte gets a price in time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Parameter(NamedTuple):
 
 
 def parameters(problem: Problem) -> List[Parameter]:
-    """All, the largest first; equally large ones in the order of the graph."""
+    """All groups, the largest first, and equally large ones in the order of the graph."""
     graph, groups = problem.graph, networkx.Graph()
     groups.add_nodes_from(problem.scope.variables)
     for op in problem.scope.ops:
@@ -43,7 +43,7 @@ def parameters(problem: Problem) -> List[Parameter]:
 
 
 def sharded(problem: Problem, forced: Set[int]) -> CostGraph:
-    """The problem in which the ``forced`` variables must not be stored whole, if they can be divided."""
+    """The problem in which ``forced`` variables must not be stored whole if they can be divided."""
     extra = {}
     for variable in forced:
         count = len(problem.stored[variable])
@@ -64,8 +64,9 @@ def priced(costs: CostGraph, sizes: Held, price: float) -> CostGraph:
 
 
 def lower_bound(problem: Problem, limit_bytes: float) -> int:
-    """Picoseconds that no choice within the limit undercuts: the Lagrangian dual ``min_x C(x) + p (bytes(x) - limit)``, at the
-    best price ``p`` of a byte that bisection finds.  ``bytes``: what is alive where the fastest choice holds most.
+    """A lower bound in picoseconds for all choices within the limit: the Lagrangian dual ``min_x C(x) + p (bytes(x) - limit)``,
+    at the best price ``p`` of a byte according to bisection.  ``bytes`` counts what is alive where the fastest choice holds
+    most.
 
     Raises:
         TableTooLarge

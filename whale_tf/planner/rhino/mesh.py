@@ -1,7 +1,8 @@
-"""Device meshes: the devices as a grid, each dimension of which divides what the dimensions before it left (Rhino section 4).
+"""Device meshes: the devices as a grid.  Each dimension divides the result of the dimensions before it (Rhino section 4).
 
-A change of layout along a dimension costs what its recipe (:mod:`whale_tf.patterns.moves`) takes on the cluster's links, all
-groups of the dimension at once.  Rhino prices ring collectives instead; the executor sends the recipe's messages.
+A change of layout along a dimension costs the time of its recipe (:mod:`whale_tf.patterns.moves`) on the cluster's links, with
+all groups of the dimension at once.  Rhino uses prices of ring collectives instead, but the executor sends the recipe's
+messages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PICOSECONDS = 1e12
 
 
 class Price(NamedTuple):
-    """Of a recipe: ``fixed_s + size * per_byte_s``."""
+    """The time of a recipe: ``fixed_s + size * per_byte_s``."""
 
     fixed_s: float
     per_byte_s: float
@@ -38,7 +39,8 @@ class Axis:
     """One dimension of a mesh: groups of ``count`` devices that do the same at the same time.
 
     Attributes:
-        slowest: of all devices; ``first``: of those that come first in their groups, where what is there once is computed.
+        slowest: the slowest of all devices.
+        first: the slowest of the first devices in the groups, which compute tensors of which there is one copy.
     """
 
     def __init__(self, network: Network, groups: Sequence[Sequence[int]]) -> None:
@@ -49,7 +51,7 @@ class Axis:
         self._prices: Dict[Tuple[Spread, Spread], Optional[Price]] = {}
 
     def conversion(self, have: Spread, need: Spread, size: float) -> int:
-        """Picoseconds of a tensor's way from one layout to another."""
+        """Picoseconds to bring a tensor from one layout into another."""
         key = (have, need)
         if key not in self._prices:
             recipe = moves(have, need, self.count)
@@ -58,7 +60,7 @@ class Axis:
         return IMPOSSIBLE if price is None else price.picoseconds(size)
 
     def exchange(self, size: float) -> int:
-        """Picoseconds of what an op's own recipe sends."""
+        """Picoseconds of the messages in an op's own recipe."""
         return self._price(exchange(self.count)).picoseconds(size)
 
     def sum(self, size: float) -> int:
@@ -101,8 +103,8 @@ def _slowest(devices: Sequence[Device]) -> Device:
 
 @functools.lru_cache(maxsize=None)
 def layout_of(spread: Spread) -> Spread:
-    """A spread as the search sees it: shards count by their proportions, so that the shards of a tensor fit those of its
-    reshaped or cut self."""
+    """A spread as the search sees it.  Shards are given by their proportions, so that the shards of a tensor fit those of the
+    reshaped or cut tensor."""
     if not spread.is_shard:
         return spread
     divisor = functools.reduce(math.gcd, spread.sizes)

@@ -1,4 +1,4 @@
-"""Seconds of an op's part on one device: the search minimises what plans are played with."""
+"""Seconds of an op's part on one device.  The search minimises the same prices with which plans are played."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class OpPrices:
 
     def seconds(self, op: Op, share: float, shares: Sequence[float], device: Device) -> float:
         """Args:
-        share: of the op's arithmetic; ``shares``: of each operand and result.
+        share: the device's share of the op's arithmetic.
+        shares: its share of each operand and result.
         """
         cost, tensors = self._costs[op.id], op.inputs + op.outputs
         sizes = [self.bytes(t) * part for t, part in zip(tensors, shares)]
@@ -46,7 +47,7 @@ class OpPrices:
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element (4 for a resource: what it refers to is a float, or it is not looked at)."""
+    """Bytes of one element (4 for a resource, which refers to floats if its size is used at all)."""
     name = dtype.replace("_ref", "")
     if name == "bfloat16":
         return 2

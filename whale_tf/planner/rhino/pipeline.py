@@ -1,22 +1,23 @@
 """Pipeline stages as an integer program with tightened bounds (Rhino section 5).
 
-Unit ``i`` gets stage ``B_i``; a consumer's is not before its producer's, and the bytes of tensors between stages are least::
+Unit ``i`` gets stage ``B_i``.  A consumer's stage is not before its producer's, and the bytes of tensors between stages are
+minimal::
 
     min sum_t F_t bytes_t       B_j >= B_i,  F_t = 1 where some reader j of tensor t has B_j > B_i,  no stage is empty
 
-**Bounds** (section 5.2): with ``T`` = all work / number of stages, what comes before unit ``i`` (its ancestors ``A_i``) and what
-comes behind it (descendants ``D_i``) leave it the stages of perfect balance, give or take ``epsilon`` stages::
+**Bounds** (section 5.2): with ``T`` = all work / number of stages, the units before unit ``i`` (its ancestors ``A_i``) and after
+it (its descendants ``D_i``) leave it the stages of perfect balance, give or take ``epsilon`` stages::
 
     floor(work(A_i) / T - epsilon)  <=  B_i  <=  stages - 1 - floor(work(D_i) / T - epsilon)
 
-The paper prints the second bound as a ceiling counted from the start; counted from the end like this it mirrors the first one,
-and a chain with ``epsilon`` 0 has its cut within the unit that straddles it.
+The paper prints the second bound as a ceiling counted from the start.  Counted from the end, as here, it mirrors the first
+bound, and a chain with ``epsilon`` 0 has its cut within the unit that straddles it.
 
-Bounds alone do not keep branches balanced that are side by side: no stage may have more than ``(1 + epsilon) T`` and one unit.
+Bounds alone do not balance parallel branches, so no stage may have more than ``(1 + epsilon) T`` and one unit.
 
-The paper defines ``F`` by a big ``M`` on ``B_j - B_i``, whose relaxation says little.  Here ``y[i,s]`` says whether ``B_i >= s``:
-edges are ``y[i,s] <= y[j,s]``, ``F_t >= y[j,s] - y[i,s]``, and bounds fix variables, so that little is left.  A tensor counts
-once, however many read it (the paper counts edges).
+The paper defines ``F`` by a big ``M`` on ``B_j - B_i``, whose relaxation is weak.  Here ``y[i,s]`` says whether ``B_i >= s``.
+Edges are ``y[i,s] <= y[j,s]`` and ``F_t >= y[j,s] - y[i,s]``, and bounds fix variables, so that few remain.  A tensor counts
+once, however many units read it (the paper counts edges).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GAP = 0.01  # of the fullest stage's work
 
 
 class Flow(NamedTuple):
-    """A tensor: who makes it, who reads it, its bytes."""
+    """A tensor: its producer, its readers, its bytes."""
 
     producer: int
     readers: Tuple[int, ...]
@@ -40,7 +41,7 @@ class Flow(NamedTuple):
 
 
 class StageProblem(NamedTuple):
-    """Units in topological order with their work (any unit of time), and what flows between them."""
+    """Units in topological order with their work (any unit of time), and the tensors between them."""
 
     work: Sequence[float]
     flows: Sequence[Flow]
@@ -49,8 +50,8 @@ class StageProblem(NamedTuple):
 class Stages(NamedTuple):
     """Attributes:
     of: stage of every unit.
-    bytes: what crosses between stages.
-    lower_bound: no assignment within the bounds has less cross; equal to ``bytes`` where that is proven.
+    bytes: bytes that cross between stages.
+    lower_bound: no assignment within the bounds has fewer crossing bytes; equal to ``bytes`` if that is proven.
     """
 
     of: Tuple[int, ...]
@@ -75,7 +76,7 @@ def bounds(problem: StageProblem, count: int, epsilon: float) -> List[Tuple[int,
     for flow in sorted(problem.flows, key=lambda flow: flow.producer):
         for reader in flow.readers:
             if not 0 <= flow.producer < reader < total:
-                raise PlanError(f"unit {reader} reads what unit {flow.producer} makes; units must be numbered in "
+                raise PlanError(f"unit {reader} reads a result of unit {flow.producer}; units must be numbered in "
                                 f"topological order, from 0 to {total - 1}"
                                 )
             before[reader] |= before[flow.producer] | 1 << flow.producer
@@ -103,12 +104,12 @@ def _bits(number: int) -> List[int]:
 
 
 def crossing_bytes(problem: StageProblem, of: Sequence[int]) -> int:
-    """What crosses between stages: the judge of every solver."""
+    """The bytes that cross between stages, to check every solver."""
     return sum(flow.bytes for flow in problem.flows if any(of[reader] != of[flow.producer] for reader in flow.readers))
 
 
 def most_work(problem: StageProblem, count: int, epsilon: float) -> float:
-    """What one stage may have: an equal part, the tolerance, and a unit, for units are not divided."""
+    """The most work of one stage: an equal part, the tolerance, and one unit, because units are not divided."""
     return (1 + epsilon) * sum(problem.work) / count + max(problem.work, default=0.0)
 
 
@@ -121,10 +122,10 @@ def stage_work(problem: StageProblem, of: Sequence[int]) -> List[float]:
 
 
 def stage_program(problem: StageProblem, count: int, epsilon: float, balanced: bool = False) -> Stages:
-    """The assignment with fewest crossing bytes, found by SCIP.
+    """SCIP's assignment with the fewest crossing bytes.
 
     Args:
-        balanced: the one whose fullest stage has least work, to :data:`GAP`, instead (``lower_bound`` then says nothing).
+        balanced: minimise the work of the fullest stage instead, within :data:`GAP` (``lower_bound`` then says nothing).
 
     Raises:
         InfeasibleError: the bounds leave some stage without a unit, or nothing was found in time.
@@ -150,7 +151,8 @@ def stage_program(problem: StageProblem, count: int, epsilon: float, balanced: b
 
 
 class _Program:
-    """``reached[unit][s]``: whether the unit's stage is at least ``s``: a number where the bounds say so, else a variable."""
+    """``reached[unit][s]``: whether the unit's stage is at least ``s``.  A number if the bounds decide it, otherwise a
+    variable."""
 
     def __init__(self, problem: StageProblem, count: int, allowed: Sequence[Tuple[int, int]]) -> None:
         self._solver = new_solver()
@@ -181,17 +183,17 @@ class _Program:
         return self._reached[unit][stage] - self._reached[unit][stage + 1]
 
     def _occupy(self, stage: int, allowed: Sequence[Tuple[int, int]]) -> None:
-        """Some unit is in the stage."""
+        """Requires some unit in the stage."""
         units = [unit for unit, (first, last) in enumerate(allowed) if first <= stage <= last]
         if not any(allowed[unit] == (stage, stage) for unit in units):
             self._solver.Add(self._solver.Sum([self._inside(unit, stage) for unit in units]) >= 1)
 
     def limit(self, work: float) -> None:
-        """No stage has more work than this."""
+        """Limits the work of every stage."""
         self._limit(work / self._total)
 
     def balance(self) -> None:
-        """The fullest stage's work is what counts."""
+        """Makes the fullest stage's work the objective."""
         most = self._solver.NumVar(0.0, 1.0, "most")
         self._limit(most)
         self._solver.Minimize(most)
@@ -202,7 +204,7 @@ class _Program:
                                                for unit, amount in enumerate(self._problem.work)]) <= most)
 
     def run(self, seconds: float, gap: float) -> Tuple[Optional[Tuple[int, ...]], float]:
-        """Stage of every unit (None: there is no solution), and the program's bound."""
+        """The stage of every unit (None if there is no solution), and the program's bound."""
         self._solver.SetTimeLimit(int(seconds * 1000))
         parameters = linear_solver().MPSolverParameters()
         parameters.SetDoubleParam(parameters.RELATIVE_MIP_GAP, gap)

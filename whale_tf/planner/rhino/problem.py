@@ -1,15 +1,15 @@
 """The strategy problem of an op graph (Rhino section 4.2): ops are nodes, tensors are edges.
 
 - A **node** is an op with its strategies (:mod:`whale_tf.patterns`): computing it once, on the first device, or dividing one
-  factor, the batch's among them.  It costs the time of its largest part, and what its recipe exchanges.
-- A **variable** is a node whose strategies are how it is stored; its reads are the variable itself.  An op that writes it must
-  have it as it is stored, so that a variable, its slots and its update agree; if it is stored in shards and used whole, it is
-  gathered, and its gradient scattered: ZeRO (section 4.4) is a choice like any other.
-- An **edge** costs the messages that turn the layout a tensor is made in to the one it is needed in.
-- A tensor with several users has a **relay** node in between, the layout it is converted to for all of them: a gradient that is
-  clipped and applied is summed once, a gathered variable serves forward and backward.
+  factor, including the batch.  It costs the time of its largest part, and the exchanges of its recipe.
+- A **variable** is a node whose strategies are the ways to store it; its reads are the variable itself.  An op that writes it
+  needs it in its stored layout, so that a variable, its slots and its update agree.  If it is stored in shards and used whole,
+  it is gathered, and its gradient scattered.  ZeRO (section 4.4) is thus a choice like any other.
+- An **edge** costs the messages that convert a tensor from the layout in which it is made to the one in which it is needed.
+- A tensor with several users has a **relay** node in between, the layout to which it is converted for all of them.  A gradient
+  that is clipped and applied is summed once, and a gathered variable serves forward and backward.
 
-Forward, backward and update are one graph, so that each is divided as suits it; a graph without backward plans alike.
+Forward, backward and update are one graph, so each is divided in its best way.  A graph without backward ops is planned alike.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from whale_tf.planner.rhino.op_price import OpPrices
 from whale_tf.planner.rhino.scope import Scope
 
 Layouts = Tuple[Spread, ...]
-MANY_READERS, SCALAR_BYTES = 12, 8.0  # a number that many ops read (a learning rate) goes to all devices: it decides nothing
+MANY_READERS, SCALAR_BYTES = 12, 8.0  # a number that many ops read (a learning rate) goes to all devices and decides nothing
 
 
 class Candidates(NamedTuple):
-    """Strategies of ops that look the same, seen as layouts.
+    """The strategies of equal ops, as layouts.
 
     Attributes:
         number: different for different candidates.
-        needs: for each operand, the layout each strategy needs it in.
-        gives: for each result, the layout each strategy makes it in.
-        costs: picoseconds of each strategy: computing, and exchanging inside.
+        needs: for each operand, the layout in which each strategy needs it.
+        gives: for each result, the layout in which each strategy makes it.
+        costs: picoseconds of each strategy: computation, and exchanges inside the op.
     """
 
     number: int
@@ -68,8 +68,8 @@ class Problem:
         costs: the strategy problem.
         candidates: op -> its strategies, for ops that are nodes.
         node_of: op (or variable op) -> node.
-        stored: variable op -> the layout each strategy of its node stores it in.
-        relays: tensor -> its relay's node; ``relayed``: the layouts that the relay's strategies stand for.
+        stored: variable op -> the layout in which each strategy of its node stores it.
+        relays: tensor -> its relay's node; ``relayed``: the layouts of the relay's strategies.
     """
 
     def __init__(self, graph: OpGraph, scope: Scope, axis: Axis, pins: Optional[Mapping[int, str]] = None,
@@ -77,12 +77,12 @@ class Problem:
                  prices: Optional[OpPrices] = None) -> None:
         """Args:
         pins: op -> the pattern that it must take.
-        shapes: what is left of every tensor by the mesh dimensions before this one.
+        shapes: shape of every tensor after the previous mesh dimensions.
         batch: tensor -> its dimension that counts examples, if model replicas divide that and this dimension must not.
-        prices: of the ops on the shapes that ``shapes`` began with; None: of the graph's.
+        prices: prices of the ops on the shapes with which ``shapes`` began; None means on the graph's shapes.
 
         Raises:
-            ConfigError: an op that is pinned does not have the pattern.
+            ConfigError: a pinned op does not have the pattern.
         """
         self.graph, self.scope, self.axis = graph, scope, axis
         self.prices = prices if prices is not None else OpPrices(graph, scope)
@@ -119,15 +119,15 @@ class Problem:
         if pattern is not None:
             names = [strategy.pattern for strategy in found.strategies]
             if pattern not in names:
-                raise ConfigError("pattern {!r} is asked for {!r} ({}), which does not have it on {} devices; it has: {}".format(
+                raise ConfigError("pattern {!r} is requested for {!r} ({}), which on {} devices only has: {}".format(
                     pattern, op.name, op.type, self.axis.count, ", ".join(dict.fromkeys(names))))
             costs = [cost if name == pattern else IMPOSSIBLE for cost, name in zip(costs, names)]
         self.candidates[op.id] = found
         self.node_of[op.id] = self.costs.add_node(costs)
 
     def undivided(self, share: float) -> List[Tuple[Op, float, str]]:
-        """Ops that have no strategy that divides their work, and take at least ``share`` of the seconds of all ops on one
-        device; forward ones first, longest first, with their parts of these seconds and the reason."""
+        """Ops without a strategy that divides their work that take at least ``share`` of all ops' seconds on one device, with
+        their part of these seconds and the reason.  Forward ops come first, then longer ones."""
         ops = [self.graph.ops[number] for number in self.scope.ops]
         seconds = {op.id: self.prices.seconds(op, 1.0, (1.0,) * len(op.inputs + op.outputs), self.axis.first) for op in ops}
         total = sum(seconds.values())
@@ -164,12 +164,12 @@ class Problem:
         return Candidates(len(self._cache), tuple(found), needs, gives, costs, tuple(exchange))
 
     def _is_possible(self, op: Op, strategy: Strategy) -> bool:
-        """An op that takes a variable itself runs where the variable is: on its shards, or once."""
+        """The strategies of an op that takes a variable itself.  It runs where the variable is: on its shards, or once."""
         return not any(self.scope.is_handle(self.graph, t) and not need.is_shard for t, need in zip(op.inputs, strategy.needs))
 
     def _compute(self, op: Op, strategy: Strategy, left: Sequence[float]) -> int:
         """Args:
-        left: what the mesh dimensions before this one leave of each operand and result.
+        left: shape of each operand and result after the previous mesh dimensions.
         """
         shares = [part * largest_share(spread) for part, spread in zip(left, strategy.needs + strategy.gives)]
         share = min(left if strategy.how in (ONCE, LINEAR) else shares, default=1.0)
@@ -212,7 +212,7 @@ class Problem:
         return users
 
     def _source(self, tensor: int) -> Tuple[int, Layouts]:
-        """Node that makes a tensor, and its layouts; what is made outside the problem is there once."""
+        """The node that makes a tensor, and its layouts.  There is one copy of a tensor from outside the problem."""
         op = self.graph.tensors[tensor].op
         if op in self.stored:
             return self.node_of[op], self.stored[op]
@@ -221,11 +221,11 @@ class Problem:
         return self.costs.add_node([0]), (self.outside(tensor),)
 
     def outside(self, tensor: int) -> Spread:
-        """Layout of a tensor that is made outside the problem: constants are part of the program."""
+        """The layout of a tensor from outside the problem.  Constants are part of the program."""
         return everywhere if self.graph.producer(tensor).type == "Const" else once
 
     def is_hard(self, op: int, position: int) -> bool:
-        """Whether an op works on the variable itself, so that it must take it as it is stored."""
+        """Whether an op works on the variable itself, so that it must use the stored layout."""
         return self.scope.is_handle(self.graph, self.graph.ops[op].inputs[position])
 
     def _relay_layouts(self, gives: Layouts, uses: Iterable[Tuple[int, int]]) -> Layouts:
@@ -260,11 +260,11 @@ class Problem:
         return self.candidates[op].strategies[choice[self.node_of[op]]]
 
     def storage(self, variable: int, choice: Sequence[int]) -> Spread:
-        """The layout a variable is stored in."""
+        """The layout in which a variable is stored."""
         return self.stored[variable][choice[self.node_of[variable]]]
 
     def layout(self, tensor: int, choice: Sequence[int]) -> Spread:
-        """The layout a tensor is read in, or made in where each reader converts it."""
+        """The layout in which a tensor is read or, if each reader converts it, made."""
         tensor = self.scope.roots.get(tensor, tensor)
         if tensor in self.relays:
             return self.relayed[tensor][choice[self.relays[tensor]]]
@@ -276,11 +276,11 @@ class Problem:
         return self.outside(tensor)
 
     def communication(self, choice: Sequence[int]) -> int:
-        """Picoseconds of a choice without what is computed."""
+        """Picoseconds of a choice without computation."""
         computed = sum(found.costs[choice[self.node_of[op]]] - found.exchanges[choice[self.node_of[op]]]
                        for op, found in self.candidates.items())
         return self.costs.score(choice) - computed
 
     def stored_bytes(self, variable: int, layout: Spread) -> float:
-        """Bytes of a variable on the device that has most of it."""
+        """Bytes of a variable on the device with the largest part."""
         return largest_share(layout) * self.bytes(self.graph.ops[variable].outputs[0])

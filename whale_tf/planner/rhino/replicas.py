@@ -1,6 +1,6 @@
-"""A mesh whose first dimension is data parallelism and whose second one divides everything but the examples.
+"""A mesh whose first dimension is data parallelism, and whose second dimension divides everything except the examples.
 
-This is what the executor runs of meshes with two dimensions: model replicas take parts of the mini-batch and sum their gradients,
+The executor runs meshes with two dimensions in this form: model replicas take parts of the mini-batch and sum their gradients,
 and each of them is one TaskGraph whose ops are divided over its devices.
 """
 
@@ -40,7 +40,7 @@ def replica_graph(graph: OpGraph, batch: Mapping[int, int], replicas: int) -> Op
 
 
 def add_replica_sums(problem: Problem, replicas: Axis) -> None:
-    """Add to every gradient's layout the sum of a device's part over the model replicas."""
+    """Adds to every gradient's layout the cost of summing a device's part over the model replicas."""
     extra: Dict[int, List[int]] = {}
     for tensor in sorted(problem.scope.gradients):
         relay = problem.relays.get(tensor)

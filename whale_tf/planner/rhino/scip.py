@@ -1,5 +1,5 @@
-"""SCIP, which solves the integer programs, comes with ortools.  An extra installs that, so that a plain installation brings no
-protobuf and no NumPy of its own; this is the one place that imports it."""
+"""Imports SCIP, which solves the integer programs, from ortools.  An extra installs ortools, so that a plain installation does
+not change protobuf or NumPy.  This is the only place that imports it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_solver() -> Any:
     """An empty program.
 
     Raises:
-        MissingPackageError: see :func:`linear_solver`, or this ortools has no SCIP.
+        MissingPackageError: see :func:`linear_solver`; or this ortools has no SCIP.
     """
     solver = linear_solver().Solver.CreateSolver("SCIP")
     if solver is None:

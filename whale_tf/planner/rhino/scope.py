@@ -1,4 +1,4 @@
-"""Which ops and variables of a graph the strategy problem is about."""
+"""Selects the ops and variables of a graph for the strategy problem."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _IGNORED = types_of(Role.NO_OP, Role.CONSTANT, Role.PLACEHOLDER)
 
 class Scope(NamedTuple):
     """Attributes:
-    ops: ops to decide, in topological order: not the plain reads of variables, which are the variables themselves.
+    ops: ops to decide, in topological order, without the plain reads of variables, which are the variables themselves.
     variables: variable ops.
-    roots: tensor -> the variable's tensor that it refers to or is the plain value of.
+    roots: tensor -> the variable's tensor to which it refers, or whose plain value it is.
     whole: variables that cannot be divided.
-    gradients: tensors that are settled before anyone reads them: terms of a sum are added up first.
+    gradients: tensors that are settled before anything reads them: terms of a sum are added up first.
     bound: ops of loops and conditions without bodies of their own, which run once.
     """
 
@@ -37,10 +37,10 @@ class Scope(NamedTuple):
 
 
 def find_scope(graph: OpGraph, divisible: Optional[AbstractSet[int]] = None, gradients: AbstractSet[int] = frozenset()) -> Scope:
-    """Forward ops, and of backward and update what some update needs; of a graph that trains nothing, all that is computed.
+    """Forward ops, and the backward and update ops that some update needs; all computed ops of a graph that trains nothing.
 
     Args:
-        divisible: variables that may be stored in shards; None: all.
+        divisible: variables that may be stored in shards; None means all.
         gradients: see :class:`Scope`.
     """
     phases = TRAINED if any(op.phase is Phase.APPLY for op in graph.ops) else TRAINED + (Phase.OTHER,)

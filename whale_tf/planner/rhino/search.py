@@ -1,4 +1,4 @@
-"""The search: every device mesh, dimension by dimension, within the devices' memory (Rhino sections 4 and 4.4)."""
+"""The search over all device meshes, dimension by dimension, within the devices' memory (Rhino sections 4 and 4.4)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from whale_tf.planner.rhino.scope import Scope, find_scope
 
 GIB = float(1 << 30)
 LEVELS = ("O2", "O3")
-PRICES = 10  # of a byte that are tried
+PRICES = 10  # number of byte prices to try
 
 
 class Level(NamedTuple):
@@ -37,11 +37,11 @@ class Answer(NamedTuple):
     """Attributes:
     mesh: devices of each dimension.
     levels: one for each dimension.
-    seconds: estimated time of a step: what the last dimension leaves each device to compute, and every dimension's exchanges.
-    stored_bytes: variables (parameters and optimizer state) on the fullest device.
-    peak_bytes: the most that is alive there at a time, variables included.
-    forced: how many of the largest parameters had to be divided for the memory's sake.
-    byte_price: picoseconds that a byte cost in the search, where forcing parameters was not enough.
+    seconds: estimated time of a step: each device's computation after the last dimension, and every dimension's exchanges.
+    stored_bytes: bytes of variables (parameters and optimizer state) on the fullest device.
+    peak_bytes: the largest number of bytes alive there at one time, including variables.
+    forced: number of the largest parameters that had to be divided because of memory.
+    byte_price: picoseconds that a byte cost in the search, if forcing parameters was not enough.
     lower_bound_s: no plan on a mesh of one dimension within the memory is faster; None on other meshes.
     runners_up: (mesh, seconds, peak bytes) of the other meshes, best first.
     """
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     runners_up: Tuple[Tuple[Mesh, float, float], ...] = ()
 
     def patterns(self, op_name: str) -> Tuple[str, ...]:
-        """What an op does on each mesh dimension."""
+        """The strategies of an op on each mesh dimension."""
         graph = self.levels[0].problem.graph
         op = graph.op(op_name).id
         return tuple(level.problem.strategy(op, level.solution.choice).pattern for level in self.levels)
@@ -70,29 +70,29 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
     """The fastest plan.
 
     Args:
-        graph: a captured graph; its shapes should be static, for what is not known is not divided.
+        graph: a captured graph; its shapes should be static, because dimensions of unknown size are not divided.
         level: ``O3`` solves the whole graph exactly, ``O2`` fixes the critical nodes first.
         pins: op name -> pattern that it must take on every mesh dimension.
-        memory_bytes: what one device has; None: what a step can have of the cluster's smallest device.
-        shapes: the meshes to try; None: all of one or two dimensions.
-        divisible: variable ops that may be stored in shards; None: all.
-        gradients: tensors whose terms are added up before anyone reads them.
+        memory_bytes: memory of one device; None means the memory that a step can use on the cluster's smallest device.
+        shapes: the meshes to try; None means all of one or two dimensions.
+        divisible: variable ops that may be stored in shards; None means all.
+        gradients: tensors whose terms are added up before anything reads them.
         batch: tensor -> its dimension that counts examples.  If given, the first of two mesh dimensions is model replicas, which
             divide these and sum gradients, and the second divides everything else.
-        known: the same ops with the sizes to price them by, where ``graph`` does not know them all.
+        known: the same ops with the sizes by which to price them, if ``graph`` does not know all sizes.
 
     Raises:
-        ConfigError: an unknown level or op, or a pattern that an op does not have.
-        InfeasibleError: no plan that was found fits; the message says the least memory that would do.
-        PlanError: a mesh that is not one of the cluster's devices.
+        ConfigError: a level or op is unknown, or an op does not have the requested pattern.
+        InfeasibleError: no plan that was found fits; the message gives the least memory that would suffice.
+        PlanError: a mesh does not match the cluster's devices.
     """
     if level not in LEVELS:
         raise ConfigError("the optimisation level is {!r}, expected one of {}".format(level, ", ".join(LEVELS)))
     tried = list(shapes) if shapes is not None else meshes(len(cluster))
     for mesh in tried:
         if _product(mesh) != len(cluster):
-            raise PlanError(f"mesh {mesh} has {_product(mesh)} devices, the cluster has {len(cluster)}; their product "
-                            f"must be the number of devices")
+            raise PlanError(f"mesh {mesh} has {_product(mesh)} devices, but the cluster has {len(cluster)}; the product of its "
+                            f"dimensions must be the number of devices")
     scope, limit = find_scope(graph, divisible, gradients), memory_bytes
     if limit is None:
         limit = float(min(device.usable_bytes for device in cluster.devices))
@@ -102,8 +102,8 @@ def search(graph: OpGraph, cluster: Cluster, level: str = "O3", pins: Optional[M
     if not found:
         least = min(one.least_bytes for one in searches)
         raise InfeasibleError(
-            f"a step takes {least / GIB:.3g} GiB on each of {len(cluster)} devices even if all variables are divided "
-            f"that can be; the memory allowed is "
+            f"a step takes {least / GIB:.3g} GiB on each of {len(cluster)} devices even if every variable is divided "
+            f"that can be divided, but the memory limit is "
             f"{limit / GIB:.3g} GiB; use more devices, a smaller batch, or devices with at least {least:.0f} bytes")
     found.sort(key=lambda answer: answer.seconds)
     return found[0]._replace(runners_up=tuple((a.mesh, a.seconds, a.peak_bytes) for a in found[1:]))
@@ -127,11 +127,11 @@ class _Search:
             self.first = self._problem(0, replica_shapes(LocalShapes(graph), self.batch, replicas.count).begun())
             add_replica_sums(self.first, replicas)
         self.parameters = memory.parameters(self.first)
-        self.least_bytes = float("inf")  # of all answers so far
+        self.least_bytes = float("inf")  # smallest peak of all answers so far
 
     def within(self, limit: float) -> Optional[Answer]:
-        """The answer with the smallest number of forced parameters that fits, found by bisection: one fewer does not fit.
-        Where forcing all of them is not enough, the lowest price of a byte that makes the answer fit."""
+        """The answer with the smallest number of forced parameters that fits, by bisection: one fewer does not fit.  If forcing
+        all of them is not enough, the answer at the lowest price of a byte with which it fits."""
         answer = self._solve(0)
         if answer.peak_bytes <= limit:
             return self._bounded(answer, limit)
@@ -150,7 +150,8 @@ class _Search:
         return self._bounded(best, limit)
 
     def _priced(self, limit: float, forced: Answer) -> Optional[Answer]:
-        """From the price at which all the memory is worth a step, halved while the answer fits, doubled while it does not."""
+        """Searches the price, starting where all the memory is worth one step: halved while the answer fits, otherwise
+        doubled."""
         price, best = forced.seconds * PICOSECONDS / max(limit, 1.0), None
         for _ in range(PRICES):
             answer = self._solve(0, price)
@@ -180,7 +181,7 @@ class _Search:
         return Problem(self.graph, self.scope, self.axes[dimension], self.pins, shapes, self.batch, self.prices)
 
     def _solve(self, forced: int, price: float = 0.0) -> Answer:
-        """Dimension by dimension: each takes the shapes that the one before left."""
+        """Solves dimension by dimension, each on the shapes that the previous one left."""
         must: Set[int] = {v for parameter in self.parameters[:forced] for v in parameter.variables}
         levels: List[Level] = []
         problem, picoseconds = self.first, 0
@@ -192,12 +193,11 @@ class _Search:
             if price:
                 sizes = held(problem, busiest(problem, solution.choice))
                 solution = self.solver(problem, memory.priced(costs, sizes, price))
-                # what the choice costs, and not what its bytes were priced at
+                # the cost of the choice, without the price of its bytes
                 solution = solution._replace(cost=problem.costs.score(solution.choice), lower_bound=0)
             if solution.cost >= IMPOSSIBLE:
-                raise InfeasibleError(f"no plan on mesh {self.mesh} has all that is asked for: the patterns asked for "
-                                      f"do not go together; "
-                                      "ask for fewer")
+                raise InfeasibleError(f"no plan on mesh {self.mesh} has all requested patterns: they contradict each other; "
+                                      "request fewer")
             levels.append(Level(problem, solution))
             is_last = dimension == len(self.axes) - 1
             picoseconds += solution.cost if is_last else problem.communication(solution.choice)
@@ -209,7 +209,7 @@ class _Search:
 
 
 def _left(level: Level) -> LocalShapes:
-    """The shapes that a mesh dimension leaves."""
+    """The shapes after a mesh dimension."""
     problem, choice = level.problem, level.solution.choice
     made: Dict[int, Spread] = {}
     needed: Dict[Tuple[int, int], Spread] = {}
@@ -236,7 +236,7 @@ def _o2(problem: Problem, costs: CostGraph) -> Solution:
 def _pinned(graph: OpGraph, pins: Mapping[str, str]) -> Dict[int, str]:
     for name in pins:
         if name not in graph:
-            raise ConfigError(f"a pattern is asked for op {name!r}, which the graph does not "
+            raise ConfigError(f"a pattern is requested for op {name!r}, which the graph does not "
                               f"have.{did_you_mean(name, [op.name for op in graph.ops])}")
     return {graph.op(name).id: pattern for name, pattern in pins.items()}
 

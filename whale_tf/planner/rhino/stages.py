@@ -1,12 +1,12 @@
 """Pipelines of a captured model, and hybrids with data parallelism: stages from the integer program, scored like all plans.
 
-Units of the program are runs of ops that the same heavy ops (contractions, convolutions) come before.  Those sets of ancestors
-grow along every edge, so merging ops with equal sets makes no cycle, and branches that are side by side stay apart: the graph
-is not put into a line first (Rhino section 5).
+A unit of the program is a run of ops that come after the same heavy ops (contractions, convolutions).  These sets of ancestors
+grow along every edge, so merging ops with equal sets makes no cycle, and parallel branches stay apart: the graph is not put into
+a line first (Rhino section 5).
 
-A pipeline takes one dimension of the device mesh, data parallelism the other: stages of neighbouring devices that divide every
-micro-batch, or model replicas, each a pipeline.  What a stage holds becomes one layer of a profile, so that the simulator plays
-the task graph under the static 1F1B order (section 6.2) as it plays any other plan.
+A pipeline takes one dimension of the device mesh, and data parallelism the other: either stages of neighbouring devices that
+divide every micro-batch, or model replicas, each a pipeline.  A stage becomes one layer of a profile, so that the simulator
+plays the task graph under the static 1F1B order (section 6.2) like any other plan.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from whale_tf.profiler.op_cost import OpCost, tensor_bytes
 from whale_tf.profiler.op_time import LAUNCH_S, op_seconds
 from whale_tf.schedule import warmup_depths
 
-MOST_PER_STAGE = 8  # micro-batches per stage beyond which the bubble is below 1 / 8 of the step
-TRIED = 2  # numbers of micro-batches that are played, for each choice of stages on each mesh
+MOST_PER_STAGE = 8  # micro-batches per stage; with more, the bubble is below 1 / 8 of the step
+TRIED = 2  # how many numbers of micro-batches to play for each choice of stages on each mesh
 
 
 class Units(NamedTuple):
-    """``segments[unit]``: segments of the chain that make it up."""
+    """``segments[unit]``: the segments of the chain in the unit."""
 
     problem: StageProblem
     segments: Tuple[Tuple[int, ...], ...]
 
 
 def units_of(chain: Chain, device: Device) -> Units:
-    """The stage problem of a model; work is in seconds on ``device``, forward and backward, bytes are of a mini-batch."""
+    """The stage problem of a model.  Work is in seconds on ``device``, forward and backward; bytes are those of a mini-batch."""
     graph = chain.graph
     place = {op: segment for segment, ops in enumerate(chain.ops) for op in ops}
     edges = _edges(chain, place)
@@ -76,7 +76,7 @@ def units_of(chain: Chain, device: Device) -> Units:
 
 
 def _in_order(heavy: Sequence[int]) -> List[int]:
-    """Segments, units after those that they read from: a set that contains another comes behind it."""
+    """Segments by unit.  Units come after those from which they read: a set that contains another comes after it."""
     return sorted(range(len(heavy)), key=lambda segment: (bin(heavy[segment]).count("1"), segment))
 
 
@@ -127,12 +127,12 @@ def staged_chain(chain: Chain, units: Units, of: Sequence[int]) -> Chain:
 
 def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int, micro_batches: Optional[int] = None,
               epsilon: float = 0.2) -> List[Candidate]:
-    """Every number of stages that divides the devices, by every mesh it makes, with the numbers of micro-batches that promise
-    most; empty where the model or the batch does not divide.
+    """Every number of stages that divides the devices, on each of its meshes, with the most promising numbers of micro-batches.
+    Empty if the model or the batch does not divide.
 
     Args:
-        micro_batches: of one model replica; None: chosen.
-        epsilon: by how much of an equal part the stages may differ from it, at most.
+        micro_batches: micro-batches of one model replica; None lets the search choose.
+        epsilon: fraction of an equal part by which the stages may differ from it.
 
     Raises:
         MissingPackageError: there is no ortools to solve the integer program.
@@ -154,7 +154,7 @@ def pipelines(chain: Chain, source: Source, cluster: Cluster, global_batch: int,
 
 
 def _distinct_stages(units: Units, total: int, epsilon: float) -> List[Stages]:
-    """The fewest crossing bytes need not be the fastest: less tolerance costs bytes and balances better."""
+    """Tries less tolerance too: the fewest crossing bytes need not be the fastest, and less tolerance balances better."""
     tried = [(tolerance, False) for tolerance in sorted({0.0, epsilon / 4, epsilon})] + [(max(epsilon, 0.5), True)]
     found: Dict[Tuple[int, ...], Stages] = {}
     for count in range(2, min(total, len(units.segments)) + 1):
@@ -171,7 +171,7 @@ Rows = Sequence[Tuple[Tuple[int, ...], ...]]  # [stage][model replica][device]
 
 
 def _meshes(cluster: Cluster, count: int) -> List[Rows]:
-    """The pipeline on the second dimension of the mesh: model replicas; on the first: devices share a stage."""
+    """Devices by stage.  A pipeline on the mesh's second dimension makes model replicas; on the first, devices share a stage."""
     total = len(cluster)
     each = total // count
     replicas = dealt(cluster, count, by_memory=True)
@@ -189,7 +189,7 @@ def _micro_batch_counts(batch: int, replicas: int, devices: int, count: int, giv
 
 
 def _latency(profile: ModelProfile, cluster: Cluster, rows: Rows, samples: float, micro_batches: int) -> float:
-    """One micro-batch through all stages, and the others through the slowest: to rank numbers of micro-batches."""
+    """The time of one micro-batch through all stages and the others through the slowest, to rank numbers of micro-batches."""
     times = [max(sum(layer_seconds(profile, layer, cluster.devices[device], samples)[:2]) for row in replicas for device in row)
              for layer, replicas in zip(profile.layers, rows)]
     return sum(times) + (micro_batches - 1) * max(times)

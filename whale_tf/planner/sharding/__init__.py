@@ -1,4 +1,4 @@
-"""Which op of a ``split`` TaskGraph is divided how: priced in bytes, the cheapest taken (Whale section 3.2.2)."""
+"""Chooses how each op of a ``split`` TaskGraph is divided: the choice with the fewest bytes (Whale section 3.2.2)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The answer: a strategy for every op of the ``split`` TaskGraphs and of the optimizer.
+"""The answer of the search: a strategy for every op of the ``split`` TaskGraphs and of the optimizer.
 
-The forward ops' strategies come from the search.  Backward and optimizer ops follow from them: each takes the strategy that
-exchanges least given the spreads of what it reads, and a variable's gradient is made the way the variable is stored.
+The search chooses strategies for the forward ops.  Backward and optimizer ops follow from them: each takes the strategy that
+exchanges least, given the spreads of its operands, and a variable's gradient is made with the spread of the stored variable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from whale_tf.planner.sharding.search import cheapest
 
 
 class Choice(NamedTuple):
-    """A unit as ``wh.explain()`` shows it; ``bytes``: what its strategy exchanges in a step, forward and backward."""
+    """A unit as ``wh.explain()`` shows it.  ``bytes`` is what its strategy exchanges in a step, forward and backward."""
 
     op: str
     pattern: str
@@ -32,11 +32,11 @@ class Choice(NamedTuple):
 class Assignment(NamedTuple):
     """Attributes:
     strategies: op -> strategy, for all ops that are not simply computed once.
-    variables: variable op -> how it is stored, for the sharded ones.
+    variables: variable op -> the spread in which it is stored, for sharded variables.
     home: TaskGraph of every op in ``strategies`` and ``variables``, and of those with results in ``settled``.
-    choices: what was chosen for the ops worth dividing.
-    settled: tensor -> the spread that it is brought into as soon as it is made, for all who read it.
-    reseeded: names of the ops that draw other initial values than the local script's.
+    choices: the choices for the ops worth dividing.
+    settled: tensor -> the spread into which it is brought as soon as it is made, for all its readers.
+    reseeded: names of the ops that draw other initial values than the local script.
     alone: split TaskGraph -> its forward ops on examples that the first device computes for all.
     """
 
@@ -50,20 +50,20 @@ class Assignment(NamedTuple):
 
     @property
     def shards(self) -> Dict[str, str]:
-        """Op name -> pattern: what the Plan keeps, and from which all else follows."""
+        """Op name -> pattern: the part that the Plan keeps, and from which everything else follows."""
         return {choice.op: choice.pattern for choice in self.choices}
 
 
 def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str, str]] = None) -> Assignment:
-    """Search, then follow.
+    """Search strategies for forward ops, then derive those of the other ops.
 
     Args:
         force: ``patterns.force`` of the configuration.
-        shards: a plan's choices, taken instead of searching for them.
+        shards: a plan's choices, used instead of a search.
 
     Raises:
         ConfigError, PlanError: a pattern is forced on an op that does not have it; the message says why.
-        UnsupportedOpError: nothing of a TaskGraph can be split, or control flow is inside one.
+        UnsupportedOpError: no op of a TaskGraph can be split, or control flow is inside one.
     """
     forced = forced_patterns(problem, force, shards)
     result = Assignment({}, {}, {}, [], {})
@@ -92,7 +92,7 @@ def assign(problem: Problem, force: object = None, shards: Optional[Mapping[str,
 
 
 def _divides(problem: Problem, choice: Choice) -> bool:
-    """Whether a choice makes something of ``wh.split``: weights lie in parts, or the work of an op without weights."""
+    """Whether a choice uses ``wh.split``: weights are in parts, or the work of an op without weights is divided."""
     op = problem.graph.op(choice.op)
     wanted = choice.is_forced or (problem.is_anchor(op) and not problem.has_weights(op))
     return choice.pattern not in ("once", BATCH) or (choice.pattern == BATCH and wanted)
@@ -103,7 +103,7 @@ def _choices(
 ) -> List[Choice]:
     ops = problem.forward_ops(task_graph)
     units = {op.id for op in ops if problem.is_anchor(op) or op.type in LOSSES}
-    unit_of: Dict[int, int] = {}  # whoever follows a unit belongs to it
+    unit_of: Dict[int, int] = {}  # an op that follows a unit belongs to it
     total: Dict[int, float] = {}
     for op in ops:
         sources = [unit_of[problem.graph.tensors[t].op] for t in op.inputs if problem.graph.tensors[t].op in unit_of]
@@ -169,7 +169,7 @@ def _follow(problem: Problem, result: Assignment, spreads: Mapping[int, Spread])
 
 
 def _settle(problem: Problem, state: State, result: Assignment, tensor: int, home: int) -> None:
-    """A gradient is brought into its variable's layout before the update begins, whose ops then run where the variable is."""
+    """Brings gradients into their variables' layout before the update begins, whose ops then run where the variable is."""
     wanted = state.spreads.get(_target(problem, tensor), once)
     if state.spread(tensor) != wanted:
         result.settled[tensor] = state.spreads[tensor] = wanted
@@ -177,7 +177,7 @@ def _settle(problem: Problem, state: State, result: Assignment, tensor: int, hom
 
 
 def _home(problem: Problem, root: int, default: int) -> int:
-    """TaskGraph of a variable; a slot's is its variable's."""
+    """The TaskGraph of a variable.  A slot belongs to its variable's TaskGraph."""
     variable = problem.graph.tensors[root].op
     home = problem.variables.get(variable, -1)
     if variable in problem.factored:
@@ -188,7 +188,7 @@ def _home(problem: Problem, root: int, default: int) -> int:
 
 
 def _home_of_op(problem: Problem, op: Op, states: Mapping[int, State]) -> Optional[int]:
-    """The split TaskGraph an op belongs to; an optimizer's op joins that of the divided tensors it reads, if it is one."""
+    """The split TaskGraph of an op.  An optimizer's op joins that of the divided tensors it reads, if there is only one."""
     if problem.task_graph[op.id] >= 0:
         return problem.task_graph[op.id] if problem.task_graph[op.id] in states else None
     if op.phase is not Phase.APPLY or traits(op.type).state is Effect.IS_INITIALIZED:  # which asks one part
@@ -198,7 +198,7 @@ def _home_of_op(problem: Problem, op: Op, states: Mapping[int, State]) -> Option
 
 
 def _least(problem: Problem, state: State, op: Op, divided: bool) -> Strategy:
-    """The strategy that exchanges least; ``divided``: it should not be computed once."""
+    """The strategy that exchanges least.  ``divided``: the op should not be computed once."""
     wanted = {t: state.spreads[root] for t in op.outputs for root in [_target(problem, t)] if root in state.spreads}
     ranked = []
     for index, strategy in enumerate(state.candidates(op)):
@@ -211,7 +211,7 @@ def _least(problem: Problem, state: State, op: Op, divided: bool) -> Strategy:
     finite = [item for item in ranked if item[0][1] < float("inf")]
     if not finite:
         raise UnsupportedOpError(
-            "op {!r} ({}) updates a variable that wh.split divides, and cannot work on its parts ({}); use wh.replicate for "
+            "op {!r} ({}) updates a variable that wh.split divides, but cannot work on its parts ({}); use wh.replicate for "
             "this layer, or another optimizer".format(
                 op.name, op.type, "; ".join(problem.strategies(op, state.split).reasons) or "it needs the whole variable"))
     return min(finite, key=lambda item: item[0])[1]

@@ -1,8 +1,8 @@
 """Ops of a ``split`` TaskGraph that every device runs for its own examples (the pattern ``batch``).
 
-What is divided along no other dimension is computed once, on the TaskGraph's first device.  Where a ``replicate`` TaskGraph
-shares the devices, as in Whale's Example 5, each device has examples of its own, and such an op is better done where they
-are.  These ops become a ``replicate`` TaskGraph beside the ``split`` one, and cross into it and out of it like any other::
+An op that is divided along no other dimension is computed once, on the TaskGraph's first device.  If a ``replicate`` TaskGraph
+shares the devices, as in Whale's Example 5, each device has its own examples, and such an op should run where they are.  These
+ops become a ``replicate`` TaskGraph next to the ``split`` one, with transfers between them like between any others::
 
     replicate      split / batch                split                                  split / batch      replicate
     tokens b_i ──> dispatched [E, b_i, C, H] ──> all-to-all ──> experts E_i [.., B, ..] ──> all-to-all ──> combined b_i ──> ...
@@ -28,8 +28,8 @@ def batch_ops(
     """Split TaskGraph -> its ops that every device runs for its own examples.
 
     Args:
-        region: of the same graph, before anything is divided.
-        listed: names of the forward ops that a plan wants so; None: all that can be.
+        region: the region of the same graph, before anything is divided.
+        listed: names of the forward ops for which a plan asks for this; None means all possible ones.
     """
     found = {}
     for number, split in problem.splits.items():
@@ -41,10 +41,10 @@ def batch_ops(
 
 
 def with_batch(problem: Problem, assignment: Assignment, region: Region, found: Dict[int, Set[int]]) -> Assignment:
-    """The assignment with choices that say what is so: an op may have to be computed once after all.
+    """The assignment with corrected choices, since an op may have to be computed once after all.
 
     Args:
-        found: what :func:`batch_ops` found.
+        found: the result of :func:`batch_ops`.
 
     Raises:
         ConfigError: the user forces the pattern ``batch`` on one of these.
@@ -56,8 +56,7 @@ def with_batch(problem: Problem, assignment: Assignment, region: Region, found: 
             why = "it follows from the whole batch's values, or how it depends on the batch size is not known"
             if choice.is_forced:
                 raise ConfigError(f"patterns.force asks for pattern {BATCH!r} of {choice.op!r}, which a device cannot "
-                                  f"compute for its own "
-                                  f"examples: {why}")
+                                  f"compute for its own examples: {why}")
             choice = choice._replace(pattern="once", reason="; ".join(filter(None, (choice.reason, why))))
         choices.append(choice)
     alone: Dict[int, List[str]] = {}
@@ -85,7 +84,7 @@ class _Finder:
         return self._with_constants()
 
     def _with_constants(self) -> Set[int]:
-        """Besides, constants and other values without examples in them that only these ops read: each device has its own."""
+        """Adds constants and other values without examples that only these ops read: each device has its own."""
         inside = set(self.found)
         for op in reversed(self.graph.ops):
             users = [user for t in op.outputs for user, _ in self.graph.consumers(t)]
@@ -95,7 +94,7 @@ class _Finder:
         return inside
 
     def _can(self, op: Op) -> bool:
-        """Whether the op is computed whole, and shares of it make up the whole."""
+        """Whether the op is computed whole, and its shares make up the whole."""
         if op.id in self.assignment.strategies or op.type in VARIABLES or op.id in self.inexact or op.id in self.problem.bound:
             return False
         if self.listed is not None:
@@ -108,8 +107,8 @@ class _Finder:
         return self.problem.task_graph[op.id] == self.number
 
     def _moves_for_all(self, op: Op) -> bool:
-        """An op that only moves elements, for divided ops that need all of them: its operand is sent, and moved on every device,
-        together with what else is made of the operand."""
+        """Whether an op only moves elements for divided ops that need all of them.  Its operand is then sent to every device and
+        moved there, together with other uses of the operand."""
         users = [(self.graph.ops[user], position) for t in op.outputs for user, position in self.graph.consumers(t)]
         return op.type in MOVES and bool(users) and all(self._needs_all(user, position) for user, position in users)
 
@@ -120,7 +119,7 @@ class _Finder:
         return position == 0 and self._in_split(user) and user.id not in self.found and user.type in MOVES
 
     def _leave_out(self) -> None:
-        """Ops with operands or results that would have to cross and cannot."""
+        """Ops with operands or results that would have to cross but cannot."""
         pending = sorted(self.found)
         while pending:
             op = self.graph.ops[pending.pop()]
@@ -132,7 +131,7 @@ class _Finder:
                 pending.extend(other for _, other in edges if other in self.found)
 
     def _crosses(self, tensor: int) -> bool:
-        """Whether shares of a tensor can be made of the whole and the other way round."""
+        """Whether shares of a tensor can be made from the whole, and vice versa."""
         if self.graph.tensors[tensor].op not in self.region.batch_level:
             return True
         if self.graph.tensors[tensor].dtype in ("resource", "variant") or tensor in self.region.batch.unknown:

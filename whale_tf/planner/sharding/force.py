@@ -1,4 +1,4 @@
-"""Patterns that the user or a plan asks for, instead of the cheapest."""
+"""Patterns that the user or a plan asks for instead of the cheapest ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from whale_tf.planner.sharding.problem import Problem
 
 
 def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[str, str]]) -> Dict[int, str]:
-    """Op -> pattern.
+    """Op -> the requested pattern.
 
     Args:
         force: one pattern for every unit that has it, or ``{unit: pattern}``; a unit is an op or a name scope.
         shards: op name -> pattern, from a plan.
 
     Raises:
-        ConfigError, PlanError: an unknown unit, or a pattern that does not match; the message says what would.
+        ConfigError, PlanError: a unit is unknown, or a pattern does not match; the message lists what would match.
     """
     units = [op for number in problem.splits for op in problem.forward_ops(number)
              if problem.is_anchor(op) or op.type in LOSSES]
@@ -35,7 +35,7 @@ def forced_patterns(problem: Problem, force: object, shards: Optional[Mapping[st
         inside = [op for op in units if in_unit(op, unit)]
         if not inside:
             names = [op.name for op in units]
-            raise ConfigError("patterns.force names unit {!r}, which is no op or name scope under wh.split.{} Ops that can "
+            raise ConfigError("patterns.force names unit {!r}, which is not an op or name scope under wh.split.{} Ops that can "
                               "be divided: {}".format(unit, did_you_mean(unit, names), ", ".join(names) or "none"))
         matching = [op for op in inside if name in _patterns(problem, op)]
         if not matching:

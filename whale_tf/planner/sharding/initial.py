@@ -1,7 +1,7 @@
 """``init: sharded``: initial values are made in parts, each on the device that keeps it (Rhino section 6.3).
 
-From the initial ``Assign`` of a divided variable back to what its value is made of: an op takes the strategy whose result is
-spread like the variable, constants are cut, and random numbers are drawn part by part.
+Strategies are followed back from the initial ``Assign`` of a divided variable: each op takes the strategy whose result is spread
+like the variable, constants are cut, and random numbers are drawn part by part.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Walk:
         while pending:
             tensor, need = pending.pop()
             op = self._graph.producer(tensor)
-            if op.id in self.strategies:  # another variable starts from the same value: its parts are regrouped
+            if op.id in self.strategies:  # another variable starts from the same value, so its parts are regrouped
                 continue
             strategy = self._strategy(op, self._graph.tensors[tensor].index, need) if op.phase is Phase.INIT else None
             if strategy is None and self._is_small(tensor, variable, spread):
@@ -64,7 +64,7 @@ class _Walk:
             pending += [(t, s) for t, s in zip(op.inputs, strategy.needs) if s.is_shard]
 
     def _is_small(self, tensor: int, variable: Op, spread: Spread) -> bool:
-        """Whether a tensor takes no more elements than a part of the variable: it is computed whole, and sliced."""
+        """Whether a tensor has no more elements than a part of the variable, so that it is computed whole and sliced."""
         shape = self._view.shape(tensor)
         if shape is None or None in shape:
             return False

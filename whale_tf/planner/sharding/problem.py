@@ -1,4 +1,4 @@
-"""The question: an op graph with ``split`` TaskGraphs, and what the search may know of it."""
+"""The problem: an op graph with ``split`` TaskGraphs, and the facts about it that the search uses."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ BATCH = "batch"
 
 
 class SplitTaskGraph(NamedTuple):
-    """``shares``: how much of a divided dimension each device of a model replica takes, in proportion; ``number``: the
-    TaskGraph's; ``by_batch``: every device has examples of its own, of a ``replicate`` TaskGraph that shares the devices."""
+    """A split TaskGraph with its ``number``.
+
+    ``shares`` are the proportions in which the devices of a model replica take a divided dimension.  ``by_batch`` says whether
+    every device has its own examples, those of a ``replicate`` TaskGraph that shares the devices.
+    """
 
     number: int
     name: str
@@ -48,12 +51,12 @@ class Problem:
 
     Args:
         task_graph: TaskGraph of every op, -1 outside the region.
-        splits: those that are split over more than one device.
+        splits: the TaskGraphs that are split over more than one device.
         batch: tensor -> the dimension that counts examples.
-        variables: variable ops that may be sharded: variable -> its TaskGraph (-1: not in the region, a slot).
+        variables: variable op that may be sharded -> its TaskGraph (-1: not in the region, a slot).
         slots: variable -> variables of the same shape that are updated with it.
         gradients: gradient tensor -> the variable op it updates.
-        factored: slot of another shape -> which of its variable's dimensions it has.
+        factored: slot of another shape -> the dimensions of its variable that it has.
         bound: ops of loops and conditions without bodies of their own, which stay where they are and run once.
     """
 
@@ -89,14 +92,14 @@ class Problem:
 
     # -- what is there ------------------------------------------------------------------------------------------------
     def root(self, tensor: int) -> int:
-        """The variable that a tensor refers to or is the plain value of; other tensors stand for themselves."""
+        """The variable to which a tensor refers, or whose plain value it is; otherwise the tensor itself."""
         return self.roots.get(tensor, tensor)
 
     def is_variable(self, root: int) -> bool:
         return self.graph.tensors[root].op in self.variables
 
     def source(self, tensor: int) -> int:
-        """The tensor whose elements an op that only moves them passes on."""
+        """The tensor whose elements are passed on by an op that only moves them."""
         found = self._sources.get(tensor)
         if found is None:
             op, found = self.graph.producer(tensor), tensor
@@ -107,24 +110,24 @@ class Problem:
         return found
 
     def is_read(self, op: Op) -> bool:
-        """A plain read: its result is the variable's value, spread like the variable."""
+        """Whether an op is a plain read: its result is the variable's value, spread like the variable."""
         return op.type in READS and bool(op.inputs) and op.inputs[0] in self.roots and op.outputs[0] in self.roots
 
     def is_anchor(self, op: Op) -> bool:
-        """Ops that are worth dividing: contractions, convolutions, look-ups in a variable."""
+        """Whether an op is worth dividing: a contraction, a convolution, or a look-up in a variable."""
         if op.type in LOOK_UPS:
             return self.is_variable(self.root(op.inputs[0]))
         return traits(op.type).is_contraction
 
     def undivided(self, op: Op) -> Strategy:
-        """``batch`` where the devices have examples of their own and the op's results count them, else ``once``.  Both exchange
-        the same bytes: what is whole on one device, and what lies on all of them in parts."""
+        """``batch`` if the devices have their own examples and the op's results count them, otherwise ``once``.  Both exchange
+        the same bytes: those of a tensor that is whole on one device, and of one that is in parts on all of them."""
         split = self.splits.get(self.task_graph[op.id])
         by_batch = split is not None and split.by_batch and any(t in self.batch for t in op.outputs)
         return computed_once(op, BATCH if by_batch else "once")
 
     def has_weights(self, op: Op) -> bool:
-        """Whether an operand has nothing of the examples in it."""
+        """Whether an operand does not depend on examples."""
         return any(self.is_variable(self.root(t)) or (t not in self.batch and is_float(self.graph.tensors[t].dtype))
                    for t in op.inputs)
 
@@ -133,12 +136,12 @@ class Problem:
                 and op.type not in VARIABLES and not self.is_read(op)]
 
     def strategies(self, op: Op, split: SplitTaskGraph) -> Strategies:
-        """All but the one that computes the op once; terms of a sum pass only through ops that move them."""
+        """All strategies except the one that computes the op once.  Terms of a sum pass only through ops that move them."""
         if op.id in self.bound:
             return Strategies([], ["it is part of a loop or condition, which runs once"])
         if op.id not in self._strategies:
             key = look(op, self.view, self.batch), split.shares
-            if key not in self._alike or not self._alike[key].found:  # why there are none may name the op's operands
+            if key not in self._alike or not self._alike[key].found:  # the reasons may name the op's operands
                 found, reasons = strategies(op, self.view, split.shares, self.batch)
                 self._alike[key] = Strategies([s for s in found if s.how != LINEAR or op.type in PASSES_TERMS], reasons)
             self._strategies[op.id] = self._alike[key]
@@ -161,7 +164,7 @@ class Problem:
         return self._bytes[tensor]
 
     def price(self, tensor: int, have: Spread, need: Spread, count: int) -> float:
-        """Bytes for a tensor and, where there is one, its gradient."""
+        """Bytes for a tensor and its gradient, if it has one."""
         size = self.bytes(tensor)
         total = moved_bytes(have, need, size, count)
         if self._trained[tensor] and not self.is_variable(tensor):
@@ -199,9 +202,9 @@ class Problem:
 
 
 class State:
-    """Spreads of the tensors met so far, and the price of getting there.
+    """Spreads of the tensors visited so far, and the price of reaching them.
 
-    A tensor that is not listed is computed once; a variable that is not listed is still free to be stored either way.
+    A tensor that is not listed is computed once.  A variable that is not listed can still be stored with any spread.
     """
 
     def __init__(self, problem: Problem, task_graph: int) -> None:
@@ -211,7 +214,7 @@ class State:
         self.count = self.split.devices
         self.cost = 0.0
         self.spreads: Dict[int, Spread] = {}
-        self.made: Set[Tuple[int, Spread]] = set()  # (tensor, need) conversions that are paid for
+        self.made: Set[Tuple[int, Spread]] = set()  # (tensor, need) conversions whose price has been counted
         self.choices: Optional[tuple] = None
 
     def copy(self) -> State:
@@ -233,7 +236,7 @@ class State:
         return all(self.spread(t) == once and not self.is_free(t) for t in op.inputs)
 
     def price(self, op: Op, strategy: Strategy) -> float:
-        """Bytes that taking a strategy adds; infinite where operands cannot have the spreads it needs."""
+        """Bytes that a strategy adds; infinite if operands cannot have the spreads it needs."""
         total, paid = 0.0, set()  # type: float, Set[Tuple[int, Spread]]
         graph = self.problem.graph
         for position, (tensor, need) in enumerate(zip(op.inputs, strategy.needs)):
@@ -257,10 +260,11 @@ class State:
         return total + 4.0 * strategy.exchanged
 
     def price_of_becoming(self, other: State) -> float:
-        """Bytes after which nothing that follows costs more than after ``other``.
+        """Bytes to add so that everything that follows costs no more than after ``other``.
 
-        A whole tensor and shards are brought into any third spread for the same bytes, so one is as good as the other once the
-        way between them is paid; not so the terms of a sum.  Infinite there, and where a variable is stored otherwise.
+        A whole tensor and shards can be brought into any third spread for the same bytes, so one is as good as the other once the
+        change between them has been paid.  This does not hold for the terms of a sum: there the price is infinite, and also if a
+        variable is stored differently.
         """
         wanted = set(other.made)
         for root in self.spreads.keys() | other.spreads.keys():
@@ -273,14 +277,14 @@ class State:
                     for root, need in wanted - self.made), 0.0)
 
     def _conversion(self, root: int, need: Spread) -> Tuple[int, Spread]:
-        """What is paid for once: a tensor that is moved about is sent to every device as it was before."""
+        """A key for conversions that are paid once: an op that moves elements sends its operand to every device as it was."""
         source = self.problem.source(root)
         if need == everywhere and root != source and self.spread(root) == self.spread(source) == once:
             return source, need
         return root, need
 
     def take(self, op: Op, strategy: Strategy, cost: float) -> None:
-        """Run an op by a strategy."""
+        """Run an op with a strategy."""
         self.cost += cost
         if strategy.how == SIZES:
             return
@@ -295,7 +299,7 @@ class State:
                 self.spreads[tensor] = give
 
     def candidates(self, op: Op) -> List[Strategy]:
-        """Strategies of an op, computing it once among them unless it is worth dividing and can be."""
+        """Strategies of an op, including computing it once unless the op is worth dividing and can be divided."""
         whole = self.problem.undivided(op)
         if op.id in self.problem.bound:
             return [whole]
@@ -306,12 +310,12 @@ class State:
 
 
 def _is_moved(spread: Spread) -> bool:
-    """Whether a tensor lies there in whole elements, which any device may be sent."""
+    """Whether a tensor consists of whole elements, which can be sent to any device."""
     return spread == once or spread.is_shard
 
 
 def _written(strategy: Strategy, op: Op) -> List[int]:
-    """Positions of references that an op writes through: the leading ones with a spread of their own."""
+    """Positions of the references through which an op writes: the leading ones, which have their own spread."""
     return list(range(len(op.inputs))) if op.phase is Phase.APPLY else []
 
 

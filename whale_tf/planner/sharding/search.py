@@ -1,15 +1,15 @@
 """The cheapest strategies for the forward ops of one TaskGraph.
 
-Ops are visited in topological order.  A state is what the ops to come can see of a choice of strategies so far: the spreads of
-the tensors they read and of the variables, and which conversions are paid for.  Of states that look the same from here on the
-cheapest is kept, and none that a cheaper one could become for less than it costs more: dynamic programming over the frontier,
-exact as long as no more than ``WIDTH`` states are left.  So a column-sharded layer is followed by a row-sharded one because
-nothing is exchanged between the two, not because a rule says so; prices count forward and backward bytes
-(:mod:`whale_tf.patterns.moves`).
+Ops are visited in topological order.  A state is the part of the choices so far that later ops can see: the spreads of the
+tensors that they read and of the variables, and the conversions that have been paid.  Among states that look the same from here
+on, only the cheapest is kept.  A state is also dropped if a cheaper one can be converted into it for less than the difference.
+This is dynamic programming over the frontier, exact as long as no more than ``WIDTH`` states are left.  A column-sharded layer
+is thus followed by a row-sharded one because nothing is exchanged between the two, not because a rule says so.  Prices count
+forward and backward bytes (:mod:`whale_tf.patterns.moves`).
 
-Ops worth dividing (contractions, convolutions, look-ups) are divided if they can be: computing everything once would
-exchange nothing.  Those without weights may also take the pattern ``batch``, which divides their work as well.  All others
-follow: they take what costs least then and there.
+Ops worth dividing (contractions, convolutions, look-ups) are divided if possible, since computing everything once would exchange
+nothing.  Those without weights may also take the pattern ``batch``, which divides their work as well.  All other ops take the
+strategy that costs least at that point.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.problem import BATCH, Problem, State
 
 WIDTH = 32
-RIVALS = 4  # the cheapest states, which others are compared with
+RIVALS = 4  # number of cheapest states with which others are compared
 
 
 def cheapest(
     problem: Problem, task_graph: int, forced: Mapping[int, str]
 ) -> Tuple[Dict[int, Strategy], Dict[int, Spread], Dict[int, float]]:
-    """Strategy of each forward op that is not simply computed once, spread of each variable, bytes of each op.
+    """The strategy of each forward op that is not simply computed once, the spread of each variable, the bytes of each op.
 
     Args:
-        forced: op -> name of the pattern that it must take (it has it: see :mod:`whale_tf.planner.sharding.force`).
+        forced: op -> name of the pattern that it must take, one that it has (see :mod:`whale_tf.planner.sharding.force`).
     """
     ops = _in_order(problem, problem.forward_ops(task_graph))
     last_use = {root: place for place, op in enumerate(ops) for t in op.inputs
                 for root in (problem.root(t), problem.source(t))}
-    dead: Dict[int, List[int]] = {}  # by the last place where they are seen
+    dead: Dict[int, List[int]] = {}  # by the last place where they are read
     for root, place in last_use.items():
         dead.setdefault(place, []).append(root)
     leaving = _leaving(problem, task_graph)
@@ -93,8 +93,7 @@ def _steps(problem: Problem, state: State, op: Op, forced: object, leaving: Mapp
 
 
 def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[State]:
-    """The cheapest of the states that look the same, at most ``WIDTH``;
-    ``dead`` tensors are not seen any more."""
+    """The cheapest among states that look the same, at most ``WIDTH``.  ``dead`` tensors are not read any more."""
     best: Dict[object, State] = {}
     for state in states:
         for root in dead:
@@ -110,8 +109,8 @@ def _distinct(problem: Problem, states: List[State], dead: List[int]) -> List[St
 
 
 def _undominated(states: Iterable[State]) -> List[State]:
-    """The states that none of the cheapest can become for less than they cost more (:meth:`State.price_of_becoming`): whatever
-    follows those would follow the cheaper one at no higher cost."""
+    """Drops states into which one of the cheapest can be converted for less than the difference
+    (:meth:`State.price_of_becoming`): everything that follows them could follow the cheaper state at no higher cost."""
     kept: List[State] = []
     for state in sorted(states, key=lambda state: state.cost):
         if not any(other.cost + other.price_of_becoming(state) < state.cost for other in kept[:RIVALS]):
@@ -120,7 +119,7 @@ def _undominated(states: Iterable[State]) -> List[State]:
 
 
 def _owed(problem: Problem, state: State) -> float:
-    """Bytes that a state will have to pay: the terms of a sum have to be added up some day."""
+    """Bytes that a state will have to pay, because the terms of a sum must be added up eventually."""
     return sum(
         problem.price(tensor, spread, once, state.count)
         for tensor, spread in state.spreads.items()
@@ -140,8 +139,8 @@ def _leaving(problem: Problem, task_graph: int) -> Dict[int, bool]:
 
 
 def _in_order(problem: Problem, ops: List[Op]) -> List[Op]:
-    """Topological order in which whoever works on variables alone comes as late as possible: an L2 loss must not decide how a
-    kernel is stored before the layer is met.  What comes back in a loop's next iteration is not waited for."""
+    """A topological order in which ops on variables alone come as late as possible: an L2 loss must not decide how a kernel is
+    stored before its layer is visited.  What comes back in a loop's next iteration is not waited for."""
     members = {op.id: op for op in ops}
     forward = members.keys() - {op.id for op in ops if op.type in NEXT_ITERATIONS}
     missing = {op.id: sum(problem.graph.tensors[t].op in forward for t in op.inputs) for op in ops}

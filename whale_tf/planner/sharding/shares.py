@@ -1,7 +1,7 @@
-"""How much of a divided dimension each device of a ``split`` TaskGraph takes: uneven shards (Whale section 3.3.1).
+"""The shares of a divided dimension that the devices of a ``split`` TaskGraph take: uneven shards (Whale section 3.3.1).
 
-Parts of different dimensions have to fit each other: where attention's heads are divided, the width of the layers around it
-is divided in whole heads, or tensors would be regrouped between them.  So shares are counted in units that go into the heads::
+Parts of different dimensions must fit each other.  If attention's heads are divided, the width of the layers around it is divided
+in whole heads; otherwise tensors would be regrouped between them.  So shares are counted in units of whole heads::
 
     speeds 2:1, 12 heads of 64      units of 1/12: 8 and 4, so 8 and 4 heads, and 512 and 256 of the width
     speeds 2:1, 4 heads of 64       units of 1/4: 3 and 1
@@ -31,11 +31,11 @@ def device_shares(
     batch: Mapping[int, int],
     resident_bytes: float,
 ) -> Tuple[int, ...]:
-    """Shares that follow the devices' speed and memory; equal ones on equal devices, and where the configuration says so.
+    """Shares that follow the devices' speed and memory.  They are equal on equal devices, and if the configuration says so.
 
     Args:
-        name: of the TaskGraph, for messages.
-        rows: ``[model replica][place]`` device numbers; a place is as slow and small as the least of its devices.
+        name: name of the TaskGraph, for messages.
+        rows: ``[model replica][place]`` device numbers; a place is as slow and as small as the least of its devices.
         algorithm: a key of :data:`whale_tf.balance.SOLVERS`.
         ops: the TaskGraph's forward ops.
         batch: tensor -> the dimension that counts examples.
@@ -52,10 +52,10 @@ def device_shares(
 
 
 def fitting_units(ops: Iterable[Op], view: View, count: int, batch: Mapping[int, int]) -> int:
-    """Units that go into whatever stacks of matrix products (heads, experts) ``ops`` have; at most eight per device.
+    """Units that divide evenly the stacks of matrix products (heads, experts) in ``ops``; at most eight per device.
 
     Args:
-        count: devices.
+        count: number of devices.
         batch: tensor -> the dimension that counts examples.
     """
     stacks = [sum(strategy.gives[0].sizes) for op in ops if op.type in CONTRACTIONS

@@ -1,7 +1,7 @@
-"""Slots of another shape than their variable's, such as Adafactor's row and column means: which dimension is which.
+"""Matches the dimensions of slots whose shape differs from their variable's, such as Adafactor's row and column means.
 
-Shapes do not say it (a square matrix has rows and columns of one size), the update does: from a variable's gradient every
-dimension is followed through the ops of the update, by their rules, to what is written to the slot.
+Shapes cannot tell (the rows and columns of a square matrix have one size), but the update can: every dimension is followed from
+the variable's gradient through the ops of the update, by their rules, to the value that is written to the slot.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Dims = Tuple[Optional[int], ...]
 
 
 class Factored(NamedTuple):
-    """A slot of variable op ``variable``; ``dims``: the variable's dimension behind each of the slot's, None: none."""
+    """A slot of variable op ``variable``.  ``dims`` has the variable's dimension for each dimension of the slot, or None."""
 
     variable: int
     dims: Dims
 
     def spread(self, variable: Spread) -> Optional[Spread]:
-        """How the slot lies where the variable is spread like that; None: it lacks the dimension that is divided."""
+        """The slot's spread if the variable has the given one; None if the slot lacks the divided dimension."""
         if not variable.is_shard or self.dims.count(variable.dim) != 1:
             return None
         return shard(self.dims.index(variable.dim), variable.sizes)
@@ -32,11 +32,11 @@ class Factored(NamedTuple):
 def factored_slots(
     graph: OpGraph, view: View, gradients: Mapping[int, int], rows: Mapping[int, int], slots: Set[int]
 ) -> Dict[int, Factored]:
-    """Slot -> what its dimensions are of.
+    """Slot -> the variable's dimensions to which its dimensions belong.
 
     Args:
         gradients: gradient tensor -> the variable op it updates.
-        rows: values of a sparse gradient -> the variable op; they count rows of the variable only when summed up for each.
+        rows: values of a sparse gradient -> the variable op; they count the variable's rows only after summing for each row.
         slots: variable ops that might be slots.
     """
     origins = {tensor: _whole(variable, tensor, view) for tensor, variable in gradients.items()}
@@ -64,7 +64,7 @@ def factored_slots(
 
 
 def _whole(variable: int, tensor: int, view: View) -> Factored:
-    """A tensor of the variable's own dimensions."""
+    """A tensor with the variable's own dimensions."""
     return Factored(variable, tuple(range(len(view.shape(tensor) or ()))))
 
 
