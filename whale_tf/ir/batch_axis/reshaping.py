@@ -94,7 +94,7 @@ def _harmonise(state: Propagation, op: Op, position: int, mine: List[SizeLike], 
     places = {}
     for k in range(1, 1 + min(len(mine), len(other))):
         own, theirs = mine[-k], other[-k]
-        if _depends(theirs) and not isinstance(own, Size) and own != 1:
+        if isinstance(theirs, Size) and theirs.depends_on_batch and not isinstance(own, Size) and own != 1:
             places[len(mine) - k] = blocks_of(theirs)
             state.check_baked(own, blocks_of(theirs), op)
     if places:
@@ -163,9 +163,13 @@ def _kept(shape: Shape, target: Sequence[SizeLike], dim: int) -> int:
     place = next((j for j, size in enumerate(sizes) if size != 1 and [s for s in sizes[:j] if s != 1] == leading), -1)
     rest, after = [s for s in sizes[place + 1:] if s != 1], [s for s in target[dim + 1:] if s != 1]
     known = [size for size in after if not isinstance(size, Size) and size >= 0]
-    is_free = len(rest) == len(after) or (len(known) < len(after) and (None in rest or product(rest) != product(known)))
-    is_equal = is_free or (None not in rest and product(rest) == product(after))  # type: ignore[arg-type]
-    return place if is_equal else -1
+    if None not in rest and len(known) == len(after):
+        is_kept = product(rest) == product(known)  # type: ignore[arg-type]
+    elif len(rest) == len(after):
+        is_kept = True
+    else:
+        is_kept = None not in rest and product(rest) != product(known)  # type: ignore[arg-type]
+    return place if is_kept else -1
 
 
 def _target(state: Propagation, op: Op, value: Optional[Value]) -> List[SizeLike]:
