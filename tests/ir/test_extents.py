@@ -45,7 +45,7 @@ def test_maximum_takes_sizes_to_be_at_least_one() -> None:
 @pytest.mark.parametrize("batch", [2, 5])
 @pytest.mark.parametrize("a, b, expected", [
     ([batch_size, 4], [4], ([], [0])), ([batch_size, 1], [batch_size, 4], ([1], [])), ([4], [batch_size, 3, 4], ([0, 1], [])),
-    ([1, 1], [1], ([0, 1], [0, 1])),
+    ([1, 1], [1], ([0, 1], [0, 1])), ([1, batch_size], [1, batch_size], ([], [])), ([1, 2], [1, 1], ([0], [0, 1])),
 ])
 def test_broadcast_gradient_axes(batch: int, a: list, b: list, expected: tuple) -> None:
     assert extents.broadcast_gradient_args(a, b) == expected

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from tests.numeric.cases import Case, Inputs
 from tests.numeric.script import Arrays, Script, Stages, dense, rng, weight
+from tests.numeric.section_papers import PAPERS
 from tests.numeric.section_styles import CLASSES, STYLES, WIDTH, Loss
 
 FEATURES, SIZE, STEPS = 5, 12, 3
@@ -231,6 +232,7 @@ LOSSES: Dict[str, Loss] = {
         centres, several, clipped_gradient, scan)
 }
 LOSSES.update(STYLES)
+LOSSES.update(PAPERS)
 
 
 def _build(loss: Loss, inputs: Inputs, stages: Stages, dtype: str) -> Script:

@@ -31,6 +31,18 @@ def condition(x: tf.Tensor) -> tf.Tensor:
     return tf.cond(tf.placeholder_with_default(True, []), lambda: tf.tanh(tf.matmul(x, w)), lambda: tf.matmul(x, v))
 
 
+def nested(x: tf.Tensor) -> tf.Tensor:
+    """A condition in another one's branch, beside ops that read what it gives; weights outside and in the branches."""
+    w, v = weights("w", 6, 6), weights("v", 6, 6)
+    h = tf.tanh(tf.matmul(x, w))
+
+    def deep() -> tf.Tensor:
+        chosen = tf.cond(tf.reduce_mean(x) > 0.2, lambda: tf.matmul(h, v), lambda: 2.0 * h)
+        return tf.sin(chosen) + tf.reshape(tf.concat([chosen, tf.ones_like(h)], 1)[:, 1:7], tf.shape(h))
+
+    return tf.cond(tf.reduce_max(x) > 1.0, deep, lambda: tf.matmul(h, v, transpose_b=True))
+
+
 def scan(x: tf.Tensor) -> tf.Tensor:
     w = weights("w", 6, 6)
     return tf.scan(lambda a, e: tf.tanh(tf.matmul(a, w) + e), tf.stack([x, x / 2]), initializer=tf.zeros_like(x))[-1]
@@ -57,6 +69,16 @@ def table(x: tf.Tensor) -> tf.Tensor:
     return tf.tanh(tf.matmul(x, weights("w", 6, 6)) + tf.gather(weights("v", 3, 6), found))
 
 
+def centres(x: tf.Tensor) -> tf.Tensor:
+    """Rows of a variable follow the examples of their class: a write of a part, which is no optimizer's."""
+    kept = tf.get_variable("kept", initializer=np.ones([3, 6]), trainable=False)
+    h = tf.tanh(tf.matmul(x, weights("w", 6, 6)))
+    label = tf.cast(x[:, 0] > 0, tf.int32)
+    mine = tf.gather(kept, label)
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.scatter_sub(kept, label, 0.1 * (mine - tf.stop_gradient(h))))
+    return h - 0.5 * mine
+
+
 def averages(x: tf.Tensor) -> tf.Tensor:
     return tf.tanh(tf.matmul(x, weights("w", 6, 6)))
 
@@ -70,7 +92,8 @@ def train(model: Callable[[tf.Tensor], tf.Tensor], batch: Optional[int], is_spli
                 stack.enter_context(wh.split(2))
             hidden = tf.tanh(tf.matmul(model(x), weights("out", 6, 4)))
             loss = tf.reduce_mean(tf.square(tf.matmul(hidden, weights("last", 4, 1)) - y))
-        update = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            update = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
         if model is averages:
             with tf.control_dependencies([update]):
                 update = tf.train.ExponentialMovingAverage(0.9).apply(tf.trainable_variables())
@@ -86,16 +109,30 @@ def train(model: Callable[[tf.Tensor], tf.Tensor], batch: Optional[int], is_spli
 @pytest.mark.parametrize("model, plan, batch", [
     (loop, "split", None), (condition, "split", 8), (condition, "rhino", None), (scan, "split", 8), (loop, "rhino", 8),
     (array, "split", None), (partition, "split", None), (partition, "data parallel", 8), (table, "split", 8),
+    (nested, "split", None), (centres, "split", None), (centres, "data parallel", None),
     (table, "data parallel", None), (averages, "data parallel", None), (averages, "rhino", None)])
 def test_local_and_parallel(model: Callable, plan: str, batch: Optional[int]) -> None:
+    check(model, plan, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_FUNCTIONAL, reason="TensorFlow 1.15 has no other control flow")
+@pytest.mark.parametrize("model, plan, batch", [
+    (loop, "rhino", None), (condition, "split", None), (nested, "split", 8), (scan, "split", None), (nested, "rhino", None)])
+def test_control_flow_of_tensorflow_1(model: Callable, plan: str, batch: Optional[int]) -> None:
+    before = tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    try:
+        check(model, plan, batch)
+    finally:
+        (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
+
+
+def check(model: Callable, plan: str, batch: Optional[int]) -> None:
     expected = train(model, batch, False)
     config, devices = PLANS[plan]
     wh.init(config, cluster=f"cpu:{devices}")
     try:
-        if model in (loop, condition, scan) and plan != "data parallel" and not IS_FUNCTIONAL:
-            with pytest.raises(wh.UnsupportedOpError, match=r"op '.*' \((Enter|Switch)\) is control flow"):
-                train(model, batch, plan == "split")
-            return
         np.testing.assert_allclose(train(model, batch, plan == "split"), expected, rtol=1e-10)
         if plan != "rhino":  # which may find that nothing is worth dividing
             assert not wh.current_plan().is_local

@@ -11,15 +11,18 @@ import tensorflow.compat.v1 as tf
 import whale_tf as wh
 from tests.numeric.cases import Inputs
 from tests.numeric.equality import TOLERANCE, assert_equal, run_local, run_parallel
+from tests.numeric.generated_losses import loss_of
 from tests.numeric.plans import SHAPES, Parallel
 from tests.numeric.script import Arrays, Setting
 from tests.numeric.section_cases import LOSSES, SECTIONS, case_of
+from tests.numeric.section_papers import PAPERS
 from tests.numeric.section_styles import STYLES
 from tests.numeric.section_table import PLANS
 
 ALL = [(name, plan, static) for name in SECTIONS for plan in PLANS for static in (True, False)]
-FEW = [name for name in SECTIONS if name not in STYLES] + [
-    "distances_by_where", "tiled_cube", "transport", "worst_example", "whitened", "partitioned", "mapped", "cond_on_largest"]
+FEW = [name for name in SECTIONS if name not in STYLES and name not in PAPERS] + [
+    "distances_by_where", "tiled_cube", "transport", "worst_example", "whitened", "partitioned", "mapped", "cond_on_largest",
+    *PAPERS]
 SOME = [(name, list(PLANS)[i % len(PLANS)], bool(i // len(PLANS) % 2)) for i, name in enumerate(FEW)]
 
 
@@ -71,6 +74,23 @@ def test_a_part_without_an_example_counts_nothing() -> None:
         case = SECTIONS[name]._replace(examples=by_label)
         found = run_parallel(case, Setting(), PLANS["data parallel 4"])
         assert_equal(found, run_local(case, Setting()), TOLERANCE["float64"])
+
+
+def condition_of_sections(z: tf.Tensor, inputs: Inputs) -> tf.Tensor:
+    """Both what a condition's branches read and their gradient come from sections."""
+    loss = loss_of("condition+ranked+roll>ratio")
+    return loss(z, {"target": inputs["target"], "weight": inputs["score"]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan, static", [("data parallel 2", False), ("pipeline", False), ("1:3", True)])
+def test_a_condition_of_tensorflow_1_between_sections(plan: str, static: bool) -> None:
+    case, setting, before = case_of(condition_of_sections), Setting(static_batch=static), tf.control_flow_v2_enabled()
+    tf.disable_control_flow_v2()
+    try:
+        assert_equal(run_parallel(case, setting, PLANS[plan]), run_local(case, setting), TOLERANCE["float64"])
+    finally:
+        (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
 
 
 OWN = Parallel(SHAPES["nested2x2"], 2)

@@ -390,18 +390,6 @@ def test_refuses_a_part_without_anything_to_divide() -> None:
            "it has no matrix product, convolution or embedding. Use fewer devices, or wh.replicate")
 
 
-def test_refuses_control_flow_of_tensorflow_1() -> None:
-    def loop(x: tf.Tensor) -> tf.Tensor:
-        return tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, tf.tanh(h)), [0, dense(x, 8, "wide")])[1]
-
-    before = tf.control_flow_v2_enabled()
-    tf.disable_control_flow_v2()
-    try:
-        refuse(loop, wh.UnsupportedOpError, "control flow, or calls a function, inside wh.split")
-    finally:
-        (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
-
-
 @pytest.mark.parametrize("force,message", [
     ("heads", "no op under wh.split has that pattern; there are: .*column"),
     ({"wide": "embedding"}, r"asks for pattern 'embedding' of 'wide/MatMul' \(MatMul\)"),

@@ -227,11 +227,14 @@ def minimum(a: SizeLike, b: SizeLike) -> SizeLike:
 
 
 def broadcast_gradient_args(a: Sequence[SizeLike], b: Sequence[SizeLike]) -> Tuple[List[int], List[int]]:
-    """Axes over which the gradients of two broadcast operands are summed, like TensorFlow's op of that name.
+    """Axes over which the gradients of two broadcast operands are summed, like TensorFlow's op of that name: where both have a
+    single element the axis is summed in both, but equal shapes have no axes at all.
 
     Raises:
         UnknownExtent: the result depends on an unknown size in front of the batch dimension.
     """
+    if len(a) == len(b) and all(x == y for x, y in zip(a, b)):
+        return [], []
     rank = max(len(a), len(b))
     pairs = list(zip([1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b)))
     axes: Tuple[List[int], List[int]] = ([], [])

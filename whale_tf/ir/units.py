@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from whale_tf.ir.graph import Op, OpGraph
 from whale_tf.ir.traits import CONTAINERS, ENTERS, EXITS, FLOW, MERGES, SWITCHES, Role, types_of
@@ -78,6 +78,24 @@ def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
             unit = set.union({op.id}, *units)
             unit_of.update(dict.fromkeys(unit, unit))
     return list({id(unit): unit for unit in unit_of.values()}.values())
+
+
+def bound(graph: OpGraph, ops: Sequence[Op]) -> FrozenSet[int]:
+    """Ops that cannot leave their version 1 loop or condition, or what uses the same stack or tensor array: a copy of one alone
+    would be outside of the loop's frame, or run where its branch is not taken."""
+    in_loop = frames(graph)
+    found = set().union(*loops_of(ops, in_loop), *containers(graph, ops))
+    depth: Dict[int, int] = {}  # conditions that an op's results are inside of
+    for op in ops:
+        if op.id in in_loop:
+            continue
+        inside = max((depth.get(source, 0) for source in graph.predecessors(op)), default=0)
+        if op.type in SWITCHES:
+            inside += 1
+        if inside:
+            found.add(op.id)
+            depth[op.id] = inside - 1 if op.type in MERGES else inside
+    return frozenset(found)
 
 
 def whole_loops(graph: OpGraph, scope: Optional[Container[int]]) -> List[Set[int]]:

@@ -93,8 +93,18 @@ class _Costs:
             return self._update(op, row.flops)
         moved = float(sum(tensor_bytes(self.graph, t) for t in [*set(op.inputs), *op.outputs]))
         if row.is_contraction:
-            return OpCost(contraction_flops(op, self.graph, self._view), moved, True)
+            return OpCost(self._contraction(op), moved, True)
         return OpCost(self._by_elements(op, row), self._touched(op, row, moved))
+
+    def _contraction(self, op: Op) -> float:
+        """A gradient has the same factors as its forward op, whose sizes are known where its own operands come from a stack that
+        a loop keeps, which has no shape."""
+        try:
+            return contraction_flops(op, self.graph, self._view)
+        except PlanError:
+            if op.forward < 0 or not traits(self.graph.ops[op.forward].type).is_contraction:
+                raise
+            return contraction_flops(self.graph.ops[op.forward], self.graph, self._view)
 
     def _touched(self, op: Op, row: OpTraits, moved: float) -> float:
         """A look-up or slice reads only what it returns, not the whole tensor."""

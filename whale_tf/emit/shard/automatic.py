@@ -8,7 +8,7 @@ from typing import List, Mapping, Optional
 from whale_tf.capture.captured import Captured, Spec
 from whale_tf.cluster import Cluster
 from whale_tf.config import Config
-from whale_tf.emit.shard.problem import sharding_problem
+from whale_tf.emit.shard.problem import bound_ops, sharding_problem
 from whale_tf.errors import ConfigError, InfeasibleError, PlanError, UnsupportedOpError
 from whale_tf.ir.traits import CONTROL_FLOW
 from whale_tf.plan import Plan
@@ -27,7 +27,7 @@ def check_automatic(captured: Captured, config: Config) -> None:
 
     Raises:
         ConfigError: annotations, micro-batches, or one pattern for all ops.
-        UnsupportedOpError: control flow.
+        UnsupportedOpError: a call of an unknown function.
     """
     names = [spec.name for spec in captured.specs] if captured.is_annotated else []
     if names:
@@ -43,12 +43,12 @@ def check_automatic(captured: Captured, config: Config) -> None:
                           )
     if isinstance(config.patterns.force, str):
         raise ConfigError(f"patterns.force is {config.patterns.force!r} under auto_parallel 'rhino', expected {{op: pattern}}")
+    inside = bound_ops(captured)
     for index in sorted(captured.scope):
         op = captured.graph.ops[index]
-        if op.type in CONTROL_FLOW and not op.body:
-            raise UnsupportedOpError(f"op {op.name!r} ({op.type}) is control flow, which auto_parallel 'rhino' does "
-                                     f"not divide; use wh.replicate"
-                                     )
+        if op.type in CONTROL_FLOW and not op.body and index not in inside:
+            raise UnsupportedOpError(f"op {op.name!r} ({op.type}) calls a function whose ops are not known, which auto_parallel "
+                                     f"'rhino' cannot divide; use wh.replicate")
 
 
 def as_one_split(captured: Captured, count: Optional[int] = None) -> Captured:

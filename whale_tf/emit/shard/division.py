@@ -94,8 +94,8 @@ def _warn_of_whole_variables(local: Captured, counts: Dict[int, int]) -> None:
     if whole:
         variable, op = next(iter(whole.items()))
         warnings.warn(
-            f"{len(whole)} variables of wh.split stay whole on one device, because a condition, loop or function takes them: "
-            f"op {op.name!r} ({op.type}) takes {local.graph.ops[variable].name!r}")
+            f"{len(whole)} variables of wh.split stay whole on one device, because a condition, loop or function takes them, "
+            f"or an op writes a part of them: op {op.name!r} ({op.type}) takes {local.graph.ops[variable].name!r}")
 
 
 def initialised(division: Division, init: str) -> Division:

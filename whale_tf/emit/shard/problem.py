@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Collection, Dict, List, Mapping, Optional, Tuple
+from typing import AbstractSet, Collection, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from whale_tf.capture.captured import Captured
 from whale_tf.ir.batch_axis import BatchAxis
 from whale_tf.ir.graph import Op, Phase
+from whale_tf.ir.traits import ASSIGNS, traits
+from whale_tf.ir.units import bound
 from whale_tf.patterns.strategy import Sizes
 from whale_tf.planner.sharding.problem import Problem, SplitTaskGraph
 from whale_tf.planner.sharding.slots import factored_slots
+
+TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
 
 
 def divided_dims(batch: BatchAxis) -> Dict[int, int]:
@@ -52,19 +56,31 @@ def sharding_problem(
     variables.update(dict.fromkeys(factored, -1))
     if only is not None:
         gradients = {**gradients, **rows}
-    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored, whole)
+    return Problem(captured.graph, captured.task_graph, splits, batch, variables, slots, gradients, factored, whole,
+                   bound_ops(captured))
+
+
+def bound_ops(captured: Captured) -> FrozenSet[int]:
+    """Ops of the step's TensorFlow 1 loops and conditions, which have no functions for bodies."""
+    return bound(captured.graph, [op for op in captured.graph.ops if op.phase in TRAINED])
 
 
 def in_bodies(captured: Captured) -> Dict[int, Op]:
-    """Variables that a condition, a loop or a called function of the step takes, so that they stay whole: the op that does."""
-    graph, found = captured.graph, {}
+    """Variables that stay whole, and why: an op that takes them for a condition, a loop or a called function of the step, or that
+    writes a part of them although it is no optimizer's update."""
+    graph, found, inside = captured.graph, {}, bound_ops(captured)
     for variable in captured.phases.variables:
         for tensor in variable.aliases:
             for user, _ in graph.consumers(tensor):
                 op = graph.ops[user]
-                if op.body and op.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY):
+                if (op.body and op.phase in TRAINED) or (op.id in inside and _is_handle(graph.tensors[tensor].dtype)) or (
+                        op.phase is Phase.OTHER and traits(op.type).is_write and op.type not in ASSIGNS):
                     found[variable.op] = op
     return found
+
+
+def _is_handle(dtype: str) -> bool:
+    return dtype == "resource" or dtype.endswith("_ref")
 
 
 def _slots(captured: Captured, trained: Collection[int]) -> Dict[int, List[int]]:

@@ -16,7 +16,8 @@ from whale_tf.ir.batch_axis.state import BATCHED, LOOP, MOVES, OF_SECTION, VARIA
 from whale_tf.ir.extents import Size, is_static, static_ints
 from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import PARTIAL, REPLICATED, SHARDED, Layout, replicated
-from whale_tf.ir.traits import Gives, Role, traits
+from whale_tf.ir.rules import NoRule, rule_for
+from whale_tf.ir.traits import FLOW, Gives, Role, traits
 from whale_tf.ir.traits import State as VariableState
 from whale_tf.ir.walk import reached
 
@@ -111,12 +112,12 @@ class Operands:
         """The results' power, and whether they are partial."""
         roles, layouts = self.roles, self.layouts
         if any(layout.kind in EXTREMES for layout in layouts):
-            if self.op.type in MOVES and not has_batch:
-                self.extreme = next(layout.kind for layout in layouts if layout.kind in EXTREMES)
+            self.extreme = self._common_extreme() if self.op.type in MOVES and not has_batch else None
+            if self.extreme:
                 return 0, False
             for i, layout in enumerate(layouts):
                 if layout.kind in EXTREMES:
-                    self.resolve(i, has_batch)
+                    self.resolve(i, has_batch or traits(self.op.type).role in FLOW)
         partials = [i for i, layout in enumerate(layouts) if layout.kind == PARTIAL]
         if partials:
             partials = self._choose_partials(partials, has_batch)
@@ -133,6 +134,16 @@ class Operands:
         if added:
             power = self._add(added, bool(partials))
         return power, bool(partials)
+
+    def _common_extreme(self) -> Optional[str]:
+        """The kind of all results, if the data have one kind.  The maximum of equal numbers is that number; their product is
+        not."""
+        data = [layout for layout, role in zip(self.layouts, self.roles) if role in "am"]
+        kinds = {layout.kind for layout in data}
+        if any(layout.power for layout in data) or len(kinds - {REPLICATED}) != 1 or kinds == {"prod", REPLICATED}:
+            return None
+        kind = next(iter(kinds - {REPLICATED}))
+        return kind if kind in EXTREMES else None
 
     def _choose_partials(self, partials: List[int], has_batch: bool) -> List[int]:
         """Resolve partial operands until the rest may stay partial: none beside a batch dimension, one in a product, none as a
@@ -254,13 +265,26 @@ def of_normalisation(state: State, op: Op, tensor: int) -> bool:
 
 def _is_averaged(state: State, tensor: int) -> bool:
     """Whether something outside of the clones keeps a moving average of a vector of statistics: writes a variable with what
-    follows from both."""
+    follows from both, and linearly from the statistics.  Weights that groups of examples get by their losses do not."""
     if state.scope is None or state.graph.tensors[tensor].shape == ():
         return False
-    outside = {user for user, _ in state.graph.consumers(tensor) if user not in state.scope}
-    following = (state.graph.ops[index] for index in reached(outside, lambda index: (
-        user for t in state.graph.ops[index].outputs for user, _ in state.graph.consumers(t))))
-    return any(traits(op.type).is_write and _decays(state, op) for op in following)
+
+    def following(use: Tuple[int, int]) -> List[Tuple[int, int]]:
+        op = state.graph.ops[use[0]]
+        return [user for t in op.outputs for user in state.graph.consumers(t)] if _is_linear(state, op, use[1]) else []
+
+    outside = [use for use in state.graph.consumers(tensor) if use[0] not in state.scope]
+    ops = (state.graph.ops[number] for number, _ in reached(outside, following))
+    return any(traits(op.type).is_write and _decays(state, op) for op in ops)
+
+
+def _is_linear(state: State, op: Op, position: int) -> bool:
+    """Whether an op's results are linear in an operand, as far as its rule knows."""
+    try:
+        roles = rule_for(op, state.graph, state).roles
+    except NoRule:
+        return True
+    return position >= len(roles) or roles[position] in "am"
 
 
 def _decays(state: State, write: Op) -> bool:

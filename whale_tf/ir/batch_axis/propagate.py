@@ -30,7 +30,7 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import SHARDED, Layout
 from whale_tf.ir.rules import NoRule, Rule, rule_for
 from whale_tf.ir.rules.rule import HALO, LOOKUP, MEAN, STATISTIC, STATISTIC_GRADIENT, WHOLE, AnyDims
-from whale_tf.ir.traits import GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
+from whale_tf.ir.traits import FLOW, GENERATORS, MERGES, NEXT_ITERATIONS, RANDOM, SHAPE_ATTRS, Role, traits, types_of
 
 Handler = Callable[["Propagation", Op], None]
 HANDLERS: Dict[str, Handler] = {}  # by name
@@ -232,7 +232,7 @@ class Propagation(State):
         """Whether an op has an operand from a section, and that section (or another) has all of its others whole as well; or
         whether what it has from there cannot be divided."""
         of_section = [t for t in op.inputs if self.flags[t] & OF_SECTION and t not in self.layouts]
-        if not of_section or op.type in GENERATORS and op.type != "Range":
+        if not of_section or traits(op.type).role in FLOW or op.type in GENERATORS and op.type != "Range":
             return False
         are_sizes = all(self.is_integer(t) for t in op.outputs)
         return any(self.graph.tensors[t].dtype == "variant" for t in of_section) or all(

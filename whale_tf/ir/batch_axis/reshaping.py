@@ -56,7 +56,8 @@ def cast(state: Propagation, op: Op) -> None:
 
 @handler
 def broadcast_args(state: Propagation, op: Op) -> None:
-    """One operand's shape may be a constant with the whole batch's size while the other's is the clone's."""
+    """One operand's shape may be a constant with the whole batch's size while the other's is the clone's.  Where it has a size
+    that only a run knows, of a tensor that is there for all examples, whole shapes are compared."""
     if op.forward in state.whole:
         raise Refuse("it compares shapes of operands that were there for all examples")
     values = [state.value(t) for t in op.inputs]
@@ -65,6 +66,12 @@ def broadcast_args(state: Propagation, op: Op) -> None:
     a, b = list(values[0]), list(values[1])
     _harmonise(state, op, 0, a, b)
     _harmonise(state, op, 1, b, a)
+    if any(_depends(x) != _depends(y) and isinstance(x, Size) and isinstance(y, Size) for x, y in zip(a[::-1], b[::-1])):
+        plan = Operands(state, op, "mm", [state.layout(t) for t in op.inputs])
+        for i, layout in enumerate(plan.layouts):
+            if layout is EXTENT:
+                plan.make_whole(i)
+        plan.record()
     if op.type == "BroadcastGradientArgs":
         try:
             results: Sequence[Value] = [as_value(x) for x in broadcast_gradient_args(a, b)]
@@ -76,6 +83,10 @@ def broadcast_args(state: Propagation, op: Op) -> None:
         results = [vector([y if x == 1 else x for x, y in pairs])]
     for tensor, value in zip(op.outputs, results):
         state.set_value(tensor, value, state.source(op))
+
+
+def _depends(size: SizeLike) -> bool:
+    return isinstance(size, Size) and size.depends_on_batch
 
 
 def _harmonise(state: Propagation, op: Op, position: int, mine: List[SizeLike], other: Sequence[SizeLike]) -> None:
@@ -147,13 +158,18 @@ def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeL
 
 def _kept(shape: Shape, target: Sequence[SizeLike], dim: int) -> int:
     """Where a tensor has the dimension that is ``dim`` in its new shape, sizes of one aside; -1: it is not kept, or that is not
-    known."""
+    known.  Sizes that are open behind it may stand for what the known ones leave, but not for a one."""
     sizes, leading = shape or (), [size for size in target[:dim] if size != 1]
     place = next((j for j, size in enumerate(sizes) if size != 1 and [s for s in sizes[:j] if s != 1] == leading), -1)
     rest, after = [s for s in sizes[place + 1:] if s != 1], [s for s in target[dim + 1:] if s != 1]
-    is_free = len(rest) == len(after) or any(isinstance(size, Size) or size < 0 for size in after)
-    is_equal = is_free or (None not in rest and product(rest) == product(after))  # type: ignore[arg-type]
-    return place if is_equal else -1
+    known = [size for size in after if not isinstance(size, Size) and size >= 0]
+    if None not in rest and len(known) == len(after):
+        is_kept = product(rest) == product(known)  # type: ignore[arg-type]
+    elif len(rest) == len(after):
+        is_kept = True
+    else:
+        is_kept = None not in rest and product(rest) != product(known)  # type: ignore[arg-type]
+    return place if is_kept else -1
 
 
 def _target(state: Propagation, op: Op, value: Optional[Value]) -> List[SizeLike]:

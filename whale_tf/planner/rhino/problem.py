@@ -140,8 +140,8 @@ class Problem:
         return sorted(found, key=lambda item: (item[0].phase is not Phase.FORWARD, -item[1]))
 
     def _candidates(self, op: Op) -> Candidates:
-        key = (look(op, self.shapes.view(op), self.batch), op.phase is Phase.APPLY, tuple(map(self._stored, op.inputs)),
-               tuple(t in self.scope.gradients for t in op.inputs + op.outputs))
+        key = (look(op, self.shapes.view(op), self.batch), op.phase is Phase.APPLY, op.id in self.scope.bound,
+               tuple(map(self._stored, op.inputs)), tuple(t in self.scope.gradients for t in op.inputs + op.outputs))
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = self._make(op)
@@ -153,7 +153,8 @@ class Problem:
     def _make(self, op: Op) -> Candidates:
         view = self.shapes.view(op)
         found = [computed_once(op)]
-        found += [s for s in strategies(op, view, (1,) * self.axis.count, self.batch).found if self._is_possible(op, s)]
+        if op.id not in self.scope.bound:
+            found += [s for s in strategies(op, view, (1,) * self.axis.count, self.batch).found if self._is_possible(op, s)]
         left = [self.shapes.part(t, stored_shape(view, t)) for t in op.inputs + op.outputs]
         compute = [self._compute(op, strategy, left) for strategy in found]
         exchange = [self.axis.exchange(4.0 * strategy.exchanged) for strategy in found]

@@ -6,6 +6,7 @@ from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Optional, Seq
 
 from whale_tf.ir.graph import OpGraph, Phase
 from whale_tf.ir.traits import READS, VARIABLES, Role, types_of
+from whale_tf.ir.units import bound
 from whale_tf.profiler.chain import needed_by_updates
 
 TRAINED = (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY)
@@ -19,6 +20,7 @@ class Scope(NamedTuple):
     roots: tensor -> the variable's tensor to which it refers, or whose plain value it is.
     whole: variables that cannot be divided.
     gradients: tensors that are settled before anything reads them: terms of a sum are added up first.
+    bound: ops of loops and conditions without bodies of their own, which run once.
     """
 
     ops: Sequence[int]
@@ -26,6 +28,7 @@ class Scope(NamedTuple):
     roots: Dict[int, int]
     whole: FrozenSet[int] = frozenset()
     gradients: FrozenSet[int] = frozenset()
+    bound: FrozenSet[int] = frozenset()
 
     def is_handle(self, graph: OpGraph, tensor: int) -> bool:
         """Whether a tensor is a variable itself (a reference or a resource), not its value."""
@@ -57,4 +60,4 @@ def find_scope(graph: OpGraph, divisible: Optional[AbstractSet[int]] = None, gra
     used = {graph.tensors[roots[t]].op for op in ops for t in graph.ops[op].inputs if t in roots}
     members = [variable for variable in variables if variable in used]
     return Scope(ops, members, roots, frozenset() if divisible is None else frozenset(members) - divisible,
-                 frozenset(gradients))
+                 frozenset(gradients), bound(graph, [graph.ops[op] for op in ops]))

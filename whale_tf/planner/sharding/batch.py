@@ -95,7 +95,7 @@ class _Finder:
 
     def _can(self, op: Op) -> bool:
         """Whether the op is computed whole, and its shares make up the whole."""
-        if op.id in self.assignment.strategies or op.type in VARIABLES or op.id in self.inexact:
+        if op.id in self.assignment.strategies or op.type in VARIABLES or op.id in self.inexact or op.id in self.problem.bound:
             return False
         if self.listed is not None:
             forward = op if op.phase is Phase.FORWARD or op.forward < 0 else self.graph.ops[op.forward]

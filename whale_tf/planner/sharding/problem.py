@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import AbstractSet, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from whale_tf.errors import UnsupportedOpError
 from whale_tf.ir.graph import Op, OpGraph, Phase
@@ -58,6 +58,7 @@ class Problem:
         gradients: gradient tensor -> the variable op it updates.
         factored: slot of another shape -> the dimensions of its variable that it has.
         whole: ops that are not divided, except by a variable's handle.
+        bound: ops of loops and conditions without bodies of their own, which stay where they are and run once.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Problem:
         gradients: Mapping[int, int],
         factored: Mapping[int, Factored] = MappingProxyType({}),
         whole: AbstractSet[int] = frozenset(),
+        bound: FrozenSet[int] = frozenset(),
     ) -> None:
         self.graph = graph
         self.view = Sizes(graph)
@@ -82,13 +84,14 @@ class Problem:
         self.gradients = gradients
         self.factored = factored
         self.whole = whole
+        self.bound = bound
         self.roots = self._find_roots()
         self._strategies: Dict[int, Strategies] = {}
         self._alike: Dict[Hashable, Strategies] = {}
         self._bytes: Dict[int, float] = {}
         self._sources: Dict[int, int] = {}
         self._trained = self._find_trained()
-        self._check_control_flow()
+        self._check_calls()
 
     # -- what is there ------------------------------------------------------------------------------------------------
     def root(self, tensor: int) -> int:
@@ -137,6 +140,8 @@ class Problem:
 
     def strategies(self, op: Op, split: SplitTaskGraph) -> Strategies:
         """All strategies except the one that computes the op once.  Terms of a sum pass only through ops that move them."""
+        if op.id in self.bound:
+            return Strategies([], ["it is part of a loop or condition, which runs once"])
         if op.id not in self._strategies:
             key = look(op, self.view, self.batch), split.shares
             if key not in self._alike or not self._alike[key].found:  # the reasons may name the op's operands
@@ -191,13 +196,13 @@ class Problem:
                 trained[t] = follows and not traits(op.type).stops_gradient and (is_float(dtype) or dtype == "resource")
         return trained
 
-    def _check_control_flow(self) -> None:
+    def _check_calls(self) -> None:
         for op in self.graph.ops:
-            if op.type in CONTROL_FLOW and not op.body and self.task_graph[op.id] in self.splits and op.id not in self.whole:
+            if (op.type in CONTROL_FLOW and not op.body and self.task_graph[op.id] in self.splits
+                    and op.id not in self.whole and op.id not in self.bound):
                 raise UnsupportedOpError(
-                    f"op {op.name!r} ({op.type}) is control flow, or calls a function, inside wh.split (TaskGraph "
-                    f"{self.splits[self.task_graph[op.id]].name!r}), which is not supported; move the loop, "
-                    "condition or call out of the split part, or use wh.replicate")
+                    f"op {op.name!r} ({op.type}) calls a function whose ops are not known, inside wh.split (TaskGraph "
+                    f"{self.splits[self.task_graph[op.id]].name!r}); move the call out of the split part, or use wh.replicate")
 
 
 class State:
@@ -300,6 +305,8 @@ class State:
     def candidates(self, op: Op) -> List[Strategy]:
         """Strategies of an op, including computing it once unless the op is worth dividing and can be divided."""
         whole = self.problem.undivided(op)
+        if op.id in self.problem.bound:
+            return [whole]
         if op.type in SHAPE_ONLY or op.type == "VariableShape":
             return [Strategy("sizes", SIZES, tuple(self.spread(t) for t in op.inputs), whole.gives)]
         found = self.problem.strategies(op, self.split).found

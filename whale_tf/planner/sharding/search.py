@@ -18,6 +18,7 @@ import heapq
 from typing import Dict, Iterable, List, Mapping, Tuple
 
 from whale_tf.ir.graph import Op
+from whale_tf.ir.traits import NEXT_ITERATIONS
 from whale_tf.patterns.spread import Spread, once
 from whale_tf.patterns.strategy import ONCE, Strategy
 from whale_tf.planner.sharding.problem import BATCH, Problem, State
@@ -139,9 +140,10 @@ def _leaving(problem: Problem, task_graph: int) -> Dict[int, bool]:
 
 def _in_order(problem: Problem, ops: List[Op]) -> List[Op]:
     """A topological order in which ops on variables alone come as late as possible: an L2 loss must not decide how a kernel is
-    stored before its layer is visited."""
+    stored before its layer is visited.  What comes back in a loop's next iteration is not waited for."""
     members = {op.id: op for op in ops}
-    missing = {op.id: sum(problem.graph.tensors[t].op in members for t in op.inputs) for op in ops}
+    forward = members.keys() - {op.id for op in ops if op.type in NEXT_ITERATIONS}
+    missing = {op.id: sum(problem.graph.tensors[t].op in forward for t in op.inputs) for op in ops}
 
     def rank(op: Op) -> Tuple[int, int]:
         late = not problem.is_anchor(op) and bool(op.inputs) and all(
@@ -154,7 +156,7 @@ def _in_order(problem: Problem, ops: List[Op]) -> List[Op]:
     while ready:
         op = members[heapq.heappop(ready)[1]]
         order.append(op)
-        for tensor in op.outputs:
+        for tensor in op.outputs if op.id in forward else ():
             for user, _ in problem.graph.consumers(tensor):
                 if user in members:
                     missing[user] -= 1
