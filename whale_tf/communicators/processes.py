@@ -223,7 +223,8 @@ class ProcessCommunicator(Communicator):
         """Each process pads its rows to as many as the longest process has; the zeros in between are taken out afterwards.
 
         ``CollectiveGather`` requires one shape for all steps (1.15.5, 2.21), ``CollectiveGatherV2``, which functions use, only
-        for all processes.  Without the latter each process puts its rows into its own section of a tensor of zeros, and these are added up."""
+        for all processes.  Without the latter each process puts its rows into its own section of a tensor of zeros, and
+        these are added up."""
         nodes, device, i32 = self._nodes, member.device, tf.int32
 
         def constant(value: Any, what: str) -> str:
