@@ -222,8 +222,9 @@ class ProcessCommunicator(Communicator):
     def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any, lengths: Optional[str]) -> str:
         """Each process pads its rows to as many as the longest process has; the zeros in between are taken out afterwards.
 
-        ``CollectiveGather`` requires one shape for all steps (1.15.5, 2.21), ``CollectiveGatherV2`` only for all processes.
-        Without the latter each process puts its rows into its own section of a tensor of zeros, and these are added up."""
+        ``CollectiveGather`` requires one shape for all steps (1.15.5, 2.21), ``CollectiveGatherV2``, which functions use, only
+        for all processes.  Without the latter each process puts its rows into its own section of a tensor of zeros, and
+        these are added up."""
         nodes, device, i32 = self._nodes, member.device, tf.int32
 
         def constant(value: Any, what: str) -> str:
@@ -233,7 +234,7 @@ class ProcessCommunicator(Communicator):
         length = nodes.slice_dim(shape, 0, 1, 0, 1, name + "/length", i32, device)
         lengths = lengths or self._gather(Member(length, device), name + "/lengths", i32)
         longest = nodes.add("Max", name + "/longest", [lengths, constant([0], "all")], device, T=i32, Tidx=i32, keep_dims=True)
-        in_sections = not collectives_gather_any_size()
+        in_sections = not (self.is_always_together and collectives_gather_any_size())
         if in_sections:
             before = nodes.binary("Mul", longest, constant(self._rank, "rank"), name + "/before", i32, device)
             total = nodes.binary("Mul", longest, constant(self.processes, "processes"), name + "/total", i32, device)
