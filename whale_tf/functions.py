@@ -80,9 +80,9 @@ def check(
             f"'auto' or '{SHARED}'")
 
 
-def allowed_in(graph: tf.Graph, config: Config) -> Config:
-    """The configuration without choices that cannot be made in a function: its variables stay where the user made them."""
-    if not graph.building_function:
+def allowed_in(graph: tf.Graph, config: Config, processes: int) -> Config:
+    """The configuration without choices that cannot be made in a function: several processes keep all of its variables."""
+    if not graph.building_function or processes == 1:
         return config
     open_keys = [key for key in ("zero", "offload") if config[key] == AUTO or key not in config.given]
     return config.changed(**dict.fromkeys(open_keys, "none"))

@@ -154,7 +154,7 @@ def _decided(
     """Everything before emission, which leaves the graph alone."""
     if plan is None and config.loss_scale is not None and scales_itself(graph):
         config = config.without_loss_scale()
-    config = allowed_in(graph, config)
+    config = allowed_in(graph, config, max(1, len(parts)))
     settings = config if plan is None else plan
     if settings.precision == "float16" and settings.loss_scale is None and not scales_itself(graph):
         warnings.warn(

@@ -21,7 +21,6 @@ from whale_tf.cluster import Cluster, devices_of_processes
 from whale_tf.cluster.hardware import device_type
 from whale_tf.config import Config
 from whale_tf.errors import InfeasibleError, PlanError
-from whale_tf.functions import allowed_in
 from whale_tf.graph_editor.definitions import definitions_of
 from whale_tf.ir.graph import Phase
 from whale_tf.ir.region import find_region
@@ -126,7 +125,7 @@ class _Planner(api.Observer):
 
     def graph(self, graph: tf.Graph) -> None:
         if self.found is None:
-            self.found = find_plan(graph, self.name, self.cluster, allowed_in(graph, self.config))
+            self.found = find_plan(graph, self.name, self.cluster, self.config)
         if self.found is not None:
             raise _Done()
 

@@ -14,6 +14,7 @@ from tests.command_line import call
 from tests.functions.equality import TOLERANCE, Scope, batches, run
 from tests.functions.test_training_steps import cross_entropy, momentum, sparse, variable
 from tests.numeric.test_rhino import slow_devices
+from tests.numeric.unequal import described
 from whale_tf.cli import app
 from whale_tf.plan import Plan
 
@@ -31,6 +32,27 @@ def wide(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
         return loss
 
     return step, weights
+
+
+def deep(stages: Sequence[Scope]) -> Tuple[Callable, Sequence]:
+    """Eight layers and Adam's state, of which two devices hold less than all."""
+    weights = [variable(6, 12)] + [variable(12, 12, seed=seed) for seed in range(8)] + [variable(12, 3, seed=9)]
+    slots = [[tf.Variable(tf.zeros_like(w), trainable=False) for _ in range(2)] for w in weights]
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights[:-1]:
+                h = tf.tanh(h @ w)
+            loss = cross_entropy(y, h @ weights[-1])
+        for w, (m, n), grad in zip(weights, slots, tape.gradient(loss, weights)):
+            m.assign(0.9 * m + 0.1 * grad)
+            n.assign(0.99 * n + 0.01 * grad * grad)
+            w.assign_sub(0.01 * m / (tf.sqrt(n) + 1e-3))
+        return loss
+
+    return step, weights + [slot for each in slots for slot in each]
 
 
 BUILDS: Dict[str, Any] = {"momentum": momentum, "sparse": sparse, "wide": wide}
@@ -69,6 +91,16 @@ def equal_to_local(build: Any, config: Dict[str, Any], plan: Any = None, default
 def test_searches_and_their_plans_again(build: str, config: Dict[str, Any]) -> None:
     plan = equal_to_local(BUILDS[build], config, sizes=(16, 16, 12))
     assert equal_to_local(BUILDS[build], {}, plan.to_json()).task_graphs == plan.task_graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [
+    {"auto_parallel": True, "num_micro_batch": 1, "recompute": "none"}, {"zero": "auto"}], ids=str)
+def test_zero_where_memory_is_short(config: Dict[str, Any]) -> None:
+    """Data parallelism keeps 0.126 MiB on the fullest of two devices, ZeRO 0.112."""
+    plan = equal_to_local(deep, config, sizes=(192, 192), cluster=described([(100, 0.12)] * 2))
+    assert plan.zero == "v1" and any(task.homes for task in plan.task_graphs)
+    assert max(plan.estimate.peak_memory_bytes) <= 0.12 * 2 ** 20 and "without ZeRO: does not fit" in plan.estimate.without[0]
 
 
 @pytest.mark.slow
