@@ -38,7 +38,7 @@ t0_once           1 ops  takes w0:0  gives w0/read:0
 t1_once          10 ops  takes w1:0  gives w1/read:0, Const:0, gradients/loss_grad/Tile:0, 1 more
 t0_forward        1 ops  takes x:0, w0/read:0  gives h0:0
 t0_backward       4 ops  takes gradients/h1_grad/tuple/control_dependency:0, w0/read:0, x:0  gives \
-gradients/h0_grad/MatMul:0, gradients/h0_grad/tuple/control_dependency_1:0
+gradients/h0_grad/tuple/control_dependency_1:0
 t1_forward        2 ops  takes h0:0, w1/read:0, Const:0  gives loss:0
 t1_backward       4 ops  takes h0:0, gradients/loss_grad/Tile:0, gradients/h1_grad/MatMul:0  gives \
 gradients/h1_grad/tuple/control_dependency:0, gradients/h1_grad/tuple/control_dependency_1:0

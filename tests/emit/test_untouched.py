@@ -45,12 +45,6 @@ def model(first: Any, then: Any, units: int = 6) -> Tuple[tf.Tensor, tf.Tensor]:
     return x, update
 
 
-def split_and_more(more: Callable[[tf.Variable], Any]) -> None:
-    """A model whose classifier is divided, and something that is done to its variable."""
-    model(wh.replicate(1), wh.split(2))
-    more(next(variable for variable in tf.global_variables() if variable.op.name == "classes"))
-
-
 def in_a_loop() -> None:
     with wh.replicate(1):
         x = tf.placeholder("float32", [BATCH, 2, 2, 3])
@@ -70,9 +64,6 @@ class Case(NamedTuple):
 
 SYNC = {"sync_batch_norm": True}
 CASES = {
-    "a divided variable is written in part": Case(
-        lambda: split_and_more(lambda variable: tf.scatter_update(variable, [0], np.zeros([1, 6]))),
-        UnsupportedOpError, "writes a part of variable", SYNC),
     "an indivisible batch": Case(
         lambda: model(wh.replicate(1), wh.split(2)), PlanError, "does not divide over 3 parts", dict(SYNC, num_micro_batch=3)),
     "an indivisible batch without split": Case(
