@@ -64,8 +64,7 @@ from #1  after #5
 #11 t1_backward   g0 m1 r0  on 1  takes h0:0 from #4; gradients/loss_grad/Tile:0, gradients/h1_grad/MatMul:0 from #2  \
 after #9
 #12 t1_accumulate g0 m1 r0  on 1  takes gradients/h1_grad/tuple/control_dependency_1:0 from #9+#11
-#13 t0_merge                on 0  takes gradients/h0_grad/MatMul:0 from #5+#6; \
-gradients/h0_grad/tuple/control_dependency_1:0 from #7
+#13 t0_merge                on 0  takes gradients/h0_grad/tuple/control_dependency_1:0 from #7
 #14 t1_merge                on 1  takes gradients/h1_grad/tuple/control_dependency_1:0 from #12
 #15 update                  on host
 #16 t0_update_1   g0 r0     on 0  takes GradientDescent/learning_rate:0 from #15; \
