@@ -164,7 +164,7 @@ def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int
 
 
 def _rereads(graph: OpGraph, region: Sequence[Op], batch_level: Set[int]) -> Dict[int, FrozenSet[int]]:
-    """Ops that wait for an update of a variable that they read -> the updates, as far as these depend on the mini-batch."""
+    """Ops that read a variable after an update which depends on the mini-batch -> the ops for which they wait."""
     members = {op.id for op in region}
     decided = set(batch_level)  # what follows from the mini-batch
     for op in graph.ops:
