@@ -124,7 +124,7 @@ def _bounds(state: Propagation, op: Op, term: Stride, first: int, extent: Option
     if not term.keeps:
         raise Refuse("it selects a single example of the batch")
     if strides is None or strides[term.term] != 1:
-        raise Refuse("its stride along the batch is not known to be 1")
+        raise Refuse("its stride along the batch is not 1, or not known")
     if (begin is None and not masks["begin"]) or (end is None and not masks["end"]):
         raise Refuse("it is not known where it cuts the batch")
     start = 0 if masks["begin"] or begin is None else per_example(state, begin[term.term], op)
