@@ -38,5 +38,5 @@ def test_it_was_not_started_by_its_launcher(monkeypatch: Any, graph: tf.Graph) -
 
 
 def test_unknown_between_processes(graph: tf.Graph) -> None:
-    with pytest.raises(ConfigError, match="between processes expected one of collective, horovod"):
+    with pytest.raises(ConfigError, match="between processes, expected one of collective, horovod"):
         communicator("local", Nodes(StagedEdit(graph)), 2, 0, Keys())

@@ -97,7 +97,7 @@ def test_control_inputs_that_are_refused(ops):
         add_control_inputs(ops["d"], [ops["a"], ops["d"]])
     with tf.Graph().as_default():
         foreign = tf.no_op(name="foreign")
-    with pytest.raises(GraphEditError, match="'foreign' belongs to another graph than 'd'"):
+    with pytest.raises(GraphEditError, match="'foreign' is not in the graph of 'd'"):
         add_control_inputs(ops["d"], [ops["a"], foreign])
     assert names(ops["d"].control_inputs) == []
 

@@ -154,5 +154,5 @@ def test_a_function_with_a_stateful_op_is_stateful(graph: tf.Graph) -> None:
 
 def test_an_output_that_an_op_does_not_have(graph: tf.Graph) -> None:
     constant = v1.constant(1.0, name="one")
-    with pytest.raises(GraphEditError, match="node 'one' .Const. has 1 outputs, asked for number 1"):
+    with pytest.raises(GraphEditError, match="node 'one' .Const. has 1 outputs, so there is no output 1"):
         FunctionCopy(graph).edge(constant.op.node_def, 1)

@@ -108,11 +108,11 @@ def test_edges_moved_before_a_failure_move_back(graph):
 
 
 def test_set_input_refuses_positions_and_foreign_tensors(graph):
-    with pytest.raises(GraphEditError, match="has 2 inputs, there is none at position 2"):
+    with pytest.raises(GraphEditError, match="has 2 inputs, so there is none at position 2"):
         set_input(op(graph, "ga"), 2, tensor(graph, "b"))
     with tf.Graph().as_default():
         foreign = tf.zeros([2], name="foreign")
-    with pytest.raises(GraphEditError, match="'foreign:0' belongs to another graph than 'ga'"):
+    with pytest.raises(GraphEditError, match="'foreign:0' is not in the graph of 'ga'"):
         set_input(op(graph, "ga"), 0, foreign)
 
 

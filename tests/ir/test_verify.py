@@ -81,7 +81,7 @@ def _bad_forward(graph: OpGraph) -> None:
     (_swap_ids, "numbered densely"), (_loose_tensor, "tensors belong to no op"), (_wrong_owner, "does not own its output"),
     (_same_name, "name of another op"), (_dangling, "reads tensor 99"), (_dangling_control, "waits for op 42"),
     (_backwards, "comes before 'z'"), (_bad_shape, r"shape \(-1, 4\)"), (_no_dtype, "without a dtype"),
-    (_wrong_value, r"value of shape \(5,\)"), (_value_of_an_add, "is a Add of 2 inputs"), (_two_operands, "has 2 inputs"),
+    (_wrong_value, r"value of shape \(5,\)"), (_value_of_an_add, "is a Add with 2 inputs"), (_two_operands, "has 2 inputs"),
     (_bad_phase, "has phase 'forward'"), (_bad_forward, "is the backward op of op"),
 ])
 def test_a_broken_law_is_named(damage: Callable[[OpGraph], Any], message: str) -> None:

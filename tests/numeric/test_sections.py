@@ -151,7 +151,7 @@ def test_an_inexact_op_warns_once() -> None:
     assert len(told) == 1 and "(FusedBatchNorm" in told[0] and "Set sync_batch_norm to True" in told[0]
     assert "Not exactly the local result (2 place(s))" in explained
     assert _trained("mean", True, {"on_inexact": "allow"})[1] == []
-    with pytest.raises(wh.InexactError, match="FusedBatchNorm.* statistics are taken over each part"):
+    with pytest.raises(wh.InexactError, match="FusedBatchNorm.* statistics are computed for each part"):
         _trained("mean", True, {"on_inexact": "error"})
 
 

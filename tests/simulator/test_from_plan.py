@@ -74,7 +74,7 @@ def test_buckets_are_the_plan_s() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(ops=("layer0/fcc",)), "has op 'layer0/fcc', model 'mlp' has not"),
+        (dict(ops=("layer0/fcc",)), "has op 'layer0/fcc', which model 'mlp' does not have"),
         (dict(ops=()), "name no op or layer"),
         (dict(ops=("layer0/fc",), strategy="split", devices=((0, 1),)), "shards op 'layer0/fc' by 'z'"),
     ],

@@ -438,7 +438,7 @@ def test_rows_of_a_sparse_gradient_are_not_added() -> None:
 
 
 def test_refusals(tmp_path: Any) -> None:
-    with pytest.raises(PlanError, match="for graph 'g', the step graph is of 'f'"):
+    with pytest.raises(PlanError, match="for graph 'g', but the step graph is of 'f'"):
         under(step(), replace(plan([0], names=ONE), graph="g"))
     divided = plan([0, 1], names=ONE)
     divided = replace(divided, task_graphs=(replace(divided.task_graphs[0], strategy="split"),))

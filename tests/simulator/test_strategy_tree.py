@@ -174,7 +174,7 @@ def test_stages_are_balanced_exactly() -> None:
         (lambda: StrategyTree(mlp(2)).set("*", op_config(range(4), (4, "b"))), "use a degree of at most 2"),
         (lambda: StrategyTree(small()).set("*/*/softmax", op_config([0, 1], (2, "t"))), "needs dimension 't' whole"),
         (lambda: uniform_3d(mlp(8), 0), "dp 0"),
-        (lambda: uniform_3d(mlp(8), 1, 1, 9), "has 5 blocks, they cannot make 9 stages"),
+        (lambda: uniform_3d(mlp(8), 1, 1, 9), "has 5 blocks, which cannot make 9 stages"),
         (lambda: uniform_3d(mlp(8), 1, 1, 2, 4, warmups=(1, 2)), "use warmup <= 1 on stage 1"),
         (lambda: uniform_3d(mlp(8), 1, 1, 2, 4, warmups=(1,)), "1 warm-up depths for 2 stages"),
         (lambda: uniform_3d(mlp(8), 2, devices=[0, 0]), "expected 2 different ones"),

@@ -1,4 +1,4 @@
-"""Gradient sums over replicas; ``communicator(backend, ...)`` picks the implementation."""
+"""Gradient sums over replicas; ``communicator(backend, ...)`` returns the implementation."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def communicator(backend: str, nodes: Nodes, count: int = 1, rank: int = 0, keys
     """The communicator called ``local``, ``collective`` or ``horovod``.
 
     Args:
-        count, rank, keys: number of processes, this process's number, and its keys.
+        count, rank, keys: number of processes, this process' number, and its keys.
 
     Raises:
-        ConfigError: an unknown name, or a backend that does not reach the other processes.
+        ConfigError: an unknown name, or a backend that cannot reach the other processes.
         ClusterError: the processes do not match Horovod's.
     """
     if count > 1:
         between = {"collective": ProcessCommunicator, "horovod": HorovodCommunicator}
         if backend not in between:
             raise ConfigError(
-                "communication.backend is {!r}; between processes expected one of {}".format(backend, ", ".join(sorted(between)))
+                "communication.backend is {!r}; between processes, expected one of {}".format(backend, ", ".join(sorted(between)))
             )
         return between[backend](nodes, count, rank, keys or Keys())
     kinds = {"local": LocalCommunicator, "collective": CollectiveCommunicator}
     if backend not in kinds:
         raise ConfigError(
-            "communication.backend is {!r}; within one process expected one of {}".format(
+            "communication.backend is {!r}; within one process, expected one of {}".format(
                 backend, ", ".join(sorted(kinds))
             )
         )

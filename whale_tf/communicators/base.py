@@ -19,13 +19,13 @@ class Communicator(abc.ABC):
     """Stages collectives among the devices of one group.
 
     Args:
-        nodes: where the ops are staged.
+        nodes: stages the ops.
 
     Attributes:
         processes: number of participating processes.
         collectives: names of the staged ops that wait for other processes.
-        is_always_together: every run is one of all processes, as that of a function is; there are no optional collectives.
-        together: the boolean that a run feeds with False to skip the optional collectives (:meth:`sum_if_together`).
+        is_always_together: all processes take part in every run, as in those of a function; there are no optional collectives.
+        together: a boolean; a run that feeds False skips the optional collectives (:meth:`sum_if_together`).
     """
 
     processes: int = 1
@@ -50,7 +50,7 @@ class Communicator(abc.ABC):
         self, members: Sequence[Sequence[Member]], names: Sequence[str], shapes: Sequence[Sequence[int]], dtype: Any,
         fp16: bool = False
     ) -> List[List[str]]:  # fmt: skip
-        """:meth:`all_reduce` of several tensors of one type and these shapes, in one message where that helps."""
+        """:meth:`all_reduce` of several tensors of one type with these shapes, in one message if that helps."""
         return [self.all_reduce(each, name, dtype, fp16) for each, name in zip(members, names)]
 
     def across(self, member: Member, kind: str, name: str, dtype: Any) -> str:
@@ -59,7 +59,7 @@ class Communicator(abc.ABC):
         return member.value
 
     def sum_if_together(self, part: Member, alone: str, host: str, name: str, dtype: Any) -> str:
-        """The sum of every process's ``part``; or ``alone``, in a run without the other processes.
+        """The sum of every process' ``part``; in a run without the other processes, ``alone``.
 
         Args:
             host: a CPU device of this process.
@@ -73,7 +73,7 @@ class Communicator(abc.ABC):
 
         Args:
             rank: number of dimensions.
-            equal: all are known to have the same shape.
-            lengths: rows of each process, int32 `[processes]`; None: the processes tell each other.
+            equal: whether all are known to have the same shape.
+            lengths: number of rows of each process, int32 `[processes]`; None: the processes tell each other.
         """
         return member.value

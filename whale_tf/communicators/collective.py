@@ -11,8 +11,8 @@ from whale_tf.graph_editor.nodes import Nodes
 class CollectiveCommunicator(Communicator):
     """``CollectiveReduce`` ops, one per member.
 
-    A group key identifies a set of devices, an instance key a collective.  Both are assigned here in call order, so every
-    process that stages the same plan assigns the same keys.
+    A group key identifies a set of devices, an instance key identifies a collective.  Both are assigned here in the order of
+    calls, so that every process which stages the same plan assigns the same keys.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -42,7 +42,7 @@ class CollectiveCommunicator(Communicator):
             )
             for i, member in enumerate(members)
         ]
-        # fetching one member alone would hang, so reading any result waits for all
+        # fetching one member alone would hang, so every result waits for all
         return [
             self._nodes.identity(part, f"{name}/all_{i}", dtype, members[i].device, control=parts)
             for i, part in enumerate(parts)

@@ -1,4 +1,4 @@
-"""Sums over processes sent as float16, scaled so that no sum overflows.
+"""Sums over processes that are sent as float16, scaled so that no sum overflows.
 
 With ``W`` processes and ``m`` the largest magnitude of any element, ``s = LIMIT / (W m)`` keeps every partial sum below the
 largest float16 (65504).  Each element is rounded to 11 bits once per process and once per addition::

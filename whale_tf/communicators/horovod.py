@@ -1,4 +1,4 @@
-"""Horovod as the transport between processes started by its launcher (Sergeev and Del Balso, "Horovod: fast and easy
+"""Horovod as the transport between processes that its launcher has started (Sergeev and Del Balso, "Horovod: fast and easy
 distributed deep learning in TensorFlow", 2018).
 
 Horovod's thread agrees on an order with the other processes, so collectives need no keys; op names identify them.
@@ -56,8 +56,8 @@ class HorovodCommunicator(ProcessCommunicator):
             "HorovodAllgather", "whale/agreement", [own], device, T=tf.int64, ignore_name_scope=False, process_set_id=0)
 
     def _op(self, op_type: str, name: str, member: Member, **attrs: Any) -> str:
-        # TensorFlow merges ops that are equal except for their names, and inputs may be equal in one process only: zeros that a
-        # broadcast does not read. So each op gets a number.
+        # TensorFlow merges ops that are equal except for their names, and inputs may be equal in only one process (zeros that a
+        # broadcast does not read), so each op gets a number.
         attrs = dict(attrs, ignore_name_scope=False, process_set_id=0, _whale_number=len(self.collectives))
         op = self._nodes.add(op_type, name, [member.value], member.device, **attrs)
         self._note(op_type, op, member.device, attrs)

@@ -11,8 +11,8 @@ from whale_tf.graph_editor.nodes import Nodes
 class LocalCommunicator(Communicator):
     """Sums each tensor on one device of its group and sends the result to the others.
 
-    The device alternates from tensor to tensor, so that work and traffic are spread evenly: with ``n`` devices, each
-    carries ``2 (n - 1) / n`` of the bytes, as in a ring all-reduce.
+    Devices take turns, so that work and traffic are spread evenly: with ``n`` devices, each carries ``2 (n - 1) / n`` of the
+    bytes, as in a ring all-reduce.
     """
 
     def __init__(self, nodes: Nodes) -> None:

@@ -24,7 +24,7 @@ from whale_tf.errors import ConfigError, UnsupportedOpError
 from whale_tf.graph_editor.nodes import Nodes
 
 MERGE_OPS = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min", "any": "Max", "all": "Min"}
-# types that TensorFlow 1.15's collectives do not support on CPU -> the types used to send them
+# types that TensorFlow 1.15's collectives do not support on CPU -> the types as which they are sent
 CARRIERS = {
     tf.bool: tf.int32,
     tf.int8: tf.int32,
@@ -41,7 +41,7 @@ CARRIED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class Keys:
-    """Assigns numbers to groups and collectives.
+    """Numbers groups and collectives.
 
     TensorFlow's server remembers both for its lifetime, so one object serves all graphs of a process.  Processes that stage
     the same graphs in the same order assign the same numbers.
@@ -61,11 +61,11 @@ class Keys:
 
     @property
     def count(self) -> int:
-        """Collectives that have a number."""
+        """How many collectives have a number."""
         return self._instances
 
     def agreement(self) -> Tuple[int, int]:
-        """Group and instance of a graph's agreement: the same in all processes, even if their other keys differ."""
+        """Group and instance of a graph's agreement, which are the same in all processes even if other keys differ."""
         self._agreements += 1
         return AGREEMENT_KEYS, AGREEMENT_KEYS + self._agreements
 
@@ -127,8 +127,8 @@ class ProcessCommunicator(Communicator):
         else:
             raise ConfigError(
                 f"communication.fp16 is true, but TensorFlow {tf.__version__} does not sum float16 between processes, "
-                f"and to gather the "
-                f"gradients of all {self.processes} processes takes more bytes than to sum them as they are; leave it "
+                f"and gathering the "
+                f"gradients of all {self.processes} processes takes more bytes than summing them as they are; leave it "
                 f"out, or use at most {GATHER_UP_TO} "
                 "processes"
             )
@@ -150,7 +150,7 @@ class ProcessCommunicator(Communicator):
         return [[part] * len(each) for part, each in zip(parts, members)]
 
     def _bucket(self, members: Sequence[Member], names: Sequence[str], dtype: Any) -> Member:
-        """Values as one vector, on the device of the first."""
+        """Values joined into one vector, on the device of the first."""
         nodes, scope, device = self._nodes, names[0] + "/bucket", members[0].device
         flat = nodes.const([-1], scope + "/flat", tf.int32, device)
         rows = [self._reshaped(member.value, flat, name + "/row", dtype, device) for member, name in zip(members, names)]
@@ -204,7 +204,7 @@ class ProcessCommunicator(Communicator):
     ) -> str:
         if dim != 0:
             raise UnsupportedOpError(
-                f"{name!r} would have to be concatenated over processes along dimension {dim}; only dimension 0 is supported"
+                f"{name!r} would have to be concatenated over processes along dimension {dim}, but only dimension 0 is supported"
             )
         wire = self._wire_type(name, dtype)
         value = member.value
@@ -220,11 +220,11 @@ class ProcessCommunicator(Communicator):
         return self._collective("CollectiveGather", name, [member.value], member.device, T=dtype, shape=[0])
 
     def _gather_unequal(self, member: Member, rank: int, name: str, dtype: Any, lengths: Optional[str]) -> str:
-        """Each process pads its rows to as many as the longest process has; the zeros in between are taken out afterwards.
+        """Each process pads its rows to the largest number that any process has; the zeros in between are removed afterwards.
 
-        ``CollectiveGather`` requires one shape for all steps (1.15.5, 2.21), ``CollectiveGatherV2``, which functions use, only
-        for all processes.  Without the latter each process puts its rows into its own section of a tensor of zeros, and
-        these are added up."""
+        ``CollectiveGather`` requires the same shape in all steps (1.15.5, 2.21); ``CollectiveGatherV2``, which functions use,
+        requires it only in all processes.  Without the latter, each process puts its rows into its own section of a tensor of
+        zeros, and these tensors are added up."""
         nodes, device, i32 = self._nodes, member.device, tf.int32
 
         def constant(value: Any, what: str) -> str:
@@ -261,7 +261,7 @@ class ProcessCommunicator(Communicator):
             Taxis=i32)  # fmt: skip
 
     def _gather_any_size(self, member: Member, name: str, dtype: Any) -> str:
-        """Tensors of one shape, which may be another one in the next step."""
+        """Gather tensors that have the same shape in all processes, but perhaps another one in the next step."""
         numbers = (self.processes, self._keys.group(_local(member.device)), self._keys.instance())
         given = [self._nodes.const(number, f"{name}/{what}", tf.int32, member.device)
                  for what, number in zip(("group_size", "group_key", "instance_key"), numbers)]
@@ -275,7 +275,7 @@ class ProcessCommunicator(Communicator):
         """Process ``root``'s value on every process.  ``member.value`` is read only there; all have the same static shape.
 
         Args:
-            waits: what the other processes wait for.
+            waits: ops for which the other processes wait.
         """
         wire = self._wire_type(name, dtype)
         value = member.value
@@ -290,7 +290,7 @@ class ProcessCommunicator(Communicator):
         self, members: Sequence[Member], shapes: Sequence[Sequence[int]], names: Sequence[str], dtype: Any, root: int,
         waits: Sequence[str] = ()
     ) -> List[str]:  # fmt: skip
-        """Process ``root``'s values on every process, in one message; on ``root`` itself what is done when they are sent.
+        """Process ``root``'s values on every process, in one message; on ``root`` itself, an op that ends when they are sent.
 
         Args:
             waits: see :meth:`broadcast`.
@@ -323,11 +323,11 @@ class ProcessCommunicator(Communicator):
 
     @property
     def staged(self) -> str:
-        """What has been staged so far, equal for processes that agree."""
+        """A text of everything staged so far, which is equal in processes that agree."""
         return "\n".join(self._staged)
 
     def agreement(self, device: str) -> str:
-        """A checksum of what each process has staged so far: int64 `[processes]`, equal for processes that agree."""
+        """A checksum of everything that each process has staged so far: int64 `[processes]`, equal for processes that agree."""
         digest = zlib.crc32(self.staged.encode())
         return self._agreement(self._nodes.const([digest], "whale/agreement/own", tf.int64, device), device)
 

@@ -1,7 +1,7 @@
-"""Edit any ``tf.Graph`` in place: select, clone, reroute, replace, place, order. Knows nothing of parallel training.
+"""Edit any ``tf.Graph`` in place: select, clone, reroute, replace, place, order. It knows nothing about parallel training.
 
-Works on graphs of TensorFlow 1.15 and 2.x that have not been run yet. An example, which computes an activation and its
-square on a second device and lets everybody downstream read the sum::
+It works on graphs of TensorFlow 1.15 and 2.x that have not been run yet. This example computes an activation again on a second
+device, adds its square, and lets all consumers read the sum::
 
     import whale_tf.graph_editor as ge
 
@@ -18,14 +18,14 @@ square on a second device and lets everybody downstream read the sum::
     after     x ──┬──> relu ───────────────────┬──> both ──> loss
                   └──> second/relu ──> square ─┘
 
-- ``StagedEdit`` (staged): new nodes and clones, added with one import;
+- ``StagedEdit`` (staged): new nodes and clones, which are added with one import;
 - ``find_ops``, ``forward``, ``backward``, ``between``, ``boundary``, ``consumers`` (select): find ops;
 - ``reroute_tensor``, ``swap_tensors``, ``replace_op``, ``set_input`` (reroute): move edges;
 - ``place``, ``merge_device``, ``by_device``, ``colocated_with``, ``drop_colocation`` (device): where ops run;
-- ``order``, ``barrier``, ``add_control_inputs``, ``remove_control_inputs`` (control): which op waits for which;
+- ``order``, ``barrier``, ``add_control_inputs``, ``remove_control_inputs`` (control): which op waits for which other;
 - ``frames``, ``rename_frames``, ``copy_function``, ``call_functions``, ... (control_flow): loops and conditionals.
 
-Refusals are ``whale_tf.errors.GraphEditError``.
+An edit that is impossible raises ``whale_tf.errors.GraphEditError``.
 """
 from __future__ import annotations
 

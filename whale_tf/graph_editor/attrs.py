@@ -1,4 +1,4 @@
-"""Python values to ``AttrValue``, and the attributes that follow from a node's inputs.
+"""Conversion of Python values to ``AttrValue``, and the attributes that follow from a node's inputs.
 
 ::
 
@@ -16,7 +16,7 @@ from whale_tf.errors import GraphEditError, did_you_mean
 
 TensorProto = type(v1.AttrValue().tensor)  # TensorFlow does not export it
 
-# The field of AttrValue (and of AttrValue.ListValue) that holds each attribute type of an OpDef.
+# Attribute type of an OpDef -> the field of AttrValue (and of AttrValue.ListValue) for it.
 _FIELD = {"type": "type", "shape": "shape", "int": "i", "float": "f", "bool": "b", "string": "s", "tensor": "tensor",
           "func": "func"}
 _MESSAGES = frozenset(["shape", "tensor", "func"])  # fields that are protos themselves
@@ -27,8 +27,8 @@ def to_attr_value(value: Any, kind: Optional[str] = None) -> AttrValue:
 
     Args:
       value: a DType or NumPy dtype, int, float, bool, str, bytes, TensorShape, NumPy array (for ``tensor``), function
-        name (for ``func``), a list of these, or an AttrValue, which is returned as it is.
-      kind: the attribute's type as an OpDef spells it (``"int"``, ``"list(type)"``); None guesses it from the value.
+        name (for ``func``), a list of these, or an AttrValue, which is returned unchanged.
+      kind: the attribute's type as an OpDef spells it (``"int"``, ``"list(type)"``); None: guess it from the value.
 
     Raises:
       TypeError, ValueError: the value does not fit the kind.
@@ -64,7 +64,7 @@ def _scalar(value: Any, kind: str) -> Any:
 def _guess_kind(value: Any) -> str:
     """The attribute type of a value that no OpDef describes (attributes whose name starts with ``_``)."""
     if isinstance(value, (list, tuple)):
-        return "list({})".format(_guess_kind(value[0]) if value else "string")  # every empty list serialises alike
+        return "list({})".format(_guess_kind(value[0]) if value else "string")  # all empty lists are serialised in the same way
     for types, kind in (((bool, np.bool_), "bool"), ((int, np.integer), "int"), ((float, np.floating), "float"),
                         ((str, bytes), "string"), (tf.DType, "type"), (tf.TensorShape, "shape"),
                         ((np.ndarray, TensorProto), "tensor"), (v1.NameAttrList, "func"),
@@ -75,7 +75,7 @@ def _guess_kind(value: Any) -> str:
 
 
 class OpSignature:
-    """What staging a node asks about its op type, read once from the OpDef.
+    """What staging needs to know about an op type, read once from the OpDef.
 
     Args:
       op_def: the op's definition.
@@ -92,10 +92,10 @@ class OpSignature:
         self._fixed_arity = not any(arg.number_attr or arg.type_list_attr for arg in self._inputs)
 
     def set_attrs(self, node: NodeDef, attrs: Dict[str, Any]) -> None:
-        """Writes Python values into ``node.attr``.
+        """Write Python values to ``node.attr``.
 
         Raises:
-          GraphEditError: the op has no such attribute, or the value does not fit it.
+          GraphEditError: the op has no such attribute, or the value does not fit.
         """
         for name, value in attrs.items():
             kind = self.kinds.get(name)
@@ -110,9 +110,9 @@ class OpSignature:
                     error)) from error
 
     def infer_attrs(self, node: NodeDef, inputs: Sequence[str], dtype_of: Callable[[str], Any]) -> None:
-        """Fills the type and number attributes of ``node`` that are not set and follow from its data inputs.
+        """Set the type and number attributes of ``node`` that are missing and follow from its data inputs.
 
-        An input whose dtype is not known yet (``dtype_of`` returns None) leaves its attribute unset.
+        If an input's dtype is not known yet (``dtype_of`` returns None), its attribute stays unset.
 
         Raises:
           GraphEditError: the number of inputs does not fit the op type.
@@ -140,7 +140,7 @@ class OpSignature:
                         [dtype.base_dtype.as_datatype_enum for dtype in dtypes])
 
     def _argument_lengths(self, node: NodeDef, n_inputs: int) -> List[int]:
-        """How many data inputs each input argument takes; arguments of unknown length share what is left alike."""
+        """The number of data inputs that each input argument takes; arguments of unknown length share the rest equally."""
         lengths: List[Optional[int]] = []
         for arg in self._inputs:
             if arg.number_attr:
@@ -164,7 +164,7 @@ class OpSignature:
         return GraphEditError(f"node {node.name!r}: {self.name} takes {expected} inputs, got {given}")
 
     def output_dtypes(self, node: NodeDef) -> List[Any]:
-        """The dtypes of a node's outputs (None where a type attribute is not set)."""
+        """The dtypes of a node's outputs (None if a type attribute is not set)."""
         dtypes: List[Any] = []
         for arg in self._outputs:
             if arg.type_list_attr:
@@ -176,7 +176,7 @@ class OpSignature:
         return dtypes
 
     def typed_by(self, node: NodeDef, attr: str) -> Tuple[List[int], List[int]]:
-        """Positions of the inputs and outputs of a node whose type its attribute ``attr`` says."""
+        """Positions of the inputs and outputs of a node whose type is its attribute ``attr``."""
         found = []
         for arguments in (self._inputs, self._outputs):
             positions: List[int] = []
@@ -193,7 +193,7 @@ class OpSignature:
         return found[0], found[1]
 
     def function_edge(self, node: NodeDef, index: int) -> str:
-        """Output ``index`` of a node as an edge inside a function: ``node:output_name:place``."""
+        """Output ``index`` of a node as an edge in a function: ``node:output_name:place``."""
         start = 0
         for arg in self._outputs:
             length = 1
@@ -204,7 +204,7 @@ class OpSignature:
             if index < start + length:
                 return f"{node.name}:{arg.name}:{index - start}"
             start += length
-        raise GraphEditError(f"node {node.name!r} ({self.name}) has {start} outputs, asked for number {index}")
+        raise GraphEditError(f"node {node.name!r} ({self.name}) has {start} outputs, so there is no output {index}")
 
     def _attr(self, node: NodeDef, name: str) -> AttrValue:
         return node.attr[name] if name in node.attr else self._defaults[name]

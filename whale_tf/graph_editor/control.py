@@ -1,7 +1,7 @@
 """Control edges: which op waits for which.
 
-Control edges of an op that a Session has already run can no longer be changed for that Session. Never let an op inside
-a version 1 while loop wait for one outside it, or the other way round: it would wait for ever.
+Once a Session has run an op, the op's control edges can no longer be changed for that Session. Never let an op inside a
+version 1 while loop wait for one outside it, or vice versa: it would wait forever.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whale_tf.graph_editor.select import backward
 
 
 def add_control_inputs(op: tf.Operation, befores: Iterable[tf.Operation]) -> None:
-    """Lets ``op`` wait for ``befores``; those it waits for already are passed over.
+    """Let ``op`` wait for ``befores``; those that it waits for already are skipped.
 
     Raises:
       GraphEditError: an op of another graph, or ``op`` itself.
@@ -29,7 +29,7 @@ def add_control_inputs(op: tf.Operation, befores: Iterable[tf.Operation]) -> Non
 
 
 def remove_control_inputs(op: tf.Operation, befores: Optional[Iterable[tf.Operation]] = None) -> List[tf.Operation]:
-    """Lets ``op`` no longer wait for ``befores`` (None: for anything). Returns the ops it waited for.
+    """Let ``op`` no longer wait for ``befores`` (None: for anything). Returns the ops that it waited for.
 
     Raises:
       GraphEditError: an op of another graph.
@@ -61,20 +61,20 @@ def barrier(ops: Sequence[tf.Operation], name: str, device: str = "") -> tf.Oper
 
 def order(first: Sequence[tf.Operation], then: Sequence[tf.Operation], name: str = "order", *,
           check_cycles: bool = True) -> Optional[tf.Operation]:
-    """Lets every op of ``then`` start after all of ``first`` have ended.
+    """Let every op of ``then`` start after all of ``first`` have ended.
 
-    Through a NoOp where that takes fewer edges::
+    If that takes fewer edges, they wait through a NoOp::
 
         before   a   b   c        after   a ─┐            ┌─> x
                                           b ─┼─> order ───┼─> y           order([a, b, c], [x, y, z])
                  x   y   z                c ─┘            └─> z
 
     Args:
-      name: of the NoOp, if there is one.
-      check_cycles: look at everything ``first`` depends on, so that no cycle can arise.
+      name: the NoOp's, if there is one.
+      check_cycles: look at everything on which ``first`` depends, so that no cycle can arise.
 
     Returns:
-      The NoOp, or None where the ops wait for one another directly.
+      The NoOp, or None if the ops wait for each other directly.
 
     Raises:
       GraphEditError: an op of ``first`` depends on one of ``then`` (a cycle would arise), or ops of several graphs.

@@ -1,7 +1,7 @@
 """Loops and conditionals: frames of version 1 control flow, bodies of functional control flow.
 
-Version 1 loops are ordinary ops between Enter and Exit; the executor keeps loops apart by the string ``frame_name`` of
-their Enter ops, so two loops of one name run into each other::
+Version 1 loops are ordinary ops between Enter and Exit. The executor tells loops apart by the string ``frame_name`` of
+their Enter ops, so two loops with the same name would be mixed up::
 
                           frame "loop"                           outer frame
     x ──> Enter ──> Merge ──> Switch ──> Exit ─────────────────────> y
@@ -9,7 +9,7 @@ their Enter ops, so two loops of one name run into each other::
                       │         └─> body ops ──> NextIteration ─┐
                       └─────────────────────────────────────────┘
 
-Functional loops and conditionals (While, If, Case, PartitionedCall) are one op that names functions of the graph's
+A functional loop or conditional (While, If, Case, PartitionedCall) is one op that names functions in the graph's
 library. To run a changed body, copy the function under a new name and let the op's clone call the copy::
 
     before   clone of "loop": While(body="body_7")
@@ -36,7 +36,7 @@ class Frame:
     Attributes:
       name: the ``frame_name`` of its Enter ops.
       parent: name of the frame around it; None for an outermost loop.
-      ops: ops that run in this frame, its own Enter and Exit ops included, those of the loops inside it not.
+      ops: ops that run in this frame, including its own Enter and Exit ops, but not those of loops inside it.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Frame:
 
 
 def frame_name(enter: tf.Operation) -> str:
-    """The frame that an Enter op leads into."""
+    """The frame that an Enter op enters."""
     return enter.get_attr("frame_name").decode()
 
 
 def frames(graph: tf.Graph) -> Dict[str, Frame]:
-    """All frames of a graph by name. Needs no control-flow context, so clones and imported loops are found too.
+    """All frames of a graph by name. No control-flow contexts are needed, so clones and imported loops are found too.
 
-    Cost: one look at every op's type, and a walk over the ops inside loops.
+    Cost: one look at the type of every op, and a walk over the ops inside loops.
     """
     enters = [op for op in graph.get_operations() if op.type in ENTERS]
     members: Dict[str, Dict[tf.Operation, None]] = {}
@@ -64,7 +64,7 @@ def frames(graph: tf.Graph) -> Dict[str, Frame]:
     waiting_exits: Dict[str, List[tf.Operation]] = {}
 
     def reach(op: tf.Operation, name: str) -> None:
-        if op.type in ENTERS:  # enters a frame of its own, from this one
+        if op.type in ENTERS:  # enters its own frame from this one
             inner = frame_of[op]
             if parents.setdefault(inner, name) == name:
                 work.extend(waiting_exits.pop(inner, []))
@@ -94,15 +94,15 @@ def _successors(op: tf.Operation) -> List[tf.Operation]:
 
 
 def rename_frames(enters: Iterable[tf.Operation], rename: Callable[[str], str]) -> None:
-    """Gives loops in the graph new frame names, before any Session has run them.
+    """Give loops in the graph new frame names, before any Session has run them.
 
     ::
 
-        before   Enter(frame_name="loop")    Enter(frame_name="loop")    two copies of a loop run into each other
+        before   Enter(frame_name="loop")    Enter(frame_name="loop")    two copies of a loop are mixed up
         after    Enter(frame_name="loop")    Enter(frame_name="loop_1")  rename_frames(second_copy, lambda f: f + "_1")
 
     Args:
-      enters: Enter ops, all those of a loop (other ops are passed over, so the ops of a whole clone may be given).
+      enters: all Enter ops of a loop (other ops are skipped, so all ops of a clone may be given).
 
     Raises:
       GraphEditError: ops of several graphs.
@@ -115,12 +115,12 @@ def rename_frames(enters: Iterable[tf.Operation], rename: Callable[[str], str]) 
 
 
 def check_whole_loops(loops: Mapping[str, Frame], names: Set[str]) -> None:
-    """Refuses a set of op names that holds the entrance of a v1 loop but not all that its loop ops read.
+    """Refuse a set of op names that contains the entrance of a v1 loop but not everything that its loop ops read.
 
-    A clone of such a set would have ops that read from two different frames, which never run.
+    A clone of such a set would have ops that read from two different frames and never run.
 
     Raises:
-      GraphEditError: names the loop and the ops that are missing.
+      GraphEditError: the message names the loop and the missing ops.
     """
     for frame in loops.values():
         if not any(op.type in ENTERS and op.name in names for op in frame.ops):
@@ -137,9 +137,9 @@ def check_whole_loops(loops: Mapping[str, Frame], names: Set[str]) -> None:
 
 
 def fresh_frame_names(enters: Iterable[NodeDef], taken: Set[str]) -> None:
-    """Gives the loops of one clone frame names of their own, and adds these to ``taken``.
+    """Give the loops of one clone their own frame names, and add these to ``taken``.
 
-    Enter nodes of one frame get one new name.
+    All Enter nodes of a frame get the same new name.
     """
     renamed: Dict[bytes, bytes] = {}
     for node in enters:
@@ -156,9 +156,9 @@ def fresh_frame_names(enters: Iterable[NodeDef], taken: Set[str]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ functions
 def function_names(node: NodeDef) -> Dict[str, str]:
-    """The functions a node calls, by attribute: ``{"cond": "loop_cond_3", "body": "loop_body_4"}`` for a While.
+    """The functions that a node calls, by attribute: ``{"cond": "loop_cond_3", "body": "loop_body_4"}`` for a While.
 
-    Attributes that hold a list of functions (Case's ``branches``) give ``{"branches[0]": ..., "branches[1]": ...}``.
+    Attributes with a list of functions (Case's ``branches``) yield ``{"branches[0]": ..., "branches[1]": ...}``.
     """
     names = {}
     for key, value in node.attr.items():
@@ -170,7 +170,7 @@ def function_names(node: NodeDef) -> Dict[str, str]:
 
 
 def call_functions(node: NodeDef, renamed: Mapping[str, str]) -> None:
-    """Lets a NodeDef call other functions: ``renamed`` maps old function names to new ones.
+    """Let a NodeDef call other functions: ``renamed`` maps old names of functions to new ones.
 
     Use it in ``StagedEdit.clone(..., edit=...)``, or inside ``copy_function`` for nested bodies.
     """
@@ -182,10 +182,10 @@ def call_functions(node: NodeDef, renamed: Mapping[str, str]) -> None:
 
 
 def forget_output_shapes(node: NodeDef) -> None:
-    """Empties the ``output_shapes`` of a functional loop or conditional.
+    """Empty the ``output_shapes`` of a functional loop or conditional.
 
-    A clone with another batch size is then not held to the original's static shapes: TensorFlow takes a While's from
-    its inputs, an If's become unknown.
+    A clone with another batch size then need not have the original's static shapes: TensorFlow takes a While's from its
+    inputs, and an If's become unknown.
     """
     for key in ("output_shapes", "_output_shapes"):
         if key in node.attr:
@@ -193,7 +193,7 @@ def forget_output_shapes(node: NodeDef) -> None:
 
 
 def function_def(graph: tf.Graph, name: str) -> FunctionDef:
-    """A copy of the FunctionDef ``name`` of the graph's library.
+    """A copy of the FunctionDef ``name`` in the graph's library.
 
     Raises:
       GraphEditError: the library has no such function.
@@ -209,7 +209,7 @@ def function_def(graph: tf.Graph, name: str) -> FunctionDef:
 
 
 def copy_function(graph: tf.Graph, name: str, new_name: str, edit: Callable[[NodeDef], None]) -> str:
-    """Adds a copy of a function with edited nodes to the graph's library.
+    """Add a copy of a function with edited nodes to the graph's library.
 
     ::
 
@@ -217,19 +217,19 @@ def copy_function(graph: tf.Graph, name: str, new_name: str, edit: Callable[[Nod
         after    body_7(i, x) { c = Const[8, 4]; r = Reshape(x, c) }
                  body_7_half(i, x) { c = Const[4, 4]; r = Reshape(x, c) }
 
-    Static shapes recorded in the function (``_output_shapes``, ``_input_shapes``) are dropped: they belong to the
-    original. The copy has no Python-side graph, so ``tf.gradients`` cannot differentiate an op that calls it:
-    differentiate first.
+    Static shapes that the function records (``_output_shapes``, ``_input_shapes``) are dropped, because they belong to the
+    original. The copy has no graph in Python, so ``tf.gradients`` cannot differentiate an op that calls it. Differentiate
+    first.
 
     Args:
-      edit: called with each NodeDef of the copy. Inside a function inputs are named ``"node:output_name:0"``, or by the
+      edit: called with each NodeDef of the copy. Inside a function, inputs are named ``"node:output_name:0"``, or by the
         bare name of an argument.
 
     Returns:
       ``new_name``.
 
     Raises:
-      GraphEditError: no function ``name``, or ``new_name`` is taken.
+      GraphEditError: there is no function ``name``, or ``new_name`` is taken.
     """
     if function_exists(graph, new_name):
         raise GraphEditError(f"the graph's library already has a function {new_name!r}; choose another name")

@@ -1,4 +1,4 @@
-"""A graph as NodeDefs, with what is to be added to it and which edges are to move; nothing is edited by it."""
+"""A graph as NodeDefs, with the nodes to add and the edges to move. It edits nothing."""
 from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
@@ -10,11 +10,11 @@ class Definitions(NamedTuple):
     """Attributes:
     graph: the graph.
     originals: definition of each of its ops, by name.
-    export: what they were read from, for its library of functions and its versions.
-    added: nodes that are to be new, by name, in order.
-    changed: definitions, with other inputs, of ops of the graph whose edges are to move.
-    given: shapes of tensors that the graph does not know.
-    functions: those that are to be new in its library.
+    export: the GraphDef from which they were read, for its library of functions and its versions.
+    added: new nodes, by name, in order.
+    changed: definitions, with their new inputs, of ops of the graph whose edges are to move.
+    given: shapes of tensors that the graph does not have.
+    functions: new functions for its library.
     """
 
     graph: tf.Graph
@@ -31,14 +31,14 @@ class Definitions(NamedTuple):
         return [*self.export.library.function, *self.functions]
 
     def node(self, name: str) -> NodeDef:
-        """The definition of an op as it is to be, of the graph or new; KeyError: there is none."""
+        """The future definition of an op, whether in the graph or new; KeyError: there is none."""
         for table in (self.added, self.changed):
             if name in table:
                 return table[name]
         return self.originals[name]
 
     def graph_def(self) -> GraphDef:
-        """A copy of the graph as it is to be."""
+        """A copy of the graph as it will be."""
         if not self.added and not self.changed:
             copy = v1.GraphDef()
             copy.CopyFrom(self.export)
@@ -50,7 +50,7 @@ class Definitions(NamedTuple):
 
 
 def definitions_of(graph: tf.Graph, given: Optional[Mapping[str, Sequence[Optional[int]]]] = None) -> Definitions:
-    """The graph as it is; ``given``: see :class:`Definitions`."""
+    """The graph as it is now; ``given``: see :class:`Definitions`."""
     export = graph.as_graph_def()
     originals: Dict[str, NodeDef] = {node.name: node for node in export.node}
     return Definitions(graph, originals, export, given=given or {})

@@ -4,7 +4,7 @@
 
     before   a /device:CPU:0      b /device:CPU:0, _class=["loc:@a"]
     after    place([b], "/device:CPU:1")
-             a /device:CPU:0      b /device:CPU:1              # b no longer has to run where a runs
+             a /device:CPU:0      b /device:CPU:1              # b need no longer run where a runs
 """
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def canonical_device(device: str) -> str:
 
 def place(ops: Iterable[tf.Operation], device: Union[str, Callable[[tf.Operation], Optional[str]]], *,
           keep_colocation: bool = False) -> None:
-    """Requests a device for each op, before any Session has run them.
+    """Request a device for each op, before any Session has run it.
 
-    A ``_class`` entry that ties an op to another op is stronger than a requested device, so it is removed.
+    A ``_class`` entry that ties an op to another op takes precedence over a requested device, so it is removed.
 
     Args:
-      device: one for all, or a function of the op; None from the function leaves the op as it is, "" clears its device.
-      keep_colocation: leave ``_class`` entries alone.
+      device: one for all, or a function of the op. If the function returns None, the op is left as it is; "" clears its device.
+      keep_colocation: keep ``_class`` entries.
 
     Raises:
       GraphEditError: not the name of a device, or ops of several graphs.
@@ -56,7 +56,7 @@ def place(ops: Iterable[tf.Operation], device: Union[str, Callable[[tf.Operation
 
 
 def merge_device(op: tf.Operation, device: str) -> str:
-    """The op's device with the parts that ``device`` names put in their place.
+    """The op's device, with the parts that ``device`` names replaced.
 
     ::
 
@@ -67,7 +67,7 @@ def merge_device(op: tf.Operation, device: str) -> str:
 
 
 def by_device(ops: Iterable[tf.Operation]) -> Dict[str, List[tf.Operation]]:
-    """The ops of each requested device ("" for those that request none).
+    """Requested device ("" if there is none) -> ops.
 
     Raises:
       GraphEditError: ops of several graphs.
@@ -81,13 +81,13 @@ def by_device(ops: Iterable[tf.Operation]) -> Dict[str, List[tf.Operation]]:
 
 
 def colocated_with(op: tf.Operation) -> List[str]:
-    """Names of the other ops that an op has to run with."""
+    """Names of the other ops with which an op has to run."""
     names = [entry[len(COLOCATE):].decode() for entry in op.colocation_groups() if entry.startswith(COLOCATE)]
     return [name for name in names if name != op.name]
 
 
 def drop_colocation(ops: Iterable[tf.Operation]) -> None:
-    """Removes what ties ops to other ops' devices.
+    """Remove the entries that tie ops to the devices of other ops.
 
     Raises:
       GraphEditError: ops of several graphs.

@@ -9,7 +9,7 @@ COLOCATE = b"loc:@"  # prefix of the entries of a ``_class`` attribute that name
 
 
 class CloneEdges(Dict[str, str]):
-    """The clone's edge for each edge of an original, computed on first use: ``edges["x:1"]``, ``edges["^x"]``."""
+    """Edge of an original -> the clone's edge, computed on first use: ``edges["x:1"]``, ``edges["^x"]``."""
 
     def __init__(self, names: Mapping[str, str], input_map: Mapping[str, str],
                  control_map: Mapping[str, Optional[str]]) -> None:
@@ -34,7 +34,7 @@ class CloneEdges(Dict[str, str]):
 
 
 def canonical_edge(edge: str) -> str:
-    """``"x:0"`` as a NodeDef spells it, ``"x"``."""
+    """``"x:0"`` as NodeDefs spell it: ``"x"``."""
     return edge[:-2] if edge.endswith(":0") else edge
 
 
@@ -44,7 +44,7 @@ def control_edges(names: Iterable[str]) -> List[str]:
 
 
 def follow_colocation(node: NodeDef, names: Mapping[str, str]) -> None:
-    """Keeps the ``_class`` entries that can be kept: those that name a cloned op, and those that are no ``loc:@``."""
+    """Keep the ``_class`` entries that can be kept: those that name a cloned op, and those without ``loc:@``."""
     kept = []
     for entry in node.attr["_class"].list.s:
         if not entry.startswith(COLOCATE):

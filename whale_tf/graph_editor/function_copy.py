@@ -1,4 +1,4 @@
-"""Edit a copy of a function of the graph's library: new nodes, moved inputs, further parameters and results.
+"""Edit a copy of a function in the graph's library: new nodes, moved inputs, more parameters and results.
 
 ::
 
@@ -10,10 +10,10 @@
 
              body_7_half(i, x, w) { half = Mul(x, w); y = MatMul(x, half) }    -> y
 
-A function made of a graph's own nodes begins with none (``FunctionCopy(graph)``), and takes them in with ``insert``.
+A function that is made of a graph's own nodes begins empty (``FunctionCopy(graph)``) and gets them by ``insert``.
 
-Inside a function tensors are named ``"node:output_name:0"``, or by the bare name of an argument.  ``add`` and ``const``
-have the signature of ``StagedEdit``'s, so that whatever stages nodes there can write them into a function as well.
+Inside a function, tensors are named ``"node:output_name:0"``, or by the bare name of an argument.  ``add`` and ``const``
+have the same signatures as in ``StagedEdit``, so that code which stages nodes there can also write them into a function.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from whale_tf.graph_editor.control_flow import function_def
 from whale_tf.graph_editor.edges import control_edges
 from whale_tf.graph_editor.names import function_exists
 
-# Static shapes of the original's arguments and nodes; "run where op X runs", with X as the original's caller knows it; what
-# TensorFlow's graph optimizer may put in the original's place (Keras 2's LSTM and GRU say so).
 FunctionDefType = type(v1.GraphDef().library.function.add())  # TensorFlow does not export it
+# Static shapes of the original's arguments and nodes; "run where op X runs", where X is a name in the original's caller; and the
+# function with which TensorFlow's graph optimizer may replace the original (Keras 2's LSTM and GRU have one).
 ORIGINALS_OWN = ("_output_shapes", "_input_shapes", "_class", "api_implements", "api_preferred_device")
 
 
 def data_inputs(node: NodeDef) -> List[str]:
-    """Names of the tensors a node reads, without the ops it only waits for."""
+    """Names of the tensors that a node reads, without the ops that it only waits for."""
     return [edge for edge in node.input if not edge.startswith("^")]
 
 
 def append_inputs(node: NodeDef, names: Sequence[str]) -> None:
-    """Let a node read further tensors, behind its other data inputs."""
+    """Let a node read more tensors, after its other data inputs."""
     data = data_inputs(node)
     waits = list(node.input)[len(data) :]
     del node.input[:]
@@ -47,7 +47,7 @@ def append_inputs(node: NodeDef, names: Sequence[str]) -> None:
 
 
 class FunctionCopy:
-    """A FunctionDef being edited; recorded static shapes and colocations are dropped, as they belong to the original.
+    """A FunctionDef being edited.  Recorded static shapes and colocations are dropped, because they belong to the original.
 
     Attributes:
         original: the function as it is in the library.
@@ -72,19 +72,19 @@ class FunctionCopy:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the copy differs from the original, be it by what was dropped."""
+        """Whether the copy differs from the original, including by what was dropped."""
         return bool(self.definition != self.original)
 
     def node(self, name: str) -> NodeDef:
-        """The NodeDef of that name, to be changed in place."""
+        """The NodeDef of that name, which may be changed in place."""
         return self._nodes[name]
 
     def insert(self, node: NodeDef, inputs: Sequence[str] = (), control_inputs: Sequence[str] = ()) -> NodeDef:
-        """Take in a copy of a graph's node, under its own name and without its device; returns the copy.
+        """Add a copy of a graph's node, under its own name and without its device; returns the copy.
 
         Args:
-            inputs: what it reads, as edges of the function.
-            control_inputs: names of the function's nodes that it waits for.
+            inputs: its inputs, as edges of the function.
+            control_inputs: names of nodes of the function for which it waits.
         """
         copy = self.definition.node_def.add()
         copy.CopyFrom(node)
@@ -100,18 +100,18 @@ class FunctionCopy:
         return copy
 
     def edge(self, node: NodeDef, index: int) -> str:
-        """Output ``index`` of a node that is in the function, or will be."""
+        """Output ``index`` of a node that is or will be in the function."""
         return self._signature(node.op).function_edge(node, index)
 
     def operand(self, node: str, position: int) -> str:
-        """The tensor that a node reads at one of its data inputs."""
+        """The tensor that a node reads as one of its data inputs."""
         return str(self._nodes[node].input[position])
 
     def set_operand(self, node: str, position: int, name: str) -> None:
         self._nodes[node].input[position] = name
 
     def result(self, index: int) -> str:
-        """The tensor that the function returns in place ``index``."""
+        """The tensor that the function returns as result ``index``."""
         return str(self.definition.ret[self.definition.signature.output_arg[index].name])
 
     def set_result(self, index: int, name: str) -> None:
@@ -148,19 +148,19 @@ class FunctionCopy:
         )
 
     def parameter(self, name: str, dtype: tf.DType) -> str:
-        """Add a parameter behind the others; returns its name."""
+        """Add a parameter after the others; returns its name."""
         argument = self.definition.signature.input_arg.add(name=self._unique(name))
         argument.type = tf.as_dtype(dtype).as_datatype_enum
         return str(argument.name)
 
     def return_also(self, tensor: str, dtype: tf.DType, name: str = "") -> None:
-        """Add a result behind the others."""
+        """Add a result after the others."""
         result = self.definition.signature.output_arg.add(name=self._unique(name or tensor.split(":")[0] + "_result"))
         result.type = tf.as_dtype(dtype).as_datatype_enum
         self.definition.ret[result.name] = tensor
 
     def replace(self, renamed: Mapping[str, str]) -> None:
-        """Read other tensors wherever the keys of ``renamed`` are read or returned."""
+        """Replace the keys of ``renamed`` with other tensors wherever they are read or returned."""
         for node in self.definition.node_def:
             for position, edge in enumerate(node.input):
                 if edge in renamed:
@@ -173,7 +173,7 @@ class FunctionCopy:
         """The edited function under a name that the library does not have yet.
 
         Raises:
-            GraphEditError: it has.
+            GraphEditError: the name is taken.
         """
         if function_exists(self.graph, name):
             raise GraphEditError(f"the graph's library already has a function {name!r}; choose another name")

@@ -10,8 +10,8 @@ _KNOWN: MutableMapping[tf.Graph, Tuple[int, Set[str]]] = weakref.WeakKeyDictiona
 
 
 def names_taken(graph: tf.Graph) -> Set[str]:
-    """Names of the graph's ops and of the scopes they are in: TensorFlow renames an import that uses either.  What is known of a
-    graph is kept, because ops are never removed; the set grows with the next call."""
+    """Names of the graph's ops and of their scopes: TensorFlow renames imported ops that use either.  The names found in a graph
+    are kept, because ops are never removed; the next call adds to them."""
     count, taken = _KNOWN.get(graph, (0, set()))
     operations = graph.get_operations()
     for op in operations[count:]:
@@ -24,6 +24,6 @@ def names_taken(graph: tf.Graph) -> Set[str]:
 
 
 def function_exists(graph: tf.Graph, name: str) -> bool:
-    """Whether a function's name is taken in the graph's library, or, for the graph of a tf.function, among all functions that
-    TensorFlow knows: these share one library."""
+    """Whether a function's name is taken in the graph's library; for the graph of a tf.function, among all functions that
+    TensorFlow knows, because these share one library."""
     return bool(graph._is_function(name) or (graph.building_function and eager_context().has_function(name)))

@@ -1,6 +1,6 @@
-"""Common ops staged as nodes with every attribute given.
+"""Common ops, staged as nodes with all their attributes.
 
-Attributes are explicit because inputs may be staged later than their consumers.
+Attributes are explicit because inputs may be staged after their consumers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from whale_tf.graph_editor.staged import StagedEdit
 
 
 class Stage(Protocol):
-    """Where nodes are staged: a StagedEdit, or a copy of a function."""
+    """Where nodes are staged: in a StagedEdit or a copy of a function."""
 
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
             control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str: ...

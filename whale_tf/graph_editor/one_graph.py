@@ -1,4 +1,4 @@
-"""Ops and tensors of one call belong to one graph."""
+"""Check that the ops and tensors of one call belong to the same graph."""
 from __future__ import annotations
 
 from typing import Iterable, Union
@@ -8,10 +8,10 @@ from whale_tf.errors import GraphEditError
 
 
 def check_one_graph(things: Iterable[Union[tf.Operation, tf.Tensor]]) -> None:
-    """Refuses ops and tensors of different graphs.
+    """Refuse ops and tensors of different graphs.
 
     Raises:
-      GraphEditError: names the first that does not belong to the graph of the others before it.
+      GraphEditError: the message names the first one that is not in the graph of those before it.
     """
     things = list(things)
     for thing in things[1:]:
@@ -19,5 +19,5 @@ def check_one_graph(things: Iterable[Union[tf.Operation, tf.Tensor]]) -> None:
         if thing.graph is not first.graph:
             look_up = "get_operation_by_name" if isinstance(thing, tf.Operation) else "get_tensor_by_name"
             raise GraphEditError(
-                f"{thing.name!r} belongs to another graph than {first.name!r}; take it from that graph: "
+                f"{thing.name!r} is not in the graph of {first.name!r}; take it from that graph: "
                 f"graph.{look_up}({thing.name!r})")

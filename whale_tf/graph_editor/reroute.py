@@ -1,10 +1,10 @@
-"""Move edges: let consumers read another tensor, put one op in another's place.
+"""Move edges: let consumers read another tensor, or replace one op with another.
 
-Edges move in the graph, so do it before a Session has run the consumers: a Session does not see later changes of an op
-that it has run (it does see new ops). Nothing is deleted; what nobody reads any more is simply not run.
+Edges move in the graph itself. Move them before a Session runs the consumers, because a Session does not see later changes
+to an op that it has run (it does see new ops). Nothing is deleted; ops that nobody reads any more simply do not run.
 
-An edge can only move to a tensor of the same dtype and of a compatible static shape, because TensorFlow does not infer
-the shapes of existing ops again. Where the shape changes, clone the consumers
+An edge can only move to a tensor with the same dtype and a compatible static shape, because TensorFlow does not infer
+the shapes of existing ops again. If the shape changes, clone the consumers
 (``StagedEdit.clone(..., input_map=...)``).
 """
 from __future__ import annotations
@@ -24,7 +24,7 @@ Edge = Tuple[tf.Operation, int]  # an op and the position of one of its inputs
 
 
 def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Lets input ``index`` of ``op`` read ``tensor``.
+    """Let input ``index`` of ``op`` read ``tensor``.
 
     ::
 
@@ -32,10 +32,10 @@ def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
                  b                         b ──> op        set_input(op, 0, b)
 
     Raises:
-      GraphEditError: no such input, other graph, other dtype, or an incompatible static shape.
+      GraphEditError: there is no such input, or the tensor has another graph, another dtype or an incompatible static shape.
     """
     if not 0 <= index < len(op.inputs):
-        raise GraphEditError(f"op {op.name!r} has {len(op.inputs)} inputs, there is none at position {index}")
+        raise GraphEditError(f"op {op.name!r} has {len(op.inputs)} inputs, so there is none at position {index}")
     old = op.inputs[index]
     check_one_graph([op, tensor])
     if tensor.dtype.base_dtype != old.dtype.base_dtype:
@@ -43,7 +43,7 @@ def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
                              f"has {tensor.dtype.base_dtype.name}; insert a Cast")
     if old.dtype._is_ref_dtype and not tensor.dtype._is_ref_dtype and op._input_types[index]._is_ref_dtype:
         raise GraphEditError(f"input {index} of {op.name!r} ({op.type}) writes to the variable {old.name!r}; "
-                             f"{tensor.name!r} is no reference variable")
+                             f"{tensor.name!r} is not a reference variable")
     try:
         op._update_input(index, tensor)
     except (tf.errors.OpError, ValueError) as error:
@@ -56,7 +56,7 @@ def set_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
 
 def reroute_tensor(old: tf.Tensor, new: tf.Tensor, consumers: Optional[Iterable[tf.Operation]] = None, *,
                    check_cycles: bool = True) -> List[Edge]:
-    """Lets consumers of ``old`` read ``new`` instead.
+    """Let consumers of ``old`` read ``new`` instead.
 
     ::
 
@@ -65,9 +65,9 @@ def reroute_tensor(old: tf.Tensor, new: tf.Tensor, consumers: Optional[Iterable[
                        └──> f ──> new                                    reroute_tensor(old, new)
 
     Args:
-      consumers: the ops whose edges move. None: all that ``new`` does not itself depend on (``f`` stays, as drawn).
-      check_cycles: look at everything ``new`` depends on, so that no cycle can arise. A caller that moves many edges
-        and knows that none can arise may turn it off; then only the op that makes ``new`` is left out.
+      consumers: the ops whose edges move. None: all except those on which ``new`` itself depends (like ``f`` above).
+      check_cycles: look at everything on which ``new`` depends, so that no cycle can arise. A caller that moves many edges
+        and knows that none can arise may turn this off; then only the op that makes ``new`` keeps its edges.
 
     Returns:
       The edges that moved, as (op, input position).
@@ -97,7 +97,7 @@ def reroute_tensor(old: tf.Tensor, new: tf.Tensor, consumers: Optional[Iterable[
 
 
 def _upstream(op: tf.Operation, of_interest: Iterable[tf.Operation]) -> Set[tf.Operation]:
-    """Those of ``of_interest`` that ``op`` depends on (or is), not counting loops' back edges."""
+    """Those of ``of_interest`` on which ``op`` depends (or which it is), ignoring the back edges of loops."""
     wanted = set(of_interest)
     found: Set[tf.Operation] = set()
     seen, stack = {op}, [op]
@@ -113,7 +113,7 @@ def _upstream(op: tf.Operation, of_interest: Iterable[tf.Operation]) -> Set[tf.O
 
 
 def _move(edges: Iterable[Edge], old: tf.Tensor, new: tf.Tensor) -> None:
-    """Moves all of the edges or none."""
+    """Move all of the edges or none."""
     done: List[Edge] = []
     try:
         for op, index in edges:
@@ -126,7 +126,7 @@ def _move(edges: Iterable[Edge], old: tf.Tensor, new: tf.Tensor) -> None:
 
 
 def swap_tensors(a: tf.Tensor, b: tf.Tensor) -> None:
-    """Exchanges the consumers of two tensors.
+    """Exchange the consumers of two tensors.
 
     ::
 
@@ -141,7 +141,7 @@ def swap_tensors(a: tf.Tensor, b: tf.Tensor) -> None:
     cycle = _upstream(b.op, {op for op, _ in of_a}) | _upstream(a.op, {op for op, _ in of_b})
     if cycle:
         raise GraphEditError(f"one of {a.name!r} and {b.name!r} depends on {sorted(op.name for op in cycle)[0]!r}, "
-                             f"which reads the other: a cycle would arise")
+                             f"which reads the other, so a cycle would arise")
     _move(of_a, a, b)
     try:
         _move(of_b, b, a)
@@ -151,7 +151,7 @@ def swap_tensors(a: tf.Tensor, b: tf.Tensor) -> None:
 
 
 def replace_op(old: tf.Operation, new: tf.Operation) -> List[Edge]:
-    """Puts ``new`` in the place of ``old``: it takes over the readers of all outputs and the ops that wait for ``old``.
+    """Replace ``old`` with ``new``, which takes over the readers of all outputs and the ops that wait for ``old``.
 
     ::
 
@@ -159,14 +159,14 @@ def replace_op(old: tf.Operation, new: tf.Operation) -> List[Edge]:
                  x ──> new                          x ──> new ──> a
                        old - - > b                        new - - > b      (- - > control edge)
 
-    Where ``new`` depends on ``old``, the edges from ``old`` towards ``new`` stay.
+    If ``new`` depends on ``old``, the edges from ``old`` towards ``new`` stay.
 
     Returns:
       The data edges that moved.
 
     Raises:
-      GraphEditError: ``new`` has fewer outputs than are read of ``old``, or an edge cannot move (see ``set_input``).
-        All edges are then as they were.
+      GraphEditError: ``new`` lacks an output of ``old`` that is read, or an edge cannot move (see ``set_input``). All edges
+        are then as they were.
     """
     check_one_graph([old, new])
     read = [tensor for tensor in old.outputs if tensor.consumers()]

@@ -1,4 +1,4 @@
-"""Find ops: by name, type or device, by what they reach, and the boundary of a set.
+"""Find ops by name, type, device or reachability, and the boundary of a set.
 
 ::
 
@@ -7,8 +7,8 @@
           └──> e                 between([a], [c])       [a, b, c]
                                  boundary([b, c])        inputs (a:0), outputs (b:0, c:0)
 
-All answers are lists in an order that does not change from run to run. Ops and tensors of different graphs in one call are
-refused with a GraphEditError.
+All results are lists whose order does not change from run to run. A call with ops or tensors of different graphs raises a
+GraphEditError.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OpOrTensor = Union[tf.Operation, tf.Tensor]
 
 @dataclass(frozen=True)
 class Boundary:
-    """What crosses the border of a set of ops.
+    """The edges over the border of a set of ops.
 
     Attributes:
       inputs: tensors made outside and read inside.
@@ -45,16 +45,16 @@ class Boundary:
 def find_ops(graph: tf.Graph, *, name: Optional[str] = None, op_type: Union[None, str, Iterable[str]] = None,
              device: Optional[str] = None,
              matching: Optional[Callable[[tf.Operation], bool]] = None) -> List[tf.Operation]:
-    """The graph's ops that meet every condition given, in the order they were created.
+    """The graph's ops that meet all given conditions, in the order in which they were created.
 
     Args:
       name: regular expression that matches from the start of the name (``re.match``).
-      op_type: one type, or several of which one fits.
-      device: requested device; only the parts it names are compared, ``"/device:GPU:1"`` fits any job and task.
-      matching: any further condition.
+      op_type: one type, or several of which one must match.
+      device: requested device; only the parts that it names are compared: ``"/device:GPU:1"`` matches any job and task.
+      matching: another condition.
 
     Raises:
-      GraphEditError: ``name`` is no regular expression, or ``device`` is no device.
+      GraphEditError: ``name`` is not a regular expression, or ``device`` is not a device.
     """
     ops = graph.get_operations()
     if name is not None:
@@ -101,7 +101,7 @@ def successors(op: tf.Operation, control: bool = True) -> List[tf.Operation]:
 
 
 def predecessors(op: tf.Operation, control: bool = True) -> List[tf.Operation]:
-    """Ops that ``op`` reads from and, with ``control``, those that it waits for."""
+    """Ops from which ``op`` reads and, with ``control``, those that it waits for."""
     found = dict.fromkeys(tensor.op for tensor in op.inputs)
     if control:
         found.update(dict.fromkeys(op.control_inputs))
@@ -113,8 +113,8 @@ def forward(starts: Iterable[OpOrTensor], *, stop: Iterable[tf.Operation] = (),
     """All ops that depend on ``starts``, nearest first.
 
     Args:
-      starts: ops (which belong to the answer) or tensors (their readers do, the op that makes them does not).
-      stop: ops that are part of the answer, if reached, but are not passed.
+      starts: ops, which are part of the result, or tensors, whose readers are (but not the ops that make them).
+      stop: ops that are part of the result, if reached, but at which the search ends.
       within: look only at these ops.
       control: follow control edges too.
     """
@@ -128,7 +128,7 @@ def forward(starts: Iterable[OpOrTensor], *, stop: Iterable[tf.Operation] = (),
 
 def backward(ends: Iterable[OpOrTensor], *, stop: Iterable[tf.Operation] = (),
              within: Optional[Iterable[tf.Operation]] = None, control: bool = True) -> List[tf.Operation]:
-    """All ops that ``ends`` depend on, nearest first; the ends themselves (a tensor's op) belong to the answer.
+    """All ops on which ``ends`` depend, nearest first, including the ends themselves (for a tensor, its op).
 
     Args:
       stop, within, control: as for ``forward``.
@@ -156,7 +156,7 @@ def _walk(first: Iterable[tf.Operation], neighbours: Callable[[tf.Operation], Li
 
 
 def between(starts: Iterable[OpOrTensor], ends: Iterable[OpOrTensor], *, control: bool = True) -> List[tf.Operation]:
-    """Ops on a path from ``starts`` to ``ends``, both included, nearest to the starts first.
+    """Ops on a path from ``starts`` to ``ends``, including both, nearest to the starts first.
 
     ::
 
@@ -170,7 +170,7 @@ def between(starts: Iterable[OpOrTensor], ends: Iterable[OpOrTensor], *, control
 
 
 def boundary(ops: Iterable[tf.Operation]) -> Boundary:
-    """Tensors and control edges that cross the border of a set of ops, each once, in the order of ``ops``."""
+    """Tensors and control edges over the border of a set of ops, each once, in the order of ``ops``."""
     ops = list(dict.fromkeys(ops))
     check_one_graph(ops)
     inside = set(ops)

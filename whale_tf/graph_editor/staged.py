@@ -1,7 +1,7 @@
 """Collect new nodes and clones, then add all of them to a graph with one import.
 
-One ``tf.import_graph_def`` for everything is what makes a large rewrite cheap: each import scans the whole graph, and
-creating an op from Python costs three to four times what importing it does.
+A large rewrite is cheap because there is one ``tf.import_graph_def`` for everything: each import scans the whole graph, and
+creating an op from Python costs three to four times as much as importing it.
 
 ::
 
@@ -15,11 +15,11 @@ creating an op from Python costs three to four times what importing it does.
                    │                v
                    └──> half ──> copy/mul ──> copy/add
 
-Inputs inside the cloned set lead to the clones, all others stay on the originals (``w``) unless ``input_map`` says
-otherwise (``x``).
+Inputs from inside the cloned set come from the clones; all others still come from the originals (``w``), unless
+``input_map`` says otherwise (``x``).
 
-Edges of ops that are in the graph can be staged, too (``move_input``, ``move_waits``): they move once the new nodes are there.
-An edit that is not committed leaves no trace: ``definitions`` tells what it would do, ``StagedEdit.after`` goes on from there.
+Moves of existing ops' edges can be staged too (``move_input``, ``move_waits``): they move after the new nodes are added. An edit
+that is not committed leaves no trace: ``definitions`` says what it would do, and ``StagedEdit.after`` continues from there.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from whale_tf.graph_editor.names import function_exists, names_taken
 from whale_tf.graph_editor.reroute import set_input
 from whale_tf.ir.traits import ENTERS
 
-Original = Union[tf.Operation, NodeDef]  # what is cloned: an op of the graph, or a node that is to be one
+Original = Union[tf.Operation, NodeDef]  # of a clone: an op of the graph, or a node that will be one
 Rename = Union[str, Callable[[str], str]]
 Device = Union[None, str, Callable[[Original], Optional[str]]]
 ControlInputs = Union[None, Mapping[str, Sequence[str]], Callable[[Original], Sequence[str]]]
@@ -48,16 +48,16 @@ class StagedEdit:
     """Nodes that refer to each other and to tensors already in the graph; ``commit`` adds them all at once.
 
     Tensors are named as in a NodeDef: ``"op:1"``, and ``"op"`` or ``"op:0"`` for the first output. A name may be used
-    before the node it belongs to is staged, so cycles (``NextIteration`` to ``Merge``) can be built. Names never change
-    between staging and the graph.
+    before its node is staged, so cycles (``NextIteration`` to ``Merge``) can be built. Names in the graph are always those
+    that were staged.
 
-    Whatever scopes are open when ``commit`` runs (device, control dependencies, colocation, names, control-flow
-    contexts) do not touch the new ops.
+    Scopes that are open when ``commit`` runs (device, control dependencies, colocation, names, control-flow contexts) do not
+    affect the new ops.
 
-    Differentiate first and clone forward and backward together: an import makes no control-flow contexts (the Python
+    Differentiate first, and clone forward and backward together: an import makes no control-flow contexts (the Python
     objects that ``tf.while_loop`` and ``tf.cond`` of version 1 attach to their ops), and clones of While and If share
     the originals' functions, so ``tf.gradients`` through a cloned loop or conditional raises inside TensorFlow (seen on
-    1.15.5 and 2.21). Clones of all other ops can be differentiated, custom gradients included.
+    1.15.5 and 2.21). Clones of all other ops can be differentiated, including those with custom gradients.
 
     Args:
       graph: the graph to add to.
@@ -76,13 +76,13 @@ class StagedEdit:
         self._frame_names: Set[str] = set()  # of loops staged here
         self._functions: Set[str] = set()
         self._changed: Dict[str, NodeDef] = {}
-        self._before: Dict[str, Sequence[str]] = {}  # inputs that an op in ``_changed`` has in the graph
+        self._before: Dict[str, Sequence[str]] = {}  # the inputs in the graph of an op in ``_changed``
         self._definitions: Optional[Definitions] = None
         self._committed = False
 
     @classmethod
     def after(cls, definitions: Definitions) -> StagedEdit:
-        """An edit that begins with all that is to be added and moved; new nodes can be cloned like ops of the graph."""
+        """An edit that begins with the additions and moves of another one; new nodes can be cloned like ops of the graph."""
         edit = cls(definitions.graph)
         edit._definitions = definitions
         edit._originals = dict(definitions.originals)
@@ -95,7 +95,7 @@ class StagedEdit:
         return edit
 
     def definitions(self) -> Definitions:
-        """What a commit would make of the definitions that the edit began with.  The edit must not be used any more."""
+        """The definitions as a commit would change them.  The edit must not be used afterwards."""
         self._check_open()
         self._committed = True
         assert self._definitions is not None, "the edit began without definitions"
@@ -124,14 +124,14 @@ class StagedEdit:
             raise GraphEditError(f"no node {name!r} is staged") from None
 
     def dtypes(self, name: str) -> Sequence[Any]:
-        """Of a staged node's outputs; a reference's are those of what it refers to."""
+        """The dtypes of a staged node's outputs; for a reference, the dtype of the value that it refers to."""
         node = self.node(name)
         return self._signature(node.op, name).output_dtypes(node)
 
     # ---------------------------------------------------------------------------------------------------- new nodes
     def add(self, op_type: str, name: str, inputs: Sequence[str] = (), *, device: str = "",
             control_inputs: Sequence[str] = (), attrs: Optional[Dict[str, Any]] = None) -> str:
-        """Stages one new node.
+        """Stage one new node.
 
         Type and number attributes that follow from the inputs (``T``, ``N``) may be left out, unless they follow from
         a node that is staged later.
@@ -142,7 +142,7 @@ class StagedEdit:
           attrs: Python values (see ``attrs.to_attr_value``).
 
         Returns:
-          The op's name: ``name``, or ``name_1``, ``name_2``, ... where it is taken.
+          The op's name: ``name``, or ``name_1``, ``name_2``, ... if it is taken.
 
         Raises:
           GraphEditError: unknown op type or attribute, or a value that does not fit.
@@ -163,13 +163,13 @@ class StagedEdit:
 
     def const(self, value: Any, name: str, *, dtype: Any = None, device: str = "",
               control_inputs: Sequence[str] = ()) -> str:
-        """Stages a Const that holds ``value`` (array-like; ``dtype`` converts it) and returns its name."""
+        """Stage a Const with ``value`` (array-like; ``dtype`` converts it) and return its name."""
         proto = v1.make_tensor_proto(value, dtype=dtype)
         return self.add("Const", name, device=device, control_inputs=control_inputs,
                         attrs={"dtype": proto.dtype, "value": proto})
 
     def insert(self, node: NodeDef) -> NodeDef:
-        """Stages a copy of a node as it stands.
+        """Stage an unchanged copy of a node.
 
         Raises:
           GraphEditError: its name is taken.
@@ -184,8 +184,8 @@ class StagedEdit:
 
     # ------------------------------------------------------------------------------------------------- existing ops
     def change(self, name: str) -> NodeDef:
-        """The definition of an op, whose inputs may be changed: a staged node's own, or, of an op of the graph, a copy that the
-        commit makes true."""
+        """The definition of an op, whose inputs may be changed: that of a staged node itself, or, for an op of the graph, a copy
+        that the commit applies."""
         if name in self._staged:
             return self._staged[name]
         if name not in self._changed:
@@ -196,11 +196,11 @@ class StagedEdit:
         return self._changed[name]
 
     def move_input(self, name: str, position: int, tensor: str) -> None:
-        """Lets data input ``position`` of an op, staged or in the graph, read another tensor."""
+        """Let data input ``position`` of an op, staged or in the graph, read another tensor."""
         self.change(name).input[position] = canonical_edge(tensor)
 
     def move_waits(self, name: str, olds: Collection[str], news: Iterable[str]) -> None:
-        """Lets an op, staged or in the graph, wait for ``news`` in place of ``olds``."""
+        """Let an op, staged or in the graph, wait for ``news`` instead of ``olds``."""
         node = self.change(name)
         gone = {"^" + old for old in olds}
         kept = [edge for edge in node.input if edge not in gone]
@@ -209,14 +209,14 @@ class StagedEdit:
         node.input.extend(kept + [edge for edge in control_edges(news) if edge not in present])
 
     def copy_instead(self, prefix: str) -> Dict[str, str]:
-        """Leaves the graph's ops as they are: those whose edges were to move, and all that follow them, are copied, and the
-        copies have the moved edges.  For a graph whose ops a Session has taken over: it ignores moves, but sees new ops.
+        """Leave the graph's ops as they are: copy those whose edges were to move, and all ops that depend on these, and give the
+        copies the moved edges.  This is for a graph whose ops a Session has taken over: it ignores moves, but sees new ops.
 
         Returns:
-          Name of each copy, by the original's.
+          Name of the original -> name of the copy.
 
         Raises:
-          GraphEditError: a v1 while loop follows them in part.
+          GraphEditError: only a part of a v1 while loop depends on them.
         """
         follows, ops = set(self._changed), []
         for op in self.graph.get_operations():
@@ -240,7 +240,7 @@ class StagedEdit:
         return name in self._functions or function_exists(self.graph, name)
 
     def add_function(self, function: FunctionDef) -> str:
-        """Stages a function for the graph's library, which staged nodes may call; returns its name.
+        """Stage a function for the graph's library, which staged nodes may call; returns its name.
 
         Raises:
           GraphEditError: the name is taken.
@@ -258,24 +258,24 @@ class StagedEdit:
               control_map: Optional[Mapping[str, Optional[str]]] = None, device: Device = None,
               edit: Optional[Callable[[NodeDef, Original], None]] = None,
               control_inputs: ControlInputs = None) -> Dict[str, str]:
-        """Stages a copy of each op of a set.
+        """Stage a copy of each op of a set.
 
-        An input that comes from inside the set comes from the clone, any other stays on the original. Loops of version
-        1 get new frame names. ``_class`` entries ("run where X runs") follow X when X is cloned too and are dropped
-        otherwise. All other attributes stay as they are, ``shared_name`` among them: a cloned VarHandleOp or queue
-        that has one shares its resource with the original on the same device. Attributes that hold shapes of another
-        batch size (Placeholder's ``shape``, While's ``output_shapes``) are the caller's to change in ``edit``.
+        An input from inside the set comes from the clone; any other still comes from the original. Loops of version 1 get new
+        frame names. ``_class`` entries ("run where X runs") follow X if X is cloned too, and are dropped otherwise. All
+        other attributes stay as they are, including ``shared_name``: a cloned VarHandleOp or queue that has one shares its
+        resource with the original on the same device. If attributes contain shapes of another batch size (Placeholder's
+        ``shape``, While's ``output_shapes``), the caller has to change them in ``edit``.
 
         Args:
           rename: a prefix (``"copy"`` makes ``copy/name``), or a function from old to new names.
-          input_map: which tensor to read instead of another, ``{"x:0": "half:0"}``, also inside the set.
-          control_map: which op to wait for instead of another, ``{"init": "copy_init"}``; None drops the edge.
+          input_map: tensor -> the tensor to read instead, ``{"x:0": "half:0"}``, also inside the set.
+          control_map: op -> the op to wait for instead, ``{"init": "copy_init"}``; None drops the edge.
           device: the clones' device: one for all, or a function of the original op. None keeps the original's.
           edit: called last with each new NodeDef and its original op, to change attributes, device or inputs in place.
-          control_inputs: names of further ops to wait for, per original op name or as a function of the original op.
+          control_inputs: names of more ops to wait for, by the original op's name or as a function of the original op.
 
         Returns:
-          New name of each original name.
+          Original name -> new name.
 
         Raises:
           GraphEditError: a new name is taken, an op belongs to another graph, or the set cuts through a v1 while loop.
@@ -294,13 +294,13 @@ class StagedEdit:
 
     def copy(self, op: Original, name: str, inputs: Sequence[str], *, device: str = "",
              control_inputs: Sequence[str] = ()) -> NodeDef:
-        """Stages a copy of one op, with inputs and controls of its own: for many single copies, where ``clone`` is dear.
+        """Stage a copy of one op with its own inputs and control inputs; for many single copies, because ``clone`` is expensive.
 
         Args:
           name: the copy's.
-          inputs: names of the tensors it reads, all of them.
+          inputs: names of all tensors that it reads.
           device: ``""`` for none.
-          control_inputs: names of the ops it waits for.
+          control_inputs: names of the ops that it waits for.
 
         Returns:
           The copy, which may still be changed (not its name).
@@ -345,7 +345,7 @@ class StagedEdit:
         fresh_frame_names(enters, self._frame_names)
 
     def _clone_names(self, ops: Sequence[Original], rename: Rename) -> Dict[str, str]:
-        """Old name to new name, in the order of ``ops``; refuses names that are taken."""
+        """Old name -> new name, in the order of ``ops``; refuses names that are taken."""
         if isinstance(rename, str):
             prefix = rename.rstrip("/") + "/"
             names = {op.name: prefix + op.name for op in ops}
@@ -362,7 +362,7 @@ class StagedEdit:
     def _check_own(self, ops: Iterable[Original]) -> None:
         foreign = [op.name for op in ops if getattr(op, "graph", self.graph) is not self.graph]
         if foreign:
-            raise GraphEditError(f"ops to clone belong to another graph: {_some(foreign)}; clone them in an edit of theirs")
+            raise GraphEditError(f"ops to clone belong to another graph: {_some(foreign)}; clone them in an edit of that graph")
 
     def _check_free(self, names: Collection[str]) -> None:
         clash = [new for new in names if new in self._taken or new in self._staged]
@@ -370,7 +370,7 @@ class StagedEdit:
             raise GraphEditError(f"names of clones are taken: {_some(clash or sorted(names))}; choose another prefix")
 
     def _original_nodes(self, ops: Sequence[Original]) -> Mapping[str, NodeDef]:
-        """NodeDefs of the originals: one export of the whole graph is cheaper than many single ones."""
+        """NodeDefs of the originals.  One export of the whole graph is cheaper than many single ones."""
         missing = [op for op in ops if op.name not in self._originals]
         if missing and (len(self._originals) + len(missing)) * 8 >= len(self._taken):
             self._originals = {node.name: node for node in self.graph.as_graph_def().node}
@@ -396,17 +396,16 @@ class StagedEdit:
                 edit(node, op)
                 if node.name != name:
                     renamed, node.name = node.name, name
-                    raise GraphEditError(f"`edit` renamed the clone {name!r} to {renamed!r}; names are given by `rename`")
+                    raise GraphEditError(f"`edit` renamed the clone {name!r} to {renamed!r}; `rename` decides names")
 
     # ------------------------------------------------------------------------------------------------------- commit
     def commit(self) -> Dict[str, tf.Operation]:
-        """Adds everything to the graph, moves the edges that are to move, and returns the new ops by name. An edit is
-        committed once.
+        """Add everything to the graph, move edges as staged, and return the new ops by name. An edit can be committed only once.
 
-        Garbage collection is paused meanwhile: the collector would walk the many new objects again and again.
+        Garbage collection is paused meanwhile, because the collector would walk the many new objects again and again.
 
         Raises:
-          GraphEditError: a name was taken meanwhile, an input does not exist, or TensorFlow refused a node (the message
+          GraphEditError: a name has been taken meanwhile, an input does not exist, or TensorFlow refused a node (the message
             says which and why); the graph is then as it was.
         """
         self._check_open()
@@ -425,7 +424,7 @@ class StagedEdit:
         return new_ops
 
     def _check_moves(self) -> None:
-        """Edges must move to what there will be, of the same type; whether the static shapes fit only TensorFlow can say."""
+        """Check that edges move to tensors that will exist and have the same type; only TensorFlow can check static shapes."""
         for name, node in self._changed.items():
             for old, new in zip(self._before[name], node.input):
                 if old == new or new[0] == "^":
@@ -467,10 +466,10 @@ class StagedEdit:
         return new_ops
 
     def _resolve_externals(self) -> Tuple[Dict[str, tf.Tensor], Dict[str, List[tf.Operation]]]:
-        """What the staged nodes read from the graph: tensors, and the ops they wait for (by waiting node).
+        """What the staged nodes read from the graph: tensors, and the ops that they wait for (by waiting node).
 
-        Control edges are taken out of the NodeDefs here and added after the import, which cannot express one from an
-        op without outputs.
+        Control edges are removed from the NodeDefs here and added after the import, which cannot express a control edge from
+        an op without outputs.
         """
         tensors: Dict[str, tf.Tensor] = {}
         external_waits: Dict[str, tf.Operation] = {}
@@ -512,7 +511,7 @@ class StagedEdit:
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Takes back what was staged inside if it fails."""
+        """If the code inside fails, undo what it has staged."""
         n_before = len(self._staged)
         try:
             yield
@@ -547,7 +546,7 @@ class StagedEdit:
         return self._signatures[op_type]
 
     def _dtype(self, edge: str) -> Any:
-        """dtype of a tensor that is staged or in the graph; None when it is not known yet."""
+        """dtype of a tensor that is staged or in the graph; None if it is not known yet."""
         name, _, index = edge.partition(":")
         node = self._staged.get(name)
         if node is not None:
@@ -560,10 +559,10 @@ class StagedEdit:
 
 
 def _forget_originals_own(node: NodeDef, names: Mapping[str, str]) -> None:
-    """Attributes of the original that do not hold for its clone; ``names``: what is cloned with it, old to new."""
+    """Remove attributes of the original that do not hold for its clone; ``names``: ops that are cloned with it, old -> new."""
     if "_class" in node.attr:
         follow_colocation(node, names)
-    if "_output_shapes" in node.attr:  # shapes are inferred anew: an input may be smaller than the original's
+    if "_output_shapes" in node.attr:  # shapes are inferred again, because an input may be smaller than the original's
         del node.attr["_output_shapes"]
 
 
@@ -576,8 +575,8 @@ def _per_op(control_inputs: ControlInputs) -> Optional[Callable[[Original], Opti
 
 @contextlib.contextmanager
 def _contexts_hidden(tensors: Iterable[tf.Tensor]) -> Iterator[None]:
-    """Lets new ops read tensors inside a v1 while loop: Python refuses it for ops without the loop's context, although
-    the executor takes an op's frame from its inputs."""
+    """Let new ops read tensors inside a v1 while loop.  Python refuses this for ops without the loop's context, although the
+    executor takes an op's frame from its inputs."""
     hidden = {tensor.op: tensor.op._get_control_flow_context() for tensor in tensors}
     hidden = {op: context for op, context in hidden.items() if context is not None}
     for op in hidden:
@@ -590,6 +589,6 @@ def _contexts_hidden(tensors: Iterable[tf.Tensor]) -> Iterator[None]:
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:
-    """The first few names, for a message."""
+    """The first few names, for messages."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

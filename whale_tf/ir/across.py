@@ -1,14 +1,14 @@
-"""Which values of a step are of the mini-batches of all processes, and which of this process' own.
+"""Which values of a step cover the mini-batches of all processes, and which only this process' own.
 
-Ops outside of the region run once in each process.  What variables are written with must be equal in all of them, so it is
-computed from values over all processes: sums, or rows that are gathered.  In a tf.function, its results must be equal, too;
-and what metrics count, each process counts on its own rows, because the counts are smaller than the rows::
+Ops outside the region run once in each process.  Values that are written to variables must be equal in all processes, so they
+are computed from values over all processes: sums, or gathered rows.  The results of a tf.function must be equal too.  Each
+process counts metrics on its own rows, because the counts are smaller than the rows::
 
     rows ──> are they right? ──> sum over own rows ──> sum over processes ──> AssignAdd(metric)
     loss over all processes ──────────────────────────────────────────────> result
 
-Keras 2 adds by AssignAdd, Keras 3 by ``metric.assign(metric + sum)``.  What is added must be a plain sum over rows, as the
-analysis of the batch axis finds: for anything else (the mean of a metric of the user's own) rows are gathered.
+Keras 2 adds by AssignAdd, Keras 3 by ``metric.assign(metric + sum)``.  The increment must be a plain sum over rows, which the
+analysis of the batch axis decides; for anything else (a mean, in a metric of the user's own) rows are gathered.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from whale_tf.ir.walk import reached
 
 Use = Tuple[int, int]  # op number, input position
 READ, SUM = "ReadVariableOp", ("AddV2", "Add")
-SUMS = "sums_over_processes"  # attribute of a function's variable: its value is a sum of what each process has added
+SUMS = "sums_over_processes"  # attribute of a function's variable: its value is the sum of the increments of all processes
 
 
 class Across(NamedTuple):
     """Attributes:
-    uses: ops outside of the region, and which of their operands are over all processes.
-    added: operands that are added to a variable, and that this process has counted on its own rows.
-    decisive: ops outside of the region that something equal in all processes is computed from.
-    twice: those of them that run on this process' own rows, too, for what is counted and for results with rows.
+    uses: operands of ops outside the region whose values cover all processes.
+    added: operands that are added to a variable and were counted by this process on its own rows.
+    decisive: ops outside the region from which values are computed that must be equal in all processes.
+    twice: the decisive ops that also run on this process' own rows, for counts and for results with rows.
     """
 
     uses: FrozenSet[Use] = frozenset()
@@ -43,8 +43,8 @@ class Across(NamedTuple):
 
 
 def of_session(region: Region) -> Across:
-    """What Sessions run: everything that leads to a variable.  Where that reads rows of what clones compute (predictions), it
-    reads inputs with rows (labels) of all processes, too."""
+    """For Sessions: everything that leads to a variable.  If that reads rows that clones compute (predictions), it also reads
+    inputs with rows (labels) of all processes."""
     graph, decisive = region.graph, leading_to_writes(region.graph)
     uses = {use: tensor for tensor, users in region.leaving().items() for use in users if use[0] in decisive}
     if any(is_of_rows(region.batch.layout(tensor)) for tensor in uses.values()):
@@ -56,28 +56,28 @@ def of_session(region: Region) -> Across:
 
 
 def of_function(region: Region, sources: Mapping[int, int], results: Sequence[int]) -> Across:
-    """What a tf.function runs.
+    """For a tf.function.
 
     Args:
         sources: batch inputs -> their batch dimension.
-        results: the function's.
+        results: the function's results.
     """
     return _Function(region, batch_size(region.graph, sources), sources).across(results)
 
 
 def batch_size(graph: OpGraph, sources: Iterable[int]) -> Optional[int]:
-    """The mini-batch's static size; None: it is known only at run time."""
+    """The mini-batch's static size; None if it is known only at run time."""
     sizes = {shape[0] for shape in (graph.tensors[tensor].shape for tensor in sources) if shape}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def is_of_rows(layout: Layout) -> bool:
-    """Whether each process has a value of its own: rows of the batch, or how many."""
+    """Whether each process has its own value: rows of the batch, or their number."""
     return layout.is_sharded or layout.kind == EXTENT.kind
 
 
 def leading_to_writes(graph: OpGraph) -> Set[int]:
-    """Ops that a variable's new value is computed from."""
+    """Ops from which a variable's new value is computed."""
     found: Set[int] = set()
     for op in reversed(graph.ops):
         if traits(op.type).is_write or any(user in found for tensor in op.outputs for user, _ in graph.consumers(tensor)):
@@ -90,13 +90,13 @@ class _Function:
         self.region, self.graph, self.batch, self.sources = region, region.graph, batch, sources
         self.axis: Optional[BatchAxis] = None  # of the ops outside
         self.outside = {op.id for op in self.graph.ops if not region.contains(op) and op.phase is not Phase.INPUT}
-        self.from_rows: Set[int] = set()  # ops outside that are computed from single examples, or from their number
+        self.from_rows: Set[int] = set()  # ops outside that are computed from single examples or from their number
         for index in sorted(self.outside):
             if any(self.is_own(t) or self.graph.tensors[t].op in self.from_rows for t in self.graph.ops[index].inputs):
                 self.from_rows.add(index)
 
     def is_own(self, tensor: int) -> bool:
-        """Whether a tensor of the region or of the input side is about this process' examples one by one."""
+        """Whether a tensor of the region or of the input side depends on single examples of this process."""
         producer = self.graph.producer(tensor)
         if producer.phase is Phase.INPUT:
             return self.has_rows(tensor)
@@ -126,7 +126,7 @@ class _Function:
         return Across(frozenset(uses), tuple(added[index] for index in sorted(added)), frozenset(decisive), twice)
 
     def _counted(self, write: Op) -> Optional[Use]:
-        """The operand that a write adds to a variable, where that is a sum over this process' own rows."""
+        """The operand that a write adds to a variable, if it is a sum over this process' own rows."""
         handle = write.inputs[0]
         if not self.graph.producer(handle).attrs.get(SUMS):
             return None
@@ -139,7 +139,7 @@ class _Function:
         return use if self._is_sum(tensor) and not self._reads(tensor, handle) else None
 
     def _added_before(self, op: Op, handle: int) -> Optional[Use]:
-        """In ``variable.assign(variable + sum)``, the sum; only the write reads what it is added to."""
+        """The ``sum`` in ``variable.assign(variable + sum)``, if nothing but the write reads ``variable + sum``."""
         if op.type not in SUM or op.id not in self.outside or len(self.graph.consumers(op.outputs[0])) != 1:
             return None
         for position, tensor in enumerate(op.inputs):
@@ -149,7 +149,7 @@ class _Function:
         return None
 
     def _is_sum(self, tensor: int) -> bool:
-        """Whether the values of all processes add up to that of all rows."""
+        """Whether the values of all processes add up to the value over all rows."""
         if self.axis is None:
             rows = {t: self.region.batch.layout(t) for t in self.region.leaving() if self.is_own(t)}
             stated = {self.graph.tensor_name(t): layout for t, layout in rows.items() if layout.is_sharded}
@@ -162,7 +162,7 @@ class _Function:
         return layout is not None and layout.is_partial and layout.power == 0
 
     def _reads(self, tensor: int, handle: int) -> bool:
-        """Whether a value follows from a variable's, or from the number of rows that a clone has."""
+        """Whether a value follows from a variable or from the number of a clone's rows."""
         behind = self._behind([self.graph.tensors[tensor].op])
         entering = {t for index in behind for t in self.graph.ops[index].inputs}
         return handle in entering or any(
@@ -174,6 +174,6 @@ class _Function:
         return producer.id in self.region.batch_level or (producer.phase is Phase.INPUT and self.has_rows(tensor))
 
     def _behind(self, roots: Iterable[int]) -> Set[int]:
-        """Ops outside that the roots are computed from, and these themselves."""
+        """The roots, and the ops outside the region from which they are computed."""
         return reached(self.outside.intersection(roots), lambda index: self.outside.intersection(
             self.graph.tensors[t].op for t in self.graph.ops[index].inputs))

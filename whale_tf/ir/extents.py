@@ -1,16 +1,16 @@
 """Extents: integers that depend on the batch size, and their exact arithmetic.
 
-``tf.shape(x)[0]``, a Reshape's target shape, a dynamic Mean's divisor: all of these are integer tensors whose elements
-are polynomials in the number of examples ``b``.  A :class:`Size` is one such element; a value is an object array of
-``int`` and ``Size``, so NumPy's own indexing, concatenation and reductions work on it.
+``tf.shape(x)[0]``, a Reshape's target shape and a dynamic Mean's divisor are integer tensors whose elements are polynomials in
+the number of examples ``b``.  A :class:`Size` is one such element.  A value is an object array of ``int`` and ``Size``, so
+that NumPy's own indexing, concatenation and reductions work on it.
 
 The symbols of a polynomial are tuples::
 
     BATCH            b_i in a clone, B in the whole
-    ("dim", t, d)    a dimension unknown here but equal in all clones (a sequence length, say)
-    ("rows", t, d)   a number of rows chosen by data (``tf.boolean_mask``): that of the whole is the sum over the clones
+    ("dim", t, d)    a dimension that is unknown here but equal in all clones (a sequence length, say)
+    ("rows", t, d)   a number of rows chosen by data (``tf.boolean_mask``): the whole number is the sum over the clones
 
-Sizes are assumed to be at least one: a dimension of extent zero would give no gradient.
+Sizes are assumed to be at least one, because a dimension of extent zero would have no gradient.
 """
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MAX_ELEMENTS = 1 << 16  # larger integer constants are data, not extents
 
 
 class UnknownExtent(ValueError):
-    """A number that cannot be derived from what is known of the batch."""
+    """A number that cannot be derived from what is known about the batch."""
 
 
 class Size:
-    """A polynomial with integer coefficients, never a plain constant (those are ``int``)."""
+    """A polynomial with integer coefficients.  It is never a plain constant: those are ``int``."""
 
     __slots__ = ("terms",)
 
@@ -103,20 +103,20 @@ class Size:
 
     @property
     def affine(self) -> Optional[Tuple[int, int]]:
-        """(c0, c1) when this is ``c0 + c1 b``, else None."""
+        """(c0, c1) if this is ``c0 + c1 b``, else None."""
         if set(self.terms) <= {(), (BATCH,)}:
             return self.terms.get((), 0), self.terms.get((BATCH,), 0)
         return None
 
     @property
     def surplus(self) -> Optional[int]:
-        """What is in this size of every part of a batch beside its share: c0 in ``c0 + c1 b t``, where examples or rows are a
-        factor of every other term, once.  Else None."""
+        """The constant term, which every part of a batch has in addition to its share: c0 in ``c0 + c1 b t``, if every other term
+        has examples or rows as a factor exactly once.  Else None."""
         counted = [sum(symbol[0] in ("batch", "rows") for symbol in monomial) for monomial in self.terms if monomial]
         return self.terms.get((), 0) if set(counted) == {1} else None
 
     def at(self, batch: int) -> SizeLike:
-        """This size in a clone (or whole) of ``batch`` examples."""
+        """This size in a clone (or the whole) with ``batch`` examples."""
         terms: Dict[Monomial, int] = {}
         for monomial, coefficient in self.terms.items():
             rest = tuple(s for s in monomial if s != BATCH)
@@ -147,14 +147,14 @@ def _divide(numerator: SizeLike, denominator: SizeLike) -> SizeLike:
         return 1
     divisor = _terms(denominator)
     if len(divisor) != 1:
-        raise UnknownExtent(f"{numerator} // {denominator} is no polynomial")
+        raise UnknownExtent(f"{numerator} // {denominator} is not a polynomial")
     (factors, scale), = divisor.items()
     terms: Dict[Monomial, int] = {}
     for monomial, coefficient in _terms(numerator).items():
         rest = list(monomial)
         for symbol in factors:
             if symbol not in rest:
-                raise UnknownExtent(f"{numerator} // {denominator} is no polynomial")
+                raise UnknownExtent(f"{numerator} // {denominator} is not a polynomial")
             rest.remove(symbol)
         if coefficient % scale:
             raise UnknownExtent(f"{numerator} // {denominator} is not exact")
@@ -227,8 +227,8 @@ def minimum(a: SizeLike, b: SizeLike) -> SizeLike:
 
 
 def broadcast_gradient_args(a: Sequence[SizeLike], b: Sequence[SizeLike]) -> Tuple[List[int], List[int]]:
-    """Axes over which the gradients of two broadcast operands are summed, like TensorFlow's op of that name: where both have a
-    single element the axis is summed in both, but equal shapes have no axes at all.
+    """Axes over which the gradients of two broadcast operands are summed, as TensorFlow's op of that name computes them: an axis
+    along which both have a single element is summed in both, but equal shapes have no such axes at all.
 
     Raises:
         UnknownExtent: the result depends on an unknown size in front of the batch dimension.
@@ -243,7 +243,7 @@ def broadcast_gradient_args(a: Sequence[SizeLike], b: Sequence[SizeLike]) -> Tup
         if doubtful and any(isinstance(s, Size) and s.depends_on_batch for s in (x, y)):
             raise UnknownExtent("a broadcast with unknown sizes in front of the batch dimension")
         if x != y and not (_is_one(x) or _is_one(y)):
-            doubtful = True  # equal, or one of them is 1: either may shift the batch dimension behind
+            doubtful = True  # equal, or one of them is 1: in either case the batch dimension after it may shift
         if _is_one(x):
             axes[0].append(axis)
         if _is_one(y):
@@ -367,11 +367,11 @@ def _dynamic_stitch(attrs: Dict[str, Any], inputs: Sequence[Value]) -> Sequence[
     result = np.empty(1 + max([i for part in indices for i in part] or [-1]), dtype=object)
     for part, data in zip(indices, inputs[half:]):
         if data.ndim > 1:
-            raise UnknownExtent("rows are no extents")
+            raise UnknownExtent("rows are not extents")
         for position, element in zip(part, data.flat):
             result[position] = element
     if None in result.tolist():
-        raise UnknownExtent("elements that no operand gives")
+        raise UnknownExtent("elements that no operand provides")
     return [result]
 
 
@@ -488,7 +488,7 @@ def evaluate(op_type: str, attrs: Dict[str, Any], inputs: Sequence[Value], name:
         name: the op's name, for messages.
 
     Raises:
-        GraphError: operands or attributes that the op cannot have.
+        GraphError: the op cannot have these operands or attributes.
     """
     evaluator = EVALUATORS.get(traits(op_type).value)
     if evaluator is None:
@@ -498,6 +498,6 @@ def evaluate(op_type: str, attrs: Dict[str, Any], inputs: Sequence[Value], name:
     except (UnknownExtent, ZeroDivisionError):  # a division by zero may be in a branch that never runs
         return None
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise GraphError("op {!r} ({}) has no value for operands {} and attributes {}: {}: {}; check what it reads".format(
+        raise GraphError("op {!r} ({}) cannot be evaluated for operands {} and attributes {}: {}: {}; check its inputs".format(
             name, op_type, [value.tolist() for value in inputs], attrs, type(error).__name__, error)) from error
     return results if all(r.size <= MAX_ELEMENTS for r in results) else None

@@ -1,8 +1,8 @@
-"""The op graph that every analysis reads; free of TensorFlow.
+"""The op graph that every analysis reads; it needs no TensorFlow.
 
-Ops and tensors are numbered densely: an op's number is its index in ``OpGraph.ops`` (creation order), a tensor's number
-its index in ``OpGraph.tensors``.  An op's outputs are consecutive tensors.  Each op is a few slotted objects, to hold
-graphs of 100,000 ops.
+Ops and tensors are numbered densely: an op's number is its index in ``OpGraph.ops`` (creation order), a tensor's number is
+its index in ``OpGraph.tensors``.  An op's outputs are consecutive tensors.  Each op is only a few objects with slots, so that
+a graph can have 100,000 ops.
 """
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from whale_tf.ir.traits import VARIABLES
 class Phase(enum.Enum):
     """The phase of the training step that an op belongs to (Whale section 4 "phases").
 
-    UNUSED: what a gradient call made beside the gradients it was asked for, and nothing reads (the gradient of a constant, say).
+    UNUSED: ops that a gradient call made in addition to the requested gradients, and that nothing reads (the gradient of a
+        constant, say).
     """
 
     INPUT = "input"
@@ -55,11 +56,11 @@ class Op:
         control_inputs: op numbers.
         outputs: tensor numbers (a range).
         attrs: the op's attributes as plain Python values (types as names, shapes as tuples).
-        value: a Const's value (small ones only, else None).
+        value: a Const's value, if it is small; else None.
         phase: see :class:`Phase`.
-        task_graph: index of the TaskGraph the op is annotated with, or -1.
-        forward: number of the forward op that this backward op is derived from, or -1.
-        device: the device string the user gave.
+        task_graph: index of the TaskGraph with which the op is annotated, or -1.
+        forward: number of the forward op from which this backward op is derived, or -1.
+        device: the device string that the user gave.
         body: for functional ops (While, If, PartitionedCall): attribute name -> OpGraph of the function.
     """
 
@@ -90,7 +91,7 @@ class Op:
 
 
 class OpGraph:
-    """A directed graph of ops; ``ops`` is in creation order, which is topological except for while-loop back edges."""
+    """A directed graph of ops.  ``ops`` is in creation order, which is topological except for the back edges of while loops."""
 
     def __init__(self) -> None:
         self.ops: List[Op] = []
@@ -118,7 +119,7 @@ class OpGraph:
         return other
 
     def with_waits(self, waits: Mapping[int, Tuple[int, ...]]) -> OpGraph:
-        """The same ops, of which these have other control inputs."""
+        """The same ops with the given control inputs for these."""
         other = OpGraph()
         other.ops, other.tensors, other._by_name, other._consumers = list(self.ops), self.tensors, self._by_name, self._consumers
         for index, control_inputs in waits.items():
@@ -156,16 +157,16 @@ class OpGraph:
         return self._consumers[tensor]
 
     def predecessors(self, op: Op) -> Iterator[int]:
-        """Numbers of the ops that ``op`` waits for, data and control."""
+        """Numbers of the ops that ``op`` waits for, for data or by control edges."""
         for source in op.inputs:
             yield self.tensors[source].op
         for control in op.control_inputs:
             yield control
 
     def fingerprint(self) -> str:
-        """A hash of names, types and edges of the FORWARD, BACKWARD and APPLY ops, and one of the shapes of the variables they
-        use.  Graphs that :func:`same_graph` is true of accept the same plan: initialisers, savers, summaries and the size of a
-        mini-batch may differ."""
+        """A hash of the names, types and edges of the FORWARD, BACKWARD and APPLY ops, and one of the shapes of the variables
+        that they use.  Graphs accept the same plan if :func:`same_graph` is true for their fingerprints; their initialisers,
+        savers, summaries and mini-batch sizes may differ."""
         digest, shapes = hashlib.sha256(), hashlib.sha256()
         for op in self.ops:
             if op.phase in _TRAINED:
@@ -178,5 +179,5 @@ class OpGraph:
 
 
 def same_graph(one: str, other: str) -> bool:
-    """Whether two fingerprints are of the same graph.  Old ones have no second part, for shapes: it is not compared then."""
+    """Whether two fingerprints belong to the same graph.  Old ones lack the part for shapes, which is not compared then."""
     return all(a == b for a, b in zip(one.split("-"), other.split("-")))

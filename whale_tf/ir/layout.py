@@ -8,8 +8,8 @@ The local script computes a tensor ``T``; each clone ``i`` (a micro-batch of a r
     sharded,    power k      T = concat_i(w_i^k v_i)     along ``dim``, block by block
     partial,    power k      T = sum_i(w_i^k v_i)
 
-With ``power`` 0 these are Whale's and Rhino's layouts (Whale calls the 0/1 list over dimensions ShardingInfo, Rhino the
-pair (dim, stride) a sharding spec).  ``power`` makes mean and sum losses one case: each clone runs the local program on
+With ``power`` 0 these are Whale's and Rhino's layouts (Whale calls the 0/1 list over dimensions ShardingInfo; Rhino calls the
+pair (dim, stride) a sharding spec).  ``power`` makes mean and sum losses the same case: each clone runs the local program on
 its own ``b_i`` examples, so a value that the program divides by the batch size is too large by a factor ``1 / w_i``:
 
     sum over the batch                  partial,    power  0
@@ -33,8 +33,8 @@ class Layout(NamedTuple):
         kind: ``replicated``, ``sharded`` or ``partial``.
         dim: the sharded dimension (``sharded`` only, else -1).
         blocks: lengths, in multiples of the clone's extent ``b_i``, of the consecutive blocks that make up ``dim``; each
-            block is sharded by itself.  ``(1,)`` is a plain batch dimension, ``(T,)`` is ``[B, T]`` flattened to
-            ``B * T``, ``(1,) * T`` is ``[T, B]`` flattened (Rhino's stride), ``(1, 1)`` is a concatenation of two
+            block is sharded separately.  ``(1,)`` is a plain batch dimension, ``(T,)`` is ``[B, T]`` flattened to
+            ``B * T``, ``(1,) * T`` is ``[T, B]`` flattened (Rhino's stride), and ``(1, 1)`` is a concatenation of two
             batches.  ``None`` stands for one block of unknown length.
         power: the exponent ``k`` above.
     """

@@ -7,14 +7,14 @@ from typing import Sequence, Tuple
 
 
 def even_sizes(total: int, count: int) -> Tuple[int, ...]:
-    """``total`` split into ``count`` parts that differ by at most one, larger ones first: 10 over 3 is 4, 3, 3."""
+    """``total`` divided into ``count`` parts that differ by at most one, larger ones first: 10 into 3 is 4, 3, 3."""
     return tuple((total + count - 1 - i) // count for i in range(count))
 
 
 def apportion(weights: Sequence[float], total: int, minimum: int = 0) -> Tuple[int, ...]:
-    """``total`` whole units split in proportion to ``weights``, at least ``minimum`` each (largest remainders).
+    """``total`` whole units divided in proportion to ``weights``, at least ``minimum`` each (largest remainders).
 
-    A part that would be below the minimum is raised to it, and the rest is split among the others.  Ties go to the first.
+    A part that would be below the minimum is raised to it, and the rest is divided among the others.  The first part wins ties.
     """
     free = list(range(len(weights)))
     shares = [float(minimum)] * len(weights)

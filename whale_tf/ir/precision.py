@@ -1,13 +1,13 @@
-"""Which ops of a step compute in a type of half the bytes (mixed precision).
+"""Which ops of a step compute in a type with half the bytes (mixed precision).
 
-Types of ops are low, inferred, neutral, high, or fixed (:mod:`whale_tf.ir.traits.precision`).  The inferred and the neutral
-follow from their neighbours, forward and backward ops alike, in this order (TensorFlow's ``auto_mixed_precision.cc``)::
+Op types are low, inferred, neutral, high, or fixed (:mod:`whale_tf.ir.traits.precision`).  Inferred and neutral ones follow
+from their neighbours, in the forward and the backward pass alike, in this order (TensorFlow's ``auto_mixed_precision.cc``)::
 
-    1  high ──> inferred ──> neutral ──> inferred        behind a high op: float32, as far as an inferred or high op is reached
+    1  high ──> inferred ──> neutral ──> inferred        after a high op: float32, up to the last inferred or high op reached
     2  low ──> inferred ──> neutral ──> low              between low ops: low
-    3  neutral ── low ── neutral                         beside low ops: low
+    3  neutral ── low ── neutral                         next to low ops: low
 
-The size of a tensor that low ops read is read off their version of it, so that the other one need not cross to them.
+Ops that need the size of a tensor that low ops read take it from the low version, so that the other one need not be sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from whale_tf.ir.walk import reached
 
 
 class Typed(NamedTuple):
-    """The inputs and outputs of an op, by position, whose type attribute ``attr`` says."""
+    """The inputs and outputs of an op, by position, whose type is its attribute ``attr``."""
 
     attr: str
     inputs: Tuple[int, ...]
@@ -32,8 +32,8 @@ def low_ops(graph: OpGraph, typed: Mapping[int, Typed], has_kernel: Callable[[st
     """The ops that compute in the low type.
 
     Args:
-        typed: ops that may, all float32.
-        has_kernel: whether devices compute ops of a type in the low type.
+        typed: candidates, all float32.
+        has_kernel: whether devices can compute an op type in the low type.
     """
     kind = {op: traits(graph.ops[op].type).precision for op in typed}
     kind = {op: precision if has_kernel(graph.ops[op].type) else Precision.HIGH for op, precision in kind.items()}
@@ -63,5 +63,5 @@ def low_ops(graph: OpGraph, typed: Mapping[int, Typed], has_kernel: Callable[[st
 
 
 def _reached(starts: Iterable[int], through: Set[int], edges: Mapping[int, List[int]]) -> Set[int]:
-    """``starts``, and what is reached from them over edges into ``through``."""
+    """``starts``, and everything reached from them along edges into ``through``."""
     return reached(starts, lambda op: through.intersection(edges[op]))

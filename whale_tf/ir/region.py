@@ -1,11 +1,12 @@
 """How often each op of the parallel region runs: its granularity.
 
-The region consists of the FORWARD and BACKWARD ops: all from which a gradient or a differentiated loss is computed::
+The region consists of the FORWARD and BACKWARD ops: all ops from which a gradient or a differentiated loss is computed::
 
-    batch level   depends on an example of the mini-batch, or puts a variable's parts together for ops that do: one clone per
-                  model replica, micro-batch and replica
-    step level    does not (variables' values, constants, weight decay): once per step on each replica's devices
-    sections      need all examples, or follow from what does and from no single example: once per mini-batch, at batch level too
+    batch level   ops that depend on an example of the mini-batch, or put a variable's parts together for ops that do: one clone
+                  for each model replica, micro-batch and replica
+    step level    ops that do not (variables' values, constants, weight decay): once per step on each replica's devices
+    sections      ops that need all examples, or follow from such ops and from no single example: once per mini-batch; they
+                  belong to the batch level
 
 Ops outside the region run once, on merged values.
 """
@@ -20,19 +21,19 @@ from whale_tf.ir.traits import NEXT_ITERATIONS, Role, State, traits
 from whale_tf.ir.units import conditions, containers, frame_of_outputs, frames, loops_of
 from whale_tf.ir.walk import reached
 
-GATHER_ATTR = "_whale_gather"  # of an op that puts a variable's parts together for one call
+GATHER_ATTR = "_whale_gather"  # attribute of an op that puts a variable's parts together for one call
 
 
 class Region(NamedTuple):
     """Attributes:
     ops: numbers of the region's ops, in graph order.
-    batch_level: the ops that are cloned for every micro-batch.
+    batch_level: ops that are cloned for every micro-batch.
     task_graph: TaskGraph of every op of the graph (-1 outside the region).
-    late: batch-level ops that are computed from a gradient: the backward step of the schedule.
-    early: batch-level ops that run ahead of the schedule, because a value of the whole batch depends on them.
+    late: batch-level ops that are computed from a gradient: the schedule's backward step.
+    early: batch-level ops that run ahead of the schedule because a value of the whole batch depends on them.
     sections: batch-level ops that run once, on values of the whole batch.
     batch: the result of the batch-axis analysis.
-    mean_divisors: (op, input position) in gradients of ``Mean`` that hold the batch size the graph was built for.
+    mean_divisors: (op, input position) in gradients of ``Mean`` that hold the batch size for which the graph was built.
     rereads: ops that read a variable after its update in the same step -> the ops they wait for by control edge (a GAN whose
         generator trains against the discriminator of this step).
     """
@@ -62,8 +63,8 @@ class Region(NamedTuple):
     def leaving(self) -> Dict[int, List[Tuple[int, int]]]:
         """Batch-level tensors used outside the region: tensor -> (op number, input position) of those uses.
 
-        Uses, inside a while loop, of that loop's own tensors stay with the original loop, and those by unused ops with the
-        original tensors.
+        Not included: uses of a while loop's tensors inside that loop, which stay with the original loop, and uses by unused ops,
+        which stay with the original tensors.
         """
         frames_of = frames(self.graph)
         result: Dict[int, List[Tuple[int, int]]] = {}
@@ -103,8 +104,8 @@ def find_region(graph: OpGraph, task_graph: Sequence[int], batch: BatchAxis, sou
 
 
 def groups(region: Region) -> Set[int]:
-    """Backward ops that only make others wait.  TensorFlow 1 has one for the gradients of all operands of an op, each of which
-    then waits for it.
+    """Backward ops that only make others wait.  TensorFlow 1 makes one for the gradients of all operands of an op, and each
+    gradient then waits for it.
 
     A group is an op without operands or results that waits for stateless ops, outside of loops.
     """
@@ -119,12 +120,12 @@ def groups(region: Region) -> Set[int]:
 
 
 def without_groups(region: Region, later: Optional[AbstractSet[int]] = None) -> Region:
-    """The region in which backward ops do not wait for :func:`groups`: no gradient would go anywhere before those of all operands
-    are computed.
+    """The region without waits of backward ops for :func:`groups`, which would delay every gradient of an op until those of all
+    its operands are computed.
 
     Args:
-        later: only groups that wait for one of these ops are left out, and these wait as ever.  What is kept lets updates in
-            place wait for all that reads the variable; None: all groups are left out.
+        later: only groups that wait for one of these ops are left out, and these ops wait as before.  Groups that are kept let
+            updates in place wait for all readers of the variable.  None: all groups are left out.
     """
     graph = region.graph
     left_out = {index for index in groups(region) if later is None or not later.isdisjoint(graph.ops[index].control_inputs)}
@@ -136,7 +137,7 @@ def without_groups(region: Region, later: Optional[AbstractSet[int]] = None) -> 
 
 def inseparable(region: Region) -> List[Set[int]]:
     """Sets of the region's ops that must run on one device: loops, all ops that use one stack or tensor array, and the forward
-    ops from a condition's Switches to its Merges, because a tensor of a branch not taken has no value to send."""
+    ops from a condition's Switches to its Merges, because a tensor of an untaken branch has no value to send."""
     graph = region.graph
     ops = [graph.ops[index] for index in region.ops]
     forward = [op for op in ops if op.phase is Phase.FORWARD]
@@ -144,9 +145,10 @@ def inseparable(region: Region) -> List[Set[int]]:
 
 
 def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int]]:
-    """Divisors (op, input position) in gradients of ``Mean`` over the batch that hold the batch size the graph was built for.
+    """Divisors (op, input position) in gradients of ``Mean`` over the batch that hold the batch size for which the graph was
+    built.
 
-    With ``G`` mini-batches, one for each model replica, the whole batch and thus the divisor are ``G`` times as large.  The
+    With ``G`` mini-batches, one for each model replica, the whole batch is ``G`` times as large, and so is the divisor.  The
     op is at the batch level, so each clone has its own.
     """
     found = set()
@@ -162,7 +164,7 @@ def _mean_divisors(graph: OpGraph, batch: BatchAxis) -> FrozenSet[Tuple[int, int
 
 
 def _rereads(graph: OpGraph, region: Sequence[Op], batch_level: Set[int]) -> Dict[int, FrozenSet[int]]:
-    """Ops that wait for an update, which the mini-batch decides, of a variable that they read."""
+    """Ops that read a variable after an update which depends on the mini-batch -> the ops for which they wait."""
     members = {op.id for op in region}
     decided = set(batch_level)  # what follows from the mini-batch
     for op in graph.ops:
@@ -180,7 +182,7 @@ def _rereads(graph: OpGraph, region: Sequence[Op], batch_level: Set[int]) -> Dic
 
 
 def _behind(graph: OpGraph, ops: Collection[int], members: Collection[int], control_only: bool = False) -> Set[int]:
-    """The given ops, those outside the region that they follow from, and the region's ops that these follow from."""
+    """The given ops, the ops outside the region on which they depend, and the region's ops on which these depend directly."""
     def before(index: int) -> Iterable[int]:
         op = graph.ops[index]
         return () if index in members else op.control_inputs if control_only else graph.predecessors(op)
@@ -192,8 +194,8 @@ def _early(
     graph: OpGraph, batch: BatchAxis, batch_level: Set[int], sections: Set[int], loops: Sequence[Set[int]],
     writes: Collection[int]
 ) -> Set[int]:
-    """Cloned ancestors of sections, of every tensor that is combined over all clones, and of ``writes`` that some ops wait for;
-    loops are included as a whole."""
+    """Cloned ancestors of sections, of all tensors that are combined over all clones, and of ``writes``, for which some ops wait.
+    Loops are included as a whole."""
     loop_of = {index: loop for loop in loops for index in loop}
     members = {op.id for op in graph.ops if op.phase in (Phase.FORWARD, Phase.BACKWARD)} if writes else ()
     starts = sections.union(_behind(graph, writes, members), (

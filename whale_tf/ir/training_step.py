@@ -11,11 +11,11 @@ from whale_tf.ir.traits import PULLS, VARIABLES, traits
 
 
 class Update(NamedTuple):
-    """The optimizer's ops, by the TaskGraph whose gradients they depend on.
+    """The optimizer's ops, by the TaskGraph on whose gradients they depend.
 
     APPLY ops that depend on the gradients of a single TaskGraph (clip by value, Adam, its slots) and lead to a write run on
-    each of its copies.  Those that depend on several TaskGraphs or on none (a global norm, the learning rate,
-    ``global_step``) run once::
+    each copy of it.  Ops that depend on several TaskGraphs or on none (a global norm, the learning rate, ``global_step``) run
+    once::
 
         gradient (sum of clones) ─┬─> clip ──> ApplyAdam(v)            gradient ──> clip' ──> ApplyAdam(v') on replica 1
                                   └─> L2Loss ─┐                                      ^
@@ -23,7 +23,7 @@ class Update(NamedTuple):
 
     Attributes:
         task_graph: op number -> TaskGraph, for the APPLY ops that run on every copy.
-        variables: op number -> home TaskGraph, for every variable that has copies: the region's and their slots.
+        variables: op number -> home TaskGraph, for every variable that has copies: the region's variables and their slots.
     """
 
     task_graph: Dict[int, int]
@@ -37,7 +37,7 @@ class TrainingStep(NamedTuple):
     update: see :class:`Update`.
     gradients: (gradient tensor, variable op) in the order in which the gradients become ready.
     processes: number of processes, each with its own Program and mini-batches.
-    in_function: what is over the mini-batches of all of them, where the step is a tf.function's.
+    in_function: if the step is a tf.function's, which values cover the mini-batches of all processes.
     """
 
     region: Region
@@ -53,14 +53,14 @@ class TrainingStep(NamedTuple):
 
     @property
     def across(self) -> Across:
-        """What is over the mini-batches of all processes."""
+        """Which values cover the mini-batches of all processes."""
         if self.processes == 1:
             return Across()
         return self.in_function or of_session(self.region)
 
     @property
     def is_pulled(self) -> bool:
-        """Whether batch inputs come from an input pipeline, from which each model replica can take its own mini-batches."""
+        """Whether batch inputs come from an input pipeline, so that each model replica can take its own mini-batches."""
         return any(self.graph.producer(tensor).type in PULLS for tensor in self.sources)
 
     def home(self, tensor: int) -> int:
@@ -84,14 +84,14 @@ def find_update(region: Region, variables: Mapping[int, int], gradients: Mapping
 def owned(
     graph: OpGraph, of: Mapping[int, int], variables: Mapping[int, int], gradients: Mapping[int, int]
 ) -> Tuple[Dict[int, int], Dict[int, int]]:
-    """APPLY ops that depend on what belongs to one owner alone (a TaskGraph, a device), and variables, the slots with them.
+    """The owners (TaskGraphs or devices) of the APPLY ops that depend on one owner alone, and of variables including slots.
 
-    What is computed from an owner's and from what follows from several owners (a gradient, scaled by the global norm) belongs to
-    that owner.  A number belongs to none then (the sum of squares so far and of one more variable), nor does a list of numbers,
-    unless it is computed of a gradient or variable itself.
+    A value that is computed from one owner's values and from values that follow from several (a gradient, scaled by the global
+    norm) belongs to that owner.  A scalar or a list of scalars (the sum of squares so far plus that of one more variable) then
+    belongs to none, unless it is computed from a gradient or variable directly.
 
     Args:
-        of: op of the region -> owner; ``variables``, ``gradients``: likewise of variables' ops and of gradient tensors.
+        of: op of the region -> owner; ``variables`` and ``gradients`` have the owners of variables' ops and of gradient tensors.
     """
     apply_ops = [op for op in graph.ops if op.phase is Phase.APPLY]
     homes = dict(variables)
@@ -100,7 +100,7 @@ def owned(
         classes: Dict[int, FrozenSet[int]] = {}
         for op in apply_ops:
             found, derived = set(), set()  # type: Set[int], Set[int]
-            several: Set[int] = set()  # that an operand follows from
+            several: Set[int] = set()  # owners on which an operand depends
             for tensor in op.inputs:
                 producer = graph.tensors[tensor].op
                 if tensor in gradients:
@@ -138,7 +138,7 @@ def _is_of_numbers(graph: OpGraph, op: Op) -> bool:
 
 
 def _leading_to_writes(graph: OpGraph, single: Mapping[int, int]) -> Set[int]:
-    """The given ops that write a variable, or on which such a write of the same TaskGraph depends."""
+    """The given ops that write a variable, or on which a write of the same TaskGraph depends."""
     needed: Set[int] = set()
     for index in sorted(single, reverse=True):
         op = graph.ops[index]

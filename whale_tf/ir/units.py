@@ -1,4 +1,4 @@
-"""Ops of version 1 control flow that belong together: loops, conditions, and all that use one stack or tensor array."""
+"""Ops of version 1 control flow that belong together: loops, conditions, and all ops that use one stack or tensor array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HANDLE_MOVES = types_of(*FLOW, Role.CONTAINER_GRADIENT) | {"Identity"}
 def frames(graph: OpGraph) -> Dict[int, Tuple[str, ...]]:
     """The v1 while-loop frames of each op inside a loop, outermost first.
 
-    An ``Enter`` belongs to the loop it enters, an ``Exit`` to the loop it leaves.  One pass suffices: producers precede
+    An ``Enter`` belongs to the loop that it enters, an ``Exit`` to the loop that it leaves.  One pass suffices: producers precede
     their consumers except on the back edges of ``NextIteration``, and every op of a loop is reached from an ``Enter``.
     """
     result: Dict[int, Tuple[str, ...]] = {}
@@ -40,7 +40,7 @@ def frame_of_outputs(op: Op, frames_of: Mapping[int, Tuple[str, ...]]) -> Tuple[
 
 
 def loops_of(region: Sequence[Op], frames_of: Mapping[int, Tuple[str, ...]]) -> List[Set[int]]:
-    """The region's ops of every while loop; nested loops count with the outermost."""
+    """The region's ops of every while loop; nested loops belong to the outermost."""
     loops: Dict[str, Set[int]] = {}
     for op in region:
         if op.id in frames_of:
@@ -66,7 +66,7 @@ def containers(graph: OpGraph, region: Sequence[Op]) -> List[Set[int]]:
 
 
 def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
-    """Forward ops of each v1 condition outside loops; nested conditions count with the outermost."""
+    """Forward ops of each v1 condition outside loops; nested conditions belong to the outermost."""
     in_loop = frames(graph)
     unit_of: Dict[int, Set[int]] = {}
     for op in forward:
@@ -81,11 +81,11 @@ def conditions(graph: OpGraph, forward: Sequence[Op]) -> List[Set[int]]:
 
 
 def bound(graph: OpGraph, ops: Sequence[Op]) -> FrozenSet[int]:
-    """Ops that cannot leave their version 1 loop or condition, or what uses the same stack or tensor array: a copy of one alone
-    would be outside of the loop's frame, or run where its branch is not taken."""
+    """Ops that cannot be separated from their version 1 loop or condition, or from the users of the same stack or tensor array:
+    a copy of such an op alone would be outside the loop's frame, or would run although its branch is not taken."""
     in_loop = frames(graph)
     found = set().union(*loops_of(ops, in_loop), *containers(graph, ops))
-    depth: Dict[int, int] = {}  # conditions that an op's results are inside of
+    depth: Dict[int, int] = {}  # number of conditions inside which an op's results are
     for op in ops:
         if op.id in in_loop:
             continue
@@ -99,8 +99,8 @@ def bound(graph: OpGraph, ops: Sequence[Op]) -> FrozenSet[int]:
 
 
 def whole_loops(graph: OpGraph, scope: Optional[Container[int]]) -> List[Set[int]]:
-    """Ops of loops with all that use the same stacks and tensor arrays, so a loop's gradient, too; and what fills and reads a
-    tensor array without any loop."""
+    """Ops of loops together with all users of the same stacks and tensor arrays, and thus with the loops' gradients; and the ops
+    that fill and read a tensor array without any loop."""
     ops = [op for op in graph.ops if scope is None or op.id in scope]
     unit_of: Dict[int, Set[int]] = {}
     for members in loops_of(ops, frames(graph)) + containers(graph, ops):

@@ -1,6 +1,6 @@
 """Validity of an op graph, as a table of rules (tinygrad's ``spec``): each rule states an invariant and finds violations.
 
-The graph is checked before and after each pass, so that a broken graph is found where it was broken.
+The graph is checked before and after each pass, so that an error is found in the pass that made it.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _numbered(graph: OpGraph) -> Iterator[Offence]:
         if op.id != place:
             yield op, f"has number {op.id} at place {place}"
         if list(op.outputs) != list(range(following, following + len(op.outputs))):
-            yield op, f"has outputs {list(op.outputs)} where numbers from {following} follow"
+            yield op, f"has outputs {list(op.outputs)}, expected numbers from {following}"
             return
         following += len(op.outputs)
         for index, tensor in enumerate(op.outputs):
@@ -69,7 +69,7 @@ def _ordered(graph: OpGraph) -> Iterator[Offence]:
 
 
 def _shaped(graph: OpGraph) -> Iterator[Offence]:
-    legal: Set[int] = set()  # ids of shapes that were looked at: equal shapes are one tuple, mostly
+    legal: Set[int] = set()  # ids of shapes that have been checked: equal shapes are mostly the same tuple
     for record in graph.tensors:
         shape = record.shape
         if shape is not None and id(shape) not in legal:
@@ -87,7 +87,7 @@ def _constant(graph: OpGraph) -> Iterator[Offence]:
             continue
         shape = graph.tensors[op.outputs[0]].shape if op.outputs else None
         if op.type != "Const" or op.inputs:
-            yield op, f"has a value but is a {op.type} of {len(op.inputs)} inputs"
+            yield op, f"has a value but is a {op.type} with {len(op.inputs)} inputs"
         elif shape is not None and tuple(op.value.shape) != shape:
             yield op, f"has a value of shape {tuple(op.value.shape)} but its output has {shape}"
 
@@ -115,10 +115,10 @@ LAWS: List[Law] = [
     Law("ops and tensors are numbered densely, outputs in order", _numbered),
     Law("names are unique", _named),
     Law("edges end at ops and tensors of the graph", _connected),
-    Law("ops come after what they need, but for the back edges of loops", _ordered),
+    Law("ops come after everything they need, except for the back edges of loops", _ordered),
     Law("shapes are tuples of sizes, dtypes are named", _shaped),
     Law("values belong to constants and have their shape", _constant),
-    Law("ops of the machinery have their numbers of operands", _arity),
+    Law("ops have the numbers of inputs and outputs of their type", _arity),
     Law("phases and annotations are valid", _annotated),
 ]
 
@@ -130,7 +130,7 @@ def verify(graph: OpGraph, where: str = "") -> None:
         where: who built the graph, for the message.
 
     Raises:
-        GraphError: a law is broken; names the law, the op and the finding.
+        GraphError: a law is broken; the message names the law, the op and the finding.
     """
     _verify(graph, where, set())
 

@@ -1,4 +1,4 @@
-"""What is reached in a graph from some of its nodes."""
+"""Reachability in graphs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def reached(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> Set[Node]:
-    """``starts``, and all that is reached from them.
+    """``starts``, and all nodes that are reached from them.
 
     Args:
-        following: called once for each node: where one step leads from it.
+        following: the nodes one step away from a node; called once for each node.
     """
     found = set(starts)
     stack: List[Node] = list(found)

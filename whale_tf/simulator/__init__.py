@@ -3,12 +3,12 @@
 model         layers and ops over named dimensions       model_graph, zoo, layered
 strategy      how each is partitioned and scheduled      configs, strategy_tree, uniform, from_plan
 compile       collectives where configs differ           transformation, compiler, synchronise -> program
-collapse      one of each class of equal devices         collapse
+collapse      one device of each class of equal ones     collapse
 unfold        tasks over devices and micro-batches       execution_graph
-execute       when each starts and ends                  engine, network, costs
+execute       when each task starts and ends             engine, network, costs
 look          memory, use, bottleneck, trace             memory, result, trace
 
-A captured step is compiled by the passes that the rewriter runs, and its calls become tasks one by one::
+A captured step is compiled by the rewriter's own passes, and its calls become tasks one by one::
 
 step          ops with measured times                    step_graph -> training step
 compile       bodies and calls                           whale_tf.passes -> whale_tf.program

@@ -1,8 +1,8 @@
-"""TensorFlow's allocator of a GPU's memory (BFC: best fit with coalescing), for the holes it leaves between tensors.
+"""TensorFlow's allocator of a GPU's memory (BFC: best fit with coalescing), because it leaves holes between tensors.
 
-The sizes of chunks are multiples of 256 bytes.  A tensor takes the smallest free chunk that holds it, which is split if it is at
-least twice as large, or 128 MiB larger; else the tensor has all of it.  A freed chunk is joined with free neighbours
-(tensorflow/core/common_runtime/bfc_allocator.cc).  How far the memory reaches from its start is what a step needs of it.
+The sizes of chunks are multiples of 256 bytes.  A tensor takes the smallest free chunk that can hold it.  The chunk is split if
+it is at least twice as large, or 128 MiB larger; otherwise the tensor gets all of it.  A freed chunk is merged with free
+neighbours (tensorflow/core/common_runtime/bfc_allocator.cc).  A step needs the memory up to the end of the highest chunk.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import bisect
 from typing import Dict, List, Sequence, Tuple
 
 UNIT = 256
-KEPT_WHOLE = 128 << 20  # a chunk that is larger than its tensor by less, and less than twice as large, is not split
+KEPT_WHOLE = 128 << 20  # a chunk is not split if it is larger than its tensor by less than this, and less than twice as large
 
 
 class Arena:
-    """Memory without an end; ``reach`` is the end of the highest chunk that was ever taken, in bytes."""
+    """Unlimited memory; ``reach`` is the end of the highest chunk that was ever taken, in bytes."""
 
     def __init__(self) -> None:
         self.reach = 0
         self._sizes: List[Tuple[int, int]] = []  # free chunks: (size, start), by size
         self._starts: Dict[int, int] = {}  # free chunk: start -> size
         self._ends: Dict[int, int] = {}  # free chunk: end -> start
-        self._top = 0  # beyond, nothing is taken
+        self._top = 0  # nothing is taken beyond it
 
     def take(self, size: float) -> Tuple[int, int]:
-        """(start, size) of the chunk that a tensor of so many bytes gets."""
+        """(start, size) of the chunk that a tensor of ``size`` bytes gets."""
         wanted = max(UNIT, -int(-size // UNIT) * UNIT)
         place = bisect.bisect_left(self._sizes, (wanted, -1))
         if place == len(self._sizes):
@@ -40,7 +40,7 @@ class Arena:
         return start, found
 
     def give_back(self, chunk: Tuple[int, int]) -> None:
-        """Frees a chunk."""
+        """Free a chunk."""
         start, size = chunk
         before = self._ends.get(start)
         if before is not None:
@@ -65,9 +65,9 @@ class Arena:
 
 
 def reach_of(sizes: Sequence[float], born: Sequence[float], dies: Sequence[float], kept: Sequence[float] = ()) -> int:
-    """Bytes that buffers with these lives take of an arena behind what is kept all the time.
+    """Bytes of an arena that buffers with these lifetimes take, after those that are kept all the time.
 
-    At one moment buffers are freed before others are made; one that dies as it is made is made first.
+    At one moment, buffers are freed before others are made; but a buffer that dies when it is made is made first.
     """
     arena = Arena()
     for size in kept:

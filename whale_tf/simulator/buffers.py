@@ -1,4 +1,4 @@
-"""Buffers of an execution graph: which task writes each, which tasks read it, once per micro-batch or once per step."""
+"""Buffers of an execution graph: which task writes each buffer, and which tasks read it, per micro-batch or per step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class BufferTable(NamedTuple):
     """Buffers of all micro-batches.
 
     Attributes:
-        slot, bytes, kind, producer: per buffer its device, size, number in ``Program.buffers`` and writing task.
-        reader_buffer, reader_task: the (buffer, reading task) pairs.
+        slot, bytes, kind, producer: for each buffer its device, size, number in ``Program.buffers`` and writing task.
+        reader_buffer, reader_task: pairs of a buffer and a task that reads it.
     """
 
     slot: np.ndarray
@@ -26,7 +26,7 @@ class BufferTable(NamedTuple):
 
 
 class BufferRows:
-    """Buffers of one micro-batch (or of the update), with tasks numbered inside their blocks."""
+    """Buffers of one micro-batch (or of the update), with tasks numbered within their blocks."""
 
     def __init__(self) -> None:
         self.rows: List[Tuple[int, float, int]] = []
@@ -34,17 +34,17 @@ class BufferRows:
         self._read: Dict[BlockKey, List[Tuple[int, int]]] = {}
 
     def add(self, slot: int, size: float, kind: int, block: BlockKey, task: int) -> int:
-        """A buffer on one device and the task that writes it; returns its row."""
+        """Add a buffer on one device and the task that writes it; returns its row."""
         self.rows.append((slot, size, kind))
         self._written.setdefault(block, []).append((len(self.rows) - 1, task))
         return len(self.rows) - 1
 
     def read(self, row: int, block: BlockKey, task: int) -> None:
-        """What runs once a step reads the first one."""
+        """Add a reader; a task that runs once per step reads the first micro-batch's buffer."""
         self._read.setdefault(block, []).append((row, task))
 
     def unfold(self, offsets: Mapping[BlockKey, np.ndarray], count: int) -> BufferTable:
-        """Every row ``count`` times; ``offsets[block]``: first task of the block for each time."""
+        """Every row ``count`` times; ``offsets[block]``: first task of the block for each repetition."""
         steps = np.arange(count)[:, None]
         producer = np.zeros(count * len(self.rows), np.int64)
         for block, edges in self._written.items():

@@ -1,6 +1,6 @@
-"""What ``whale calibrate`` measured on a machine, and what the simulator makes of it.
+"""What ``whale calibrate`` measured on a machine, and how the simulator uses it.
 
-A calibration replaces the hardware table's figures: op times by amount of work (profiles of the model still come first), the
+A calibration replaces the hardware table's figures: op times by amount of work (profiles of the model still take precedence), the
 overlap factor gamma, and latency (alpha) and bandwidth (1 / beta) of the communicators.  On disk it is JSON (docs/simulator.md).
 """
 
@@ -30,7 +30,7 @@ def _rising(points: Points) -> bool:
 
 @dataclass(frozen=True)
 class Communicator(Record):
-    """``alpha_s``: seconds of an empty message; ``bandwidth_bytes_per_s``: of a large one (1 / beta)."""
+    """``alpha_s``: seconds that an empty message takes; ``bandwidth_bytes_per_s``: for a large one (1 / beta)."""
 
     alpha_s: float = field(at_least=0, finite=True)
     bandwidth_bytes_per_s: float = field(above=0, finite=True)
@@ -41,17 +41,17 @@ class Calibration(Record):
     """Measurements of one device type on one machine.
 
     Attributes:
-        device: the type, a name of the hardware table.
-        source: machine and software that were measured.
-        cores: computations that run at once on one process' devices; None: every device has units of its own.
-        intra_op: threads an op was measured with.
+        device: the type, a name in the hardware table.
+        source: the machine and software that were measured.
+        cores: computations that run at once on one process' devices; None: every device has its own units.
+        intra_op: number of threads with which an op was measured.
         arithmetic: (FLOPs, seconds) of matrix products in float32, by size.
         memory: (bytes read and written, seconds) of streaming ops, by size.
-        launch_s: seconds an op costs beside its kernel.
-        step_s: seconds a ``Session.run`` costs beside its ops.
-        wake: (seconds waited, seconds): until a thread that has waited so long for work has begun with an op that another thread
-            has made ready; at first threads look for work, later they sleep.
-        far: (bytes, seconds): by how much an op takes longer for an operand of that size where another core has written it.
+        launch_s: seconds that an op costs in addition to its kernel.
+        step_s: seconds that a ``Session.run`` costs in addition to its ops.
+        wake: (seconds waited, seconds until the thread starts): how long a thread that has waited for work takes to start an op
+            that another thread has made ready.  At first threads look for work, later they sleep.
+        far: (bytes, seconds): how much longer an op takes if another core has written its operand of that size.
         slow_down: by how much two ops that run at once slow each other down (1: not at all), by what limits them
             (:data:`OVERLAPS`); an exchange between processes slows down the ops of these, and is slowed down by them.
         communicators: ``local`` (devices of one process), ``processes`` (processes of one machine).
@@ -74,7 +74,7 @@ class Calibration(Record):
     @classmethod
     def canonical(cls, values: Dict[str, Any]) -> Dict[str, Any]:
         found = values.get("version", VERSION)
-        if found != VERSION:  # first of all, because its keys may be others
+        if found != VERSION:  # checked first, because another version may have other keys
             raise ValueError(
                 f"version is {found!r}, this whale_tf reads version {VERSION}; measure the machine again with `whale calibrate`"
             )
@@ -95,29 +95,29 @@ class Calibration(Record):
 
     @property
     def gamma(self) -> float:
-        """The overlap factor of Proteus section VI-C: a computation beside a communication, which adds and copies."""
+        """The overlap factor of Proteus section VI-C: a computation during a communication, which adds and copies."""
         return self.slow_down.get("arithmetic-communication", self.slow_down.get("arithmetic-memory", 1.0)) - 1.0
 
     def slowed(self, one: str, other: str) -> float:
-        """The factor by which an op limited by ``one`` is slower beside one limited by ``other``."""
+        """The factor by which an op limited by ``one`` is slower while one limited by ``other`` runs."""
         return self.slow_down.get("-".join(sorted((one, other))), 1.0)
 
     def seconds(self, work: float, kind: str) -> float:
         """Time of an op of ``work`` FLOPs (:data:`ARITHMETIC`) or bytes (:data:`MEMORY`), without ``launch_s``.
 
-        Linear between measured sizes, in proportion below the smallest, along the last two above the largest.
+        Linear between measured sizes, proportional below the smallest, and extrapolated from the last two above the largest.
         """
         return interpolated(self.arithmetic if kind == ARITHMETIC else self.memory, work)
 
     def wake_s(self, waited_s: float) -> float:
-        """Seconds until a thread that has waited for ``waited_s`` has begun with an op."""
+        """Seconds until a thread that has waited for ``waited_s`` starts an op."""
         if not self.wake:
             return 0.0
         waits, seconds = zip(*self.wake)
         return float(np.interp(waited_s, waits, seconds))
 
     def far_s(self, size: float) -> float:
-        """Seconds that an operand of ``size`` bytes costs where another core has written it."""
+        """Additional seconds for an operand of ``size`` bytes that another core has written."""
         return interpolated(self.far, size) if self.far else 0.0
 
     def to_json(self) -> str:
@@ -149,7 +149,7 @@ def interpolated(points: Points, work: float) -> float:
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
-    """The cluster with measured rates of the calibration's device type, and measured links where they were measured: ``local``
+    """The cluster with measured rates for the calibration's device type, and with those links that were measured: ``local``
     between devices of a node, ``processes`` between nodes (on one machine, each process is described as a node).
 
     Raises:
@@ -157,7 +157,7 @@ def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
     """
     if all(device.type != calibration.device for device in cluster.devices):
         raise PlanError(
-            "the calibration is of {!r}, cluster {!r} has {}; calibrate the machine that is simulated".format(
+            "the calibration is for {!r}, but cluster {!r} has {}; calibrate the machine that is simulated".format(
                 calibration.device, cluster.name, ", ".join(sorted({device.type for device in cluster.devices}))
             )
         )

@@ -1,4 +1,4 @@
-"""A captured step under a plan: its Program, with the ops' measured times."""
+"""A captured step under a plan: its Program, with the measured times of its ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from whale_tf.simulator.reader import Costs, Kernel, add_step
 from whale_tf.simulator.step_graph import StepGraph, StepOp, StepVariable, training_step
 from whale_tf.simulator.tasks import Tasks
 
-NEW_OPS = "shards"  # ops that `wh.split` adds beside the local script's
+NEW_OPS = "shards"  # ops that `wh.split` adds to those of the local script
 
 
 def captured_step(
@@ -32,12 +32,13 @@ def captured_step(
     """The tasks of a step.
 
     Args:
-        global_batch: examples of a step of all processes and model replicas; None: those that the step was captured with.
-        numbers: the plan's devices in the cluster, and the hosts of processes (:meth:`Cluster.with_hosts`); None: the same.
+        global_batch: examples in a step of all processes and model replicas; None: as many as when the step was captured.
+        numbers: the numbers in the cluster of the plan's devices and of the processes' hosts (:meth:`Cluster.with_hosts`);
+            None: the same numbers.
 
     Raises:
-        PlanError: the plan is for a larger cluster, or its schedule cannot order this graph; or the global batch cannot be
-            divided into mini-batches.
+        PlanError: the plan is for a larger cluster, its schedule cannot order this graph, or the global batch cannot be divided
+            into mini-batches.
     """
     check_ops(plan)
     processes = 1 if plan.spans_processes else max(1, len(plan.processes))
@@ -46,14 +47,14 @@ def captured_step(
     homes = {place.of(device) for place in places for task in plan.task_graphs for device in task.homes.values()}
     used = sorted(homes.union(device for stage in stages for device in stage))
     if used[-1] >= len(cluster):
-        raise PlanError(f"the plan uses device {used[-1]}, cluster {cluster.name!r} has devices 0 to {len(cluster) - 1}; use a "
-                        "larger cluster")
+        raise PlanError(f"the plan uses device {used[-1]}, but cluster {cluster.name!r} has devices 0 to {len(cluster) - 1}; use "
+                        "a larger cluster")
     step = training_step(graph, processes)
     parts = [replace(plan.local_part(rank), emit="inline") for rank in range(processes)]
-    own = plan.num_model_replicas if takes_own(step, parts[0]) else processes  # mini-batches in all
+    own = plan.num_model_replicas if takes_own(step, parts[0]) else processes  # all mini-batches
     if global_batch is not None:
         if global_batch < 1 or global_batch % own:
-            raise PlanError(f"the global batch is {global_batch}, expected a multiple of {own}: so many mini-batches make a step")
+            raise PlanError(f"the global batch is {global_batch}, expected a multiple of {own}, its number of mini-batches")
         graph = graph.resized(global_batch // own)
     tasks = Tasks(cluster, network, used)
     values = {step.graph.op(one.name).outputs[0]: one.bytes - one.slots for one in graph.variables}
@@ -71,7 +72,7 @@ def captured_step(
 
 
 class _Places:
-    """Where a process has the plan's devices in a cluster with a host for each process.
+    """The places of a process' devices in a cluster with a host for each process.
 
     Args:
         numbers: see :func:`captured_step`.
@@ -96,8 +97,8 @@ class _Places:
 
 
 def _kept(part: Plan, one: StepVariable) -> Dict[int, float]:
-    """The devices of a process that keep a variable -> bytes: without its slots where another process updates it, none at all
-    under v3."""
+    """The devices of a process that keep a variable -> its bytes there.  If another process updates the variable, these are
+    without its slots, and under v3 there are none at all."""
     task = part.task_graphs[one.task_graph]
     home = task.homes.get(one.name)
     if home is not None:
@@ -111,8 +112,8 @@ def _kept(part: Plan, one: StepVariable) -> Dict[int, float]:
 
 class StepCosts(Costs):
     """Args:
-    examples: of one micro-batch over all model replicas.
-    values: tensor of a variable itself -> bytes of its value.
+    examples: examples of one micro-batch over all model replicas.
+    values: a variable's own tensor -> bytes of its value.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class StepCosts(Costs):
         return self.estimator.roofline(self.cluster.devices[device], 0.0, size)
 
     def _part_of_op(self, row: StepOp) -> float:
-        """Which part of the local script's op this one is: its FLOPs, or bytes, of those of all its parts."""
+        """The fraction of the local script's op that this one is: its FLOPs, or bytes, relative to those of all parts."""
         flops, size = self._totals[row.origin]
         if row.contraction and flops:
             return row.flops / flops

@@ -1,10 +1,10 @@
-"""Symmetric replicas collapsed exactly: one device, one group and one link stand for all that must behave the same.
+"""Symmetric replicas are collapsed exactly: one device, group or link stands for all that must behave the same.
 
-Devices, communication groups and links form a graph: a device is in groups, a group loads links.  Colour refinement
-finds the coarsest partition in which every member of a class has the same number of neighbours of every other class
-(and the same costs).  The engine decides everything from a task's neighbourhood and breaks ties by instruction, never
-by device, so by induction over time all members of a class do the same at the same moment: simulating one of each, with
-the right multiplicity on every link, gives the answer of the whole cluster, not an approximation.
+Devices, communication groups and links form a graph: a device is in groups, and a group loads links.  Colour refinement
+finds the coarsest partition in which every member of a class has the same number of neighbours in every other class
+(and the same costs).  The engine decides everything by a task's neighbourhood and breaks ties by instruction, never by
+device, so by induction over time all members of a class do the same at the same moment.  Simulating one of each class, with
+the right multiplicity on every link, therefore gives the exact answer for the whole cluster.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from whale_tf.simulator.network import Network
 from whale_tf.simulator.program import COMPUTATION, Parts, Program
 from whale_tf.simulator.transformation import Group
 
-Entry = Tuple[int, float, int]  # link, bytes on it per byte of the collective, how many groups load it like that
+Entry = Tuple[int, float, int]  # link, bytes on it per byte of the collective, how many groups load it in this way
 
 
 class GroupClasses(NamedTuple):
     """The groups of one kind of communication that are simulated.
 
-    ``kept``: their numbers; ``of_device``: place in ``kept`` of the group a (kept) device is in, by class (of several the one in
-    which it receives);
-    ``entries[place][algorithm]``: what the whole class puts on the links that are simulated.
+    ``kept``: their numbers; ``of_device``: the place in ``kept`` of a (kept) device's group, by class (if there are several, the
+    one in which it receives);
+    ``entries[place][algorithm]``: the load of the whole class on the simulated links.
     """
 
     kept: Tuple[int, ...]
@@ -36,7 +36,7 @@ class Collapse:
     """Classes of one program on one cluster.
 
     Attributes:
-        representative: device -> the device simulated for it.
+        representative: device -> the device that is simulated in its place.
         kept: the simulated devices, in order.
     """
 
@@ -106,7 +106,7 @@ def _by_algorithm(table: Dict[Tuple[int, int, float], int], algorithms: int) -> 
 
 
 class _Refinement:
-    """Colour refinement; after it ``device``, ``group`` and ``link`` map to colours."""
+    """Colour refinement; afterwards ``device``, ``group`` and ``link`` map to colours."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Refinement:
 
 
 def _device_facts(program: Program, cluster: Cluster, devices: Sequence[int]) -> Dict[int, Hashable]:
-    """Everything about a device's own work: its type, and its class in every config it takes part in."""
+    """Everything about a device's own work: its type, and its class in every config in which it takes part."""
     facts: Dict[int, List[Hashable]] = {device: [] for device in devices}
     seen: Dict[int, Parts] = {}
     for instruction in program.instructions:
@@ -210,5 +210,5 @@ def _numbered(values: Dict[int, Any]) -> Dict[int, int]:
 
 
 def _rounded(value: float) -> float:
-    """Sums that differ only by the order they were taken in are one value."""
+    """The same value for sums that differ only in the order of their terms."""
     return float(f"{value:.12g}")

@@ -15,12 +15,12 @@ def compile_strategy(strategy: Strategy, cluster: Cluster, estimator: OpEstimato
     """The program of a strategy.
 
     Raises:
-        PlanError: the strategy uses devices the cluster does not have.
+        PlanError: the strategy uses devices that the cluster does not have.
     """
     worst = max(device for stage in strategy.stages for device in stage.devices)
     if worst >= len(cluster.devices):
         raise PlanError(
-            f"the strategy uses device {worst}, cluster {cluster.name!r} has devices 0 to {len(cluster.devices) - 1}; "
+            f"the strategy uses device {worst}, but cluster {cluster.name!r} has devices 0 to {len(cluster.devices) - 1}; "
             f"use a larger cluster or fewer devices"
         )
     compiler = Compiler(strategy, cluster, estimator)

@@ -1,7 +1,7 @@
 """The compiler's state, and its forward and backward passes (Proteus section V).
 
-Walks the model forward, then backward, and keeps for every tensor the configs it is at hand in.  Where an op needs
-another config, the strategy transformation's collectives are inserted.  Parameters' gradients end in buckets, one
+It walks the model forward, then backward, and keeps the configs in which each tensor is available.  If an op needs another
+config, the collectives of the strategy transformation are inserted.  Gradients of parameters end in buckets, with one
 collective each, and in updates.
 """
 
@@ -39,7 +39,7 @@ from whale_tf.simulator.transformation import SEND_RECV, Communication, host_cop
 
 
 class Held(NamedTuple):
-    """A tensor at hand: in which config, after which instruction, in which buffer."""
+    """An available tensor: in which config, after which instruction, in which buffer."""
 
     config: TensorConfig
     dependency: int
@@ -48,11 +48,11 @@ class Held(NamedTuple):
 
 Table = Dict[int, List[Held]]
 
-SUM_PASSES = 3.0  # over a gradient's bytes, to add it to the sum of micro-batches: two are read and one is written
+SUM_PASSES = 3.0  # over a gradient's bytes, to add it to the sum over micro-batches: two tensors are read, one is written
 
 
 class Compiler:
-    """State of one compilation; :class:`Synchroniser` continues it after the backward."""
+    """State of one compilation; :class:`Synchroniser` continues it after the backward pass."""
 
     def __init__(self, strategy: Strategy, cluster: Cluster, estimator: OpEstimator) -> None:
         self.strategy = strategy
@@ -64,10 +64,10 @@ class Compiler:
         self.values: Table = {}
         self.recomputed: Table = {}
         self.gradients: Table = {}
-        self.parameter_gradients: List[Tuple[int, TensorConfig, int]] = []  # (parameter, config, instruction), as ready
+        self.parameter_gradients: List[Tuple[int, TensorConfig, int]] = []  # (parameter, config, instruction), by readiness
         self.uses = parameter_uses(self.model)
         self.stage_of_op = {op: number for number, stage in enumerate(strategy.stages) for op in stage.ops}
-        self.stage = 0  # of the op that is compiled
+        self.stage = 0  # of the op that is being compiled
         self.splits = schedule_of(strategy.schedule).splits
         self._stages_of_device: Dict[int, List[int]] = {}
         for number, stage in enumerate(strategy.stages):
@@ -121,7 +121,7 @@ class Compiler:
             self._scratch[number, phase] = self.buffer(instruction, op.name + " (saved)", "activations", parts, sizes)
 
     def _wire(self, op: ModelOp, config: OpConfig, table: Table, phase: str) -> None:
-        """The output is the input, in the config the op needs it in."""
+        """The output is the input, in the config in which the op needs it."""
         source = table if op.inputs[0].tensor in table else self.values
         held = self._obtain(source, op.inputs[0].tensor, tensor_config(config, op.inputs[0].dims, False), phase)
         table[op.outputs[0].tensor] = [held._replace(config=tensor_config(config, op.outputs[0].dims, True))]
@@ -129,7 +129,7 @@ class Compiler:
     # ---- backward ---------------------------------------------------------------------------------------------------
 
     def backward(self, number: int) -> None:
-        """Emit the backward of one op; before it, the recomputation of its unit if it is the unit's first."""
+        """Emit the backward of one op, after the recomputation of its unit if it is the unit's first."""
         op, config = self.model.ops[number], self.strategy.op_configs[number]
         unit, self.stage = self.strategy.recompute[number], self.stage_of_op[number]
         if unit:
@@ -159,15 +159,15 @@ class Compiler:
                 share = len(part) / len(targets)
                 self._backward_op(number, incoming, part, read, op.flops * kind.factor * share, share)
         elif kind.backward == "each":
-            # others wait for gradients of activations, while parameters' can be computed
+            # others wait for gradients of activations; those of parameters can be computed meanwhile
             late = ACTIVATION if self.strategy.weights_first else PARAMETER
             for use in sorted(targets, key=lambda use: self.model.tensors[use.tensor].role == late):
                 others = tuple(other for other in op.inputs if other is not use)
                 self._backward_op(number, incoming, (use,), others, op.flops, 1.0 / len(targets))
 
     def _apart(self, op: ModelOp, targets: Tuple[Use, ...]) -> List[Tuple[Use, ...]]:
-        """What one backward op computes at once: a whole layer is half for its activations and half for its weights, where the
-        schedule has these apart."""
+        """The gradients that each backward op computes.  If the schedule separates them, half of a whole layer's backward is for
+        its activations and half for its weights."""
         parameters = tuple(use for use in targets if self.model.tensors[use.tensor].role == PARAMETER)
         others = tuple(use for use in targets if use not in parameters)
         return [others, parameters] if self.splits and op.kind == "layer" and parameters and others else [targets]
@@ -213,7 +213,7 @@ class Compiler:
                 self._add_gradient(use.tensor, Held(gradient, instruction.id, buffer))
 
     def _sum_seconds(self, parts: Parts, targets: Tuple[Use, ...], config: OpConfig) -> Tuple[float, ...]:
-        """Reading parameters' gradients and their sums over micro-batches, and writing the sums."""
+        """Time to read gradients of parameters and their sums over micro-batches, and to write the sums."""
         rows = []
         for use in targets:
             tensor = self.model.tensors[use.tensor]
@@ -238,7 +238,7 @@ class Compiler:
             self.forward(number, self.recomputed, BACKWARD, "recompute")
 
     def _need_saved(self, instruction: Instruction, number: int, use: Use) -> None:
-        """A value of the forward that the backward reads: kept, or from the recomputation of the same unit."""
+        """Get a value of the forward that the backward reads: a kept one, or one from the recomputation of the same unit."""
         tensor = self.model.tensors[use.tensor]
         wanted = tensor_config(self.strategy.op_configs[number], use.dims, False)
         if tensor.role == PARAMETER:
@@ -256,7 +256,7 @@ class Compiler:
         self._need(instruction, held)
 
     def _kept_in_parts(self, tensor: int, held: Held) -> Held:
-        """The value gathered again from the parts its replicas kept (activation partitioning)."""
+        """The value, gathered from the parts that its replicas kept (activation partitioning)."""
         axes = tuple(TensorAxis(axis.degree, 0) if axis.what == REPLICATED else axis for axis in held.config.axes)
         kept = TensorConfig(held.config.devices, axes)
         if kept == held.config:
@@ -283,7 +283,7 @@ class Compiler:
     def _gradient(self, tensor: int, wanted: TensorConfig) -> Optional[Held]:
         """The sum of all contributions to a tensor's gradient, in config ``wanted``.
 
-        Contributions in the same config are added before they are transformed, so partial sums are reduced once.
+        Contributions in the same config are added before they are transformed, so that partial sums are reduced once.
         """
         by_config: Dict[TensorConfig, List[Held]] = {}
         for held in self.gradients.get(tensor, ()):
@@ -317,15 +317,15 @@ class Compiler:
         self.place(instruction)
         return Held(config, instruction.id, self._write(instruction, name, "gradients of activations", config, size))
 
-    # ---- tensors in the config an op needs --------------------------------------------------------------------------
+    # ---- tensors in the config that an op needs ---------------------------------------------------------------------
 
     def _need(self, instruction: Instruction, held: Held) -> None:
         instruction.dependencies.append(held.dependency)
         instruction.reads.append(held.buffer)
 
     def _need_parameter(self, instruction: Instruction, use: Use, wanted: TensorConfig) -> None:
-        """With ZeRO 3 a parameter is gathered before its use, with offloading it is copied from the host: once in the
-        forward and once in the backward."""
+        """Get a parameter: with ZeRO 3 it is gathered before its use, with offloading it is copied from the host, once in the
+        forward and once in the backward pass."""
         zero = self.strategy.zero == "v3"
         offload = self.strategy.offload == "v0"
         stored = self.zero_config(use.tensor, wanted) if zero else wanted
@@ -335,7 +335,7 @@ class Compiler:
         key = (use.tensor, phase)
         if key not in self._gathered:
             after = self._gather_after.setdefault(instruction.block, [])
-            ahead = after[-2].id if len(after) > 1 else -1  # at most two at hand ahead of their use
+            ahead = after[-2].id if len(after) > 1 else -1  # at most two are available ahead of their use
             source = Held(stored, ahead, -1)
             if offload:
                 tensor = self.model.tensors[use.tensor]
@@ -347,7 +347,7 @@ class Compiler:
         self._need(instruction, self._gathered[key])
 
     def zero_config(self, parameter: int, value: TensorConfig) -> TensorConfig:
-        """How ZeRO stores a parameter whose value the ops need as ``value``: cut over its batch-parallel axes."""
+        """How ZeRO stores a parameter that ops need in config ``value``: divided over its batch-parallel axes."""
         for number, dims in self.uses[parameter]:
             config = self.strategy.op_configs[number]
             if config.devices == value.devices:
@@ -357,7 +357,7 @@ class Compiler:
     def _obtain(
         self, table: Table, tensor: int, wanted: TensorConfig, phase: str, gradient: bool = False, category: str = ""
     ) -> Held:
-        """``tensor`` in config ``wanted``; inserts communication if it is not at hand like that."""
+        """``tensor`` in config ``wanted``; inserts communication if it is not available in that config."""
         held = table[tensor]
         for one in held:
             if one.config == wanted:
@@ -389,7 +389,7 @@ class Compiler:
     # ---- instructions and buffers -----------------------------------------------------------------------------------
 
     def _stage_of(self, device: int, held: Held) -> int:
-        """The stage of what a device does with a tensor: of several the one that needs it, or that made it."""
+        """The stage of a device's work on a tensor: if it has several, the one that needs the tensor or that made it."""
         stages = self._stages_of_device[device]
         makers = [self.instructions[held.dependency].block[0]] if held.dependency >= 0 else []
         return next((stage for stage in [self.stage, *makers] if stage in stages), stages[0])
@@ -401,7 +401,7 @@ class Compiler:
         return Instruction(-1, name, block, lane, label)
 
     def place(self, instruction: Instruction) -> None:
-        """Give it its number: after everything it needs."""
+        """Give an instruction its number, after everything that it needs."""
         instruction.id = len(self.instructions)
         self.instructions.append(instruction)
 
@@ -410,7 +410,7 @@ class Compiler:
         return self.buffer(instruction, name, category, parts, self._bytes(config, parts, size))
 
     def buffer(self, instruction: Instruction, name: str, category: str, parts: Parts, sizes: Tuple[float, ...]) -> int:
-        """A buffer an instruction writes; ``sizes`` per class of ``parts``."""
+        """A buffer that an instruction writes; ``sizes`` has one size per class of ``parts``."""
         self.buffers.append(Buffer(name, category, instruction.id, parts, sizes))
         return len(self.buffers) - 1
 
@@ -420,7 +420,7 @@ class Compiler:
         return tuple(size * shares[first] for first in parts.first)
 
     def _traffic(self, op: ModelOp, uses: Tuple[Use, ...], config: OpConfig) -> List[Tuple[float, Tuple[float, ...]]]:
-        """(bytes of the whole tensor, fractions per device) of what an op moves; a lookup moves only its rows."""
+        """(bytes of the whole tensor, fractions per device) of the tensors that an op moves; a lookup moves only its rows."""
         moved = []
         for use in uses:
             tensor = self.model.tensors[use.tensor]
@@ -462,6 +462,6 @@ class Compiler:
 
 
 def _distance(config: TensorConfig, wanted: TensorConfig) -> Tuple[int, float]:
-    """Fewer and cheaper steps first; crossing to other devices last."""
+    """A sort key: fewer and cheaper steps come first, moves to other devices last."""
     steps = transformation(config, wanted)
     return sum(1 if step.kind != SEND_RECV else 10 for step in steps), sum(step.fraction for step in steps)

@@ -1,14 +1,14 @@
 """Parallel configurations of ops, tensors and subgraphs (Proteus section IV-B).
 
-A computation config arranges its devices as a row-major mesh; every mesh axis partitions one dimension of the op or
-replicates it::
+A computation config arranges its devices in a row-major mesh; every mesh axis partitions one dimension of the op or
+replicates the op::
 
     devices (0..7), axes ((4, "b"), (2, "o"))       8 GPUs: 4-way data parallel, 2-way output-channel parallel
 
     b=0: 0 1    b=1: 2 3    b=2: 4 5    b=3: 6 7    (o=0, o=1)
 
-From an op's config and the dimensions of a tensor follows the tensor's config: an axis over a dimension which the
-tensor has shards it, one over a dimension that is summed away leaves it partial, anything else replicates it.
+A tensor's config follows from the op's config and the dimensions of the tensor: an axis over a dimension of the tensor
+shards it, one over a dimension that is summed away leaves it partial, and any other axis replicates it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PARTIAL = -2
 class OpAxis(NamedTuple):
     """One mesh axis of a computation config.
 
-    ``dim`` is the partitioned dimension of the op (None: replicated); ``slices`` the relative sizes of the parts where
-    they are not equal (unequal devices).
+    ``dim`` is the partitioned dimension of the op (None: replicated); ``slices`` are the relative sizes of the parts if these
+    are not equal (unequal devices).
     """
 
     degree: int
@@ -49,7 +49,7 @@ class OpConfig(NamedTuple):
     axes: Tuple[OpAxis, ...]
 
     def degree(self, dim: str) -> int:
-        """Into how many parts ``dim`` is partitioned."""
+        """The number of parts into which ``dim`` is partitioned."""
         product = 1
         for axis in self.axes:
             if axis.dim == dim:
@@ -68,7 +68,7 @@ class TensorConfig(NamedTuple):
         return any(axis.what == PARTIAL for axis in self.axes)
 
     def summed(self) -> TensorConfig:
-        """The same with every partial axis replicated: what an all-reduce makes of it."""
+        """The same with every partial axis replicated, as after an all-reduce."""
         return TensorConfig(
             self.devices,
             tuple(TensorAxis(axis.degree, REPLICATED) if axis.what == PARTIAL else axis for axis in self.axes),
@@ -87,7 +87,7 @@ class ScheduleConfig(NamedTuple):
 
 
 def op_config(devices: Sequence[int], *axes: Sequence) -> OpConfig:
-    """``op_config(range(8), (4, "b"), (2, "o"))``; what the degrees leave over is replicated.
+    """``op_config(range(8), (4, "b"), (2, "o"))``.  If the degrees leave devices over, the op is replicated over these.
 
     Raises:
         PlanError: the degrees do not divide the number of devices.
@@ -100,7 +100,7 @@ def op_config(devices: Sequence[int], *axes: Sequence) -> OpConfig:
         product *= axis.degree
     if not devices or len(devices) % product:
         raise PlanError(
-            "{} devices cannot hold a {} partition; the product of the degrees has to divide it".format(
+            "{} devices cannot hold a {} partition; the product of its degrees must divide their number".format(
                 len(devices), "x".join(str(axis.degree) for axis in parsed)
             )
         )
@@ -111,10 +111,10 @@ def op_config(devices: Sequence[int], *axes: Sequence) -> OpConfig:
 
 @lru_cache(maxsize=None)
 def tensor_config(config: OpConfig, dims: Tuple[str, ...], summed: bool) -> TensorConfig:
-    """The config an op's config implies for a tensor whose axes are the op's dimensions ``dims``.
+    """The config that an op's config implies for a tensor whose axes are the op's dimensions ``dims``.
 
-    ``summed`` tells whether axes over dimensions which the tensor lacks leave partial sums (tensors the op writes) or
-    need the whole tensor (tensors it reads).
+    ``summed`` says whether axes over dimensions that the tensor lacks leave partial sums (tensors that the op writes) or need
+    the whole tensor (tensors that it reads).
     """
     axes: List[TensorAxis] = []
     for axis in config.axes:
@@ -129,7 +129,7 @@ def tensor_config(config: OpConfig, dims: Tuple[str, ...], summed: bool) -> Tens
 
 @lru_cache(maxsize=None)
 def fractions(config: TensorConfig) -> Tuple[float, ...]:
-    """Which fraction of the whole tensor each device holds, in the order of ``config.devices``."""
+    """The fraction of the whole tensor that each device holds, in the order of ``config.devices``."""
     values = [1.0]
     for axis in config.axes:
         values = [value * share for value in values for share in _shares(axis.degree, axis.what >= 0, axis.slices)]
@@ -138,7 +138,7 @@ def fractions(config: TensorConfig) -> Tuple[float, ...]:
 
 @lru_cache(maxsize=None)
 def op_fractions(config: OpConfig) -> Tuple[float, ...]:
-    """Which fraction of the op's work each device does, in the order of ``config.devices``."""
+    """The fraction of the op's work that each device does, in the order of ``config.devices``."""
     values = [1.0]
     for axis in config.axes:
         values = [value * share for value in values for share in _shares(axis.degree, axis.dim is not None, axis.slices)]

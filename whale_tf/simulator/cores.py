@@ -1,20 +1,20 @@
 """Logical devices that share the cores of their process: TensorFlow's executor on CPU devices.
 
-Every process has a pool of as many threads as ops may run at once (``inter_op_parallelism_threads``); the ops of all its
-logical devices run on them.  The rules are the executor's (tensorflow/core/common_runtime/executor.cc, ``ScheduleReady``) and its
-pool's (Eigen's NonBlockingThreadPool):
+Every process has a pool with as many threads as ops may run at once (``inter_op_parallelism_threads``).  The ops of all its
+logical devices run on them.  The rules are those of the executor (tensorflow/core/common_runtime/executor.cc, ``ScheduleReady``)
+and of its pool (Eigen's NonBlockingThreadPool):
 
-* of what becomes ready when an op ends, short ops run next on the same thread, one long op, too, if there are no short ones,
-  and the others go to the front of the thread's queue, as all that a received tensor makes ready;
-* a thread without work takes from the front of its own queue, then from the back of another's; one that has waited for work so
-  long that it sleeps has to wake up first (:attr:`Calibration.wake`), and takes what the others have left by then;
+* when an op ends, the short ops that it makes ready run next on the same thread; if there are none, one long op does.  The
+  others go to the front of the thread's queue, as do all ops that a received tensor makes ready;
+* a thread without work takes some from the front of its own queue, then from the back of another's; one that has waited for
+  work so long that it sleeps has to wake up first (:attr:`Calibration.wake`), and takes what the others have left by then;
 * a tensor for another device of the process is handed over by a send on the thread that made it;
-* an exchange between processes begins on a thread of each one's pool, and waits in a queue behind all that is ready: threads that
-  have enough to compute begin with it late.  From then on it runs beside the ops, one exchange after the other;
-* an operand that another thread has written is in the other core's cache, from where it takes longer to come
+* an exchange between processes begins on a thread of each process' pool, and waits in a queue behind everything that is ready, so
+  threads with enough to compute begin it late.  From then on it runs in parallel with the ops, one exchange after another;
+* an operand that another thread has written is in the other core's cache, from which it takes longer to arrive
   (:attr:`Calibration.far`);
-* ops that run at once slow each other down, by what limits each (:attr:`Calibration.slow_down`), and so do an exchange between
-  processes and the ops of these: it has threads of its own, which take the cores from the ops.
+* ops that run at once slow each other down, depending on what limits each (:attr:`Calibration.slow_down`).  So do an exchange
+  between processes and their ops: it has its own threads, which take the cores from the ops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from whale_tf.simulator.program import COMPUTATION, GRADIENT
 
 # Ops whose kernels take less than TensorFlow's kOpIsExpensiveThresholdCycles (8,000) run on the thread that made them ready.
 # At 2.6 GHz, the clock of the machine that benchmarks/README.md describes, that is 3.1 us in a plan.  In traced steps of plans of
-# `python -m benchmarks.accuracy` such ops take 1.3 to 1.9 times as long as in the local script, whose times count here:
+# `python -m benchmarks.accuracy`, such ops take 1.3 to 1.9 times as long as in the local script, whose times are used here:
 # ReluGrads of 2.6 us take 3.5 to 5.  No calibration measures this.
 SHORT_S = 8000 / 2.6e9 / 1.3
 
@@ -41,9 +41,9 @@ class Hosts(NamedTuple):
     cores: threads of each process.
     limit_of: what limits the speed of a computation task.
     slowed: (limit, other limit) -> factor.
-    wake_s: seconds that a thread has waited for work -> seconds until it has woken up.
-    far_s: bytes of an operand that another thread has written -> seconds that an op takes longer for it.
-    operands: task -> (the task that wrote it, bytes) of what it reads.
+    wake_s: seconds for which a thread has waited for work -> seconds until it has woken up.
+    far_s: bytes of an operand that another thread has written -> additional seconds for an op that reads it.
+    operands: task -> (the task that wrote it, bytes) of everything that it reads.
     """
 
     of_slot: Sequence[int]
@@ -56,16 +56,17 @@ class Hosts(NamedTuple):
 
 
 def run_on_cores(graph: ExecutionGraph, bandwidths: Sequence[float], hosts: Hosts, sharing: bool, overlap: bool) -> Times:
-    """As :func:`whale_tf.simulator.engine.run`; ``overlap``: whether ops slow each other down.
+    """Like :func:`whale_tf.simulator.engine.run`; ``overlap``: whether ops slow each other down.
 
     Raises:
-        PlanError: some tasks wait for each other for ever.
+        PlanError: some tasks wait for each other forever.
     """
     return _OnCores(graph, bandwidths, hosts, sharing, overlap).run()
 
 
 def operands(graph: ExecutionGraph) -> Dict[int, List[Tuple[int, float]]]:
-    """Of every computation: (the task that wrote it, bytes) of what it reads, also of what a send has handed over."""
+    """For every computation: (the task that wrote it, bytes) of everything that it reads, including tensors that a send has
+    handed over."""
     found: Dict[int, List[Tuple[int, float]]] = {}
     table = graph.buffers
     for buffer, reader in zip(table.reader_buffer.tolist(), table.reader_task.tolist()):
@@ -80,7 +81,7 @@ def operands(graph: ExecutionGraph) -> Dict[int, List[Tuple[int, float]]]:
 
 
 class _Core:
-    """One thread: what it runs, since when it has run nothing, when it will have woken up (-1: it is not about to), what it runs
+    """One thread: what it runs, since when it has been idle, when it will have woken up (-1: it is not waking up), what it runs
     next, and its queue."""
 
     def __init__(self) -> None:
@@ -103,15 +104,15 @@ class _OnCores(_Engine):
         self.exchanges: List[Dict[int, None]] = [{} for _ in self.cores]  # running communications of each process with others
         self.pending: List[Tuple[_Core, int]] = []  # ready computations, with the thread that made them ready
         self.made_by: Dict[int, _Core] = {}
-        self.received: Set[int] = set()  # what tensors from other devices made ready
-        self.not_taken: Dict[int, int] = {}  # collective that waits -> processes none of whose threads has taken it
+        self.received: Set[int] = set()  # tasks that tensors from other devices made ready
+        self.not_taken: Dict[int, int] = {}  # waiting collective -> number of processes of which no thread has taken it
         self.turn = 0
 
     def _make_ready(self, task: int, ready: List[int]) -> None:
         known = len(ready)
         super()._make_ready(task, ready)
         maker = self.made_by.pop(task, None)
-        core = self.core_of.get(task, None if self.graph.lane[task] > 0 else maker)  # what takes no time is on its maker's thread
+        core = self.core_of.get(task, None if self.graph.lane[task] > 0 else maker)  # tasks without duration: the maker's
         if core is not None:
             self.made_by.update(dict.fromkeys(ready[known:], core))
         if self.graph.lane[task] > 0 or (self.graph.lane[task] < 0 and task in self.received):
@@ -140,7 +141,7 @@ class _OnCores(_Engine):
         self.pending.append((maker, task))
 
     def _start_communications(self, ready: List[int]) -> None:
-        """Between devices of one process they are short ops of the sender's thread; the others take links."""
+        """Communications between devices of one process are short ops on the sender's thread; the others take links."""
         on_links = []
         for task in ready:
             hosts = self._hosts_of(task)
@@ -162,7 +163,7 @@ class _OnCores(_Engine):
             self._running_changed(host)
 
     def _hosts_of(self, task: int) -> List[int]:
-        """The processes that a task's devices are in."""
+        """The processes of a task's devices."""
         return sorted({self.hosts.of_slot[slot] for slot in self.graph.slots[task]})
 
     def _release(self, task: int) -> None:
@@ -180,7 +181,7 @@ class _OnCores(_Engine):
         ops = [task for task in tasks if task not in self.not_taken]
         received = [task for task in ops if task in self.received]
         made_here = [task for task in ops if task not in self.received]
-        short = [task for task in made_here if seconds[task] < SHORT_S or self.graph.lane[task] > 0]  # as sends are
+        short = [task for task in made_here if seconds[task] < SHORT_S or self.graph.lane[task] > 0]  # sends are short, too
         core.next.extend(short)
         long = [task for task in made_here if task not in short]
         if long and not core.next and core.task < 0:
@@ -188,7 +189,7 @@ class _OnCores(_Engine):
         core.queue.extendleft(received + long)
 
     def _work(self, host: int) -> None:
-        """Threads without work take some."""
+        """Let threads without work take some."""
         changed = False
         for core in self.cores[host]:
             while core.task < 0 and self._is_awake(core, host) and self._has_work(core, host):
@@ -205,7 +206,7 @@ class _OnCores(_Engine):
             self._running_changed(host)
 
     def _is_awake(self, core: _Core, host: int) -> bool:
-        """Whether the thread may take work now; if there is some and it sleeps, it begins to wake up."""
+        """Whether the thread may take work now; if it sleeps and there is some, it begins to wake up."""
         if core.wakes_at < 0 and self.now > core.idle_since and (core.next or any(one.queue for one in self.cores[host])):
             core.wakes_at = self.now + self.hosts.wake_s(self.now - core.idle_since)
             heappush(self.events, (core.wakes_at, LOOK))
@@ -216,13 +217,13 @@ class _OnCores(_Engine):
         return True
 
     def _far_s(self, task: int, core: _Core, host: int) -> float:
-        """What operands cost that other threads of the process have written."""
+        """Additional time for operands that other threads of the process have written."""
         others = [other for other in self.cores[host] if other is not core]
         reads = self.hosts.operands.get(task, ())
         return sum(self.hosts.far_s(size) for maker, size in reads if self.core_of.get(maker) in others)
 
     def _has_work(self, core: _Core, host: int) -> bool:
-        """What the thread runs next is its own, or taken from another one."""
+        """Whether there is work for the thread: its own, or some to take from another thread."""
         if not core.next:
             other = max(self.cores[host], key=lambda one: len(one.queue))
             if core.queue:
@@ -232,7 +233,7 @@ class _OnCores(_Engine):
         return bool(core.next)
 
     def _taken(self, task: int) -> None:
-        """A thread of one more process has begun with the collective."""
+        """A thread of one more process has begun the collective."""
         self.not_taken[task] -= 1
         if not self.not_taken[task]:
             del self.not_taken[task]
@@ -252,7 +253,7 @@ class _OnCores(_Engine):
         if task not in self.core_of:
             alone = super()._speed(task)
             beside = [self._slowed(task, COMMUNICATION, host) for host in self._hosts_of(task)] if self.overlap else [0.0]
-            return alone / (1.0 + max(beside))  # the slowest one holds up the others
+            return alone / (1.0 + max(beside))  # the slowest process holds up the others
         if not self.overlap or self.graph.lane[task]:
             return 1.0
         host, mine = self.hosts.of_slot[self.graph.slots[task][0]], self.hosts.limit_of(task)
@@ -260,6 +261,6 @@ class _OnCores(_Engine):
         return 1.0 / (1.0 + self._slowed(task, mine, host) + exchanging)
 
     def _slowed(self, task: int, limit: str, host: int) -> float:
-        """What the other ops that a process runs add to the time of a task that ``limit`` limits, as a part of it."""
+        """By what fraction the other ops that a process runs lengthen a task that ``limit`` limits."""
         others = [core.task for core in self.cores[host] if core.task not in (-1, task) and not self.graph.lane[core.task]]
         return sum(self.hosts.slowed(limit, self.hosts.limit_of(other)) - 1.0 for other in others)

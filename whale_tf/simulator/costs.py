@@ -1,7 +1,7 @@
-"""Time of one op on one device: measured where a profile has it, else by a calibration, else the roofline of the hardware table.
+"""Time of one op on one device: measured if a profile has it, else by a calibration, else by the roofline of the hardware table.
 
-``seconds = max(flops / peak flops, bytes moved / memory bandwidth) + launch`` with the attainable fractions of both
-peaks (:class:`Efficiency`), or with the times that a calibration measured for so many FLOPs and bytes.  A profile maps an
+``seconds = max(flops / peak flops, bytes moved / memory bandwidth) + launch``, with the attainable fractions of both
+peaks (:class:`Efficiency`), or with the times that a calibration measured for as many FLOPs and bytes.  A profile maps an
 op's name to its measured forward seconds at the model's micro-batch on one device type; parts of an op scale with their
 fraction of the work.
 """
@@ -30,7 +30,7 @@ class Efficiency(NamedTuple):
 
 
 # The overlap factor (Proteus section VI-C): by how much computation and gradient communication slow each other down
-# while they overlap.  Proteus profiles it per machine and model and prints no values; on CPUs both compete for the same
+# while they overlap.  Proteus measures it for each machine and model, but prints no values; on CPUs both compete for the same
 # cores.
 DEFAULT_GAMMA = {"GPU": 0.15, "CPU": 0.5}
 
@@ -44,13 +44,13 @@ class Profile(NamedTuple):
 
 
 class OpPart(NamedTuple):
-    """A part of an op: what one device does of it.
+    """The part of an op that one device does.
 
     Attributes:
         op: number in ``model.ops``.
         flops, size_bytes: of this part.
-        fraction: of the whole op's work.
-        share: which share of the op's backward this is (several backward ops come from one forward op).
+        fraction: its share of the whole op's work.
+        share: its share of the op's backward (several backward ops come from one forward op).
     """
 
     op: int
@@ -65,9 +65,9 @@ class OpEstimator:
     """Costs of a model's ops on the devices of a cluster.
 
     Args:
-        profiles: per device type; None: roofline for everything.
-        allow_roofline: whether an op or device type missing from the profiles may fall back to the calibration or roofline.
-        calibration: stands before the laws and the roofline on devices of its type.
+        profiles: by device type; None: roofline for everything.
+        allow_roofline: whether the calibration or roofline may be used for an op or device type that the profiles lack.
+        calibration: takes precedence over the laws and the roofline on devices of its type.
         kernels: times of TensorFlow's kernels on GPUs, by the laws; None: every op is one kernel that reaches ``efficiency``,
             as fused kernels written by hand do.
     """
@@ -107,7 +107,7 @@ class OpEstimator:
         return self.roofline(device, part.flops, part.size_bytes, KINDS[self.model.ops[part.op].kind].compute_bound)
 
     def roofline(self, device: Device, flops: float, size_bytes: float, matrix: bool = False) -> float:
-        """``matrix``: runs on the matrix units (the precision's own peak); everything else runs in float32."""
+        """``matrix``: whether it runs on the matrix units (the precision's own peak); everything else runs in float32."""
         known = self.calibration
         if known is not None and known.device == device.type:
             arithmetic_s = known.seconds(flops, ARITHMETIC) if matrix else 0.0

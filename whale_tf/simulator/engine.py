@@ -1,15 +1,15 @@
 """HTAE, the event engine (Proteus section VI): when every task starts and ends.
 
-A device has a computation queue, a feature communication queue and a gradient communication queue; the execution graph
-already orders computation.  A communication starts when all its devices' queues have come to it; queues serve in order
-of readiness, ties by instruction.  Two run-time behaviours change speeds while tasks run:
+A device has a computation queue, a feature communication queue and a gradient communication queue.  The execution graph
+already orders computations.  A communication starts when it is first in the queues of all its devices.  Queues serve in order
+of readiness, with ties broken by instruction.  Two run-time behaviours change speeds while tasks run:
 
 * bandwidth sharing: communications on one link share it fairly (:func:`whale_tf.simulator.network.fair_share`);
 * overlap: a computation and a gradient communication on one device slow each other down by ``1 + gamma``.
 
-Both are exact for piecewise constant speeds: whenever the set of running tasks changes, what is left of the tasks
-concerned is brought up to date and their ends are moved.  All events of one instant are handled before any speed is
-computed, so the answer depends on no order within it.
+Both are exact for piecewise constant speeds: whenever the set of running tasks changes, the remaining work of the affected
+tasks is updated and their ends are moved.  All events of one instant are handled before any speed is computed, so the answer
+does not depend on their order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from whale_tf.simulator.execution_graph import QUEUES_PER_DEVICE, ExecutionGraph
 from whale_tf.simulator.network import fair_share
 from whale_tf.simulator.program import GRADIENT
 
-LOOK = -1  # an event at which no task ends, but one may begin
+LOOK = -1  # an event at which no task ends but one may begin
 
 
 class Times(NamedTuple):
@@ -52,7 +52,7 @@ def run(
         sharing, overlap: switch the two run-time behaviours off.
 
     Raises:
-        PlanError: some tasks wait for each other for ever.
+        PlanError: some tasks wait for each other forever.
     """
     return _Engine(graph, bandwidths, gammas if overlap else [0.0] * len(gammas), sharing).run()
 
@@ -66,11 +66,11 @@ class _Engine:
         self.sharing = sharing
         self.now = 0.0
         self.start = [0.0] * count
-        self.end = [-1.0] * count  # while running: the end as known now
+        self.end = [-1.0] * count  # while running: the end as far as is known
         self.done = [False] * count
         self.waits_for = list(graph.waits_for)
         self.events: List[Tuple[float, int]] = []
-        # running tasks whose speed is not 1 or may change: (what was left, when, speed)
+        # running tasks whose speed is not 1 or may change: (remaining work, at what time, speed)
         self.left: Dict[int, Tuple[float, float, float]] = {}
         self.computing = [-1] * slots  # the computation running on each device
         self.reducing = [-1] * slots  # the gradient communication running on each device
@@ -117,7 +117,7 @@ class _Engine:
         self._make_ready(task, ready)
 
     def _make_ready(self, task: int, ready: List[int]) -> None:
-        """What waited for nothing but this task, which has ended."""
+        """Make the tasks ready that waited only for this task, which has ended."""
         graph, waits_for = self.graph, self.waits_for
         for successor in graph.successors[graph.first_successor[task] : graph.first_successor[task + 1]]:
             waits_for[successor] -= 1
@@ -140,7 +140,7 @@ class _Engine:
                     self.dirty.add(self.computing[slot])
 
     def _begin(self, ready: List[int]) -> int:
-        """Start everything that can start now; returns how many tasks of no duration have ended at once."""
+        """Start everything that can start now; returns how many tasks of no duration have ended immediately."""
         now, at_once = self.now, 0
         lanes, seconds = self.graph.lane, self.graph.seconds
         communications: List[int] = []
@@ -183,7 +183,7 @@ class _Engine:
             self.dirty.add(self.reducing[slot])
 
     def _start_communications(self, ready: List[int]) -> None:
-        """Queue what is ready; start what is first in all its queues, if those are free."""
+        """Queue ready communications; start those that are first in all their queues, if these are free."""
         candidates: Dict[int, None] = {}
         for queue in self.freed:
             if self.queues[queue]:

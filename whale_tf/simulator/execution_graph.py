@@ -1,7 +1,7 @@
 """The distributed execution graph: a program unfolded over devices and micro-batches (Proteus section V).
 
-Tasks are numbered block by block in every stage's schedule order.  A stage's blocks follow each other on its devices,
-which is the control dependency of the schedule; ``begin`` tasks of no duration stand between them::
+Tasks are numbered block by block in the order of each stage's schedule.  A stage's blocks follow each other on its devices,
+which is the schedule's control dependency; there are ``begin`` tasks without duration between them::
 
     stage 0   begin F0 ... | begin F1 ... | begin B0 ... | begin F2 ... | ... | begin update ...
                     \\ send                      / send
@@ -33,22 +33,22 @@ from whale_tf.simulator.program import (
 )
 from whale_tf.simulator.strategy_tree import Strategy
 
-LinkUse = Tuple[int, float, int]  # link, bytes per second a communication takes alone, how many such
+LinkUse = Tuple[int, float, int]  # link, bytes per second that one communication takes alone, how many there are
 
 
 class ExecutionGraph(NamedTuple):
-    """Tasks and everything the engine needs to run them; all sequences are indexed by task unless said otherwise.
+    """Tasks and everything that the engine needs to run them; all sequences are indexed by task unless otherwise stated.
 
     Attributes:
-        seconds: time of each task alone.
+        seconds: time that each task takes alone.
         lane: COMPUTATION, FEATURE or GRADIENT; -1 for ``begin`` tasks.
         instruction: number in ``Program.instructions``; -1 for ``begin`` tasks.
         micro_batch: -1 for the update.
-        slots: places in ``devices`` of the devices a task occupies.
-        queues: communication queues a task occupies (see :func:`queue_of`).
-        links: what a communication takes of which links.
+        slots: places in ``devices`` of the devices that a task occupies.
+        queues: communication queues that a task occupies (see :func:`queue_of`).
+        links: the links that a communication uses, and how much of them.
         successors, first_successor: tasks that wait for task ``t`` are ``successors[first_successor[t]:...[t + 1]]``.
-        waits_for: number of tasks each task waits for.
+        waits_for: number of tasks for which each task waits.
         devices: the simulated devices.
         blocks: (stage, phase) -> number of the first task of every micro-batch's block, and how many tasks it has.
         buffers: see :class:`whale_tf.simulator.buffers.BufferTable`.
@@ -73,12 +73,13 @@ QUEUES_PER_DEVICE = 3  # feature communication out, feature communication in, gr
 
 
 def queue_of(slot: int, lane: int, incoming: bool = False) -> int:
-    """Links are full duplex: a device sends one tensor and receives another at once; collectives do both."""
+    """The queue of a communication.  Links are full duplex, so a device can send one tensor and receive another at the same time;
+    collectives do both."""
     return slot * QUEUES_PER_DEVICE + (2 if lane == 2 else 1 if incoming else 0)
 
 
 class _Template:
-    """One block for one micro-batch: its tasks, numbered from 0, the ``begin`` tasks of the stage's devices first."""
+    """One block for one micro-batch: its tasks, numbered from 0, beginning with the ``begin`` tasks of the stage's devices."""
 
     def __init__(self, key: BlockKey, slots: Sequence[int]) -> None:
         self.key = key
@@ -86,7 +87,7 @@ class _Template:
         self.instruction: List[int] = [-1] * len(slots)
         self.lane: List[int] = [-1] * len(slots)
         self.seconds: List[float] = [0.0] * len(slots)
-        self.sums: Dict[int, float] = {}  # task -> what it takes longer after the first micro-batch
+        self.sums: Dict[int, float] = {}  # task -> additional time after the first micro-batch
         self.task_slots: List[Tuple[int, ...]] = [(slot,) for slot in slots]
         self.queues: Dict[int, Tuple[int, ...]] = {}
         self.links: Dict[int, Tuple[LinkUse, ...]] = {}
@@ -99,7 +100,7 @@ class _Template:
 
 
 class Unfolder:
-    """Tasks of one program on the devices ``collapse`` keeps, block by block; :meth:`unfold` repeats the blocks."""
+    """Tasks of one program on the devices that ``collapse`` keeps, block by block; :meth:`unfold` repeats the blocks."""
 
     def __init__(self, program: Program, collapse: Collapse, network: Network) -> None:
         self.program = program
@@ -174,7 +175,7 @@ class Unfolder:
             }
             for source, task in sorted(tasks):
                 self._edge(template, source, task, local)
-            # a feature communication belongs into its block; gradients are sent as soon as they are ready
+            # a feature communication belongs to its block; gradients are sent as soon as they are ready
             waits = any(
                 instruction.lane == GRADIENT or self.program.instructions[source].block == template.key for source, _ in tasks
             )
@@ -203,7 +204,7 @@ class Unfolder:
             template.crossing.append((block, task, local))
 
     def _covering(self, source: int, device: int) -> Optional[int]:
-        """The local task of instruction ``source`` on a kept device, if it has one there."""
+        """The local task of instruction ``source`` on a kept device, if there is one."""
         instruction = self.program.instructions[source]
         if instruction.lane == COMPUTATION:
             return self.place[source].get(device)
@@ -211,7 +212,7 @@ class Unfolder:
         return None if place is None else self.place[source][place]
 
     def _kept_parts(self, parts: Parts) -> List[Tuple[int, int, int]]:
-        """(device, slot, class) of the simulated devices of a config."""
+        """(device, slot, class) of the simulated devices in a config."""
         found = self._parts_slots.get(id(parts))
         if found is None:
             found = self._parts_slots[id(parts)] = [
@@ -222,10 +223,10 @@ class Unfolder:
     # ---- over micro-batches -----------------------------------------------------------------------------------------
 
     def unfold(self, strategy: Strategy) -> ExecutionGraph:
-        """All micro-batches of ``strategy``, which may differ from the program's in schedule, warm-up and their number.
+        """All micro-batches of ``strategy``, whose schedule, warm-up and number of micro-batches may differ from the program's.
 
         Raises:
-            PlanError: the stages' warm-up depths do not go together.
+            PlanError: the stages' warm-up depths do not fit together.
         """
         warmups = [stage.warmup for stage in strategy.stages]
         if strategy.schedule == "backward_first":
@@ -236,7 +237,7 @@ class Unfolder:
         order: List[Tuple[BlockKey, int]] = []
         total = 0
         chains: List[List[Tuple[BlockKey, int]]] = []
-        last: Dict[BlockKey, int] = {}  # block -> the micro-batch that is its last
+        last: Dict[BlockKey, int] = {}  # block -> its last micro-batch
         homes = homes_of(strategy)
         for place, steps in enumerate(orders(strategy.schedule, strategy.num_micro_batch, warmups, homes)):
             chain: List[Tuple[BlockKey, int]] = [((step.task_graph, step.kind), step.micro_batch) for step in steps]
@@ -341,7 +342,7 @@ class Unfolder:
         return queues, links
 
     def _buffers(self, offsets: Dict[BlockKey, np.ndarray], count: int) -> BufferTable:
-        """Every buffer, with the tasks that write and read it."""
+        """All buffers, with the tasks that write and read them."""
         instructions = self.program.instructions
         readers: List[List[int]] = [[] for _ in self.program.buffers]
         for instruction in instructions:
@@ -365,15 +366,15 @@ class Unfolder:
 
 
 def homes_of(strategy: Strategy) -> Tuple[int, ...]:
-    """The place of each stage: those on the same devices are at one.
+    """The place of each stage; stages on the same devices have the same place.
 
     Raises:
-        PlanError: the schedule runs several stages at a place, and there is one at each.
+        PlanError: the schedule runs several stages at each place, but the strategy has one at each.
     """
     homes = places_of([stage.devices for stage in strategy.stages])
     if schedule_of(strategy.schedule).homes is not None and max(homes) == len(homes) - 1:
         raise PlanError(
-            f"schedule {strategy.schedule!r} runs several TaskGraphs on each device, and this plan has one; use backward_first "
+            f"schedule {strategy.schedule!r} runs several TaskGraphs on each device, but this plan has one; use backward_first "
             "or zero_bubble_h1, or a plan with more TaskGraphs than devices")
     return homes
 

@@ -1,4 +1,4 @@
-"""A Plan as a strategy: the simulator reads the same value the rewriter executes."""
+"""A Plan as a strategy: the simulator reads the same value that the rewriter executes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from whale_tf.simulator.strategy_tree import Stage, Strategy, checked_config, de
 
 
 def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[str, str]] = None) -> Strategy:
-    """The strategy a plan stands for.
+    """The strategy that a plan stands for.
 
-    A model replica takes its part of the batch, a ``replicate`` TaskGraph divides that over its replicas (unevenly with
-    ``slices``), a ``split`` TaskGraph partitions the dimension that ``plan.shards`` names for each op and computes the
-    others on every device; a plan of layers, whose shards are empty, means the dimension that each op is divided along by
-    itself.  Ops the plan does not name follow from the data flow.
+    A model replica takes its part of the batch.  A ``replicate`` TaskGraph divides that part over its replicas (unevenly with
+    ``slices``).  A ``split`` TaskGraph partitions the dimension that ``plan.shards`` names for each op, and computes all other
+    ops on every device; in a plan of layers, whose shards are empty, every op is divided along its default dimension.  The
+    configs of ops that the plan does not name follow from the data flow.
 
     Args:
         model: built for one micro-batch of all model replicas together.
         aliases: graph op name -> name of the model's op that stands for it (a profile's layer).
 
     Raises:
-        PlanError: the plan names an op the model does not have, or asks for what an op cannot do.
+        PlanError: the plan names an op that the model does not have, or divides an op in a way that is impossible.
     """
     numbers = {op.name: number for number, op in enumerate(model.ops)}
     configs: Dict[int, OpConfig] = {}
@@ -36,9 +36,9 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
             number = numbers.get((aliases or {}).get(name, name))
             if number is None:
                 raise PlanError(
-                    f"the plan's TaskGraph {task_graph.name!r} has op {name!r}, model {model.name!r} has not; "
-                    f"simulate it with the model it was "
-                    f"made for.{did_you_mean(name, numbers)}"
+                    f"the plan's TaskGraph {task_graph.name!r} has op {name!r}, which model {model.name!r} does not have; "
+                    f"simulate it with the model for which it "
+                    f"was made.{did_you_mean(name, numbers)}"
                 )
             if number not in configs:
                 op = model.ops[number]
@@ -47,7 +47,7 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
     if not configs:
         raise PlanError(
             "the plan's TaskGraphs name no op or layer, so nothing says what runs where; search again with a profile of "
-            "the graph, or simulate a plan of wh.current_plan()"
+            "the graph, or simulate the plan of wh.current_plan()"
         )
     complete = propagate_configs(model, configs)
     groups = device_groups(complete) if schedule_of(plan.schedule).homes is None else _by_task_graph(plan, model, aliases or {})
@@ -70,8 +70,8 @@ def strategy_from_plan(plan: Plan, model: ModelGraph, aliases: Optional[Mapping[
 
 
 def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) -> List[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
-    """(ops, devices) of each TaskGraph, where several share devices; an op that the plan does not name is where the one before it
-    is, as its config is."""
+    """(ops, devices) of each TaskGraph, if several share devices.  An op that the plan does not name is where the one before it
+    is, like its config."""
     home = {aliases.get(name, name): number for number, task in enumerate(plan.task_graphs) for name in task.ops}
     ops: List[List[int]] = [[] for _ in plan.task_graphs]
     current = 0
@@ -83,7 +83,7 @@ def _by_task_graph(plan: Plan, model: ModelGraph, aliases: Mapping[str, str]) ->
 
 
 def _recomputed(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...], aliases: Mapping[str, str]) -> Tuple[str, ...]:
-    """The unit that each op is computed again with: what lies between two kept tensors; "": all that its backward pass reads is
+    """The unit with which each op is recomputed: the ops between two kept tensors; "": everything that its backward pass reads is
     kept."""
     units = [""] * len(model.ops)
     for task, place in zip(plan.task_graphs, _stage_numbers(plan, stages)):
@@ -111,7 +111,7 @@ def _stage_numbers(plan: Plan, stages: Sequence[Stage]) -> List[int]:
 
 def check_ops(plan: Plan) -> None:
     """Raises:
-        PlanError: a TaskGraph has no ops, beside others that have some.
+        PlanError: a TaskGraph has no ops, but others have some.
     """
     empty = [task.name for task in plan.task_graphs if not task.ops and task.batch_of is None]
     if empty and len(empty) < len(plan.task_graphs):
@@ -129,7 +129,7 @@ def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpC
         else:
             if shard is not None and shard not in op.dims:
                 raise PlanError(
-                    "the plan shards op {!r} by {!r}; its dimensions are {}".format(
+                    "the plan shards op {!r} by {!r}, but its dimensions are {}".format(
                         op.name, shard, ", ".join(repr(dim) for dim in op.dims)
                     )
                 )
@@ -138,7 +138,7 @@ def _config(task_graph: TaskGraphPlan, op: ModelOp, shard: Optional[str]) -> OpC
 
 
 def _buckets(plan: Plan, model: ModelGraph, stages: Tuple[Stage, ...]) -> Optional[Tuple[Tuple[Tuple[int, ...], ...], ...]]:
-    """The plan's gradient buckets per stage, by the model's parameters; None if it names none the model knows."""
+    """The plan's gradient buckets by stage, as the model's parameters; None if it names none that the model has."""
     parameters = {tensor.name: number for number, tensor in enumerate(model.tensors) if tensor.role == PARAMETER}
     chosen: List[List[Tuple[int, ...]]] = [[] for _ in stages]
     found = False

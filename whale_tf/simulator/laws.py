@@ -1,23 +1,23 @@
-"""What TensorFlow's kernels reach on a GPU: the law of an op's time, and its parameters for each kind of device.
+"""Times of TensorFlow's kernels on GPUs: a law for an op's time, and its parameters for each kind of device.
 
-An op is kernels that move its tensors ``passes`` times, and for contractions one that computes::
+An op consists of kernels that move its tensors ``passes`` times, and a contraction also of one that computes::
 
     seconds = max(flops / (peak x efficiency x occupancy), bytes / bandwidth) + extra bytes / bandwidth + kernels x launch
 
-* **occupancy**: a product of ``m x n x k`` is cut into tiles, which the ``units`` (streaming multiprocessors) compute in waves;
-  the last wave and tiles at the edge are not full, and short ``k`` does not fill the pipelines: ``k / (k + depth)``.  Libraries
-  have tiles of several sizes, and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
-* **tensor cores** compute in TF32, and in 16 bits if ``n`` and ``k`` are multiples of 8; what is not eligible runs at twice
-  float32's rate.
-* **layout**: TensorFlow's layout optimizer puts channels first unless half of all convolutions are in 16 bits, and tensor cores'
-  convolutions have them last (TensorFlow's generic_layout_optimizer.cc, cuDNN's documentation): in TF32 operands and result are
-  transposed.
+* **occupancy**: a product of ``m x n x k`` is cut into tiles, which the ``units`` (streaming multiprocessors) compute in waves.
+  The last wave and the tiles at the edges are not full, and a short ``k`` does not fill the pipelines: ``k / (k + depth)``.
+  Libraries have tiles of several sizes and take the best (Habitat, NeuSight: tiles, waves, utilisation bounded by the roofline).
+* **tensor cores** compute in TF32, and in 16 bits if ``n`` and ``k`` are multiples of 8; products that are not eligible run at
+  twice float32's rate.
+* **layout**: TensorFlow's layout optimizer puts channels first unless half of all convolutions are in 16 bits, but tensor cores'
+  convolutions have them last (TensorFlow's generic_layout_optimizer.cc, cuDNN's documentation), so in TF32 operands and result
+  are transposed.
 * **passes**: TensorFlow runs Python expressions op by op: GELU is eight kernels, layer normalisation nine.  XLA fuses them.
-* **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h), so
-  softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast on both sides; XLA casts
-  on the way.
+* **mixed precision** keeps exponentials, means, sums and powers in float32 (TensorFlow's auto_mixed_precision_lists.h).  So
+  softmax, GELU, layer normalisation and losses move as many bytes as in float32, and tensors are cast before and after; XLA casts
+  them on the way.
 
-The parameters are in ``laws.json``; ``whale simulate --laws FILE`` takes others.
+The parameters are in ``laws.json``; ``whale simulate --laws FILE`` reads others.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from whale_tf.simulator.step_graph import StepGraph
 
 VERSION = 1
 HALF = ("fp16", "bf16")
-TF32 = "tf32"  # float32 of 10 bits on tensor cores
-ANY = "GPU"  # the row of devices without one of their own
+TF32 = "tf32"  # float32 with 10 bits of mantissa, on tensor cores
+ANY = "GPU"  # the row for devices without a row of their own
 # Tiles by their edge, with their speed relative to the largest: small ones read operands more often, which float32 can afford.
 TILES = {False: ((128, 1.0), (64, 0.97), (32, 0.85)), True: ((128, 1.0), (64, 0.85), (32, 0.6))}
-CAST = 3.0  # traffic of casting a tensor of 16 bits to 32 and back, in that of reading and writing it
+CAST = 3.0  # traffic of casting a 16-bit tensor to 32 bits and back, relative to that of reading and writing it
 
 
 KERNELS, LAYERS, MEASURED = "kernels", "layers", "measured ops"
-TIMES = (KERNELS, LAYERS, MEASURED)  # that steps are made of: by the laws, of a profile's layers, of a script's own ops
+TIMES = (KERNELS, LAYERS, MEASURED)  # sources of a step's times: the laws, a profile's layers, a script's own ops
 
 
 class Passes(NamedTuple):
-    """Of an op kind, forward and backward: kernels, and traffic in that of reading operands and writing results once."""
+    """An op kind's kernels, and its traffic relative to reading operands and writing results once; both forward and backward."""
 
     kernels: Tuple[float, float]
     traffic: Tuple[float, float]
 
 
 ONCE = Passes((1, 1), (1.0, 1.0))
-# The ops of TensorFlow's layers, and of BERT's released code (GELU by tanh, layer normalisation by moments and
-# batch_normalization, dropout by random_uniform, floor and div), counted: tensors read and written by each.
+# Counts of the tensors that each op reads and writes, in TensorFlow's layers and in BERT's released code (GELU by tanh, layer
+# normalisation by moments and batch_normalization, dropout by random_uniform, floor and div).
 OP_BY_OP: Mapping[str, Passes] = {
     "norm": Passes((1, 1), (1.5, 1.67)),  # cuDNN's batch normalisation reads its input twice
     "layer_norm": Passes((9, 14), (4.0, 4.0)),
@@ -74,7 +74,7 @@ OP_BY_OP: Mapping[str, Passes] = {
     "loss": Passes((6, 3), (3.0, 2.0)),
 }
 FUSED: Mapping[str, Passes] = {
-    "norm": OP_BY_OP["norm"],  # cuDNN's stays a call
+    "norm": OP_BY_OP["norm"],  # cuDNN's is still a call
     "layer_norm": Passes((3, 4), (1.5, 1.5)),
     "softmax": Passes((3, 3), (1.5, 1.5)),
     "activation": Passes((1, 1), (0.75, 0.75)),
@@ -85,7 +85,7 @@ FUSED: Mapping[str, Passes] = {
     "bias": Passes((0, 1), (0.0, 1.0)),
     "loss": Passes((3, 2), (1.5, 1.0)),
 }
-# What XLA leaves of the traffic of a layer's element-wise ops, over the kinds above alike.
+# The fraction of the traffic of a layer's element-wise ops that remains under XLA, with the same weight for all kinds above.
 FUSED_SHARE = sum(FUSED[name].traffic[0] for name in OP_BY_OP) / sum(passes.traffic[0] for passes in OP_BY_OP.values())
 IN_FLOAT32 = ("softmax", "layer_norm", "activation", "loss")  # under mixed precision
 
@@ -95,7 +95,7 @@ class DeviceLaw(Record):
     """Attributes:
     units: streaming multiprocessors.
     matmul_fp32, matmul_half, convolution_fp32, convolution_half: share of the precision's peak that full tiles reach.
-    winograd: how many times fewer multiplications a 3 x 3 convolution of stride 1 takes in float32.
+    winograd: the factor by which a 3 x 3 convolution of stride 1 takes fewer multiplications in float32.
     memory: share of the bandwidth that streaming kernels reach.
     depth: length of a product at which its pipelines are half full.
     """
@@ -112,20 +112,20 @@ class DeviceLaw(Record):
 
 @dataclass(frozen=True)
 class FrameworkLaw(Record):
-    """What running TensorFlow itself adds.
+    """The time that running TensorFlow itself adds.
 
     Attributes:
-        launch_s: of each kernel: executor and launch.
-        jitter: standard deviation of a device's step, relative; a step of many devices ends with the slowest.
-        cycle_s, fusion_bytes: Horovod looks for ready gradients once a cycle, and sums up to so many bytes of them by one
+        launch_s: per kernel: executor and launch.
+        jitter: relative standard deviation of a device's step time; a step of many devices ends with the slowest.
+        cycle_s, fusion_bytes: Horovod looks for ready gradients once per cycle, and sums at most this many bytes of them with one
             collective.
-        hop_s: of a collective, for each device: agreeing on the tensors.
-        overlap: share of gradients' bytes beside the backward pass that are hidden there; under XLA, whose one call gives all
-            gradients at its end, none are.
+        hop_s: per collective and device, to agree on the tensors.
+        overlap: share of the gradients' bytes sent during the backward pass that is hidden; under XLA none are, because its one
+            call returns all gradients at its end.
         all_reduce: share of a link's bandwidth that a collective reaches.
-        start_s: of a collective, before the first hop.
-        low_latency_start_s, low_latency_hop, low_latency_bandwidth: the same of the protocol for small messages, which sends a
-            flag with each word of data; its hops in those of the other.
+        start_s: per collective, before the first hop.
+        low_latency_start_s, low_latency_hop, low_latency_bandwidth: the same for the protocol for small messages, which sends a
+            flag with each word of data; its hops are relative to those of the other protocol.
     """
 
     launch_s: float = field(5e-6, at_least=0, finite=True)
@@ -142,14 +142,14 @@ class FrameworkLaw(Record):
 
     @property
     def protocols(self) -> Tuple[Protocol, Protocol]:
-        """Of collectives."""
+        """The protocols of collectives."""
         return Protocol("", self.start_s), Protocol(
             "low latency", self.low_latency_start_s, self.low_latency_hop, self.low_latency_bandwidth)
 
 
 @dataclass(frozen=True)
 class TestedError(Record):
-    """Errors against measurements that no parameter was fitted to (leave one source out).  ``times``: of what, a key of
+    """Errors on measurements to which no parameter was fitted (leave one source out).  ``times``: which times, a member of
     :data:`TIMES`."""
 
     times: str = field(check=TIMES.__contains__, expected="one of " + ", ".join(TIMES))
@@ -163,8 +163,8 @@ class TestedError(Record):
 @dataclass(frozen=True)
 class Laws(Record):
     """Attributes:
-    devices: by the beginning of a device type's name; ``GPU`` is for all others.
-    errors: how accurate the laws have been.
+    devices: by the beginning of the device type's name; ``GPU`` is for all others.
+    errors: how accurate the laws have proved.
     """
 
     version: int = VERSION
@@ -176,7 +176,7 @@ class Laws(Record):
     @classmethod
     def canonical(cls, values: Dict[str, Any]) -> Dict[str, Any]:
         rows = values.get("devices")
-        if isinstance(rows, dict) and isinstance(rows.get(ANY), dict):  # others say only what differs
+        if isinstance(rows, dict) and isinstance(rows.get(ANY), dict):  # other rows have only what differs
             filled = {name: dict(rows[ANY], **row) if isinstance(row, dict) else row for name, row in rows.items()}
             values = dict(values, devices=filled)
         return values
@@ -185,15 +185,15 @@ class Laws(Record):
         if self.version != VERSION:
             raise ValueError(f"version is {self.version}, this whale_tf reads version {VERSION}")
         if ANY not in self.devices:
-            raise ValueError(f"devices has no row {ANY!r}, for devices without one of their own")
+            raise ValueError(f"devices has no row {ANY!r}, which is for devices without a row of their own")
 
     def of(self, device_type: str) -> DeviceLaw:
-        """The row whose name is the longest beginning of the type's."""
+        """The row whose name is the longest prefix of the type's."""
         names = [name for name in self.devices if device_type.startswith(name)]
         return self.devices[max(names, key=len) if names else ANY]
 
     def error(self, times: str, device_type: str, precision: str) -> Optional[TestedError]:
-        """The errors on that kind of device in that precision; where there are none, the largest of such times; None: never
+        """The errors on that kind of device in that precision; if there are none, the largest for such times; None: never
         tested."""
         known = [one for one in self.errors if one.times == times]
         near = [one for one in known if device_type.startswith(one.device) and one.precision == precision]
@@ -221,7 +221,7 @@ DEFAULT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "laws.json")
 
 @lru_cache(maxsize=None)
 def default_laws() -> Laws:
-    """Those that come with the package."""
+    """The laws that come with the package."""
     with open(DEFAULT, encoding="utf8") as handle:
         return read(Laws, json.load(handle))
 
@@ -239,7 +239,7 @@ class Product(NamedTuple):
 
 
 def product_of(op: ModelOp) -> Product:
-    """What a matrix product or convolution computes (a convolution as the product that it is lowered to)."""
+    """The product that a matrix product or convolution computes (for a convolution, the one that it is lowered to)."""
     first, second, out = set(op.inputs[0].dims), set(op.inputs[1].dims), set(op.outputs[0].dims)
 
     def size(dims: Set[str]) -> float:
@@ -250,7 +250,7 @@ def product_of(op: ModelOp) -> Product:
 
 
 def occupancy(product: Product, units: int, depth: float, half: bool) -> float:
-    """Share of the units' rate that the best tiles reach; ``half``: in 16 bits."""
+    """The share of the units' rate that the best tiles reach; ``half``: in 16 bits."""
     best = 0.0
     for edge, speed in TILES[half]:
         rows, columns = math.ceil(product.m / edge), math.ceil(product.n / edge)
@@ -269,7 +269,7 @@ class Kernels:
     """Times of a model's ops under the laws, as TensorFlow runs them.
 
     Args:
-        xla: whether XLA fuses them.
+        xla: whether XLA fuses the ops.
     """
 
     def __init__(self, model: ModelGraph, laws: Laws, xla: bool) -> None:
@@ -278,7 +278,7 @@ class Kernels:
         self._products: Dict[int, Product] = {}
 
     def seconds(self, number: int, flops: float, size_bytes: float, fraction: float, backward: bool, device: Device) -> float:
-        """Of the ``fraction`` of an op that a device does."""
+        """Time of the ``fraction`` of an op that a device does."""
         op, law = self.model.ops[number], self.laws.of(device.type)
         per_byte = 1.0 / (device.memory_bandwidth_bytes_per_s * law.memory)
         if KINDS[op.kind].compute_bound and len(op.inputs) > 1:
@@ -299,10 +299,10 @@ class Kernels:
         arithmetic_s = flops / (rate * occupancy(part, law.units, law.depth, self.half)) if flops else 0.0
         seconds = max(arithmetic_s, size_bytes * per_byte) + self.laws.framework.launch_s
         if not self.xla and all(self.model.tensors[use.tensor].role == ACTIVATION for use in op.inputs):
-            # TensorFlow multiplies batches of matrices whose heads come first: operands and result are transposed
+            # TensorFlow multiplies batches of matrices with the heads first, so operands and result are transposed
             seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
         if op.kind == "convolution" and self._in_tf32(device):
-            # In float32 TensorFlow's convolutions have channels first, which tensor cores' kernels have last: transposed too
+            # in float32 TensorFlow's convolutions have channels first, but tensor cores' kernels have them last: transposed too
             seconds += 2 * size_bytes * per_byte + 3 * self.laws.framework.launch_s
         return seconds
 
@@ -311,7 +311,7 @@ class Kernels:
         return self.model.precision == TF32 and device.peak_flops_per_s[TF32] > device.peak_flops_per_s["fp32"]
 
     def _rate(self, op: ModelOp, product: Product, device: Device, law: DeviceLaw) -> float:
-        """FLOP/s of full tiles."""
+        """FLOP/s with full tiles."""
         peak, is_convolution = device.peak_flops_per_s[self.model.precision], op.kind == "convolution"
         if self._in_tf32(device) or self.half and is_eligible(product):
             return peak * (law.convolution_half if is_convolution else law.matmul_half)
@@ -330,18 +330,18 @@ BACKWARD_SHARE = 2 / 3  # of a step
 
 
 def waiting_seconds(law: FrameworkLaw, step_s: float, hidden_s: float, devices: int, collectives: int, xla: bool) -> float:
-    """What a step of several devices takes longer than its tasks.
+    """By how much a step of several devices takes longer than its tasks.
 
-    The slowest of ``n`` devices is late by about ``jitter x sqrt(2 ln n)`` of a step (the expected largest of ``n`` normal
-    numbers).  Devices agree on each collective, which takes a hop for each device, and of the bytes that the timeline hides
-    beside the backward pass not all are.  Op by op a collective starts in every cycle of the backward pass, at least, and devices
-    agree on the next while the bytes of the last travel: the longer counts.  Under XLA all gradients come at once: first they
-    agree, then all bytes travel.
+    The slowest of ``n`` devices is late by about ``jitter x sqrt(2 ln n)`` of a step (the expected maximum of ``n`` normal
+    numbers).  Devices agree on each collective, which takes a hop for each device; and not all bytes are hidden that the timeline
+    hides behind the backward pass.  Op by op, at least one collective starts in every cycle of the backward pass, and devices
+    agree on the next one while the bytes of the last are sent, so the longer of the two counts.  Under XLA all gradients come at
+    once: first devices agree, then all bytes are sent.
 
     Args:
-        hidden_s: gradient communication beside computation.
-        devices: that sum gradients.
-        collectives: that sum them.
+        hidden_s: gradient communication during computation.
+        devices: number of devices that sum gradients.
+        collectives: number of collectives that sum them.
     """
     if devices < 2:
         return 0.0
@@ -356,9 +356,9 @@ def as_run(model: ModelGraph, precision: str, xla: bool) -> ModelGraph:
     """The model as TensorFlow runs it.
 
     In 16 bits that is its mixed precision: activations and their gradients are kept in 16 bits, variables and their gradients in
-    float32.  Op by op the backward pass reads more than a fused kernel's: GELU keeps tanh's result and the cumulative
-    distribution beside its input, dropout its mask in the tensor's own type; under mixed precision, what is computed in float32
-    is kept so.
+    float32.  Op by op, the backward pass reads more than that of a fused kernel: GELU keeps its input, tanh's result and the
+    cumulative distribution, dropout keeps its mask in the tensor's own type, and under mixed precision, values that are computed
+    in float32 are kept in float32.
     """
     half = precision in HALF and model.precision not in HALF
     tensors = tuple(tensor._replace(itemsize=2) if half and tensor.role == ACTIVATION else tensor for tensor in model.tensors)
@@ -378,11 +378,11 @@ def as_run(model: ModelGraph, precision: str, xla: bool) -> ModelGraph:
 
 
 def layers_with(profile: ModelProfile, laws: Laws, cluster: Cluster, precision: str, xla: bool) -> ModelProfile:
-    """A profile's layers in another precision or under XLA: products at the share that the laws give, traffic and activations at
-    their bytes, measured times in proportion to what follows from the FLOPs and bytes.
+    """A profile's layers in another precision or under XLA: products reach the share that the laws give, traffic and activations
+    have their new bytes, and measured times change in proportion to the times that follow from FLOPs and bytes.
 
     Raises:
-        PlanError: a layer is known by its times alone.
+        PlanError: a layer has only measured times.
     """
     if precision == profile.precision and not xla:
         return profile
@@ -390,7 +390,7 @@ def layers_with(profile: ModelProfile, laws: Laws, cluster: Cluster, precision: 
     half = precision in HALF and profile.precision not in HALF
     speed = law.matmul_half / law.matmul_fp32 if half else 1.0
     size = 0.5 if half else 1.0
-    traffic = size * FUSED_SHARE if xla else 1.0  # op by op, what stays in float32 and casts outweigh the rest
+    traffic = size * FUSED_SHARE if xla else 1.0  # op by op, casts and float32 values outweigh the rest
     changed = replace(profile, precision=precision, layers=tuple(
         replace(layer, utilization=layer.utilization * speed, traffic_bytes=layer.traffic_bytes * traffic, measured=(),
                 output_bytes=int(layer.output_bytes * size), activation_bytes=int(layer.activation_bytes * size),
@@ -404,8 +404,8 @@ def layers_with(profile: ModelProfile, laws: Laws, cluster: Cluster, precision: 
 def _scaled(one: Measurement, profile: ModelProfile, layer: LayerProfile, other: ModelProfile, changed: LayerProfile,
             cluster: Cluster) -> Measurement:
     if not (layer.forward_flops or layer.traffic_bytes):
-        raise PlanError(f"layer {layer.name!r} of {profile.name!r} is known by its measured times alone, which say nothing of "
-                        "another precision or of XLA; give its forward_flops and traffic_bytes, or measure it so")
+        raise PlanError(f"layer {layer.name!r} of {profile.name!r} has only measured times, which say nothing about another "
+                        "precision or XLA; give its forward_flops and traffic_bytes, or measure it that way")
     device = next((device for device in cluster.devices if device.type == one.device), cluster.devices[0])
     before, after = (layer_seconds(model, replace(row, measured=()), device, one.batch, one.tensor_parallel)
                      for model, row in ((profile, layer), (other, changed)))
@@ -426,5 +426,5 @@ def step_with(step: StepGraph, laws: Laws, device: Device, precision: str, xla: 
 
 
 def fitted(laws: Laws, **changes: Any) -> Laws:
-    """The laws with other parameters of all kinds of devices."""
+    """The laws with other parameters for all kinds of devices."""
     return replace(laws, devices={name: replace(row, **changes) for name, row in laws.devices.items()})

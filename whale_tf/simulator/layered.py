@@ -1,6 +1,6 @@
 """A model profile (a chain of layers) as a model graph, with the profiler's own times.
 
-A layer is an op between two free ones, so that tensor parallelism sums exactly the bytes the profile names::
+A layer is an op between two free ones, so that tensor parallelism sums exactly the bytes that the profile gives::
 
     x --enter--> x' --layer--> z --join--> y        x', z: ``tensor_parallel_bytes``;  x, y: ``output_bytes``
 """
@@ -16,7 +16,7 @@ from whale_tf.simulator.costs import Efficiency, OpEstimator, OpPart
 from whale_tf.simulator.model_graph import OPTIMIZERS, Builder, ModelGraph, Optimizer
 from whale_tf.simulator.strategy_tree import Strategy
 
-BYTE = 1  # tensors are counted in bytes here: shapes come from a profile, not from a graph
+BYTE = 1  # tensors are counted in bytes here, because shapes come from a profile and not from a graph
 
 
 def layered_model(profile: ModelProfile, batch: int) -> ModelGraph:
@@ -66,20 +66,20 @@ def _layer(b: Builder, x: int, layer: LayerProfile, tied: Dict[str, int]) -> int
 
 
 def layer_names(profile: ModelProfile) -> Dict[str, str]:
-    """Layer, and graph op of a layer -> op of :func:`layered_model` that stands for it."""
+    """Layers, and graph ops of layers -> the op of :func:`layered_model` that stands for the layer."""
     names = {layer.name: layer.name + "/layer" for layer in profile.layers}
     names.update({op: layer.name + "/layer" for layer in profile.layers for op in layer.ops})
     return names
 
 
 def tensor_parallel(strategy: Strategy) -> Dict[str, int]:
-    """Devices over which a strategy splits each op that can be."""
+    """The number of devices over which a strategy splits each op that can be split."""
     configs = zip(strategy.model.ops, strategy.op_configs)
     return {op.name: config.degree(op.split) for op, config in configs if op.split is not None}
 
 
 class LayerEstimator(OpEstimator):
-    """Times of a profile's layers, as the planners count them (:func:`whale_tf.profiler.layer_time.layer_seconds`)."""
+    """Times of a profile's layers as planners count them (:func:`whale_tf.profiler.layer_time.layer_seconds`)."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LayerEstimator(OpEstimator):
         tensor_parallel: Optional[Mapping[str, int]] = None,
         efficiency: Efficiency = Efficiency(),
     ) -> None:  # noqa: B008 (a frozen tuple)
-        """``tensor_parallel``: devices each layer's op is split over, by op name; else 1."""
+        """``tensor_parallel``: op name -> number of devices over which a layer's op is split; others: 1."""
         super().__init__(model, efficiency)
         self.profile = profile
         self.tensor_parallel = dict(tensor_parallel or {})

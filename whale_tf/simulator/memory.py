@@ -2,7 +2,7 @@
 end of the last task that reads it.
 
 The result of a gradient communication lives from the moment at which the communication may start: executors allocate it when they
-hand it to the communicator, however long that is busy with the ones before it.
+hand it to the communicator, however long this is busy with earlier ones.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class MemoryCurve(NamedTuple):
     """Memory of one device over a step.
 
     Attributes:
-        time_s, bytes: after each change, from the start of the step; the first entry is what is held all the time.
+        time_s, bytes: after each change, from the start of the step; the first entry is the memory held all the time.
         peak_bytes: the largest value, first reached at ``peak_s``.
-        at_peak: bytes per category at that moment, and the largest single tensors with their bytes.
-        final_bytes: of what is not held all the time, at the end: zero in every correct program.
+        at_peak: bytes by category at that moment, and the largest single tensors with their bytes.
+        final_bytes: bytes at the end beyond those held all the time; zero in every correct program.
     """
 
     time_s: np.ndarray
@@ -62,7 +62,7 @@ def memory_curves(program: Program, graph: ExecutionGraph, times: Times, largest
 
 
 def arena_bytes(program: Program, graph: ExecutionGraph, times: Times) -> List[int]:
-    """What each simulated device's buffers take of TensorFlow's allocator, with the holes between them."""
+    """The memory that each simulated device's buffers take from TensorFlow's allocator, with the holes between them."""
     born, dies = lifetimes(graph, times)
     found = []
     for slot, device in enumerate(graph.devices):
@@ -86,7 +86,7 @@ def _curve(
     sizes = graph.buffers.bytes[rows]
     when = np.concatenate([dies[rows], born[rows]])  # at one moment, buffers are freed before others are made
     change = np.concatenate([-sizes, sizes])
-    # a buffer that dies in the instant it is made is still counted: made first
+    # a buffer that dies at the moment when it is made still counts, so it is made first
     brief = dies[rows] <= born[rows]
     order_key = np.concatenate([np.where(brief, 2, 0), np.ones(len(rows), np.int64)])
     order = np.lexsort((order_key, when))

@@ -1,8 +1,8 @@
 """A model as the simulator sees it: ops over named dimensions, for one micro-batch size.
 
-Every op lists its dimensions (a linear layer: ``b s h o``) and which of them are the axes of each tensor it reads or
-writes; partitioning an op means partitioning some of its dimensions (Proteus section II).  Backward ops are not listed:
-they follow from the kind of the forward op (:data:`KINDS`).
+Every op lists its dimensions (a linear layer: ``b s h o``) and which of them are the axes of each tensor that it reads or
+writes.  Partitioning an op means partitioning some of its dimensions (Proteus section II).  Backward ops are not listed,
+because they follow from the kind of the forward op (:data:`KINDS`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ INPUT = "input"
 
 
 class ModelTensor(NamedTuple):
-    """``dims`` names the axes (the names the producer gave them), ``shape`` their sizes for the whole micro-batch;
-    ``sparse``: the gradient covers only the rows that were looked up, ``sparse_rows`` of them."""
+    """``dims`` names the axes (as the producer does), ``shape`` has their sizes for the whole micro-batch; ``sparse``: the
+    gradient covers only the rows that were looked up, ``sparse_rows`` in number."""
 
     name: str
     dims: Tuple[str, ...]
@@ -41,30 +41,30 @@ class ModelTensor(NamedTuple):
 
     @property
     def touched(self) -> float:
-        """Which part of a parameter one step touches: all of it, or the rows that were looked up."""
+        """The fraction of a parameter that one step touches: all of it, or the rows that were looked up."""
         if self.sparse_rows is None:
             return 1.0
         return min(1.0, self.sparse_rows / (self.size / self.shape[-1]))
 
     @property
     def gradient_bytes(self) -> float:
-        """Of a parameter."""
+        """Bytes of a parameter's gradient."""
         return self.bytes * self.touched
 
 
 class Use(NamedTuple):
-    """A tensor as an op sees it: its number, and the op's name of each of its axes."""
+    """A tensor as an op sees it: its number, and the op's name for each of its axes."""
 
     tensor: int
     dims: Tuple[str, ...]
 
 
 class Kind(NamedTuple):
-    """What the backward of an op kind is.
+    """The backward pass of an op kind.
 
     ``backward``: ``each``: one op per differentiable input, as costly as the forward; ``one``: a single op for all
-    inputs; ``alias``: the output's gradient is the input's gradient, no op.  ``factor``: flops of a ``one`` backward
-    relative to the forward.  ``saved``: what the backward reads beside the output's gradient.
+    inputs; ``alias``: no op, because the output's gradient is the input's.  ``factor``: flops of a ``one`` backward relative
+    to the forward.  ``saved``: what the backward reads in addition to the output's gradient.
     """
 
     backward: str
@@ -90,8 +90,8 @@ KINDS: Dict[str, Kind] = {
     "add": Kind("alias"),
     "loss": Kind("one", "inputs"),
     "layer": Kind("one", factor=2.0, compute_bound=True),  # a whole layer of a profile
-    "recorded": Kind("alias", compute_bound=True),  # an op of a captured graph, which has its backward ops beside it
-    "wire": Kind("alias"),  # the same tensor under another size: no task, no memory
+    "recorded": Kind("alias", compute_bound=True),  # an op of a captured graph, which also contains its backward ops
+    "wire": Kind("alias"),  # the same tensor with another size: no task, no memory
 }
 
 
@@ -102,10 +102,10 @@ class ModelOp(NamedTuple):
         path: node names of the strategy tree down to this op; the last is the op's own.
         kind: a key of :data:`KINDS`.
         dims: size of each dimension.
-        whole: dimensions that cannot be partitioned (the normalised axis of a softmax, the image axes of a
-        convolution). flops: of the whole op's forward.
-        split: the dimension tensor parallelism partitions here by default, or None.
-        scratch_bytes: extra bytes the forward writes and the backward reads (dropout masks, pooling indices).
+        whole: dimensions that cannot be partitioned (the normalised axis of a softmax, the image axes of a convolution).
+        flops: of the whole op's forward.
+        split: the dimension that tensor parallelism partitions by default, or None.
+        scratch_bytes: extra bytes that the forward writes and the backward reads (dropout masks, pooling indices).
     """
 
     path: Tuple[str, ...]
@@ -128,8 +128,8 @@ class ModelGraph(NamedTuple):
 
     Attributes:
         batch: examples in a micro-batch (the size of dimension ``b``).
-        precision: what arithmetic runs in (a key of a device's ``peak_flops_per_s``).
-        optimizer: what its update keeps and moves.
+        precision: the precision of arithmetic (a key of a device's ``peak_flops_per_s``).
+        optimizer: says what an update keeps and moves.
     """
 
     name: str
@@ -150,11 +150,11 @@ class ModelGraph(NamedTuple):
 
     @property
     def training_flops(self) -> float:
-        """Matrix arithmetic of forward and backward of one micro-batch, without recomputation: what MFU counts."""
+        """Matrix arithmetic in the forward and backward of one micro-batch, without recomputation, as MFU counts it."""
         return sum(op.flops + self.backward_flops(op) for op in self.ops if KINDS[op.kind].compute_bound)
 
     def backward_flops(self, op: ModelOp) -> float:
-        """Of the whole op's backward."""
+        """FLOPs of the whole op's backward."""
         kind = KINDS[op.kind]
         if kind.backward == "each":
             return op.flops * len(self.gradients_of(op))
@@ -166,8 +166,8 @@ class ModelGraph(NamedTuple):
 
 
 class Optimizer(NamedTuple):
-    """Per parameter: ``state_bytes`` kept beside value and gradient, and ``passes`` over memory (in parameters read or
-    written) of one update."""
+    """Per parameter: ``state_bytes`` that are kept besides value and gradient, and an update's ``passes`` over memory (in
+    parameters read or written)."""
 
     name: str
     state_bytes: float
@@ -180,7 +180,7 @@ OPTIMIZERS: Dict[str, Optimizer] = {
     "adagrad": Optimizer("adagrad", 4, 5),
     "rmsprop": Optimizer("rmsprop", 8, 7),
     "adam": Optimizer("adam", 8, 7),
-    # Written with elementary ops (BERT's released code, and DAPPLE's): as LAMB without corrections, norms and clipping.
+    # Written with elementary ops (BERT's released code, and DAPPLE's): like LAMB without corrections, norms and clipping.
     "adamw": Optimizer("adamw", 8, 39),
     # Written with elementary ops (NVIDIA's optimization.py).  Tensors read and written: moments 16, their corrections 4,
     # direction 7, decay 5, norms 6, step 5, assignments 6, clipping and unscaling 6.
@@ -195,7 +195,7 @@ class Builder:
     def __init__(
         self, name: str, batch: int, precision: str = "fp32", optimizer: Union[str, Optimizer] = "adam"
     ) -> None:
-        """``optimizer``: a key of :data:`OPTIMIZERS`, or one of its own.
+        """``optimizer``: a key of :data:`OPTIMIZERS`, or an Optimizer.
 
         Raises:
             PlanError: an unknown optimizer.
@@ -247,7 +247,7 @@ class Builder:
         return self.tensor(name, dims, shape, INPUT, itemsize)
 
     def parameter(self, name: str, dims: str, shape: Tuple[float, ...], sparse_rows: Optional[int] = None) -> int:
-        """Parameters and their gradients are kept in the model's precision; masters are the optimizer's business."""
+        """Add a parameter.  Parameters and their gradients are kept in the model's precision; the optimizer keeps masters."""
         return self.tensor(name, dims, shape, PARAMETER, sparse_rows=sparse_rows)
 
     # ---- ops ---------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Builder:
         scratch_bytes: float = 0,
         itemsize: Optional[int] = None,
     ) -> int:
-        """An op with one output; ``spec`` is ``"b s h, h o -> b s o"``; sizes of dimensions no input has: ``sizes``.
+        """An op with one output.  ``spec`` is ``"b s h, h o -> b s o"``; ``sizes``: sizes of dimensions that no input has.
 
         ``flops`` None: two per point of the iteration space.
         """
@@ -308,7 +308,7 @@ class Builder:
         split: Optional[str] = None,
         mask: bool = False,
     ) -> int:
-        """An op of one tensor that keeps its shape; ``flops`` per element; ``mask``: a byte per element is kept."""
+        """An op on one tensor that keeps its shape; ``flops``: per element; ``mask``: one byte per element is kept."""
         dims = " ".join(self.tensors[x].dims)
         size = self.tensors[x].size
         return self.op(name, kind, f"{dims} -> {dims}", (x,), flops * size, whole, split, scratch_bytes=size if mask else 0)

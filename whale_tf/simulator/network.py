@@ -1,9 +1,9 @@
-"""What a communication puts on each link, and how concurrent communications share links.
+"""The load that a communication puts on each link, and how concurrent communications share links.
 
-Every algorithm of a collective is two things: a start-up latency, and the bytes each named link of the cluster carries
-per byte of the collective (its *loads*).  Alone, it takes ``latency + max over links (bytes on the link / bandwidth)``:
-the alpha-beta model with the bandwidth of the slowest link, summed over parallel channels (Proteus section VII).
-Together, communications share every link fairly (Proteus section VI-C); :func:`fair_share` is that rule for one link.
+Every algorithm for a collective has a start-up latency and *loads*: the bytes that each named link of the cluster carries
+per byte of the collective.  Alone, it takes ``latency + max over links (bytes on the link / bandwidth)``: the alpha-beta
+model with the bandwidth of the slowest link, summed over parallel channels (Proteus section VII).  Concurrent
+communications share every link fairly (Proteus section VI-C); :func:`fair_share` is that rule for one link.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Protocol(NamedTuple):
     """How a ring or tree sends.
 
     Attributes:
-        start_s: of a collective, before the first hop.
-        hop: of a link's latency.
+        start_s: per collective, before the first hop.
+        hop: time per hop, relative to the link's latency.
         bandwidth: share of a link's bandwidth that carries data.
     """
 
@@ -51,18 +51,18 @@ SIMPLE = Protocol("")
 
 
 class Network:
-    """Loads and costs of communications on one cluster; remembers every group it has seen.
+    """Loads and costs of communications on one cluster; it remembers every group that it has seen.
 
     Args:
-        correction: per collective kind, measured over modelled bandwidth term (1: the model is exact); ``whale
-            calibrate`` writes them.
-        algorithms: which of :data:`ALGORITHMS` an all-reduce may use (of a gather or reduce-scatter: whether the hierarchical one
-            beside the ring); the fastest for the size is taken, as NCCL does.
-        protocols: of rings and trees; the fastest is taken, too.
-        near_adapters: whether a collective over several nodes meets only the device's slot and the adapter on its way out: NCCL
-            sends from the device next to the adapter, or stages in the host's memory, so neither PCIe's uplinks nor the link
-            between sockets narrows it (12.2 of an adapter's 12.5 GB/s were measured so: NVIDIA/nccl-tests issue 29).  False: the
-            whole path, as in NCCL's own model, which Proteus follows.
+        correction: kind of collective -> its measured bandwidth term, relative to the modelled one (1: the model is exact);
+            ``whale calibrate`` writes these.
+        algorithms: which of :data:`ALGORITHMS` an all-reduce may use (for a gather or reduce-scatter: whether it may use the
+            hierarchical one besides the ring); the fastest for the size is taken, as in NCCL.
+        protocols: of rings and trees; the fastest is taken here too.
+        near_adapters: whether only the device's slot and the adapter limit a collective over several nodes.  NCCL sends from the
+            device next to the adapter, or stages in the host's memory, so neither PCIe's uplinks nor the link between sockets
+            limits it (12.2 of an adapter's 12.5 GB/s were measured in this way: NVIDIA/nccl-tests issue 29).  False: the whole
+            path, as in NCCL's own model, which Proteus follows.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Network:
         self._paths: Dict[Tuple[int, int], Tuple[int, ...]] = {}
 
     def algorithms_of(self, kind: str, group: Group) -> Tuple[Algorithm, ...]:
-        """The ways to run a collective of this kind over this group."""
+        """All ways to run a collective of this kind over this group."""
         key = (kind, group)
         found = self._known.get(key)
         if found is None:
@@ -136,7 +136,7 @@ class Network:
                 loads = self._scaled(self._ring(group.devices), 2.0 * (count - 1) / count)
                 found += self._flat(kind, name, 2 * (count - 1) * step, loads)
             elif name == "tree":
-                # reduce up and broadcast down a binary tree; two complementary trees keep every link busy both ways
+                # reduce up and broadcast down a binary tree; two complementary trees keep every link busy in both directions
                 loads = self._scaled(self._ring(group.devices), 2.0)
                 found += self._flat(kind, name, 2 * math.ceil(math.log(count, 2)) * step, loads)
             else:
@@ -155,7 +155,7 @@ class Network:
         return Algorithm(name, latency_s, worst * self.correction.get(kind, 1.0), tuple(sorted(loads.items())))
 
     def _latency(self, devices: Sequence[int]) -> float:
-        """Of one step of a ring over the group: the slowest hop between neighbours."""
+        """Latency of one step of a ring over the group: the slowest hop between neighbours."""
         nodes = self._by_node(devices)
         hops: List[Tuple[int, int]] = []
         for members in nodes:
@@ -174,7 +174,7 @@ class Network:
         return [nodes[node] for node in sorted(nodes)]
 
     def _ring(self, devices: Sequence[int]) -> Dict[int, float]:
-        """Loads if every member passes one byte to the next: inside the nodes and between them."""
+        """Loads if every member passes one byte to the next, inside nodes and between them."""
         nodes = self._by_node(devices)
         loads: Dict[int, float] = {}
         for members in nodes:
@@ -186,10 +186,10 @@ class Network:
         return loads
 
     def _inside(self, members: List[int], closed: bool) -> Dict[int, float]:
-        """One byte from each member to the next in a node.
+        """Loads of one byte from each member to the next within a node.
 
-        Over direct NVLink lanes a member spreads its byte over all its lanes into the group (NCCL runs several rings);
-        otherwise it goes along the path to the next member.
+        If there are direct NVLink lanes, a member spreads its byte over all its lanes into the group (NCCL runs several rings);
+        otherwise the byte takes the path to the next member.
         """
         lanes = self._lanes(members)
         loads: Dict[int, float] = {}
@@ -211,7 +211,7 @@ class Network:
         return lanes if connected(members, lanes) else {}
 
     def _between(self, here: List[int], there: List[int]) -> Dict[int, float]:
-        """One byte from a node to the next, over as many adapters as the members of both ends use."""
+        """Loads of one byte from a node to the next, over as many adapters as the members at both ends use."""
         channels: Dict[Tuple[str, ...], Tuple[int, int]] = {}
         for number, a in enumerate(reversed(here)):
             b = there[number % len(there)]
@@ -226,8 +226,8 @@ class Network:
         return loads
 
     def _hierarchical(self, kind: str, group: Group, passes: int) -> List[Algorithm]:
-        """An all-reduce passes twice: reduce-scatter inside the nodes, all-reduce of the parts between nodes, all-gather inside.
-        A reduce-scatter or all-gather is one half of that."""
+        """An all-reduce makes two passes: a reduce-scatter inside the nodes, an all-reduce of the parts between nodes, and an
+        all-gather inside.  A reduce-scatter or all-gather is one half of that."""
         nodes = self._by_node(group.devices)
         size = len(nodes[0])
         if len(nodes) < 2 or size < 2 or any(len(members) != size for members in nodes):
@@ -253,7 +253,7 @@ class Network:
                 for b in members:
                     if a != b:
                         self._add(loads, dict.fromkeys(self.path(a, b), 1.0 / count))
-                if len(nodes) > 1:  # what leaves and enters a node takes the same way whatever the other end is
+                if len(nodes) > 1:  # whatever the other end is, bytes leave and enter a node on the same path
                     away = nodes[1 - number if number < 2 else 0][0]
                     share = (count - len(members)) / count
                     ends = [link for path in (self.path(a, away), self.path(away, a)) for link in path]
@@ -263,7 +263,7 @@ class Network:
         return self._algorithm(ALL_TO_ALL, "pairwise", (count - 1) * self._latency(group.devices), loads)
 
     def _send_recv(self, group: Group) -> Algorithm:
-        """Sizes of the pairs are fractions of the whole tensor, so the byte is one of the whole tensor."""
+        """The pairs have fractions of the whole tensor, so loads are per byte of the whole tensor."""
         loads: Dict[int, float] = {}
         for sender, receiver, fraction in group.pairs:
             self._add(loads, dict.fromkeys(self.path(sender, receiver), fraction))
@@ -286,10 +286,10 @@ def is_shared_by_sockets(link: str) -> bool:
 
 
 def host_link(cluster: Cluster, device: int) -> Link:
-    """The way between a device's memory and its host's.
+    """The link between a device's memory and its host's.
 
     Raises:
-        ClusterError: the description gives no link to the host.
+        ClusterError: the cluster's description has no link to the host.
     """
     links = cluster.description.nodes[cluster.devices[device].node].links
     if links.pcie is not None:
@@ -303,11 +303,11 @@ def host_link(cluster: Cluster, device: int) -> Link:
 
 
 def fair_share(bandwidth: float, demands: Sequence[Tuple[float, int]]) -> float:
-    """The largest rate any communication gets on a link: water filling.
+    """The largest rate that any communication gets on a link, by water filling.
 
-    ``demands``: (bytes per second a communication would take alone, how many such communications).  Those below the
-    level take what they want, the others get the level each; the link is never over-full and never idle while someone
-    waits. Returns infinity if everything fits.
+    ``demands``: (bytes per second that a communication would take alone, number of such communications).  Those below the
+    level get what they want, and the others get the level each.  The link is never overloaded, and never idle while a
+    communication waits.  Returns infinity if everything fits.
     """
     left, count = bandwidth, sum(number for _, number in demands)
     for demand, number in sorted(demands):

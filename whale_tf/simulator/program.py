@@ -1,8 +1,8 @@
-"""The compiled strategy: what every stage does for one micro-batch, and once per step.
+"""The compiled strategy: what every stage does for each micro-batch, and once per step.
 
-A :class:`Program` of a strategy is the distributed execution graph of Proteus section V folded over devices and micro-batches: an
-instruction stands for all devices of its config, a block for all micro-batches.  :mod:`execution_graph` unfolds it.  That of a
-captured step has one instruction for each task (:mod:`tasks`).
+A strategy's :class:`Program` is the distributed execution graph of Proteus section V, folded over devices and micro-batches: an
+instruction stands for all devices of its config, a block for all micro-batches.  :mod:`execution_graph` unfolds it.  A captured
+step's Program has one instruction for each task (:mod:`tasks`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from whale_tf.simulator.transformation import Group
 
 FORWARD = "forward"
 BACKWARD = "backward"
-WEIGHT = "weight"  # gradients of parameters, where the schedule has them apart
+WEIGHT = "weight"  # gradients of parameters, if the schedule separates them
 UPDATE = "update"
 
 COMPUTATION = 0
@@ -26,8 +26,8 @@ BlockKey = Tuple[int, str]  # (stage, FORWARD | BACKWARD | UPDATE)
 
 
 class Parts(NamedTuple):
-    """Which of a config's devices do the same: ``kind[i]`` is the class of ``devices[i]``, ``first[k]`` a position of
-    class ``k``."""
+    """Which of a config's devices do the same: ``kind[i]`` is the class of ``devices[i]``, ``first[k]`` a position with class
+    ``k``."""
 
     devices: Tuple[int, ...]
     kind: Tuple[int, ...]
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
 
 def equal_parts(config: Union[OpConfig, TensorConfig], types: Sequence[str]) -> Parts:
-    """Classes of equal parts: same device type, same place along every axis with unequal slices."""
+    """Classes of equal parts: the same device type, and the same place along every axis with unequal slices."""
     axes: List[Union[OpAxis, TensorAxis]] = [*config.axes]
     unequal = [i for i, axis in enumerate(axes) if axis.slices is not None]
     points = coordinates(tuple(axis.degree for axis in axes)) if unequal else ()
@@ -52,17 +52,17 @@ def equal_parts(config: Union[OpConfig, TensorConfig], types: Sequence[str]) -> 
 
 
 class Instruction:
-    """One op part or one communication, for all devices it concerns.
+    """A part of an op, or a communication, for all its devices.
 
     Attributes:
         id: number in ``Program.instructions``; also its priority.
         lane: COMPUTATION, FEATURE or GRADIENT.
-        label: what a timeline shows it as: ``forward``, ``backward``, ``recompute``, ``update``, or the collective.
-        parts, seconds: of a computation: its devices, and the time per class of them.
-        sum_seconds: of one that makes gradients of parameters: what adding them to those of the micro-batches before takes.
-        groups, size_bytes: of a communication.
+        label: its label in a timeline: ``forward``, ``backward``, ``recompute``, ``update``, or the collective.
+        parts, seconds: a computation's devices, and the time for each class of them.
+        sum_seconds: if it computes gradients of parameters, the time to add them to those of earlier micro-batches.
+        groups, size_bytes: for a communication.
         dependencies: instructions whose results it needs (on the same devices).
-        reads: buffers.
+        reads: buffers that it reads.
     """
 
     __slots__ = (
@@ -96,8 +96,8 @@ class Instruction:
 
 
 class Buffer(NamedTuple):
-    """A tensor part that lives from the start of ``producer`` to the end of its last reader, once per micro-batch.  ``bytes`` per
-    class of ``parts``."""
+    """A part of a tensor that lives from the start of ``producer`` to the end of its last reader, once per micro-batch.
+    ``bytes``: for each class of ``parts``."""
 
     name: str
     category: str
@@ -108,8 +108,8 @@ class Buffer(NamedTuple):
 
 class Program(NamedTuple):
     """Attributes:
-    static_bytes: ``[device][category]``: what is held for the whole step.
-    stages: devices of each.
+    static_bytes: ``[device][category]``: bytes that are held for the whole step.
+    stages: devices of each stage.
     """
 
     instructions: Tuple[Instruction, ...]
@@ -118,16 +118,16 @@ class Program(NamedTuple):
     stages: Tuple[Tuple[int, ...], ...]
 
     def stage_of(self) -> Dict[int, int]:
-        """Device -> its stage; of several the first."""
+        """Device -> its stage; if it has several, the first."""
         return {device: number for number, stage in reversed(list(enumerate(self.stages))) for device in stage}
 
 
 class Subject(NamedTuple):
-    """What is simulated, as reports say it.
+    """What is simulated, for reports.
 
     Attributes:
-        samples: of all micro-batches.
-        matrix_flops: of a step, on each device.
+        samples: number in all micro-batches.
+        matrix_flops: for each device, in one step.
     """
 
     model: str

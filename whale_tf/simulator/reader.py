@@ -1,15 +1,15 @@
-"""A Program's calls as tasks: the ops of every call, what they take from other calls, and the recipes that bring it there.
+"""A Program's calls as tasks: the ops of every call, the values that they take from other calls, and the recipes for these.
 
-Nothing is decided here.  Calls say what runs, how often, on which devices, on whose values and after what; recipes follow from
-the layouts of their tensors, as emission lowers them::
+Nothing is decided here.  Calls say what runs, how often, on which devices, on whose values and after what.  Recipes follow from
+the layouts of their tensors, in the same way as emission lowers them::
 
-    plain values, bridges       a message to each device that reads them; several parts are put together by an op
+    plain values, bridges       a message to each device that reads them; an op puts several parts together
     accumulate                  an addition on the replica's device
-    synchronise                 an addition on one device, in turns, or a collective between processes
+    synchronise                 an addition on one device (devices take turns), or a collective between processes
     whole, merge                an addition or concatenation on the first device
-    gather, broadcast           a message from one process to each other one, when what it sends has been written
+    gather, broadcast           a message from one process to each other one, once the values that it sends have been written
 
-Costs say how long an op takes, and whether it runs by itself; one that does not hands on what it reads.
+Costs say how long an op takes and whether it is a task of its own; an op that is none passes on what it reads.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, SEND_RECV,
 
 SHARD = "_whale_shard"  # attribute of an op of a divided TaskGraph: its place among the replica's devices
 ADDED = -2  # in place of a device: the sum of several calls
-NOBODY: FrozenSet[int] = frozenset()  # is waited for
-NO_VALUE_BYTES = 4.0  # of a message that something is done
+NOBODY: FrozenSet[int] = frozenset()  # nothing to wait for
+NO_VALUE_BYTES = 4.0  # size of a message which only says that something is done
 MESSAGES = (GATHER, BROADCAST)
 LABELS = {BACKWARD: BACKWARD, WEIGHT: WEIGHT, ACCUMULATE: BACKWARD, SYNCHRONISE: UPDATE, MERGE: UPDATE, UPDATE: UPDATE}
 
 
 class Kernel(NamedTuple):
-    """What running an op takes.
+    """The cost of running an op.
 
     Attributes:
-        seconds: 0: it does not run by itself.
+        seconds: 0: the op is no task of its own.
         limit: what limits its speed.
-        matrix_flops: what the device's matrix units do.
-        scratch: bytes that it takes while it runs.
-        takes_over: its first result is in the buffer of its first operand.
+        matrix_flops: FLOPs on the device's matrix units.
+        scratch: bytes that it needs while it runs.
+        takes_over: whether its first result is in the buffer of its first operand.
     """
 
     seconds: float
@@ -75,24 +75,24 @@ class Kernel(NamedTuple):
 
 
 class Costs:
-    """What ops and tensors cost."""
+    """The costs of ops and tensors."""
 
     def bytes(self, tensor: int) -> float:
-        """Of the value of the whole mini-batch; of a variable itself, those of its value."""
+        """Bytes of a tensor's value for the whole mini-batch; for a variable itself, bytes of its value."""
         raise NotImplementedError
 
     def kernel(self, op: Op, part: float, device: int) -> Kernel:
-        """Of an op on its part of a mini-batch; of what runs once the part is 1."""
+        """The cost of an op on its part of a mini-batch; ops that run once have part 1."""
         raise NotImplementedError
 
     def moving(self, device: int, size: float) -> float:
-        """Seconds to read and write so many bytes."""
+        """Seconds to read and write ``size`` bytes."""
         raise NotImplementedError
 
 
 class Held(NamedTuple):
-    """A part of a tensor, of micro-batch ``m``: the task that makes it, on which device, in which buffer (-1: none of its own),
-    and its bytes."""
+    """A part of a tensor in micro-batch ``m``: the task that makes it, its device, its buffer (-1: none of its own), and its
+    bytes."""
 
     task: int
     device: int
@@ -103,8 +103,8 @@ class Held(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What an op reads of a tensor: its parts, what else is waited for before they leave their devices, and the call (-1: none)
-    of the recipe by which every device that reads them puts them together."""
+    """The value of a tensor that an op reads: its parts, the tasks that must end before these leave their devices, and the call
+    (-1: none) of the recipe by which each device that reads the parts puts them together."""
 
     parts: Tuple[Held, ...] = ()
     waits: FrozenSet[int] = frozenset()
@@ -112,10 +112,10 @@ class Value(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """An op of a body, which is one task of each call.
+    """An op of a body, which is one task in each call.
 
     Attributes:
-        inputs: (tensor that it reads, whether it is the value of the whole mini-batch).
+        inputs: (tensor that it reads, whether it reads the value of the whole mini-batch).
         shard: place among the devices of a divided TaskGraph.
     """
 
@@ -125,7 +125,7 @@ class Piece(NamedTuple):
 
 
 def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[Tuple[Program, Plan]]) -> List[Sequence[int]]:
-    """Add the tasks of a step; ``programs``: of each process one, with its Plan.
+    """Add the tasks of a step; ``programs``: one for each process, with its Plan.
 
     Returns:
         The ops of each call on each device, in the graph's order.
@@ -138,29 +138,29 @@ def add_step(tasks: Tasks, costs: Costs, step: TrainingStep, programs: Sequence[
         reader.connect()
     chains = [chain for reader in readers for chain in reader.chains()]
     for reader in readers:
-        reader.peers = []  # else each keeps itself alive, with all it knows, until garbage is collected
+        reader.peers = []  # otherwise this cycle keeps readers in memory until garbage is collected
     return chains
 
 
 class _Reader:
-    """Of one process' Program.
+    """The reader of one process' Program.
 
     Attributes:
-        peers: the readers of all processes, this one included.
-        ran: (call, piece) -> the task it is; missing: it does not run by itself.
+        peers: the readers of all processes, including this one.
+        ran: (call, piece) -> its task; missing: it is no task of its own.
     """
 
     def __init__(self, tasks: Tasks, costs: Costs, step: TrainingStep, program: Program, plan: Plan) -> None:
         self.tasks, self.costs, self.step, self.program, self.plan = tasks, costs, step, program, plan
         self.graph, self.batch, self.peers = program.graph, step.region.batch, [self]
         self.host = min(device for task in plan.task_graphs for row in task.devices for device in row)
-        self.replicas = 1 if takes_own(step, plan) else plan.num_model_replicas  # that divide one mini-batch
+        self.replicas = 1 if takes_own(step, plan) else plan.num_model_replicas  # replicas that divide one mini-batch
         self.body_of = program.body_of()
         self.number = {(call.body, call.clone): number for number, call in enumerate(program.calls)}
         self.gradients = {tensor for tensor, _ in step.gradients}
         combined = {key for key, asked in self.batch.conversions.items() if is_combined(asked)}
-        self.sources: List[Dict[Tuple[int, bool], Tuple[int, ...]]] = []  # of each call, by (tensor, of the whole mini-batch)
-        self.readers: Dict[Tuple[int, int], int] = {}  # (call, tensor) -> how many calls take it
+        self.sources: List[Dict[Tuple[int, bool], Tuple[int, ...]]] = []  # of each call: (tensor, is whole) -> calls
+        self.readers: Dict[Tuple[int, int], int] = {}  # (call, tensor) -> number of calls that take it
         for call in program.calls:
             self.sources.append({(t, program.step_of(program.calls[calls[0]]) == WHOLE): calls for t, calls in call.takes})
             for source, tensor in ((source, value.tensor) for value in call.takes for source in value.calls):
@@ -176,17 +176,17 @@ class _Reader:
         self._sent: Dict[Tuple[int, int, int, FrozenSet[int]], Held] = {}
         self._kernels: Dict[Tuple[int, int, float, str], Kernel] = {}
 
-    # ---- what there is -----------------------------------------------------------------------------------------------
+    # ---- facts about the Program -------------------------------------------------------------------------------------
 
     def _pieces(self, body: Body, combined: Set[Tuple[int, int]]) -> List[Piece]:
         own = {tensor for index in body.ops for tensor in self.graph.ops[index].outputs}
         return [Piece(op, tuple(dict.fromkeys(
             (t, (op.id, at) in combined) for at, t in enumerate(op.inputs)
-            if t not in own or self.graph.tensors[t].op < op.id)), _shard(op))  # else the next round of a loop
+            if t not in own or self.graph.tensors[t].op < op.id)), _shard(op))  # otherwise it belongs to a loop's next iteration
             for op in (self.graph.ops[index] for index in body.ops)]
 
     def _turns(self) -> Dict[Tuple[int, int], int]:
-        """(call, gradient) -> the device that adds up the copies' values: they take turns, and a bucket's are added on one."""
+        """(call, gradient) -> the device that adds up the copies' values.  Devices take turns; one adds up a whole bucket."""
         found: Dict[Tuple[int, int], int] = {}
         turns: Dict[Tuple[int, ...], int] = {}
         for number, call in enumerate(self.program.calls):
@@ -197,12 +197,12 @@ class _Reader:
         return found
 
     def _is_sum(self, tensor: int) -> bool:
-        """Whether values are added up, or combined in a like way."""
+        """Whether values are added up or combined in a similar way."""
         layout = self.batch.layout(tensor)
         return layout.is_partial or layout.kind in EXTREMES
 
     def _part(self, call: Call) -> float:
-        """Which part of a mini-batch a call works on."""
+        """The fraction of a mini-batch on which a call works."""
         if call.clone.m == ALL:
             return 1.0
         sizes = self.plan.micro_batch_slices or (1,) * self.plan.num_micro_batch
@@ -211,11 +211,11 @@ class _Reader:
         return sizes[call.clone.m] / sum(sizes) * shares[call.clone.r] / sum(shares) / self.replicas
 
     def _device(self, number: int, tensor: int) -> int:
-        """Where a call has a tensor."""
+        """The device where a call has a tensor."""
         return self._at(self.program.calls[number], _shard(self.graph.producer(tensor)))
 
     def _at(self, call: Call, shard: int) -> int:
-        """The device of a call; of a divided TaskGraph that of a part."""
+        """The device of a call; for a divided TaskGraph, that of one part."""
         task_graph, home = self.program.bodies[call.body].task_graph, self.program.bodies[call.body].home
         if home is not None:
             return home
@@ -224,7 +224,7 @@ class _Reader:
         return call.devices[0] if call.devices else self.host
 
     def _size(self, number: int, tensor: int) -> float:
-        """Bytes of what a call has of a tensor."""
+        """Bytes of a call's share of a tensor."""
         return self.costs.bytes(tensor) * (self.parts[number] if self.batch.layout(tensor).is_sharded else 1.0)
 
     def _step(self, number: int) -> str:
@@ -238,7 +238,7 @@ class _Reader:
     # ---- ops ---------------------------------------------------------------------------------------------------------
 
     def allocate(self) -> None:
-        """A task of every piece that runs by itself."""
+        """Add a task for every piece that is one."""
         tasks = self.tasks
         for number, call in enumerate(self.program.calls):
             devices: Dict[int, int] = {}  # by shard
@@ -271,7 +271,7 @@ class _Reader:
         return found
 
     def connect(self) -> None:
-        """What every task waits for, reads and writes."""
+        """Record what every task waits for, reads and writes."""
         first: Dict[int, List[int]] = {}
         last: Dict[int, Set[int]] = {}
         for number, call in enumerate(self.program.calls):
@@ -301,7 +301,7 @@ class _Reader:
                     self.tasks.wait(task, [barrier])
 
     def _operands(self, number: int, piece: Piece, task: int) -> Set[int]:
-        """The tasks that one waits for; what it reads is read."""
+        """The tasks that a task waits for; also records the buffers that it reads."""
         waits: Set[int] = set()
         device, = self.tasks.devices[task]
         for tensor, is_whole in piece.inputs:
@@ -321,7 +321,7 @@ class _Reader:
         return {task for task in tasks if task != START and self.tasks.devices[task] == (device,)}
 
     def _controls(self, number: int, piece: Piece) -> FrozenSet[int]:
-        """What an op waits for by control edges: ops in calls of the same TaskGraph with the same coordinates."""
+        """The tasks that an op waits for by control edges: ops in calls of the same TaskGraph with the same coordinates."""
         if not piece.op.control_inputs:
             return NOBODY
         call, found = self.program.calls[number], set()  # type: Call, Set[int]
@@ -340,7 +340,7 @@ class _Reader:
     # ---- values ------------------------------------------------------------------------------------------------------
 
     def _value(self, number: int, tensor: int, is_whole: bool = False) -> Value:
-        """What a call reads of a tensor, or makes of it; nothing of what is at hand from the start, as variables are."""
+        """The value of a tensor that a call reads or makes; values that exist from the start, as variables do, have no parts."""
         key = number, tensor, is_whole
         found = self._known.get(key)
         if found is None:
@@ -359,18 +359,18 @@ class _Reader:
         is_variable = any(self.graph.producer(t).type in VARIABLES and (t, False) not in self.sources[number] for t in op.inputs)
         if task == START and not is_variable:
             return self._handed_on(number, self.pieces[call.body][place])
-        # a variable's value is there from the start, on the variable's device
+        # a variable's value exists from the start, on the variable's device
         device, buffer = self._device(number, tensor), self._buffer(number, tensor, op, task)
         return Value((Held(task, device, buffer, tensor, self._size(number, tensor), call.clone.m),))
 
     def _handed_on(self, number: int, piece: Piece) -> Value:
-        """What an op that does not run by itself reads."""
+        """Everything that is read by an op without a task of its own."""
         read = [self._value(number, *one) for one in piece.inputs]
         controls = self._controls(number, piece)
         return _together([*read, Value((), controls)] if controls else read)
 
     def _buffer(self, number: int, tensor: int, op: Op, task: int) -> int:
-        """That an op of a clone or section writes a result to: its operand's, if it takes that over, or its own."""
+        """The buffer to which an op of a clone or section writes a result: its operand's, if it takes that over, or its own."""
         if self._step(number) not in (ONCE, *BATCH_LEVEL) or task == START:
             return -1
         device, = self.tasks.devices[task]
@@ -385,7 +385,7 @@ class _Reader:
         return self.tasks.buffer(op.name, category, task, device, self._size(number, tensor))
 
     def _taken_over(self, number: int, tensor: int) -> int:
-        """What ops that do not run by themselves have taken over, one after the other."""
+        """The tensor whose buffer ops that are no tasks have taken over, one after another."""
         op, body = self.graph.producer(tensor), self.program.calls[number].body
         place = self.piece_of[body].get(op.id)
         if place is None or (number, place) in self.ran or not op.inputs:
@@ -395,10 +395,10 @@ class _Reader:
         return self._taken_over(number, op.inputs[0])
 
     def _from(self, source: int, tensor: int, reader: int) -> Value:
-        """What a call gives another one."""
+        """The value that a call passes to another one."""
         body = self.program.bodies[self.program.calls[source].body]
         if body.step == UPDATE and self._step(reader) not in (UPDATE, BROADCAST):
-            return Value()  # of the step before
+            return Value()  # the value of the previous step
         if body.step == ONCE and body.home is not None and self.program.bodies[self.program.calls[reader].body].reads:
             return self._read_anew(self._value(source, tensor), tensor, reader)
         if body.step == DIVIDE:
@@ -407,7 +407,7 @@ class _Reader:
         return self._recipe(source, tensor) if body.is_recipe else self._value(source, tensor)
 
     def _read_anew(self, value: Value, tensor: int, reader: int) -> Value:
-        """A variable's value for one call: sent from its home after an op of that call."""
+        """A variable's value for one call, which its home sends after an op of that call."""
         call = self.program.calls[reader]
         before = dict(self.program.bodies[call.body].reads).get(tensor, -1)
         waits = {START}
@@ -447,7 +447,7 @@ class _Reader:
         return self._sent[key]
 
     def _name(self, tensor: int) -> str:
-        """As TensorFlow names it, without the zero of an op's first result."""
+        """The tensor's name in TensorFlow, without the ``:0`` of an op's first result."""
         name = self.graph.tensor_name(tensor)
         return name[:-2] if name.endswith(":0") else name
 
@@ -455,14 +455,14 @@ class _Reader:
         return self.tasks.buffer(self.tasks.instructions[task].name, category, task, device, size)
 
     def _shares_memory(self, one: int, other: int) -> bool:
-        """CPU devices of one process hand tensors over without copying them."""
+        """Whether devices pass tensors without copying them, as the CPU devices of one process do."""
         devices = [self.tasks.cluster.devices[device] for device in (one, other)]
         return devices[0].node == devices[1].node and all(device.kind == "CPU" for device in devices)
 
     # ---- recipes -----------------------------------------------------------------------------------------------------
 
     def _recipe(self, number: int, tensor: int) -> Value:
-        """What a recipe makes of a tensor."""
+        """The value that a recipe makes of a tensor."""
         is_divided, step = self.batch.layout(tensor).is_sharded, self._step(number)
         is_own = is_divided and (step == BRIDGE or (step == SYNCHRONISE and len(self.peers) == 1))
         key = number, tensor, ALL
@@ -484,8 +484,8 @@ class _Reader:
         return self._made[key]
 
     def _terms(self, number: int, tensor: int, device: int) -> List[Value]:
-        """What a recipe combines.  What is added last over micro-batches where the copies' sum is made, TensorFlow's graph
-        optimizer adds together with that."""
+        """The values that a recipe combines.  If the last addition over micro-batches is on the device where the copies are added
+        up, TensorFlow's graph optimizer merges the two additions."""
         sources, is_last = self.sources[number].get((tensor, False), ()), self._step(number) in (SYNCHRONISE, MERGE)
         values = []
         for source in sources:
@@ -501,7 +501,7 @@ class _Reader:
         return self._combined(number, tensor, self._terms(number, tensor, device), device)
 
     def _main(self, source: int, tensor: int, reader: int) -> Value:
-        """A call's value as one part: of several that ops read which do not run by themselves, the largest."""
+        """A call's value as one part; if ops that are no tasks read several parts, the largest of them."""
         value = self._from(source, tensor, reader)
         if not value.parts:
             return value
@@ -511,7 +511,7 @@ class _Reader:
         return Value((part,), value.waits.union(one.task for one in value.parts))
 
     def _cut(self, call: Call, values: List[Value]) -> List[Value]:
-        """A clone takes only its own part of one other's, and all of what several have."""
+        """Cut what a clone takes: only its own part of one other clone's value, but all of it if several have its rows."""
         bridge = self.program.bodies[call.body]
         tasks = [self.plan.task_graphs[one] for one in (self.step.home(bridge.inputs[0]), bridge.task_graph)]
         own, other = (cuts(task.replica_count, task.batch_slices) for task in tasks)
@@ -523,7 +523,7 @@ class _Reader:
         return [value._replace(parts=tuple(part._replace(size=part.size * kept) for part in value.parts)) for value in values]
 
     def _combined(self, number: int, tensor: int, values: Sequence[Value], device: int) -> Value:
-        """Clones' values in one, on a device: added, put together, or, where they are equal, the first one."""
+        """The clones' values combined into one on a device: their sum, their concatenation, or the first one if all are equal."""
         is_sum = self._is_sum(tensor)
         if not is_sum and not self.batch.layout(tensor).is_sharded:
             values = values[:1]
@@ -536,7 +536,7 @@ class _Reader:
         step = self._step(number)
         about = self._about(number, f"{self._name(tensor)} ({step})")
         is_written_over = is_sum and step != WHOLE
-        if self.program.bodies[self.program.calls[number].body].home is not None:  # not where a gradient has come from
+        if self.program.bodies[self.program.calls[number].body].home is not None:  # not on the device it came from
             is_written_over = is_written_over and self._is_on(parts[0].buffer, device)
         total = self._op(about, device, parts, waits, size + made, made, is_written_over)
         return Value((total,))
@@ -546,7 +546,7 @@ class _Reader:
 
     def _op(self, about: About, device: int, parts: Sequence[Held], waits: Iterable[int], moved: float, made: float,
             is_written_over: bool = False) -> Held:
-        """An op that no body has, and its result: in the buffer of its first operand, or in its own."""
+        """Add an op that is in no body; its result is in the buffer of its first operand, or in its own."""
         before = {part.task for part in parts} | self._on(device, waits)
         task = self.tasks.add(COMPUTATION, self.costs.moving(device, moved), (device,), sorted(before), about)
         for part in parts:
@@ -558,7 +558,7 @@ class _Reader:
     # ---- gradients ---------------------------------------------------------------------------------------------------
 
     def _synchronise(self, number: int) -> None:
-        """The values of all copies in one; between processes those of a bucket by one collective."""
+        """Combine the values of all copies; between processes, one collective does so for a bucket."""
         tensors = [tensor for tensor, _ in self.program.calls[number].takes]
         is_sum, is_divided = self._is_sum(tensors[0]), self.batch.layout(tensors[0]).is_sharded
         totals = [[peer._total(number, tensor) for tensor in tensors] for peer in self.peers]  # of each process' copies
@@ -581,10 +581,10 @@ class _Reader:
             peer._made.update(((number, tensor, ALL), Value((arrived._replace(tensor=tensor, size=self.costs.bytes(tensor)),)))
                               for tensor in tensors)
 
-    # ---- what one process sends to the others ------------------------------------------------------------------------
+    # ---- messages of one process to the others -----------------------------------------------------------------------
 
     def _broadcast(self, number: int) -> None:
-        """A message to each other process, and what is taken out of it there."""
+        """Add a message to each other process, and the values that it brings there."""
         if (number, ALL, ALL) in self._made:
             return
         place = self.messages.index(number)
@@ -619,7 +619,7 @@ class _Reader:
                 peer._arrived(peer.messages[place], task, tensors, size)
 
     def _written(self, call: Call) -> FrozenSet[int]:
-        """The tasks after which a call's message leaves: those that write what it sends."""
+        """The tasks after which a call's message leaves: those that write the values that it sends."""
         tensors, found = set(self.program.bodies[call.body].inputs), set()  # type: Set[int], Set[int]
         for number in call.after:
             for place, piece in enumerate(self.pieces[self.program.calls[number].body]):
@@ -630,7 +630,7 @@ class _Reader:
         return frozenset(found - {START})
 
     def _arrived(self, number: int, task: int, tensors: Sequence[int], size: float) -> None:
-        """What a message brings."""
+        """Record the values that a message brings."""
         device = self.program.calls[number].devices[0]
         category = "gathered parameters" if self._step(number) == GATHER else "gradient buckets"
         arrived = Held(task, device, self._new_buffer(category, task, device, size), tensors[0], size)
@@ -641,7 +641,7 @@ class _Reader:
             self._made[number, tensor, ALL] = Value((part,))
 
     def _added(self, sources: Sequence[int], tensor: int) -> Value:
-        """Micro-batches' sums over processes, which an owner adds up."""
+        """The sums over processes of all micro-batches, which an owner adds up."""
         key = sources[0], tensor, ADDED
         if key not in self._made:
             device = self.program.calls[sources[0]].devices[0]
@@ -654,7 +654,7 @@ class _Reader:
         return self._made[key]
 
     def _packed(self, number: int, values: Sequence[Value]) -> Held:
-        """Values of one device as one tensor."""
+        """Values of one device, packed into one tensor."""
         parts = [part for value in values for part in value.parts]
         if len(parts) == 1:
             return parts[0]

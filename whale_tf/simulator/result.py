@@ -1,4 +1,4 @@
-"""What a simulation found: times, memory, use of devices and links, and the bottleneck in words."""
+"""The result of a simulation: times, memory, use of devices and links, and the bottleneck in words."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from whale_tf.simulator.program import COMPUTATION, Program, Subject
 class DeviceUse(NamedTuple):
     """One simulated device.
 
-    ``bubble_s``: neither computing nor communicating; ``exposed_s``: communicating but not computing; ``mfu``: matrix
-    arithmetic of the model done here, over what the device could do in the step.
+    ``bubble_s``: neither computing nor communicating; ``exposed_s``: communicating but not computing; ``mfu``: the model's
+    matrix arithmetic done here, divided by what the device could do in the step.
     """
 
     device: int
@@ -32,7 +32,7 @@ class DeviceUse(NamedTuple):
 
 
 class LinkUse(NamedTuple):
-    """A link: bytes it carries in a step and the fraction of the step it would need at full speed."""
+    """A link: the bytes that it carries in a step, and the fraction of the step that it would need at full speed."""
 
     name: str
     bytes: float
@@ -44,10 +44,11 @@ class Simulation(NamedTuple):
 
     Attributes:
         step_time_s: of the whole step, all micro-batches.
-        devices: the simulated devices, one per class of equal ones; ``representative`` maps every device to its own.
+        devices: the simulated devices, one for each class of equal ones; ``representative`` maps every device to the one that
+            stands for it.
         links: busiest first.
-        usable_bytes: memory a step may take on each simulated device.
-        steady: whether the step time was extended from fewer micro-batches (see :mod:`steady`).
+        usable_bytes: memory that a step may take on each simulated device.
+        steady: whether the step time was extrapolated from fewer micro-batches (see :mod:`steady`).
     """
 
     program: Program
@@ -76,12 +77,12 @@ class Simulation(NamedTuple):
 
     @property
     def bubble(self) -> float:
-        """Fraction of the devices' time without computation: 1 - DAPPLE's pipeline efficiency (section II-A)."""
+        """The fraction of the devices' time without computation: 1 - DAPPLE's pipeline efficiency (section II-A)."""
         return 1.0 - self._mean([use.computation_s for use in self.devices]) / self.step_time_s
 
     @property
     def exposed_communication_s(self) -> float:
-        """Communication that no computation hides: the mean over devices."""
+        """Seconds of communication that no computation hides, averaged over devices."""
         return self._mean([use.exposed_s for use in self.devices])
 
     @property
@@ -90,22 +91,22 @@ class Simulation(NamedTuple):
 
     @property
     def tasks(self) -> int:
-        """Computations and communications simulated."""
+        """Number of simulated computations and communications."""
         return sum(1 for lane in self.graph.lane if lane >= 0)
 
     @property
     def peak_memory_bytes(self) -> Tuple[int, ...]:
-        """Per device of the strategy, in order of their numbers."""
+        """For each device of the strategy, in the order of their numbers."""
         peaks = {use.device: use.peak_memory_bytes for use in self.devices}
         return tuple(int(round(peaks[kept])) for _, kept in sorted(self.representative.items()))
 
     def _mean(self, values: Sequence[float]) -> float:
-        """Over all devices, from one value per simulated device."""
+        """The mean over all devices, from one value per simulated device."""
         weights = self.class_sizes()
         return sum(value * weight for value, weight in zip(values, weights)) / sum(weights)
 
     def class_sizes(self) -> List[int]:
-        """How many devices each simulated device stands for."""
+        """The number of devices for which each simulated device stands."""
         sizes = dict.fromkeys(self.graph.devices, 0)
         for kept in self.representative.values():
             sizes[kept] += 1
@@ -135,7 +136,7 @@ class Simulation(NamedTuple):
     # ---------------------------------------------------------------------------------------------------
 
     def bottleneck(self) -> str:
-        """Which stage or link holds the step back, and what to change."""
+        """Which stage or link limits the step, and what to change."""
         if self.oom:
             return self._memory_words()
         slowest = max(self.devices, key=lambda use: use.computation_s)
@@ -155,7 +156,7 @@ class Simulation(NamedTuple):
         elif idle > 0.1:
             lines.append(self._idle_words(idle))
         else:
-            lines.append("little else is left: only faster devices, less arithmetic or more devices help")
+            lines.append("there is little else to gain: only faster devices, less arithmetic or more devices help")
         return "; ".join(lines)
 
     def _memory_words(self) -> str:
@@ -168,7 +169,7 @@ class Simulation(NamedTuple):
             "parameters": "use more stages, tensor parallelism or ZeRO 3",
             "gradients": "use ZeRO 2, more stages or tensor parallelism",
         }
-        return ("out of memory: device {} of stage {} needs {} of {}, {} too much, {} of it {}: "
+        return ("out of memory: device {} of stage {} needs {} but has {} ({} short); {} of that is {}: "
                 "{}").format(
             use.device,
             use.stage,
@@ -211,7 +212,7 @@ def device_uses(
     """Use of every simulated device over the step.
 
     Args:
-        usable_bytes: memory a step may take on each.
+        usable_bytes: memory that a step may take on each device.
     """
     stage_of = program.stage_of()
     intervals: List[Tuple[List[Tuple[float, float]], List[Tuple[float, float]]]] = [([], []) for _ in graph.devices]
@@ -244,7 +245,7 @@ def device_uses(
 
 
 def _union(intervals: np.ndarray) -> float:
-    """Total length covered by intervals."""
+    """Total length that the intervals cover."""
     if not len(intervals):
         return 0.0
     ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]

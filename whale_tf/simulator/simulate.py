@@ -31,21 +31,21 @@ from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, REDUCE_SCA
 
 
 class Options(NamedTuple):
-    """What a simulation takes for true.
+    """A simulation's assumptions.
 
     Attributes:
-        sharing, overlap: the run-time behaviours (Proteus section VI-C), switchable for ablation.
-        collapse: simulate one of each class of equal devices; the answer is the same.
-        steady_state: simulate few micro-batches and extend to all where the step has become periodic.
-        reserved_bytes: memory a step cannot have, per device kind; None: what ``Device.usable_bytes`` leaves.
-        gamma: overlap factor per device type; types not named use :data:`DEFAULT_GAMMA` of their kind.
+        sharing, overlap: the run-time behaviours (Proteus section VI-C), which can be switched off for ablation.
+        collapse: simulate one device of each class of equal ones; the answer is the same.
+        steady_state: simulate few micro-batches, and extrapolate to all of them once the step is periodic.
+        reserved_bytes: memory that a step cannot use, by kind of device; None: what ``Device.usable_bytes`` leaves.
+        gamma: overlap factor by device type; other types use :data:`DEFAULT_GAMMA` of their kind.
         efficiency, profiles, allow_roofline: see :class:`whale_tf.simulator.costs.OpEstimator`.
-        correction, algorithms: see :class:`whale_tf.simulator.network.Network`; no algorithms: all, and in TensorFlow the flat
+        correction, algorithms: see :class:`whale_tf.simulator.network.Network`; no algorithms: all, or in TensorFlow the flat
             ones, which Horovod and TensorFlow call.
-        calibration: measurements of the machine; they replace the cluster's rates and links, and gamma of its type.
-        xla: how TensorFlow runs the ops on GPUs, by the laws: XLA fuses them, or each is its own kernels; None: every op is one
-            kernel written by hand, and running them costs nothing beside (Megatron's, Proteus' models).
-        laws: what kernels and the framework reach; None: those of the package.
+        calibration: measurements of the machine; they replace the cluster's rates and links, and the gamma of its type.
+        xla: whether TensorFlow on GPUs runs ops fused by XLA or each with its own kernels, by the laws; None: every op is one
+            kernel written by hand, and running ops costs nothing else (as in Megatron's and Proteus' models).
+        laws: what kernels and the framework reach; None: the package's own.
     """
 
     sharing: bool = True
@@ -75,10 +75,10 @@ def simulate(
 
 
 class Simulator:
-    """Simulates many strategies on one cluster and keeps what they have in common.
+    """Simulates many strategies on one cluster and keeps everything that they have in common.
 
-    Costs of groups of devices are kept for good, compiled programs for the last ``keep`` strategies: a strategy that
-    differs from one of those only in schedule, warm-up or number of micro-batches is not compiled again.
+    Costs of groups of devices are kept for good, compiled programs for the last ``keep`` strategies.  A strategy that differs
+    from one of those only in schedule, warm-up or number of micro-batches is not compiled again.
     """
 
     def __init__(self, cluster: Cluster, options: Options = Options(), keep: int = 32) -> None:  # noqa: B008
@@ -101,7 +101,7 @@ class Simulator:
         """Predict one step of ``strategy``.
 
         Args:
-            estimator: costs of the model's ops; None: from the options.
+            estimator: costs of the model's ops; None: by the options.
 
         Raises:
             PlanError: the strategy does not fit the cluster, deadlocks, or an op has no cost.
@@ -119,7 +119,7 @@ class Simulator:
 
     @staticmethod
     def _with_holes(result: Simulation) -> Simulation:
-        """With the peaks of TensorFlow's allocator."""
+        """The result with the memory peaks of TensorFlow's allocator."""
         reaches = arena_bytes(result.program, result.graph, result.times)
         devices = []
         for use, reach, usable in zip(result.devices, reaches, result.usable_bytes):
@@ -128,7 +128,7 @@ class Simulator:
         return result._replace(devices=tuple(devices))
 
     def _with_waiting(self, result: Simulation) -> Simulation:
-        """With what the framework adds to a step of several GPUs."""
+        """The result with the time that the framework adds to a step of several GPUs."""
         lanes = enumerate(zip(result.graph.lane, result.graph.slots))
         slots = {task: places[0] for task, (lane, places) in lanes if lane == GRADIENT}
         if not slots:
@@ -148,11 +148,12 @@ class Simulator:
     def run_step(self, plan: Plan, step: StepGraph, global_batch: Optional[int] = None) -> Simulation:
         """Predict one step of a captured graph under a plan, op by op.
 
-        On CPU devices, with a calibration, the ops of a process' devices share its cores.  Under offloading the result has one
-        more device for each process: its host, behind the devices of its node.
+        On CPU devices with a calibration, the ops of a process' devices share its cores.  With offloading, the result has one
+        more device for each process: its host, after the devices of its node.
 
         Args:
-            global_batch: examples of a step; None: those of the captured one.  Ops measured at several batches follow these.
+            global_batch: examples in a step; None: as in the captured one.  Ops that were measured at several batch sizes follow
+                these measurements.
 
         Raises:
             PlanError: the plan is for another graph or a larger cluster, or an op has no cost.
@@ -179,7 +180,7 @@ class Simulator:
         return result if known is None else result._replace(step_time_s=result.step_time_s + known.step_s)
 
     def _steady(self, strategy: Strategy, program: Program, unfolder: Unfolder, compiled_s: float) -> Optional[Simulation]:
-        """Extended from short runs, twice as long each until one is periodic; None if that saves nothing."""
+        """The result extrapolated from short runs, each twice as long, until one is periodic; None if that saves nothing."""
         total, count = strategy.num_micro_batch, first_run(strategy)
         if strategy.schedule != "backward_first" or strategy.micro_batch_slices is not None:
             return None
@@ -207,8 +208,8 @@ class Simulator:
         """Play the graph.
 
         Args:
-            representative: every device's simulated one; None: all devices are simulated.
-            limits: what limits the speed of each task, where the ops of a process share its cores.
+            representative: device -> the simulated device that stands for it; None: all devices are simulated.
+            limits: what limits the speed of each task, if the ops of a process share its cores.
         """
         began = time.process_time()
         times = self._played(graph, limits)
@@ -286,14 +287,13 @@ class Simulator:
 
 
 def collectives(graph: ExecutionGraph) -> int:
-    """In how many collectives of a step's gradients a device takes part, at most."""
+    """The largest number of gradient collectives in which a device takes part in a step."""
     counts = Counter(slot for lane, places in zip(graph.lane, graph.slots) if lane == GRADIENT for slot in places)
     return max(counts.values(), default=0)
 
 
 class _Same:
-    """A key that equals another only for the very same object, which it keeps alive: an id alone is given again to a later
-    object once the first is gone."""
+    """A key that is equal only for the same object, which it keeps alive, because the id of a deleted object may be reused."""
 
     __slots__ = ("_value",)
 
@@ -308,7 +308,7 @@ class _Same:
 
 
 def gamma_of(cluster: Cluster, device: int, options: Options) -> float:
-    """The overlap factor of a device: given, else calibrated, else that of its kind."""
+    """The overlap factor of a device: the given one, else the calibrated one, else that of its kind."""
     one = cluster.devices[device]
     if options.gamma is not None and one.type in options.gamma:
         return options.gamma[one.type]

@@ -1,10 +1,9 @@
 """Many micro-batches from a few: once a pipeline is full, it repeats itself.
 
-What happens after a moment depends only on what is running, waiting and done at that moment.  If in a run every task of
-the last micro-batches before the pipeline starts to drain comes ``c`` seconds after the same task ``p`` micro-batches
-earlier, the state repeats with that period; then ``p`` further micro-batches change nothing but to add ``c``, and the
-drain is the same. A window of micro-batches that covers all that can be in flight at once makes that certain, not
-likely.
+What happens after a moment depends only on what is running, waiting and done at that moment.  Suppose that every task of the
+last micro-batches before the pipeline starts to drain comes ``c`` seconds after the same task ``p`` micro-batches earlier.
+Then the state repeats with that period: ``p`` more micro-batches only add ``c`` seconds, and the drain is the same.  This is
+certain, and not only likely, because the window covers all micro-batches that can be in flight at once.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ TOLERANCE = 1e-9
 
 
 def first_run(strategy: Strategy) -> int:
-    """Micro-batches of the first short run: room to fill, to repeat and to drain."""
+    """The number of micro-batches in the first short run: enough to fill, repeat and drain the pipeline."""
     return 3 * _in_flight(strategy) + 4
 
 
 def period_of(run: Simulation, strategy: Strategy) -> Optional[int]:
-    """After how many micro-batches the run repeats itself before it drains; None if it does not."""
+    """The number of micro-batches after which the run repeats itself before it drains; None if it does not."""
     rows = _before_drain(run, strategy)
     if rows is None:
         return None
@@ -39,13 +38,13 @@ def period_of(run: Simulation, strategy: Strategy) -> Optional[int]:
 
 
 def _in_flight(strategy: Strategy) -> int:
-    """An upper bound of the micro-batches that have tasks running or waiting at one moment: those the first stage has
-    started and not finished, and one on either side."""
+    """An upper bound on the number of micro-batches that have tasks running or waiting at one moment: those that the first stage
+    has started but not finished, and one on either side."""
     return max(stage.warmup for stage in strategy.stages) + 3
 
 
 def _before_drain(run: Simulation, strategy: Strategy) -> Optional[Dict[BlockKey, np.ndarray]]:
-    """Start and end times ``[micro-batch, task]`` of all blocks that are over before any stage runs out of forwards."""
+    """Start and end times ``[micro-batch, task]`` of all blocks that end before any stage runs out of forwards."""
     graph = run.graph
     start, end = np.array(run.times.start), np.array(run.times.end)
     count = run.subject.num_micro_batch
@@ -68,14 +67,14 @@ def _before_drain(run: Simulation, strategy: Strategy) -> Optional[Dict[BlockKey
 
 
 def _repeats(matrix: np.ndarray, period: int) -> bool:
-    """Whether every row comes one constant after the row ``period`` earlier."""
+    """Whether every row differs from the row ``period`` earlier by the same constant."""
     shift = matrix[period:] - matrix[:-period]
     low, high = float(shift.min()), float(shift.max())
     return high - low <= TOLERANCE * max(high, float(matrix.max()))
 
 
 def extended(strategy: Strategy, run: Simulation, longer: Simulation) -> Simulation:
-    """The simulation of ``strategy`` from two periodic runs one period apart: everything grows on a line."""
+    """The simulation of ``strategy`` from two periodic runs one period apart, because everything grows linearly."""
     counts = (run.subject.num_micro_batch, longer.subject.num_micro_batch)
     further = (strategy.num_micro_batch - counts[1]) / float(counts[1] - counts[0])
 

@@ -1,7 +1,8 @@
-"""A training step op by op, as a captured graph has it: what the simulator plays where a model's own ops are known.
+"""A training step op by op, as in a captured graph: the simulator plays it if a model's own ops are known.
 
-A :class:`StepGraph` holds structure (who reads whose results, what is divided with the batch), the times measured for each op
-at one or several batch sizes, and nothing of TensorFlow; on disk it is JSON.  ``whale profile --ops`` writes one.
+A :class:`StepGraph` contains structure (which op reads whose results, which tensors are divided with the batch) and the measured
+times of each op at one or several batch sizes, but nothing of TensorFlow.  On disk it is JSON.  ``whale profile --ops`` writes
+one.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from whale_tf.program import BACKWARD, BATCH_LEVEL, EARLY, SECTION, UPDATE
 from whale_tf.simulator.calibration import Points, interpolated
 
 VERSION = 2
-PHASES = {BACKWARD: Phase.BACKWARD, UPDATE: Phase.APPLY}  # of all other steps: forward
+PHASES = {BACKWARD: Phase.BACKWARD, UPDATE: Phase.APPLY}  # all other steps: forward
 
-NUMBER_BYTES = 8  # of at most
+NUMBER_BYTES = 8  # at most
 
 
 class StepTensor(NamedTuple):
-    """``bytes`` of the whole mini-batch's value; ``layout``: the kind of its layout (:class:`whale_tf.ir.layout.Layout`)."""
+    """``bytes``: for the whole mini-batch; ``layout``: the kind of its layout (:class:`whale_tf.ir.layout.Layout`)."""
 
     bytes: float
     layout: str = REPLICATED
@@ -38,15 +39,15 @@ class StepOp(NamedTuple):
     """One op.
 
     Attributes:
-        step: the kind of body that it is in: once, early, section, forward, backward or update.
-        task_graph, shard: where; ``shard`` is the place among the devices of a divided TaskGraph.
-        origin: the op of the local script this is a part of (its own name where it is not divided).
-        follows: the forward op that this backward op was made from, or "".
+        step: the kind of its body: once, early, section, forward, backward or update.
+        task_graph, shard: where it runs; ``shard`` is the place among the devices of a divided TaskGraph.
+        origin: the op of the local script of which this is a part (its own name if it is not divided).
+        follows: the forward op from which this backward op was made, or "".
         inputs: (op number, which of its outputs).
-        flops, size_bytes, contraction: what it costs (:mod:`whale_tf.profiler.op_cost`), at the graph's batch.
-        alias: the first output is the first input's buffer, or may overwrite it.
-        waits: op numbers that it waits for by control edge, both run once per micro-batch.
-        whole: places of the inputs of which it reads the value of the whole mini-batch.
+        flops, size_bytes, contraction: its cost (:mod:`whale_tf.profiler.op_cost`) at the graph's batch size.
+        alias: whether the first output is the first input's buffer, or may overwrite it.
+        waits: numbers of ops that it waits for by control edges; both run once per micro-batch.
+        whole: positions of the inputs of which it reads the value of the whole mini-batch.
     """
 
     name: str
@@ -67,7 +68,7 @@ class StepOp(NamedTuple):
 
 
 class StepVariable(NamedTuple):
-    """A variable with its slots; ``bytes`` of all of them together, ``slots`` of these alone."""
+    """A variable with its slots; ``bytes``: of both together; ``slots``: of the slots alone."""
 
     name: str
     task_graph: int
@@ -78,13 +79,13 @@ class StepVariable(NamedTuple):
 
 class StepGraph(NamedTuple):
     """Attributes:
-    batch: examples of the mini-batch that shapes and costs are of.
-    pulls: whether examples come from an input pipeline, so that model replicas may take mini-batches of their own.
-    ops: in a topological order, with the variables that they read or write.
+    batch: number of examples in the mini-batch for which shapes and costs hold.
+    pulls: whether examples come from an input pipeline, so that model replicas may take their own mini-batches.
+    ops: in topological order, with the variables that they read or write.
     gradients: (variable, op number, which of its outputs) of every gradient.
-    scratch: op of the local script -> (batch, bytes its kernel takes while it runs), by batch.
-    seconds: op of the local script -> (batch, seconds) of one run, by batch.  Ops that no traced run had (folded, fused into
-        others) are missing here: they cost nothing.
+    scratch: op of the local script -> (batch, bytes that its kernel takes while it runs), ordered by batch.
+    seconds: op of the local script -> (batch, seconds of one run), ordered by batch.  Ops that no traced run had (because they
+        were folded or fused into others) are missing here and cost nothing.
     """
 
     name: str
@@ -99,14 +100,14 @@ class StepGraph(NamedTuple):
     scratch: Mapping[str, Points] = {}
 
     def measured(self, batch: float, seconds: Mapping[str, float], scratch: Optional[Mapping[str, float]] = None) -> StepGraph:
-        """With what another traced run measured, of a mini-batch of ``batch``."""
+        """The graph with the measurements of another traced run, at a mini-batch of ``batch``."""
         return self._replace(
             seconds=_merged(self.seconds, {name: ((float(batch), value),) for name, value in seconds.items()}),
             scratch=_merged(self.scratch, {name: ((float(batch), value),) for name, value in (scratch or {}).items() if value}),
         )
 
     def resized(self, batch: int) -> StepGraph:
-        """The same step with mini-batches of another size: what follows the examples grows with them."""
+        """The same step with mini-batches of another size; everything that follows the examples grows with them."""
         factor = batch / self.batch
         ops = tuple(
             op._replace(
@@ -117,14 +118,14 @@ class StepGraph(NamedTuple):
         return self._replace(batch=batch, ops=ops)
 
     def and_times_of(self, other: StepGraph) -> StepGraph:
-        """The other recording of the same graph, with the times of this one beside its own; another graph's are dropped."""
+        """The other recording of the same graph, with this one's times added to its own; if it is of another graph, without."""
         if not same_graph(self.fingerprint, other.fingerprint):
             return other
         return other._replace(
             seconds=_merged(self.seconds, other.seconds), scratch=_merged(self.scratch, other.scratch))
 
     def scratch_of(self, op: StepOp, batch: float) -> float:
-        """Bytes that an undivided op's kernel takes while it runs, for ``batch`` examples."""
+        """Bytes that an undivided op's kernel takes while it runs on ``batch`` examples."""
         points = self.scratch.get(op.origin)
         return interpolated_from_zero(points, batch) if points else 0.0
 
@@ -145,7 +146,7 @@ class StepGraph(NamedTuple):
 
     @classmethod
     def parse(cls, source: str) -> StepGraph:
-        """From JSON text or the path of a JSON file.
+        """A step graph from JSON text or the path of a JSON file.
 
         Raises:
             PlanError: unreadable, or not what :meth:`to_json` writes.
@@ -158,7 +159,7 @@ class StepGraph(NamedTuple):
 
 
 def _merged(one: Mapping[str, Points], other: Mapping[str, Points]) -> Dict[str, Points]:
-    """Both tables' points; those of ``other`` where both have the same batch."""
+    """The points of both tables; if both have the same batch, that of ``other``."""
     table = {name: dict(points) for name, points in one.items()}
     for name, points in other.items():
         table.setdefault(name, {}).update(points)
@@ -166,8 +167,8 @@ def _merged(one: Mapping[str, Points], other: Mapping[str, Points]) -> Dict[str,
 
 
 def interpolated_from_zero(points: Points, batch: float) -> float:
-    """Linear between measured batches; below the smallest and above the largest along the nearest two, but no less than in
-    proportion to the batch below."""
+    """Linear between measured batches; extrapolated from the nearest two below the smallest and above the largest, but below not
+    less than in proportion to the batch."""
     if len(points) == 1 or points[0][0] <= batch <= points[-1][0]:
         return interpolated(points, batch) if len(points) > 1 else points[0][1]
     if batch > points[-1][0]:
@@ -202,25 +203,25 @@ def _parsed(data: Dict[str, Any]) -> StepGraph:
 
 
 def under(graph: StepGraph, plan: Plan) -> StepGraph:
-    """The graph with the plan's TaskGraphs, where it was recorded without them.
+    """A graph that was recorded without the plan's TaskGraphs, with them.
 
-    Forward ops go where the plan names them, backward ones where their forward op is; others where the earliest of what they read
-    is.  Updates follow from the gradients that they read.
+    Forward ops go to the TaskGraph that names them, backward ops to that of their forward op, and others to the earliest one from
+    which they read.  Updates follow the gradients that they read.
 
     Raises:
-        PlanError: the plan was made for another graph, or divides ops (their parts are not in a graph recorded without it).
+        PlanError: the plan was made for another graph, or divides ops (whose parts are not in a graph recorded without it).
     """
     divided = [task.name for task in plan.task_graphs if task.strategy == "split" and task.device_count > 1]
     if divided:
         raise PlanError(
-            f"the plan divides the ops of TaskGraph {divided[0]!r}, and a graph recorded without it does not have "
-            f"their parts; take "
-            "wh.step_graph() after wh.parallelize(), and simulate that"
+            f"the plan divides the ops of TaskGraph {divided[0]!r}, but a graph that was recorded without it does not "
+            f"have their parts; call "
+            "wh.step_graph() after wh.parallelize(), and simulate its result"
         )
     if not same_graph(graph.fingerprint, plan.graph):
         raise PlanError(
-            f"the plan was made for graph {plan.graph!r}, the step graph is of {graph.fingerprint!r}; record the "
-            f"script that the plan is for"
+            f"the plan was made for graph {plan.graph!r}, but the step graph is of {graph.fingerprint!r}; record the "
+            f"script for which the plan was made"
         )
     named = {name: number for number, task in enumerate(plan.task_graphs) for name in task.ops}
     ops: List[StepOp] = []
@@ -234,8 +235,8 @@ def under(graph: StepGraph, plan: Plan) -> StepGraph:
 
 
 def training_step(graph: StepGraph, processes: int = 1) -> TrainingStep:
-    """What the passes make a Program of.  Tensors have no shapes, but for numbers of the update; what depends on others (which
-    gradients a bucket may hold, lean bodies of calls) is decided where the graph was captured."""
+    """The training step from which the passes make a Program.  Tensors have no shapes, except the update's scalars.  Decisions
+    that need other shapes (which gradients a bucket may hold, lean bodies of calls) were made where the graph was captured."""
     ops, home, layouts = OpGraph(), [], {}  # type: OpGraph, List[int], Dict[int, Layout]
     for row in graph.ops:
         kind = "Identity" if row.type in ENTERS else row.type  # loops count as straight-line code

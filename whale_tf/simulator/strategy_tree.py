@@ -1,8 +1,8 @@
 """The strategy tree: one place for every level of a parallelization strategy (Proteus section IV).
 
 Leaves are the model's ops with their computation configs; inner nodes are subgraphs with schedule configs.  A user (or
-:func:`whale_tf.simulator.uniform.uniform_3d`, or a Plan) sets a few of them, :meth:`StrategyTree.propagate` finds the
-rest::
+:func:`whale_tf.simulator.uniform.uniform_3d`, or a Plan) sets a few of them, and :meth:`StrategyTree.propagate` derives the
+others::
 
     tree = StrategyTree(built_in_model("gpt2", 8))
     tree.set("*", op_config(range(8), (8, "b")))
@@ -46,21 +46,21 @@ class Strategy(NamedTuple):
     """A complete strategy: every op and stored tensor has its config.
 
     Attributes:
-        op_configs: computation config per op.
-        zero: what else than the parts implied by the ops is partitioned over data-parallel devices: ``v1`` optimizer state,
-            ``v2`` also gradients, ``v3`` also parameters (ZeRO; Proteus section II "Memory Optimization").
-        partition_activations: activations that wait for their backward are divided over the devices that hold copies.
-        offload: what lies in the host's memory: ``states``, the optimizer's; ``v0``, also values and gradients, copied to the
-            device for their use.
-        recompute: per op the name of the recomputation unit it belongs to, or "".
+        op_configs: computation config of each op.
+        zero: what is partitioned over data-parallel devices, beyond the parts that ops imply: ``v1`` optimizer state, ``v2`` also
+            gradients, ``v3`` also parameters (ZeRO; Proteus section II "Memory Optimization").
+        partition_activations: activations that wait for their backward are divided over the devices that have copies.
+        offload: what is in the host's memory: ``states``, those of the optimizer; ``v0``, also values and gradients, which are
+            copied to the device when they are used.
+        recompute: for each op, the name of its recomputation unit, or "".
         stages: in the order of the data flow.
-        buckets: per stage, parameter tensors per gradient collective; None: by ``bucket_bytes``.
-        bucket_bytes: of gradients that make a collective; None: :data:`whale_tf.simulator.synchronise.BUCKET_BYTES`, or what
-            Horovod's buffer holds where TensorFlow runs the model (``Options.xla``).
+        buckets: for each stage, the parameter tensors of each gradient collective; None: by ``bucket_bytes``.
+        bucket_bytes: bytes of gradients in one collective; None: :data:`whale_tf.simulator.synchronise.BUCKET_BYTES`, or the size
+            of Horovod's buffer if TensorFlow runs the model (``Options.xla``).
         micro_batch_slices: relative sizes of the micro-batches; None: equal.
-        fp16_gradients: dense gradients of float32 are sent in 16 bits.
-        weights_first: the backward pass makes a product's gradient of its weights before that of its operand, so that tensor
-            parallelism's sums of the latter have nothing to run beside; else behind it.
+        fp16_gradients: dense float32 gradients are sent in 16 bits.
+        weights_first: the backward pass computes a product's gradient for its weights before that for its operand, so that
+            nothing can hide tensor parallelism's sums of the latter; otherwise after it.
     """
 
     model: ModelGraph
@@ -79,7 +79,7 @@ class Strategy(NamedTuple):
     weights_first: bool = False
 
     def sent_bytes(self, parameter: ModelTensor) -> float:
-        """What is sent for the dense gradient of a parameter."""
+        """Bytes sent for the dense gradient of a parameter."""
         return parameter.size * min(parameter.itemsize, 2) if self.fp16_gradients else parameter.bytes
 
     @property
@@ -91,7 +91,7 @@ class Strategy(NamedTuple):
         return ZERO.index(self.zero)
 
     def subject(self) -> Subject:
-        """With the matrix arithmetic of forward and backward (no recomputation)."""
+        """The subject of a simulation, with the matrix arithmetic of forward and backward (without recomputation)."""
         flops: Dict[int, float] = {}
         for op, config in zip(self.model.ops, self.op_configs):
             if KINDS[op.kind].compute_bound:
@@ -111,7 +111,7 @@ class Node:
         self.config: Optional[ScheduleConfig] = None
 
     def walk(self, prefix: str = "") -> List[Tuple[str, Node]]:
-        """(path, node) of this node and every one below."""
+        """(path, node) of this node and of all nodes below it."""
         found = [(prefix, self)]
         for child in self.children.values():
             found += child.walk(f"{prefix}/{child.name}" if prefix else child.name)
@@ -136,10 +136,10 @@ class StrategyTree:
             node.ops.append(number)
 
     def set(self, pattern: str, config: OpConfig) -> StrategyTree:
-        """Computation config of every op whose path matches ``pattern`` (``block*/attention/query``, ``*``).
+        """Set the computation config of every op whose path matches ``pattern`` (``block*/attention/query``, ``*``).
 
         Raises:
-            PlanError: nothing matches, or a dimension the config partitions cannot be partitioned in a matching op.
+            PlanError: nothing matches, or a dimension that the config partitions cannot be partitioned in a matching op.
         """
         names = [op.name for op in self.model.ops]
         chosen = [number for number, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
@@ -150,7 +150,7 @@ class StrategyTree:
         return self
 
     def schedule(self, pattern: str, config: ScheduleConfig) -> StrategyTree:
-        """Schedule config of every inner node whose path matches (the root is ``""``)."""
+        """Set the schedule config of every inner node whose path matches (the root is ``""``)."""
         paths = self.root.walk()
         chosen = [node for path, node in paths if fnmatch.fnmatchcase(path, pattern)]
         if not chosen:
@@ -174,7 +174,7 @@ class StrategyTree:
         stages = []
         counts = {schedules[number].num_micro_batch for number in range(len(self.model.ops))}
         if len(counts) != 1:
-            raise PlanError(f"subgraphs have {sorted(counts)} micro-batches; all of one model need the same number")
+            raise PlanError(f"subgraphs have {sorted(counts)} micro-batches; all subgraphs of a model need the same number")
         for ops, devices in groups:
             stages.append(Stage(ops, devices, max(schedules[number].max_ongoing_micro_batch for number in ops)))
         return Strategy(
@@ -190,7 +190,7 @@ class StrategyTree:
         )
 
     def _schedules(self) -> Tuple[List[ScheduleConfig], Tuple[str, ...]]:
-        """Per op, the schedule config it inherits, and the topmost node that asks to recompute it."""
+        """For each op, the schedule config that it inherits, and the topmost node that asks to recompute it."""
         schedules = [ScheduleConfig()] * len(self.model.ops)
         units = [""] * len(self.model.ops)
 
@@ -210,10 +210,10 @@ class StrategyTree:
 
 
 def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
-    """``config`` fitted to an op: axes over dimensions the op does not have replicate it.
+    """``config`` fitted to an op: axes over dimensions that the op does not have replicate it.
 
     Raises:
-        PlanError: the op cannot be partitioned like that.
+        PlanError: the op cannot be partitioned in this way.
     """
     axes = tuple(axis if axis.dim in op.dims else OpAxis(axis.degree, None) for axis in config.axes)
     fitted = OpConfig(config.devices, axes)
@@ -229,14 +229,14 @@ def checked_config(op: ModelOp, config: OpConfig) -> OpConfig:
         degree, extent = fitted.degree(axis.dim), op.dims[axis.dim]
         if degree > extent:
             raise PlanError(
-                f"op {op.name!r} has only {int(extent)} along {axis.dim!r}, it cannot be partitioned {degree} ways; "
+                f"op {op.name!r} has only {int(extent)} elements along {axis.dim!r}, so it cannot be partitioned {degree} ways; "
                 f"use a degree of at most {int(extent)}"
             )
     return fitted
 
 
 def propagate_configs(model: ModelGraph, given: Dict[int, OpConfig]) -> Tuple[OpConfig, ...]:
-    """Configs of all ops from those of some: forward along the data flow, then backward for what comes before."""
+    """Configs of all ops from those of some: forward along the data flow, then backward for ops before these."""
     configs: Dict[int, OpConfig] = dict(given)
     produced: Dict[int, TensorConfig] = {}
     for number, op in enumerate(model.ops):
@@ -266,7 +266,7 @@ def propagate_configs(model: ModelGraph, given: Dict[int, OpConfig]) -> Tuple[Op
 
 
 def _from_tensor(op: ModelOp, dims: Tuple[str, ...], config: TensorConfig) -> OpConfig:
-    """The op works where its tensor lies; a partition of a dimension the op needs whole becomes replication."""
+    """The config of an op that works where its tensor is; partitions of dimensions that the op needs whole become replication."""
     axes = []
     for axis in config.axes:
         dim = dims[axis.what] if axis.what >= 0 else None
@@ -290,7 +290,7 @@ def device_groups(configs: Sequence[OpConfig]) -> List[Tuple[Tuple[int, ...], Tu
 
 
 def sharded_over_replicas(gradient: TensorConfig) -> TensorConfig:
-    """ZeRO's memory config: of what is partial (so, replicated as a value) every device keeps one part, cut along the
+    """ZeRO's memory config: of a partial tensor (whose value is thus replicated) every device keeps one part, cut along the
     first dimension (Proteus section II)."""
     return TensorConfig(
         gradient.devices, tuple(TensorAxis(axis.degree, 0) if axis.what == PARTIAL else axis for axis in gradient.axes)
@@ -298,7 +298,7 @@ def sharded_over_replicas(gradient: TensorConfig) -> TensorConfig:
 
 
 def parameter_uses(model: ModelGraph) -> Dict[int, List[Tuple[int, Tuple[str, ...]]]]:
-    """Per parameter, the (op, dims) that read it."""
+    """For each parameter, the (op, dims) pairs that read it."""
     uses: Dict[int, List[Tuple[int, Tuple[str, ...]]]] = {}
     for number, op in enumerate(model.ops):
         for use in op.inputs:

@@ -1,4 +1,4 @@
-"""The end of a step: gradients summed over replicas in buckets, parameters updated (Proteus Fig. 4, DAPPLE Fig. 10)."""
+"""The end of a step: gradients are summed over replicas in buckets, and parameters updated (Proteus Fig. 4, DAPPLE Fig. 10)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from whale_tf.simulator.program import BACKWARD, GRADIENT, UPDATE, Instruction
 from whale_tf.simulator.strategy_tree import Strategy, sharded_over_replicas
 from whale_tf.simulator.transformation import ALL_GATHER, ALL_REDUCE, Group, transformation
 
-BUCKET_BYTES = 25 * 2.0**20  # of gradients in a collective, unless a strategy says otherwise (PyTorch's DistributedDataParallel)
-STATE_BYTES_PER_MASTER = 4.0  # float32 copy of a parameter kept in 16 bits
+BUCKET_BYTES = 25 * 2.0**20  # gradients in a collective, unless a strategy says otherwise (PyTorch's DistributedDataParallel)
+STATE_BYTES_PER_MASTER = 4.0  # float32 copy of a parameter that is kept in 16 bits
 
 
 class Ready(NamedTuple):
-    """One parameter's gradient on one stage: in which config, after which instructions of the last micro-batch."""
+    """One parameter's gradient on one stage: its config, and the last micro-batch's instructions after which it is ready."""
 
     parameter: int
     stage: int
@@ -27,7 +27,7 @@ class Ready(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Gradients summed by one collective."""
+    """Gradients that one collective sums."""
 
     kind: str
     groups: Tuple[Group, ...]
@@ -35,26 +35,26 @@ class Bucket(NamedTuple):
 
 
 def sums_every_micro_batch(strategy: Strategy) -> bool:
-    """Whether no device has room for a sum over micro-batches but of its own part of the gradients."""
+    """Whether devices only have room to add up their own part of the gradients over micro-batches."""
     return strategy.zero_level >= 2 and strategy.num_micro_batch > 1
 
 
 class Synchroniser:
-    """Continues a :class:`Compiler` after its backward."""
+    """Continues a :class:`Compiler` after its backward pass."""
 
     def __init__(self, compiler: Compiler) -> None:
         self.compiler = compiler
         self.strategy = compiler.strategy
         self.model = compiler.model
         self.optimizer = self.model.optimizer
-        self._bucket_of: Dict[Tuple[int, int], int] = {}  # (parameter, stage) -> buffer its summed gradient is in
+        self._bucket_of: Dict[Tuple[int, int], int] = {}  # (parameter, stage) -> buffer of its summed gradient
         self.static_bytes: Dict[int, Dict[str, float]] = {
             device: {} for stage in self.strategy.stages for device in stage.devices
         }
 
     def run(self) -> Dict[int, Dict[str, float]]:
-        """Emit collectives and updates; returns what every device holds for the whole step, by category."""
-        synchronised: Dict[Tuple[int, int], int] = {}  # (parameter, stage) -> instruction its sum comes from
+        """Emit collectives and updates; returns the bytes that every device holds for the whole step, by category."""
+        synchronised: Dict[Tuple[int, int], int] = {}  # (parameter, stage) -> instruction that sums it
         ready = self._ready()
         for stage in range(len(self.strategy.stages)):
             for bucket in self._buckets([one for one in ready if one.stage == stage]):
@@ -73,7 +73,7 @@ class Synchroniser:
         return self.static_bytes
 
     def _ready(self) -> List[Ready]:
-        """Gradients in the order they become ready, several uses of a parameter on one stage joined."""
+        """Gradients in the order in which they become ready; several uses of a parameter on one stage are joined."""
         joined: Dict[Tuple[int, int], Ready] = {}
         for parameter, gradient, instruction in self.compiler.parameter_gradients:
             stage = self.compiler.instructions[instruction].block[0]
@@ -92,13 +92,13 @@ class Synchroniser:
         return gradient.summed()
 
     def _stored(self, one: Ready) -> TensorConfig:
-        """Where the optimizer works: with ZeRO each replica on its own part."""
+        """The config in which the optimizer works: with ZeRO, each replica works on its own part."""
         return sharded_over_replicas(one.gradient) if self.strategy.zero != "none" else one.value
 
     # ---- collectives ------------------------------------------------------------------------------------------------
 
     def _buckets(self, ready: Sequence[Ready]) -> List[Bucket]:
-        """Gradients that need the same collective, in order, until a bucket is full (or as the plan says)."""
+        """Buckets of gradients that need the same collective, filled in order (or as the plan says)."""
         limit = BUCKET_BYTES if self.strategy.bucket_bytes is None else self.strategy.bucket_bytes
         open_buckets: Dict[Tuple, Bucket] = {}
         sizes: Dict[Tuple, float] = {}
@@ -127,7 +127,7 @@ class Synchroniser:
         for number, bucket in enumerate(self.strategy.buckets[one.stage]):
             if one.parameter in bucket:
                 return number
-        return -1 - one.parameter  # not named by the plan: a collective of its own
+        return -1 - one.parameter  # the plan does not name it, so it has its own collective
 
     def _reduce(self, bucket: Bucket, synchronised: Dict[Tuple[int, int], int]) -> None:
         first = bucket.members[0]
@@ -147,7 +147,7 @@ class Synchroniser:
         buffer = self.compiler.buffer(instruction, name, "gradient buckets", parts, (instruction.size_bytes,) * len(parts.first))
         for one in bucket.members:
             synchronised[one.parameter, one.stage] = instruction.id
-            if instruction.block[1] == UPDATE:  # else its own part is added to the sum
+            if instruction.block[1] == UPDATE:  # otherwise its own part is added to the sum
                 self._bucket_of[one.parameter, one.stage] = buffer
 
     def _collective(self, name: str, stage: int, kind: str, groups: Tuple[Group, ...], size: float) -> Instruction:
@@ -157,7 +157,7 @@ class Synchroniser:
         return instruction
 
     def _tie_stages(self, ready: Sequence[Ready], synchronised: Dict[Tuple[int, int], int]) -> None:
-        """A parameter used on several stages (tied embeddings): its gradient is summed over them as well."""
+        """Sum the gradient of a parameter that several stages use (tied embeddings) over these stages too."""
         by_parameter: Dict[int, List[Ready]] = {}
         for one in ready:
             by_parameter.setdefault(one.parameter, []).append(one)
@@ -184,7 +184,7 @@ class Synchroniser:
                 synchronised[parameter, owner.stage] = instruction.id
 
     def _gather_values(self, members: Sequence[Ready], updated: Dict[Tuple[int, int], int]) -> None:
-        """ZeRO 1 and 2: after the updates every replica gets the other parts of the values."""
+        """Under ZeRO 1 and 2, send every replica the other parts of the values after the updates."""
         steps = transformation(self._stored(members[0]), members[0].value)
         instruction = self._collective(
             "values of " + self.model.tensors[members[0].parameter].name,
@@ -219,10 +219,10 @@ class Synchroniser:
         return instruction.id
 
     def _update_seconds(self, device: int, moved: float, copied: float) -> float:
-        """An update of ``moved`` bytes.
+        """Time of an update of ``moved`` bytes.
 
-        An offloaded one runs on the host, whose memory the devices of its node share: a gradient of ``copied`` bytes goes out and
-        the value comes in, over a full-duplex link and double-buffered, so that the slower of copies and update counts.
+        An offloaded update runs on the host, whose memory the devices of its node share.  A gradient of ``copied`` bytes goes out
+        and the value comes in, over a full-duplex link and double-buffered, so the slower of copies and update counts.
         """
         cluster = self.compiler.cluster
         one = cluster.devices[device]
@@ -236,7 +236,7 @@ class Synchroniser:
         return self.model.tensors[one.parameter].bytes * max(fractions(config))
 
     def _gradient_bytes(self, one: Ready) -> float:
-        """What one device puts into the collective; sparse gradients are gathered: all rows of the batch."""
+        """Bytes that one device puts into the collective.  Sparse gradients are gathered: all rows of the batch."""
         tensor = self.model.tensors[one.parameter]
         if tensor.sparse_rows is not None:
             return tensor.gradient_bytes

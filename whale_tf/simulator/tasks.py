@@ -1,4 +1,4 @@
-"""Tasks one by one: computations and messages between devices, what they wait for, and the buffers they write and read."""
+"""Single tasks: computations and messages between devices, what they wait for, and the buffers that they write and read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from whale_tf.simulator.network import Network
 from whale_tf.simulator.program import COMPUTATION, Buffer, Instruction, Parts
 from whale_tf.simulator.transformation import Group
 
-START = -1  # in place of a task: there from the start
+START = -1  # instead of a task: exists from the start
 NOTHING = -1  # lane of a task that only waits
 
 
 class About(NamedTuple):
-    """What a timeline says of a task: ``label`` as an :class:`whale_tf.simulator.program.Instruction` has it; micro-batch -1:
-    of none."""
+    """What a timeline says about a task; ``label``: as in :class:`whale_tf.simulator.program.Instruction`; micro-batch -1: it
+    belongs to none."""
 
     name: str = ""
     label: str = ""
@@ -33,13 +33,13 @@ class About(NamedTuple):
 
 class Tasks:
     """Attributes:
-    limits: per task, what limits its speed (:data:`whale_tf.simulator.calibration.MEMORY` or ``ARITHMETIC``).
+    limits: what limits each task's speed (:data:`whale_tf.simulator.calibration.MEMORY` or ``ARITHMETIC``).
     """
 
     def __init__(self, cluster: Cluster, network: Network, used: Optional[Sequence[int]] = None, in_queues: bool = True) -> None:
         """Args:
         used: devices that take part; None: all.
-        in_queues: a device sends one message at a time and takes one; else all that are under way share the links.
+        in_queues: a device sends and receives one message at a time; otherwise all messages in transit share the links.
         """
         self.cluster = cluster
         self.network = network
@@ -78,8 +78,8 @@ class Tasks:
 
     def communicate(self, kind: str, group: Group, size: float, lane: int, waits: Sequence[int],
                     about: About = About()) -> int:  # noqa: B008
-        """A collective of ``size`` bytes (as :class:`whale_tf.simulator.transformation.Communication` counts them), or messages,
-        each of the fraction of ``size`` that its pair in the group says, all at once."""
+        """Add a collective of ``size`` bytes (as :class:`whale_tf.simulator.transformation.Communication` counts them), or
+        messages that are sent at once, each with the fraction of ``size`` that its pair in the group has."""
         best = self.network.best(kind, group, size)
         seconds = best.latency_s + size * best.seconds_per_byte
         task = self.add(lane, seconds, group.devices, waits, about)
@@ -95,7 +95,7 @@ class Tasks:
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
     def buffer(self, name: str, category: str, task: int, device: int, size: float) -> int:
-        """That a task writes; -1 if it has no size."""
+        """Add a buffer that a task writes; -1 if its size is 0."""
         if size <= 0.0:
             return -1
         self.buffers.append(Buffer(name, category, task, Parts((device,), (0,), (0,)), (size,)))
@@ -105,16 +105,16 @@ class Tasks:
         if buffer >= 0:
             self._readers[buffer, task] = None
 
-    # ---- computations one after the other ----------------------------------------------------------------------------
+    # ---- one computation at a time -----------------------------------------------------------------------------------
 
     def take_turns(self, chains: Sequence[Sequence[int]]) -> None:
-        """From here on a device does one computation at a time: ops one after the other, of those that are ready the first one
-        first, and beside them what is added up.
+        """From here on, a device does one computation at a time: the first of the ops that are ready; and, in parallel with ops,
+        one addition at a time.
 
-        A task that waits for itself is left out, with all that waits for it: the engine names it.
+        A task that waits for itself is left out, with everything that waits for it; the engine names it.
 
         Args:
-            chains: ops in the order that they run in.
+            chains: ops in the order in which they run.
         """
         for chain in chains:
             for before, task in zip(chain, chain[1:]):
@@ -159,9 +159,9 @@ class Tasks:
             pairs[:, 1].tolist(), first.tolist(), np.bincount(pairs[:, 1], minlength=total).tolist(), self.used, {}, buffers)
 
     def times(self, graph: ExecutionGraph) -> Times:
-        """When the tasks run."""
+        """The times at which the tasks run."""
         return run(graph, self.network.bandwidths, [DEFAULT_GAMMA[self.cluster.devices[device].kind] for device in self.used])
 
     def makespan(self) -> float:
-        """Seconds until all is done."""
+        """Seconds until everything is done."""
         return self.times(self.graph()).makespan

@@ -1,7 +1,7 @@
 """One trace format for predicted and measured steps: events, and their export for Chrome's and Perfetto's viewers.
 
-A simulation and a real run's ``RunMetadata`` give the same events, so they can be written into one file and looked at
-side by side, or drawn by the same pictures.
+A simulation and a real run's ``RunMetadata`` give the same events, so that they can be written to one file and viewed side by
+side, or drawn in the same pictures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TraceEvent(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A step.  ``memory``: per device (times, bytes), as a staircase."""
+    """A step.  ``memory``: for each device (times, bytes), as a step function."""
 
     name: str
     events: Tuple[TraceEvent, ...]
@@ -55,7 +55,7 @@ def trace_of(result: Simulation, name: str = "predicted", devices: Optional[Sequ
     """The trace of a simulation, on the simulated devices (or some of them).
 
     Raises:
-        PlanError: the plan runs out of memory: there is no such step.
+        PlanError: the plan runs out of memory, so there is no such step.
     """
     if result.oom:
         raise PlanError("no trace of an infeasible plan: " + result.bottleneck())
@@ -95,10 +95,10 @@ def trace_of_run_metadata(run_metadata: Any, name: str = "measured", devices: Op
     """The trace of a real step, from the ``tf.compat.v1.RunMetadata`` of a run with ``trace_level=FULL_TRACE``.
 
     Args:
-        devices: number of each device string; None: numbered in sorted order, host and stream rows left out.
+        devices: device string -> number; None: in sorted order, without the rows of hosts and streams.
 
     Raises:
-        PlanError: the metadata holds no step statistics.
+        PlanError: the metadata has no step statistics.
     """
     steps = [(_device_of(row.device, node), node) for row in run_metadata.step_stats.dev_stats for node in row.node_stats]
     steps = [(device, node) for device, node in steps if device]
@@ -125,7 +125,7 @@ def trace_of_run_metadata(run_metadata: Any, name: str = "measured", devices: Op
     return Trace(name, tuple(events), {device: _staircase(values) for device, values in changes.items()})
 
 
-# What TensorFlow's graph optimizer calls an op that it has put in the place of one.
+# Names that TensorFlow's graph optimizer gives to the ops with which it replaces others.
 _REPLACED = re.compile(r"ArithmeticOptimizer/[A-Za-z0-9]+_(?=[^/]+$)")
 
 
@@ -135,7 +135,7 @@ def op_name(node_name: str) -> str:
 
 
 def executed_s(node: Any) -> Tuple[float, float]:
-    """(from the node's start to its kernel's, of its kernel) of a ``NodeExecStats``: from nanoseconds where it has them."""
+    """Seconds (from the node's start to its kernel's, of its kernel) in a ``NodeExecStats``; from nanoseconds if it has them."""
     if node.op_end_rel_nanos:
         begin, end, unit = node.op_start_rel_nanos, node.op_end_rel_nanos, 1e-9
     else:
@@ -144,7 +144,7 @@ def executed_s(node: Any) -> Tuple[float, float]:
 
 
 def _device_of(row: str, node: Any) -> str:
-    """The device an executed op counts for; "" for what is a second account of the same op.
+    """The device to which an executed op belongs; "" for a second record of the same op.
 
     TensorFlow 1.15 lists sends and receives only under ``/host:CPU``, with their device in the label.
     """
@@ -157,7 +157,7 @@ def _device_of(row: str, node: Any) -> str:
 
 
 def _kind_of(node_name: str, label: str) -> Tuple[str, int]:
-    """What an executed op is, by its name and its ``type(inputs)`` label."""
+    """The kind and lane of an executed op, by its name and its ``type(inputs)`` label."""
     text = (node_name + " " + label).lower()
     for mark, kind, lane in (
         ("collectivereduce", "all_reduce", 2),
@@ -186,7 +186,7 @@ def _staircase(changes: List[Tuple[float, float]]) -> Tuple[List[float], List[fl
 
 
 def to_chrome(traces: Iterable[Trace]) -> Dict[str, Any]:
-    """Chrome's trace format: a process per trace and device, a thread per queue, memory as a counter."""
+    """Chrome's trace format: a process for each trace and device, a thread for each queue, and memory as a counter."""
     rows: List[Dict[str, Any]] = []
     process = 0
     for trace in traces:
@@ -229,6 +229,6 @@ def to_chrome(traces: Iterable[Trace]) -> Dict[str, Any]:
 
 
 def write_chrome(path: str, traces: Iterable[Trace]) -> None:
-    """Write a file that chrome://tracing and ui.perfetto.dev open."""
+    """Write a file that chrome://tracing and ui.perfetto.dev can open."""
     with open(path, "w", encoding="utf8") as handle:
         json.dump(to_chrome(traces), handle)

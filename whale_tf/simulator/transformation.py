@@ -1,6 +1,6 @@
 """Strategy transformation: from one config of a tensor to another, by collectives (Proteus section V-B).
 
-On the same devices both configs are brought to a common mesh and compared axis by axis::
+On the same devices, both configs are converted to a common mesh and compared axis by axis::
 
     before      after       communication along that mesh axis
     same        same        none
@@ -10,8 +10,8 @@ On the same devices both configs are brought to a common mesh and compared axis 
     sharded     replicated  all-gather
     sharded     sharded'    all-to-all
 
-Anything else (other devices, meshes without a common refinement, parts that change places) is sent point to point:
-every receiver takes each piece it needs from one of the devices that hold it.
+In all other cases (other devices, meshes without a common refinement, parts that change places) tensors are sent point to
+point: every receiver takes each piece that it needs from one of the devices that have it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Group(NamedTuple):
 class Communication(NamedTuple):
     """One communication step of a transformation.
 
-    ``fraction`` of the whole tensor is the size of the collective on each member: what each puts into an all-reduce,
-    reduce-scatter or all-to-all, what each gets out of an all-gather.  ``result`` is the tensor's config afterwards.
+    ``fraction`` of the whole tensor is the size of the collective on each member: what each member puts into an all-reduce,
+    reduce-scatter or all-to-all, or gets from an all-gather.  ``result`` is the tensor's config afterwards.
     """
 
     kind: str
@@ -98,8 +98,8 @@ def _common_mesh(before: Axes, after: Axes) -> Optional[Tuple[Axes, Axes]]:
 
 
 def _nested(before: Axes, after: Axes) -> bool:
-    """Whether, on every axis of the tensor, the mesh axes that cut it before begin those that cut it after, or the
-    other way round: cuts are taken away or added inside the ones that stay.  Otherwise parts move to other devices."""
+    """Whether, on every axis of the tensor, the mesh axes that cut it before are the first of those that cut it after, or vice
+    versa: cuts are removed or added inside those that stay.  Otherwise parts move to other devices."""
     for what in {axis.what for axis in before + after if axis.what >= 0}:
         old = [i for i, axis in enumerate(before) if axis.what == what]
         new = [i for i, axis in enumerate(after) if axis.what == what]
@@ -115,8 +115,7 @@ _MATCHES: Dict[str, Callable[[int, int], bool]] = {
     ALL_GATHER: lambda x, y: x >= 0 and y == REPLICATED,
 }
 
-# Steps that make tensors smaller come first; if an all-to-all would take away an outer cut, what is inside is gathered
-# first.
+# Steps that make tensors smaller come first; if an all-to-all would remove an outer cut, the inner ones are gathered first.
 ORDERS = (
     (REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, ALL_GATHER),
     (REDUCE_SCATTER, ALL_REDUCE, ALL_GATHER, ALL_TO_ALL),
@@ -124,7 +123,7 @@ ORDERS = (
 
 
 def _along_axes(devices: Tuple[int, ...], before: Axes, after: Axes, order: Sequence[str]) -> Optional[List[Communication]]:
-    """Free slices, then collectives in ``order``; None if some step would have to move parts to other devices."""
+    """Slices, which are free, then collectives in ``order``; None if some step would have to move parts to other devices."""
     now = list(before)
     for i, (x, y) in enumerate(zip(before, after)):
         if x.what == REPLICATED and y.what >= 0:
@@ -150,7 +149,7 @@ def _along_axes(devices: Tuple[int, ...], before: Axes, after: Axes, order: Sequ
 
 @lru_cache(maxsize=None)
 def axis_groups(devices: Tuple[int, ...], degrees: Tuple[int, ...], along: Tuple[int, ...]) -> Tuple[Group, ...]:
-    """Devices that differ only in their coordinates ``along`` these mesh axes."""
+    """Groups of devices that differ only in their coordinates ``along`` these mesh axes."""
     groups: Dict[Tuple[int, ...], List[int]] = {}
     for device, point in zip(devices, coordinates(degrees)):
         key = tuple(c for i, c in enumerate(point) if i not in along)
@@ -160,7 +159,7 @@ def axis_groups(devices: Tuple[int, ...], degrees: Tuple[int, ...], along: Tuple
 
 @lru_cache(maxsize=None)
 def host_copy(config: TensorConfig) -> Communication:
-    """From the host's memory into every device's, in one config."""
+    """A copy from the host's memory to every device's, in one config."""
     groups = tuple(Group((device,)) for device in config.devices)
     return Communication(HOST_COPY, groups, max(fractions(config)), config)
 
@@ -169,7 +168,7 @@ Box = Tuple[Tuple[float, float], ...]
 
 
 def _boxes(config: TensorConfig, rank: int) -> Dict[Box, List[int]]:
-    """The parts of a tensor as boxes in the unit cube, with the devices that hold each."""
+    """The parts of a tensor as boxes in the unit cube, with the devices that have each."""
     boxes: Dict[Box, List[int]] = {}
     for device, point in zip(config.devices, coordinates(tuple(axis.degree for axis in config.axes))):
         intervals = [(0.0, 1.0)] * rank
@@ -185,7 +184,7 @@ def _boxes(config: TensorConfig, rank: int) -> Dict[Box, List[int]]:
 
 
 def _point_to_point(before: TensorConfig, after: TensorConfig) -> Communication:
-    """Every receiver takes each overlapping piece from one holder; replicas of it spread over the holders."""
+    """Every receiver takes each overlapping piece from one device that has it; replicated receivers spread over these devices."""
     rank = 1 + max((axis.what for axis in before.axes + after.axes), default=0)
     sources = _boxes(before, max(rank, 1))
     pairs: List[Pair] = []
@@ -208,7 +207,7 @@ def _overlap(a: Box, b: Box) -> float:
 
 
 def connected(pairs: Sequence[Pair]) -> Tuple[Group, ...]:
-    """Pairs that share a device run as one group."""
+    """Groups of the pairs that are connected by common devices."""
     parts = nx.connected_components(nx.Graph([pair[:2] for pair in pairs]))
     group_of = {device: group for group, part in enumerate(parts) for device in part}
     members: Dict[int, List[Pair]] = {}

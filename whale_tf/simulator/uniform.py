@@ -16,10 +16,10 @@ from whale_tf.simulator.configs import OpConfig, ScheduleConfig, op_config
 from whale_tf.simulator.model_graph import ACTIVATION, KINDS, ModelGraph
 from whale_tf.simulator.strategy_tree import Stage, Strategy, StrategyTree, checked_config
 
-EXPERTS = "e"  # the dimension of a mixture of experts: always over all devices of a stage, tokens go to their experts
+EXPERTS = "e"  # the dimension of a mixture of experts: always over all devices of a stage; tokens go to their experts
 
-# What is kept for the backward pass: everything; all but attention's inside (Megatron); the inputs of every block; what crosses
-# stages (GPipe, DAPPLE).
+# What is kept for the backward pass: everything; everything except the inside of attention (Megatron); the inputs of every block;
+# tensors sent between stages (GPipe, DAPPLE).
 RECOMPUTE = ("none", "selective", "full", "stage")
 
 
@@ -63,11 +63,11 @@ def uniform_3d(
 
     Args:
         model: built for a micro-batch of all data-parallel replicas together.
-        warmups: K_i per stage; None: DAPPLE's ``policy``.
-        devices: device of every (stage, replica, tensor part), the last changing fastest; None: in order.
-        zero, offload: as of :class:`~whale_tf.simulator.strategy_tree.Strategy`.
+        warmups: K_i for each stage; None: by DAPPLE's ``policy``.
+        devices: device of every (stage, replica, tensor part), with the last one changing fastest; None: in order.
+        zero, offload: as in :class:`~whale_tf.simulator.strategy_tree.Strategy`.
         recompute: one of :data:`RECOMPUTE`.
-        chunks: stages that each group of devices runs, under a schedule that has several.
+        chunks: number of stages that each group of devices runs, under a schedule with several.
         parts: ops of each stage; None: :func:`balanced_stages`.
 
     Raises:
@@ -79,11 +79,12 @@ def uniform_3d(
         if value not in values:
             raise PlanError(f"{name} is {value!r}, expected one of {', '.join(values)}.{did_you_mean(value, values)}")
     if zero != "none" and dp == 1:
-        raise PlanError(f"zero is {zero!r}, which divides over data-parallel replicas, and dp is 1; use more, or zero 'none'")
+        raise PlanError(f"zero is {zero!r}, which divides state over data-parallel replicas, but dp is 1; use more replicas, or "
+                        "zero 'none'")
     known = schedule_of(schedule)
     if known.homes is not None and partition_activations:
-        raise PlanError(f"schedule {schedule!r} runs several stages a device, and activations are kept in parts only where each "
-                        "has one; use backward_first, or zero_bubble_h1")
+        raise PlanError(f"schedule {schedule!r} runs several stages on a device, but activations are kept in parts only if "
+                        "each has one; use backward_first, or zero_bubble_h1")
     homes = known.homes(pp * chunks, chunks) if known.homes is not None else tuple(range(pp))
     depths = tuple(warmups) if warmups is not None else warmup_depths(known.policy or policy, pp, None, num_micro_batch)
     if len(depths) != pp:
@@ -111,10 +112,10 @@ def uniform_3d(
 
 
 def recomputing(strategy: Strategy, how: str) -> Strategy:
-    """The strategy with what the backward pass computes again.
+    """The strategy with the units that the backward pass recomputes.
 
     Raises:
-        PlanError: ``selective``, of a model without attention.
+        PlanError: ``selective`` for a model without attention.
     """
     ops = strategy.model.ops
     if how == "none":
@@ -126,13 +127,13 @@ def recomputing(strategy: Strategy, how: str) -> Strategy:
     again = attention_ops(strategy.model) if how == "selective" else frozenset()
     if how == "selective" and not again:
         raise PlanError(
-            f"recompute 'selective' is of attention alone, and {strategy.model.name!r} has none; use 'full', or 'stage'")
+            f"recompute 'selective' is for attention only, and {strategy.model.name!r} has none; use 'full', or 'stage'")
     return strategy._replace(recompute=tuple("/".join(op.path[:-1]) if n in again else "" for n, op in enumerate(ops)))
 
 
 def attention_ops(model: ModelGraph) -> FrozenSet[int]:
-    """What Megatron's selective recomputation computes again (Korthikanti et al. 2022, section 5): products of activations with
-    each other (scores, and values by weights), and what lies between the two."""
+    """Ops that Megatron's selective recomputation repeats (Korthikanti et al. 2022, section 5): products of two activations
+    (scores, and weights times values), and everything between these."""
     maker = {use.tensor: number for number, op in enumerate(model.ops) for use in op.outputs}
     products = {number for number, op in enumerate(model.ops) if op.kind == "matmul" and len(op.inputs) == 2
                 and all(model.tensors[use.tensor].role == ACTIVATION for use in op.inputs)}
@@ -149,7 +150,7 @@ def attention_ops(model: ModelGraph) -> FrozenSet[int]:
 
 
 def _stage_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int], dp: int, tp: int) -> Dict[int, OpConfig]:
-    """Configs of the ops that read from other stages (data parallel), and of those tensor parallelism splits."""
+    """Configs of the ops that read from other stages (data parallel) and of those that tensor parallelism divides."""
     configs: Dict[int, OpConfig] = {}
     produced: Set[int] = set()
     for number in ops:
@@ -162,17 +163,17 @@ def _stage_configs(model: ModelGraph, ops: Sequence[int], devices: Sequence[int]
         elif tp > 1 and op.split is not None:
             configs[number] = checked_config(op, op_config(devices, (dp, "b"), (tp, op.split)))
         elif not inside or not produced or EXPERTS in op.whole or (tp > 1 and KINDS[op.kind].backward == "alias"):
-            # additions join branches of different configs: they are data parallel, so every branch is gathered for them
+            # additions join branches of different configs, so they are data parallel, and every branch is gathered for them
             configs[number] = checked_config(op, op_config(devices, (dp, "b"), (tp, None)))
         produced.update(use.tensor for use in op.outputs)
     return configs
 
 
 def balanced_stages(model: ModelGraph, count: int) -> List[Tuple[int, ...]]:
-    """Whole top-level blocks dealt to ``count`` stages so that the heaviest stage has the least work.
+    """Whole top-level blocks, divided into ``count`` stages so that the heaviest stage has as little work as possible.
 
-    Minimise over cuts ``0 = c_0 < ... < c_count = blocks`` the maximum of ``work(c_i, c_{i+1})``: exact, by dynamic
-    programming over (blocks so far, stages so far).
+    Dynamic programming over (blocks so far, stages so far) finds the cuts ``0 = c_0 < ... < c_count = blocks`` that exactly
+    minimise the maximum of ``work(c_i, c_{i+1})``.
 
     Raises:
         PlanError: fewer blocks than stages.
@@ -184,7 +185,7 @@ def balanced_stages(model: ModelGraph, count: int) -> List[Tuple[int, ...]]:
         blocks[-1].append(number)
     if count > len(blocks):
         raise PlanError(
-            f"{model.name!r} has {len(blocks)} blocks, they cannot make {count} stages; use at most {len(blocks)}"
+            f"{model.name!r} has {len(blocks)} blocks, which cannot make {count} stages; use at most {len(blocks)}"
         )
     total = [0.0]
     for block in blocks:

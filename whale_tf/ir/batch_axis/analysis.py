@@ -13,7 +13,7 @@ from whale_tf.ir.layout import sharded
 from whale_tf.ir.traits import traits
 from whale_tf.ir.units import whole_loops
 
-HANDLER_MODULES = (control_flow, cutting, functional, positions, reshaping)  # imported for the handlers they register
+HANDLER_MODULES = (control_flow, cutting, functional, positions, reshaping)  # imported because they register handlers
 
 
 def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Container[int]] = None,
@@ -22,14 +22,14 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
 
     Args:
         sources: batch input tensors -> their batch dimension.
-        scope: ids of the ops that are cloned; all when None.  Everything else is computed once, so it is replicated.
+        scope: ids of the ops that are cloned; None: all.  Everything else is computed once, so it is replicated.
         options: see :class:`Options`.
     """
     stated = {graph.tensor(name): layout for name, layout in options.stated.items() if name.partition(":")[0] in graph}
     seeds = {tensor: Given(stated.get(tensor, sharded(dim))) for tensor, dim in sources.items()}
     seeds.update((tensor, Given(layout)) for tensor, layout in stated.items() if tensor not in sources)
     plain = {tensor: dim for tensor, dim in sources.items() if seeds[tensor].layout.blocks == (1,)}
-    together: Dict[int, str] = dict.fromkeys(options.together, "fewer bytes cross where it belongs to them")
+    together: Dict[int, str] = dict.fromkeys(options.together, "fewer bytes are transferred if it runs with the section")
     while True:
         state = Propagation(graph, seeds, static_batch(graph, plain), options, scope, dict(sources))
         state.together = together
@@ -38,11 +38,11 @@ def analyse(graph: OpGraph, sources: Mapping[int, int], scope: Optional[Containe
         more = _whole_loops(state).difference(together)
         if not more:
             return state.finish()
-        together.update(dict.fromkeys(more, "its loop goes over all examples"))
+        together.update(dict.fromkeys(more, "its loop runs over all examples"))
 
 
 def _whole_loops(state: Propagation) -> Set[int]:
-    """Ops of version 1 loops that have to run whole: what is in them cannot be divided, or not exactly."""
+    """Ops of version 1 loops that have to run whole because some of them cannot be divided, or not exactly."""
     if not state.options.sections:
         return set()
     causes = state.looped.union(unknown.op for unknown in state.result.unknown.values())
@@ -52,7 +52,7 @@ def _whole_loops(state: Propagation) -> Set[int]:
 
 
 def static_batch(graph: OpGraph, sources: Mapping[int, int]) -> Optional[int]:
-    """The number of examples according to the sources' static shapes; None if they leave it open."""
+    """The number of examples by the static shapes of the sources; None if these leave it open."""
     for tensor, dim in sources.items():
         shape = graph.tensors[tensor].shape
         if shape is not None and dim < len(shape) and shape[dim] is not None:

@@ -16,7 +16,7 @@ class Refuse(Exception):
     """The batch axis cannot pass through an op; the text gives the reason.
 
     Attributes:
-        met: blocks of examples that some operand lies in, or would have to.
+        met: blocks in which some operand has its examples, or would have to have them.
     """
 
     def __init__(self, reason: str, *met: Blocks) -> None:
@@ -42,14 +42,14 @@ def unify(a: Blocks, b: Blocks, a_is_uniform: bool = False, b_is_uniform: bool =
     for one, other in ((a, b), (b, a)):
         if one == (-1,) and other is not None and len(other) == 1:
             return other
-    raise Refuse(f"its operands' examples lie in different blocks ({a} and {b} per example)", a, b)
+    raise Refuse(f"its operands arrange their examples in different blocks ({a} and {b} per example)", a, b)
 
 
 def blocks_of(element: Size) -> Blocks:
     """Blocks of a dimension of the given extent."""
     if element.affine is not None:
         if element.affine[0]:
-            raise Refuse(f"a dimension of {element} elements does not divide into examples")
+            raise Refuse(f"a dimension of {element} elements cannot be divided into examples")
         return (element.affine[1],)
     if len(element.terms) == 1:
         (monomial, _), = element.terms.items()
@@ -57,7 +57,7 @@ def blocks_of(element: Size) -> Blocks:
             return (-1,)
         if BATCH not in monomial and sum(1 for s in monomial if s[0] == "rows") == 1:
             return None
-    raise Refuse(f"a dimension of {element} elements does not divide into examples")
+    raise Refuse(f"a dimension of {element} elements cannot be divided into examples")
 
 
 def localise_vector(flat: Sequence[SizeLike], places: Mapping[int, Blocks]) -> Localise:
@@ -73,8 +73,7 @@ def localise_vector(flat: Sequence[SizeLike], places: Mapping[int, Blocks]) -> L
 
 
 def extent_layout(value: Optional[Value]) -> Optional[Layout]:
-    """Layout of an extent whose elements are all multiples of the same power of the batch size; None if their powers
-    differ."""
+    """Layout of an extent whose elements are multiples of one power of the batch size; None if their powers differ."""
     layouts = {_element_layout(v) for v in value.flat} if value is not None else set()
     return layouts.pop() if len(layouts) == 1 else None
 

@@ -1,7 +1,7 @@
 """Handlers of TensorFlow 1 control flow: loops (Enter, Merge, Switch, NextIteration, Exit), conditions, stacks and arrays.
 
-Every clone runs its own loops and branches.  A loop variable has the same layout in all iterations, found as a fixed point:
-the first visit of a Merge sees only the initial value, and the back edge visits the Merge again.
+Every clone runs its own loops and branches.  A loop variable has the same layout in all iterations, which is found as a fixed
+point: the first visit to a Merge sees only the initial value, and the back edge leads to the Merge again.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Root = Tuple[object, ...]
 
 
 def pass_through(state: Propagation, op: Op, tensor: int, results: Sequence[int]) -> None:
-    """Results equal to ``tensor``, which may be a handle."""
+    """Results that equal ``tensor``, which may be a handle."""
     layout, source = state.layout(tensor), state.result.source_of.get(tensor)
     for result in results:
         if tensor in state.containers.roots:
@@ -107,9 +107,9 @@ def _decide(state: Propagation, op: Op, position: int, roles: List[str]) -> None
     """A predicate that differs between clones is inexact: each clone follows its own."""
     layout = state.layout(op.inputs[position])
     if layout.is_sharded:
-        raise Refuse("each example decides by itself")
+        raise Refuse("its condition differs from example to example")
     if layout is EXTENT:
-        raise Refuse("the number of examples decides")
+        raise Refuse("its condition depends on the number of examples")
     if layout.is_partial or layout.kind in EXTREMES:
         layouts = [state.layout(t) for t in op.inputs]
         plan = Operands(state, op, "".join(roles), layouts)
@@ -125,17 +125,17 @@ def switch(state: Propagation, op: Op) -> None:
 
 @handler
 def merge(state: Propagation, op: Op) -> None:
-    """All known inputs must agree; a whole value among divided ones is divided where it enters the loop."""
+    """All known inputs must agree.  A whole value among divided ones is divided where it enters the loop."""
     tensors = state.graph.tensors
     known = [i for i, t in enumerate(op.inputs) if state.visited[tensors[t].op]]
     is_loop = any(state.graph.ops[tensors[t].op].type in NEXT_ITERATIONS for t in op.inputs)
     if is_loop:
         state.loop_merges.add(op.id)
-        if not state.is_settled:  # a layout unknown in the first round may be found in the next
+        if not state.is_settled:  # the next round may find a layout that the first did not know
             known = [i for i in known if op.inputs[i] not in state.result.unknown] or known[:1]
         state.merge_visits[op.id] = state.merge_visits.get(op.id, 0) + 1
         if state.merge_visits[op.id] > MAX_MERGE_VISITS:
-            raise Refuse("it changes its layout with every iteration")
+            raise Refuse("its layout changes with every iteration")
     if any(op.inputs[i] in state.result.unknown for i in known):
         raise Refuse("an operand has no layout")
     first = op.inputs[known[0]]
@@ -148,7 +148,7 @@ def merge(state: Propagation, op: Op) -> None:
     if any(layout is EXTENT for layout in layouts):
         values = {repr(state.value(op.inputs[i])) for i in known}
         if len(values) != 1:
-            raise Refuse("it is now one size of the batch, now another")
+            raise Refuse("it may be one of several sizes that depend on the batch")
         pass_through(state, op, first, op.outputs[:1])
         return
     _join(state, op, known, layouts)
@@ -163,7 +163,7 @@ def _join(state: Propagation, op: Op, known: Sequence[int], layouts: Sequence[La
     is_list = state.graph.tensors[result].dtype == "variant"
     offsets = {state.offsets.get(op.inputs[i], 0) for i in known}
     if len(offsets) > 1:
-        raise Refuse("positions come from different places")
+        raise Refuse("its operands count positions in different ways")
     if divided is not None:
         for i in known:
             layout = everything[i]
@@ -208,7 +208,7 @@ def array_gradient(state: Propagation, op: Op) -> None:
 def _root(state: Propagation, op: Op) -> Root:
     root = state.containers.roots.get(op.inputs[0])
     if root is None:
-        raise Refuse("the array it uses comes from outside")
+        raise Refuse("the array it uses was created outside the parallel region")
     return root
 
 
@@ -219,7 +219,7 @@ def write(state: Propagation, op: Op, value: int, layout: Layout) -> None:
     flags = state.flags[op.inputs[value]] & (VARIABLE | ZERO)
     content, before = containers.contents.get(root, (None, 0))
     if layout is EXTENT or layout.kind in EXTREMES:
-        raise Refuse("it stores sizes of the batch")
+        raise Refuse("it stores batch sizes")
     if op.inputs[value] in state.offsets:
         raise Refuse("it stores positions in the batch")
     is_zero = bool(flags & ZERO)
@@ -253,7 +253,7 @@ def _bring(state: Propagation, op: Op, value: int, layout: Layout, target: Layou
     elif target.is_partial and layout.is_replicated:
         plan.scale(value, 1)
     else:
-        raise Refuse(f"it stores a {layout} among elements that are {target}")
+        raise Refuse(f"it stores an element with layout {layout} among elements with layout {target}")
     plan.scale(value, layout.power - target.power)
     plan.record()
 

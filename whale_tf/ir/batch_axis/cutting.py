@@ -19,12 +19,12 @@ def per_example(state: Propagation, element: SizeLike, op: Op) -> int:
     if isinstance(element, Size):
         found = blocks_of(element)
         if found is None or -1 in found:
-            raise Refuse("where it cuts the batch is not known")
+            raise Refuse("it is not known where it cuts the batch")
         return found[0]
     if element == 0:
         return 0
     if state.batch is None or element % state.batch:
-        raise Refuse("it takes some examples of the batch and leaves others")
+        raise Refuse("it selects only some examples of the batch")
     return element // state.batch
 
 
@@ -34,7 +34,7 @@ def cut_blocks(blocks: Blocks, begin: int, end: int) -> Tuple[int, ...]:
     for length in blocks or ():
         ends.append(ends[-1] + length)
     if blocks is None or -1 in blocks or begin not in ends or end not in ends or begin >= end:
-        raise Refuse("it takes some examples of the batch and leaves others")
+        raise Refuse("it selects only some examples of the batch")
     return blocks[ends.index(begin):ends.index(end)]
 
 
@@ -50,7 +50,7 @@ def slice_(state: Propagation, op: Op) -> None:
         return
     begin, size = state.value(op.inputs[1]), state.value(op.inputs[2])
     if begin is None:
-        raise Refuse("where it cuts the batch is not known")
+        raise Refuse("it is not known where it cuts the batch")
     d, blocks = layout.dim, layout.blocks
     start = per_example(state, begin[d], op)
     extent = _whole_extent(blocks)
@@ -74,7 +74,7 @@ def slice_(state: Propagation, op: Op) -> None:
 
 
 def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
-    """A slice of a whole tensor.  Where a bound is an extent, the result is the clone's rows only if the slice takes the
+    """A slice of a whole tensor.  If a bound is an extent, the result consists of the clone's rows only if the slice takes the
     whole dimension."""
     size = state.value(op.inputs[2])
     rows = [d for d, s in enumerate(size if size is not None else ()) if isinstance(s, Size) and s.depends_on_batch]
@@ -82,7 +82,7 @@ def _slice_of_whole(state: Propagation, op: Op, layout: Layout) -> None:
     if rows and size is not None:
         begin = state.ints(op, 1)
         if begin is None or begin[rows[0]]:
-            raise Refuse("it takes some rows of a whole tensor")
+            raise Refuse("it takes only some rows of a whole tensor")
         blocks = blocks_of(size[rows[0]])
         plan.slice(0, rows[0], blocks)
         layout = sharded(rows[0], blocks, layout.power)
@@ -122,11 +122,11 @@ def _bounds(state: Propagation, op: Op, term: Stride, first: int, extent: Option
     begin, end, strides = (state.value(op.inputs[first + i]) for i in range(3))
     masks = {name: op.attrs.get(name + "_mask", 0) >> term.term & 1 for name in ("begin", "end")}
     if not term.keeps:
-        raise Refuse("it takes one example out of the batch")
+        raise Refuse("it selects a single example of the batch")
     if strides is None or strides[term.term] != 1:
-        raise Refuse("it strides over the examples of the batch")
+        raise Refuse("its stride along the batch is not 1, or not known")
     if (begin is None and not masks["begin"]) or (end is None and not masks["end"]):
-        raise Refuse("where it cuts the batch is not known")
+        raise Refuse("it is not known where it cuts the batch")
     start = 0 if masks["begin"] or begin is None else per_example(state, begin[term.term], op)
     if masks["end"] or end is None:
         return start, extent
@@ -135,7 +135,7 @@ def _bounds(state: Propagation, op: Op, term: Stride, first: int, extent: Option
 
 def _strided_cut(state: Propagation, op: Op, blocks: Blocks, terms: Sequence[Stride], dim: int,
                  first: int) -> Tuple[Blocks, int]:
-    """Blocks and dimension of a strided slice of a batch dimension; constants among its bounds are localised."""
+    """Blocks and dimension of a strided slice of a batch dimension.  Localises constants among its bounds."""
     batch = next(term for term in terms if term.dim == dim)
     start, stop = _bounds(state, op, batch, first, _whole_extent(blocks))
     if (start, stop) != (0, _whole_extent(blocks)):
@@ -175,7 +175,7 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         start, stop = _bounds(state, op, batch, 1, extent)
         if (start, stop) != (0, extent):
             if stop is None or extent is None or _whole_extent(blocks) != stop - start:
-                raise Refuse("it fills some examples of the batch and leaves others")
+                raise Refuse("it fills only some examples of the batch")
             blocks = tuple(n for n in (start,) + (blocks or ()) + (extent - stop,) if n)
         state.localise_elements(op, 0, {dim: blocks})
         _localise_bounds(state, op, batch, 1, start, stop)
@@ -185,7 +185,7 @@ def strided_slice_grad(state: Propagation, op: Op) -> None:
         if rows:
             term = next(t for t in terms if t.dim == rows[0])
             if not term.full and not (term.keeps and _bounds(state, op, term, 1, 1) == (0, 1)):
-                raise Refuse("it fills some examples of the batch and leaves others")
+                raise Refuse("it fills only some examples of the batch")
             blocks = blocks_of(shape[rows[0]])
             plan.slice(4, _result_dim(terms, term), blocks)
             layout = sharded(rows[0], blocks, layout.power)
@@ -199,13 +199,13 @@ def _kept(terms: Sequence[Stride], dim: int) -> Stride:
     """The term that produces result dimension ``dim``."""
     kept = [term for term in terms if term.keeps]
     if kept[dim].dim < 0:
-        raise Refuse("a new dimension follows the batch")
+        raise Refuse("a dimension that it inserts is divided along the batch")
     return kept[dim]
 
 
 @handler
 def concat(state: Propagation, op: Op) -> None:
-    """Along the batch dimension, the parts' blocks are concatenated."""
+    """Along the batch dimension, the blocks of the parts are concatenated."""
     rule = rule_for(op, state.graph, state)
     first = op.type == "Concat"
     parts = list(range(1, len(op.inputs))) if first else list(range(len(op.inputs) - 1))
@@ -220,17 +220,17 @@ def concat(state: Propagation, op: Op) -> None:
         part: Blocks
         if layouts[i].is_sharded:
             if layouts[i].dim != axis:
-                raise Refuse("two of its dimensions follow the batch")
+                raise Refuse("two of its dimensions are divided along the batch")
             part = layouts[i].blocks
         else:
             shape = state.shape(op.inputs[i])
             size = shape[axis] if shape is not None else None
             if size is None or state.batch is None or size % state.batch:
-                raise Refuse("rows that are no examples are joined to the batch")
+                raise Refuse("rows that are not examples are concatenated with the batch")
             part = (size // state.batch,)
             plan.slice(i, axis, part)
         if part is None or -1 in part:
-            raise Refuse("rows chosen by data are joined")
+            raise Refuse("rows chosen by data are concatenated")
         blocks.extend(part)
     _join_offsets(state, op, parts, plan)
     power, _ = plan.settle(True)
@@ -277,23 +277,23 @@ def _part_lengths(state: Propagation, op: Op, extent: int) -> List[int]:
     count = len(op.outputs)
     if op.type == "Split":
         if extent % count:
-            raise Refuse("the batch dimension is cut in pieces", (1,) * count)
+            raise Refuse("the batch dimension is cut into pieces", (1,) * count)
         return [extent // count] * count
     sizes: Optional[Value] = state.value(op.inputs[1])
     if sizes is None:
-        raise Refuse("where it cuts the batch is not known")
+        raise Refuse("it is not known where it cuts the batch")
     known: Dict[int, int] = {j: per_example(state, s, op) for j, s in enumerate(sizes) if isinstance(s, Size) or s != -1}
     return [known.get(j, extent - sum(known.values())) for j in range(count)]
 
 
 @handler
 def concat_offset(state: Propagation, op: Op) -> None:
-    """The start of each part of a Concat; constants that hold the whole batch's size are localised if other shapes are the
-    clone's."""
+    """The start of each part of a Concat.  Constants that hold the whole batch's size are localised if other shapes are those
+    of the clone."""
     axis = state.ints(op, 0)
     shapes = [state.value(t) for t in op.inputs[1:]]
     if axis is None or any(s is None for s in shapes):
-        raise Refuse("the shapes it joins are not known")
+        raise Refuse("the shapes it concatenates are not known")
     known = [list(s) for s in shapes if s is not None]
     rows = {d for s in known for d, e in enumerate(s) if isinstance(e, Size) and e.depends_on_batch}
     for i, elements in enumerate(known, 1):
@@ -301,7 +301,7 @@ def concat_offset(state: Propagation, op: Op) -> None:
         for d in rows:
             element = elements[d]
             if isinstance(element, Size) and not element.depends_on_batch:
-                raise Refuse("it compares shapes of clones with those of a tensor that is there for all examples")
+                raise Refuse("it compares the shapes in a clone with that of a tensor that covers all examples")
             if not isinstance(element, Size):
                 places[d] = (per_example(state, element, op),)
                 elements[d] = Size({(("batch",),): places[d][0]})

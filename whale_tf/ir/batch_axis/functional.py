@@ -1,7 +1,7 @@
-"""Handlers of functional control flow (While, If, Case, calls) and of the tensor lists used by its gradients.
+"""Handlers of functional control flow (While, If, Case, calls) and of the tensor lists that its gradients use.
 
-A body is analysed like a graph, given the states of its parameters.  The state of a loop parameter is the join of its
-initial value's and the body's result, iterated to a fixed point.  Conversions of arguments are recorded at the functional
+A body is analysed like a graph, given the states of its parameters.  The state of a loop parameter joins the states of its
+initial value and of the body's result, iterated to a fixed point.  Conversions of arguments are recorded at the functional
 op's operands, conversions of results at the body's ``_Retval`` ops.  A tensor list has the layout of its elements.
 """
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Body(NamedTuple):
 
 
 def given(state: Propagation, tensor: int) -> Given:
-    """The complete state of a tensor, to be passed to a body."""
+    """The complete state of a tensor, as passed to a body."""
     layout = state.layout(tensor)
     return Given(layout, state.flags[tensor] & (VARIABLE | ZERO), state.value(tensor) if layout is EXTENT else None,
                  state.offsets.get(tensor, 0), state.shape(tensor))
 
 
 def constant(state: Propagation, tensor: int) -> Optional[Value]:
-    """An integer tensor's value, if it is the same for mini-batches of every size."""
+    """An integer tensor's value, if it does not depend on the size of the mini-batch."""
     value = None if state.layout(tensor) is EXTENT else state.value(tensor)
     return None if static_ints(value) is None else value
 
@@ -48,9 +48,9 @@ def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given]
     """Propagate through a function whose ``_Arg`` ops have the given states.
 
     Args:
-        is_tentative: an early round of a loop, when later rounds will know more.
-        values: of parameters that are constants.
-        sections: whether what needs all examples, and cannot have them in here, refuses the function.
+        is_tentative: this is an early round of a loop; later rounds will know more.
+        values: values of the parameters that are constants.
+        sections: whether the function is refused if an op needs all examples, which it cannot have in here.
     """
     seeds: Dict[int, Given] = {}
     known_values: Dict[int, Value] = {}
@@ -76,7 +76,7 @@ def analyse_body(state: Propagation, graph: OpGraph, parameters: Sequence[Given]
 
 
 def known(body: Body) -> None:
-    """Refuse a body with a result that has no layout, giving the reason found inside."""
+    """Refuse a body if one of its results has no layout, for the reason found inside."""
     for ret, result in zip(body.returns, body.results):
         if result.layout is UNKNOWN:
             cause, reason = body.state.result.unknown[ret.inputs[0]]
@@ -117,10 +117,10 @@ def join(a: Given, b: Given, is_list: bool) -> Given:
         return a._replace(flags=flags)
     if a.layout is EXTENT or b.layout is EXTENT:
         if repr(a.value) != repr(b.value):
-            raise Refuse("it is now one size of the batch, now another")
+            raise Refuse("it may be one of several sizes that depend on the batch")
         return a._replace(flags=flags)
     if a.offset != b.offset:
-        raise Refuse("positions come from different places")
+        raise Refuse("its operands count positions in different ways")
     ranked = sorted((a, b), key=lambda g: (not g.layout.is_replicated, not g.flags & ZERO), reverse=True)
     return ranked[0]._replace(flags=flags)
 
@@ -134,7 +134,7 @@ def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -
     is_zero = bool(have.flags & ZERO)
     if state.graph.tensors[tensor].dtype == "variant":
         if not is_zero:
-            raise Refuse(f"a list of {layout} elements becomes one of {target}")
+            raise Refuse(f"a list of elements with layout {layout} becomes one with layout {target}")
         localise_list(state, tensor, target)
         return
     plan = Operands(state, op, "n" * len(op.inputs), [
@@ -143,7 +143,7 @@ def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -
         plan.slice(position, target.dim, target.blocks)
     elif not is_zero and not (layout.kind == target.kind and (layout.dim, layout.blocks) == (target.dim, target.blocks)) and not (
             target.is_partial and layout.is_replicated):
-        raise Refuse(f"a {layout} becomes a {target}")
+        raise Refuse(f"its layout changes from {layout} to {target}")
     if not is_zero:
         plan.scale(position, layout.power - target.power + (1 if target.is_partial and layout.is_replicated else 0))
     before = state.conversions.get((op.id, position), ())
@@ -154,10 +154,10 @@ def bring(state: Propagation, op: Op, position: int, have: Given, want: Given) -
 
 
 def decide(state: Propagation, op: Op) -> None:
-    """A predicate, operand 0, that would differ between clones is combined over them."""
+    """Combine the predicate, operand 0, over the clones if it would differ between them."""
     layout = state.layout(op.inputs[0])
     if layout.is_sharded or layout is EXTENT or layout is UNKNOWN:
-        raise Refuse("each part of the batch decides by itself")
+        raise Refuse("its condition differs between parts of the batch")
     if layout.is_partial or layout.kind in EXTREMES:
         plan = Operands(state, op, "n" * len(op.inputs), [layout, *(replicated() for _ in op.inputs[1:])])
         plan.resolve(0, True)
@@ -185,13 +185,13 @@ def while_loop(state: Propagation, op: Op) -> None:
 
 
 def _settled(state: Propagation, op: Op, entering: List[Given]) -> Tuple[List[Given], Body, Body]:
-    """The states of a loop's parameters, given their initial values', with its body and its condition."""
+    """The states of a loop's parameters, given those of their initial values; and the loop's body and condition."""
     assert op.body is not None
     lists = [state.graph.tensors[t].dtype == "variant" for t in op.inputs]
     current = entering
     for _ in range(MAX_ROUNDS):
         body = analyse_body(state, op.body["body"], current, True, True)
-        # join lists with the initial value: an early round may have filled them with elements of unknown layout
+        # join lists with the initial value, because an early round may have filled them with elements of unknown layout
         following = [join(a if is_list else b, c, is_list) for a, b, c, is_list in zip(
             entering, current, body.results, lists)]
         if [_key(g) for g in following] == [_key(g) for g in current]:
@@ -205,7 +205,8 @@ def _settled(state: Propagation, op: Op, entering: List[Given]) -> Tuple[List[Gi
 
 
 def _combined(state: Propagation, op: Op, entering: Sequence[Given]) -> List[Given]:
-    """What follows from examples but from no variable, such as the greatest length, combined over all clones before the loop."""
+    """Values that follow from examples but not from variables, such as the greatest length, are combined over all clones before
+    the loop."""
     plan = Operands(state, op, "n" * len(op.inputs), [
         have.layout if have.layout.kind in EXTREMES or have.layout.is_partial else replicated() for have in entering])
     for i, layout in enumerate(list(plan.layouts)):
@@ -254,7 +255,7 @@ def call(state: Propagation, op: Op) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Tensor lists: values of dtype variant, created empty (flag ZERO) and then filled.
+# Tensor lists: values of dtype variant, which are created empty (flag ZERO) and then filled.
 
 @handler
 def make_list(state: Propagation, op: Op) -> None:
@@ -265,7 +266,7 @@ def make_list(state: Propagation, op: Op) -> None:
 
 
 def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
-    """Make the element shape of the list behind ``tensor`` the clone's, because its elements are divided."""
+    """Give the list behind ``tensor`` the clone's element shape, because its elements are divided."""
     maker = state.lists.get(tensor)
     if maker is None or not layout.is_sharded:
         return
@@ -279,7 +280,7 @@ def localise_list(state: Propagation, tensor: int, layout: Layout) -> None:
 
 
 def _element_shape(state: Propagation, op: Op, position: int, dim: int, layout: Layout) -> None:
-    """Localise a constant element shape where a list is used."""
+    """Localise a constant element shape at a use of a list."""
     value = state.value(op.inputs[position])
     if layout.is_sharded and value is not None and value.ndim and (
             value[dim] != -1 and not isinstance(value[dim], Size)):
@@ -357,12 +358,12 @@ def list_resize(state: Propagation, op: Op) -> None:
 
 @handler
 def list_length(state: Propagation, op: Op) -> None:
-    """The same for all clones; or, for an element's shape, already the clone's."""
+    """A length is the same for all clones; an element's shape is already the clone's."""
 
 
 @handler
 def optional(state: Propagation, op: Op) -> None:
-    """A branch's intermediate results, passed to its gradient."""
+    """A branch's intermediate result, which is passed to its gradient."""
     if len(op.inputs) != 1 or len(op.outputs) != 1:
         raise Refuse("it packs several values")
     deliver(state, op, [given(state, op.inputs[0])])
@@ -375,7 +376,7 @@ def no_value(state: Propagation, op: Op) -> None:
 
 @handler
 def zeros_like(state: Propagation, op: Op) -> None:
-    """Zeros with the operand's layout; for a list, one to which elements of any layout may be added."""
+    """Zeros with the operand's layout, or a list to which elements of any layout may be added."""
     layout = state.layout(op.inputs[0])
     if layout is EXTENT:
         layout = replicated()

@@ -1,8 +1,8 @@
-"""The algebra of layouts: converting an op's operands to layouts it can combine.
+"""The algebra of layouts: an op's operands are converted to layouts that it can combine.
 
-The letters are the rule's roles.  With ``T = w^p v`` for a replicated value, ``concat(w^p v)`` for a sharded and
-``sum(w^p v)`` for a partial one, a product adds powers, a quotient subtracts them, a sum needs one power for all terms,
-and anything non-linear needs power 0 and no partial value.
+The letters are the rule's roles.  A replicated value is ``T = w^p v``, a sharded one ``concat(w^p v)``, and a partial one
+``sum(w^p v)``.  So a product adds powers, a quotient subtracts them, a sum needs one power for all its terms, and anything
+non-linear needs power 0 and no partial value.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHOLE_ROLES = (Role.COMPUTE, Role.WHILE, Role.CONDITIONAL, Role.CALL, Role.EMPTY
 
 
 class Operands:
-    """The operands of one op while they are converted to layouts its algebra can combine."""
+    """The operands of one op while they are converted to layouts that its algebra can combine."""
 
     def __init__(self, state: State, op: Op, roles: str, layouts: List[Layout]) -> None:
         self.state = state
@@ -34,7 +34,7 @@ class Operands:
         self.roles = roles
         self.layouts = layouts
         self.steps: List[List[Conversion]] = [[] for _ in layouts]
-        self.shifts: Dict[int, int] = {}  # operands turned into positions
+        self.shifts: Dict[int, int] = {}  # operands that have become positions
         self.is_zero = False
         self.extreme: Optional[str] = None
 
@@ -42,7 +42,7 @@ class Operands:
         return bool(self.state.flags[self.op.inputs[i]] & ZERO) or is_zero_constant(self.state, self.op.inputs[i])
 
     def slice(self, i: int, dim: int, blocks: Blocks) -> None:
-        """Operand ``i`` is whole along the batch: the clone takes its rows (outside the loop, if it comes from there)."""
+        """Operand ``i`` is whole along the batch, so the clone takes its rows (outside the loop if it comes from there)."""
         state, tensor = self.state, self.op.inputs[i]
         producer = state.graph.producer(tensor)
         if producer.type == "Enter" and blocks is not None:
@@ -51,29 +51,29 @@ class Operands:
         size = shape[dim] if shape is not None else None
         if self.layouts[i].kind != REPLICATED:
             self.resolve(i, True)
-        # what is open in a value of the whole mini-batch and meets examples has as many
+        # an open dimension of a value of the whole mini-batch that meets examples has the size of the mini-batch
         has_rank = state.graph.tensors[tensor].shape is not None
         is_open = size is None and not (has_rank and (self.steps[i] or state.flags[tensor] & OF_SECTION))
         if is_open or blocks is None or -1 in blocks or (state.flags[tensor] & OF_SECTION and not has_rank):
-            raise Refuse(f"whether {state.graph.tensor_name(tensor)!r} has a batch dimension is not known")
+            raise Refuse(f"it is not known whether {state.graph.tensor_name(tensor)!r} has a batch dimension")
         if state.batch is not None and size is not None and size != state.batch * sum(blocks):
-            raise Refuse(f"{state.graph.tensor_name(tensor)!r} has {size} rows where {sum(blocks)} x {state.batch} "
+            raise Refuse(f"{state.graph.tensor_name(tensor)!r} has {size} rows, but {sum(blocks)} x {state.batch} "
                          f"examples are expected")
         self.steps[i].append(Slice(dim, blocks))
         step = row_step(state, tensor, dim, blocks)
-        if step:  # the clone's rows of a table of positions, counted from its own first example
+        if step:  # the clone's rows of a table of positions, which count from its own first example
             self.steps[i].append(Offset(-step))
             self.shifts[i] = step
 
     def make_whole(self, i: int) -> None:
-        """Operand ``i`` is a size of the clone's part, but the op needs that of the whole batch."""
+        """Operand ``i`` is a size of the clone's part, but the op needs the size of the whole batch."""
         tensor = self.op.inputs[i]
         value = self.state.value(tensor)
         affine = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
         if self.state.flags[tensor] & LOOP:
             raise Refuse("a loop counts the examples")
         if None in affine:
-            raise Refuse(f"the size {self.state.graph.tensor_name(tensor)!r} is no multiple of the batch's")
+            raise Refuse(f"the size {self.state.graph.tensor_name(tensor)!r} is not a multiple of the batch size")
         self.steps[i].append(Whole(tuple(a for a in affine if a is not None)))
         self.layouts[i] = REPLICATED_0
 
@@ -87,7 +87,7 @@ class Operands:
         """Operand ``i`` is partial but must be whole: combine it over the clones, or use the clone's own value (inexact).
 
         Raises:
-            Refuse: the op has no examples of its own, so it runs once, on whole operands.
+            Refuse: the op works on no single examples, so it runs once, on whole operands.
         """
         state, layout, tensor = self.state, self.layouts[i], self.op.inputs[i]
         is_known = not state.flags[tensor] & VARIABLE
@@ -104,7 +104,7 @@ class Operands:
             self.layouts[i] = REPLICATED_0
         else:
             name = state.graph.tensor_name(tensor)
-            state.inexact[self.op.id] = "it uses {} over the batch ({!r}) of which each part has its own".format(
+            state.inexact[self.op.id] = "it uses {} over the batch ({!r}), which each part computes for itself".format(
                 {"sum": "a sum" if layout.power <= 0 else "a mean"}.get(kind, "a " + kind), name)
             self.layouts[i] = replicated(layout.power - 1) if layout.is_partial else REPLICATED_0
 
@@ -136,8 +136,8 @@ class Operands:
         return power, bool(partials)
 
     def _common_extreme(self) -> Optional[str]:
-        """The kind of all results, if the data have one kind.  The maximum of equal numbers is that number; their product is
-        not."""
+        """The kind of all results, if the data have one kind.  Replicated data may be among maxima, because the maximum of equal
+        numbers is the same number, but not among products."""
         data = [layout for layout, role in zip(self.layouts, self.roles) if role in "am"]
         kinds = {layout.kind for layout in data}
         if any(layout.power for layout in data) or len(kinds - {REPLICATED}) != 1 or kinds == {"prod", REPLICATED}:
@@ -146,8 +146,8 @@ class Operands:
         return kind if kind in EXTREMES else None
 
     def _choose_partials(self, partials: List[int], has_batch: bool) -> List[int]:
-        """Resolve partial operands until the rest may stay partial: none beside a batch dimension, one in a product, none as a
-        divisor or in a non-linear role."""
+        """Resolve partial operands until the rest may stay partial: none next to a batch dimension, one in a product, and none as
+        a divisor or in a non-linear role."""
         state = self.state
         kept = []
         for i in partials:
@@ -157,7 +157,7 @@ class Operands:
                 kept.append(i)
         factors = [i for i in kept if self.roles[i] == "m"]
         if len(factors) > 1:
-            # keep one that depends on variables, so that as many as possible are combined exactly
+            # keep one that depends on variables, so that as many others as possible are combined exactly
             keep = next((i for i in factors if state.flags[self.op.inputs[i]] & VARIABLE), factors[0])
             for i in factors:
                 if i != keep:
@@ -166,7 +166,7 @@ class Operands:
         return kept
 
     def _add(self, added: List[int], is_partial: bool) -> int:
-        """Bring the terms of a sum to one power."""
+        """Convert the terms of a sum to one power."""
         layouts = self.layouts
         terms = [i for i in added if not self.zero(i)]
         self.is_zero = not terms
@@ -207,7 +207,7 @@ def combine_operands(state: State, op: Op, reason: str) -> None:
     Raises:
         Refuse: an operand cannot be combined.
     """
-    # a batch input is there whole
+    # a batch input is available whole
     found = {i: combination(state, t) for i, t in enumerate(op.inputs)
              if state.layout(t) != REPLICATED_0 and t not in state.result.sources}
     if None in found.values():
@@ -223,7 +223,7 @@ def combine_operands(state: State, op: Op, reason: str) -> None:
 
 
 def combination(state: State, tensor: int) -> Optional[Conversion]:
-    """How the clones' values of a tensor become the whole mini-batch's; None: in no way."""
+    """How to combine the clones' values of a tensor into the whole mini-batch's; None: they cannot be combined."""
     layout = state.layout(tensor)
     if state.graph.tensors[tensor].dtype in ("resource", "variant", "string_ref") or (
             layout.power and layout is not EXTENT and state.is_integer(tensor)):
@@ -231,7 +231,7 @@ def combination(state: State, tensor: int) -> Optional[Conversion]:
     if layout is EXTENT:
         value = state.value(tensor)
         sizes = [v.affine if isinstance(v, Size) else (int(v), 0) for v in value.flat] if value is not None else [None]
-        if None in sizes:  # no multiple of the batch: it has to be measured on all examples
+        if None in sizes:  # not a multiple of the batch size, so it has to be measured on all examples
             producer = state.graph.tensors[tensor].op
             if producer not in state.forced:
                 state.forced.add(producer)
@@ -248,8 +248,8 @@ def combination(state: State, tensor: int) -> Optional[Conversion]:
 
 
 def of_normalisation(state: State, op: Op, tensor: int) -> bool:
-    """Whether a partial value is a statistic of a normalisation layer, or a gradient on its way back through one: each replica
-    normalises by its own, unless ``sync_batch_norm``.  Such a layer keeps moving averages of its statistics."""
+    """Whether a partial value is a statistic of a normalisation layer, or a gradient on its way back through one.  Each replica
+    normalises by its own statistics, unless ``sync_batch_norm`` is on.  Such a layer keeps moving averages of them."""
     stack, chain = [tensor], {op.id}
     found = op.forward in state.per_replica or op.forward in state.inexact
     while stack:
@@ -264,8 +264,8 @@ def of_normalisation(state: State, op: Op, tensor: int) -> bool:
 
 
 def _is_averaged(state: State, tensor: int) -> bool:
-    """Whether something outside of the clones keeps a moving average of a vector of statistics: writes a variable with what
-    follows from both, and linearly from the statistics.  Weights that groups of examples get by their losses do not."""
+    """Whether an op outside the clones keeps a moving average of a vector of statistics: it writes a variable with a value that
+    follows from the variable, and linearly from the statistics.  Weights that groups of examples get by their losses are none."""
     if state.scope is None or state.graph.tensors[tensor].shape == ():
         return False
 
@@ -279,7 +279,7 @@ def _is_averaged(state: State, tensor: int) -> bool:
 
 
 def _is_linear(state: State, op: Op, position: int) -> bool:
-    """Whether an op's results are linear in an operand, as far as its rule knows."""
+    """Whether an op's results are linear in an operand, according to its rule; True if there is no rule."""
     try:
         roles = rule_for(op, state.graph, state).roles
     except NoRule:
@@ -288,14 +288,14 @@ def _is_linear(state: State, op: Op, position: int) -> bool:
 
 
 def _decays(state: State, write: Op) -> bool:
-    """Whether a write makes a variable's old value count less.  A metric, too, writes what follows from the old value, but only
-    adds to it."""
+    """Whether a write reduces the weight of a variable's old value.  A metric's new value follows from the old one too, but only
+    by addition."""
     stack = [(t, True) for t in write.inputs[1:]]
     seen = set(stack)
     while stack:
         tensor, is_sum = stack.pop()
         op = state.graph.producer(tensor)
-        if tensor == write.inputs[0] or write.inputs[0] in op.inputs:  # its reference, or a read by its handle
+        if tensor == write.inputs[0] or write.inputs[0] in op.inputs:  # the variable's reference, or a read through its handle
             if not is_sum:
                 return True
             continue
@@ -319,7 +319,7 @@ def row_step(state: State, tensor: int, dim: int, blocks: Tuple[int, ...]) -> in
 
 
 def simplify(steps: Sequence[Conversion]) -> List[Conversion]:
-    """Merge neighbouring offsets."""
+    """Merge adjacent offsets."""
     result: List[Conversion] = []
     for step in steps:
         before = result[-1] if result else None
@@ -341,8 +341,8 @@ def is_zero_constant(state: State, tensor: int) -> bool:
 
 
 def carry_offsets(state: State, op: Op, plan: Operands) -> None:
-    """Offsets of positions among a rule's operands: sums, products with constants and data movement carry them; any other op
-    gets positions in the whole batch."""
+    """Handle offsets of positions among a rule's operands.  Sums, products with constants and data movement pass them on; any
+    other op gets positions in the whole batch."""
     offsets = [plan.shifts.get(i, state.offsets.get(t, 0)) for i, t in enumerate(op.inputs)]
     if not any(offsets):
         return

@@ -1,7 +1,7 @@
-"""Handlers of ops that number or look up rows: Range, Gather, GatherNd, Where, scatter and segment sums.
+"""Handlers of ops that number or look up rows: Range, Gather, GatherNd, Where, scatters and segment sums.
 
-A position in the batch is an index tensor with an *offset* ``c``: the whole value is the clone's plus ``c o_i``, where
-``o_i`` is the number of examples before clone ``i``.  A look-up along the batch dimension is local exactly when the index
+Positions in the batch are an index tensor with an *offset* ``c``: the whole value is the clone's plus ``c o_i``, where
+``o_i`` is the number of examples before clone ``i``.  A look-up along the batch dimension is local if and only if the index
 has the matching offset.
 """
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whale_tf.ir.graph import Op
 from whale_tf.ir.layout import Layout, sharded
 from whale_tf.ir.rules import rule_for
 
-_ELSEWHERE = "it looks up examples by a number that does not follow the example's own position"
+_ELSEWHERE = "it looks up examples by an index other than their own position"
 
 
 @handler
@@ -34,7 +34,7 @@ def range_(state: Propagation, op: Op) -> None:
         state.result.localise[op.id, 1] = Localise(((0, span),))
     else:
         if start != 0 or isinstance(delta, Size) or not isinstance(limit, Size):
-            raise Refuse("positions that do not begin at the first example")
+            raise Refuse("its positions do not begin at the first example")
         found = blocks_of(limit)
         if found is None:
             raise Refuse("it counts rows chosen by data")
@@ -42,7 +42,7 @@ def range_(state: Propagation, op: Op) -> None:
     if span == -1:
         raise Refuse("the number of positions per example is not known")
     if span % delta:
-        raise Refuse("positions do not divide into examples")
+        raise Refuse("its positions cannot be divided into examples")
     state.offsets[op.outputs[0]] = span
     state.set(op.outputs[0], sharded(0, (span // delta,)), state.source(op))
 
@@ -86,7 +86,7 @@ def gather_nd(state: Propagation, op: Op) -> None:
 
 
 def _check_columns(state: Propagation, indices: int, index: Layout, depth: int, column: int, blocks: Blocks) -> None:
-    """Check that column ``column`` of the indices moves along the batch and the others do not."""
+    """Check that column ``column`` of the indices moves along with the batch and that the others do not."""
     offsets = state.offsets.get(indices, 0)
     columns = offsets if isinstance(offsets, tuple) else (offsets,) * depth
     if not index.is_sharded or not _moves_along(columns[column], blocks) or any(
@@ -103,7 +103,7 @@ def where(state: Propagation, op: Op) -> None:
         state.apply(op, rule_for(op, state.graph, state))
         return
     if layout.dim != 0 or layout.blocks is None or len(layout.blocks) != 1 or layout.blocks[0] < 0 or rank is None:
-        raise Refuse("the true elements of its parts do not follow each other")
+        raise Refuse("the true elements of one part do not all come before those of the next")
     step = layout.blocks[0]
     state.offsets[op.outputs[0]] = step if rank == 1 else (step,) + (0,) * (rank - 1)
     state.set(op.outputs[0], sharded(0, None), state.source(op))
@@ -120,7 +120,7 @@ def segment(state: Propagation, op: Op) -> None:
     if isinstance(rows, Size) and rows.depends_on_batch or (offset and isinstance(offset, int)):
         blocks: Blocks = blocks_of(rows) if isinstance(rows, Size) else (offset,)  # type: ignore[assignment]
         if not index.is_sharded or index.dim != 0 or not _moves_along(offset, blocks):
-            raise Refuse("it adds up rows by a number that does not follow the example's own position")
+            raise Refuse("it adds up rows by an index other than the example's own position")
         plan = Operands(state, op, "mnn" if op.type.endswith("Sum") else "nnn", [layout, index, index])
         if not layout.is_sharded:
             plan.slice(0, 0, index.blocks)
@@ -165,7 +165,7 @@ def scatter_nd(state: Propagation, op: Op) -> None:
 
 @handler
 def dynamic_partition(state: Propagation, op: Op) -> None:
-    """Rows distributed by data: each part keeps the order of the examples."""
+    """Data decide to which part a row goes; each part keeps the order of the examples."""
     layout, parts = state.data_layout(op.inputs[0]), state.data_layout(op.inputs[1])
     rank = state.rank(op.inputs[1])
     if not parts.is_sharded:
@@ -176,7 +176,7 @@ def dynamic_partition(state: Propagation, op: Op) -> None:
         plan.slice(0, 0, parts.blocks)
         layout = sharded(0, parts.blocks, layout.power)
     if layout.dim != 0 or parts.dim != 0 or rank != 1 or layout.blocks is None or len(layout.blocks) != 1:
-        raise Refuse("the rows of its parts do not follow each other")
+        raise Refuse("the rows of one part do not all come before those of the next")
     offset = plan.shifts.get(0, state.offsets.get(op.inputs[0], 0))
     plan.record()
     for result in op.outputs:
@@ -187,22 +187,22 @@ def dynamic_partition(state: Propagation, op: Op) -> None:
 
 @handler
 def dynamic_stitch(state: Propagation, op: Op) -> None:
-    """Rows put back at positions that move along with the batch."""
+    """Rows are put back at positions that move along with the batch."""
     half = len(op.inputs) // 2
     indices, data = op.inputs[:half], op.inputs[half:]
     offsets = {state.offsets.get(t, 0) for t in indices}
     layouts = [state.data_layout(t) for t in data]
     if not all(layout.is_sharded and layout.dim == 0 for layout in layouts) or len({x.power for x in layouts}) != 1 or (
             len(offsets) != 1):
-        raise Refuse("it places rows that do not follow the examples")
+        raise Refuse("it places rows that are not divided like the examples")
     offset = offsets.pop()
     if not isinstance(offset, int) or offset <= 0:
-        raise Refuse("it places rows by a number that does not follow the example's own position")
+        raise Refuse("it places rows by an index other than the example's own position")
     state.set(op.outputs[0], sharded(0, (offset,), layouts[0].power), state.source(op))
 
 
 @handler
 def resource_gather(state: Propagation, op: Op) -> None:
     if any(state.layouts.get(t) is EXTENT for t in op.inputs):
-        raise Refuse("it looks up a row by the batch's size")
+        raise Refuse("it looks up a row by the batch size")
     state.apply(op, rule_for(op, state.graph, state))

@@ -1,14 +1,14 @@
-"""Computing whole tensors per clone instead of slicing them.
+"""Tensors of the whole batch's size are computed for each clone instead of being sliced.
 
 With a static batch size, TensorFlow's gradients are full of ``Tile(1 / B, [B, T, V])`` and ``Fill([B, ...])``: tensors of
 the whole batch's size that do not depend on divided data.  If every clone computed them whole and sliced them where they
-meet divided data, each clone would need the whole batch's memory.  A generator whose uses all end in the same slice is
+meet divided data, each clone would need memory for the whole batch.  A generator whose uses all end in the same slice is
 *promoted*: its shape operand becomes the clone's, and the slices disappear::
 
     before   Fill([B, 4]) ----> Mul ----slice----> Add(x)         after   Fill([b_i, 4]) ----> Mul ----> Add(x)
 
-Demand propagates against the edges: each use of a whole tensor demands a slice along (dimension, blocks), accepts
-either, or needs the tensor whole.
+Demands propagate against the edges: each use of a whole tensor demands a slice along (dimension, blocks), needs the tensor
+whole, or accepts either.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHOLE = "whole"
 
 
 def promote(state: Propagation) -> None:
-    """Find the generators to promote in a settled analysis, and visit the ops that this changes."""
+    """Find the generators to promote once the analysis has converged, and visit the ops that this changes."""
     sliced = {op: [] for op, _ in state.conversions}  # type: Dict[int, List[Tuple[int, Slice]]]
     for (op_id, position), steps in state.conversions.items():
         if isinstance(steps[0], Slice):
@@ -49,7 +49,7 @@ class _Demands:
         self.state = state
         self.sliced = sliced
         self.on: Dict[int, Demand] = {}
-        self.beside: Dict[int, Optional[int]] = {}  # the batch input whose rows go with the tensor's
+        self.beside: Dict[int, Optional[int]] = {}  # the batch input to whose rows the tensor's rows correspond
         self.generators: List[Tuple[int, int, Blocks]] = []
 
     def ask(self, tensor: int, demand: Demand, beside: Optional[int] = None) -> None:
@@ -79,7 +79,7 @@ class _Demands:
             self.ask(tensor, WHOLE)
 
     def _pass_on(self, op: Op, demand: Tuple[int, Blocks]) -> None:
-        """Pass the demand for rows of a replicated op's result on to its operands."""
+        """Pass a demand for rows of a replicated op's result on to its operands."""
         rule = self._rule(op)
         dims = rule.outputs[0] if rule is not None else None
         if rule is None or not isinstance(dims, tuple) or len(dims[demand[0]]) != 1 or (

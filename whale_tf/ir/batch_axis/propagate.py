@@ -1,8 +1,8 @@
-"""Propagation: one visit per op in creation order, plus a work list for changes made by loops and promotions.
+"""Propagation: one visit to each op in creation order, and a work list for changes that loops and promotions make.
 
-Most ops follow their sharding rule (:meth:`Propagation.apply`).  Ops whose batch axis factors alone cannot describe have
-their own handler, named by ``batch`` in their row: a function of ``reshaping``, ``cutting``, ``positions``,
-``control_flow`` or ``functional``.
+Most ops follow their sharding rule (:meth:`Propagation.apply`).  If factors alone cannot describe an op's batch axis, it has
+a handler, which ``batch`` names in its row: a function of ``reshaping``, ``cutting``, ``positions``, ``control_flow`` or
+``functional``.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMPARED = ("broadcast_args", "concat_offset")  # handlers of ops that compare t
 
 
 def handler(function: Handler) -> Handler:
-    """Register a handler under its name, to which rows of the op traits table refer as ``batch``."""
+    """Register a handler under its name, by which ``batch`` in the op traits table refers to it."""
     assert function.__name__ not in HANDLERS, f"two handlers are called {function.__name__}"
     HANDLERS[function.__name__] = function
     return function
@@ -53,7 +53,7 @@ class Propagation(State):
         """Visit every op, then every op affected by a change, until the fixed point."""
         for op in self.graph.ops:
             self.visit(op)
-            if self.queue:  # settle a loop before visiting the ops behind it
+            if self.queue:  # let a loop converge before visiting the ops after it
                 self.drain()
         self.is_settled = True
         for op_id in sorted(self.loop_merges):
@@ -67,7 +67,7 @@ class Propagation(State):
             self.queued.discard(op_id)
             budget -= 1
             if budget < 0:
-                raise AssertionError(f"the batch axis analysis does not settle at {self.graph.ops[op_id]!r}")
+                raise AssertionError(f"the batch axis analysis does not converge at {self.graph.ops[op_id]!r}")
             self.visit(self.graph.ops[op_id])
 
     def finish(self) -> BatchAxis:
@@ -148,7 +148,7 @@ class Propagation(State):
             self._push_consumers(op)
 
     def _visit_together(self, op: Op, flag: int) -> None:
-        """An op that runs once, on all examples, with others of its loop or of a section."""
+        """Visit an op that runs once, on all examples, with others of its loop or of a section."""
         self._forget(op)
         self.visited[op.id] = 1
         for t in op.outputs:
@@ -173,7 +173,7 @@ class Propagation(State):
             self.sizes[tensor] = tuple(Size.of(("dim", tensor, d)) if s is None else s for d, s in enumerate(seed.shape))
 
     def _source_of_seed(self, tensor: int) -> Optional[int]:
-        """A seed in the middle of the graph follows the rows of its operands."""
+        """The source of a seed; a seed in the middle of the graph follows the rows of its operands."""
         sources = self.result.sources
         if tensor in sources or not sources:
             return tensor
@@ -187,7 +187,7 @@ class Propagation(State):
                     self.push(consumer)
 
     def _state(self, op: Op) -> List[object]:
-        """The part of the results' state that other ops see."""
+        """The part of the results' state that other ops depend on."""
         return [(self.layouts.get(t), self.offsets.get(t), self.flags[t], t in self.result.unknown,
                  repr(self._values.get(t)) if self.layouts.get(t) is EXTENT else None, self.containers.roots.get(t))
                 for t in op.outputs]
@@ -214,10 +214,10 @@ class Propagation(State):
             raise Refuse("an operand has no layout")
         is_batched = any(self.flags[t] & BATCHED for t in op.inputs) or any(t in self.promoted for t in op.outputs)
         if is_batched and op.id in self.forced:
-            raise Refuse("its size is needed for all examples")
+            raise Refuse("its size over all examples is needed")
         is_list = self.stacked(op) is not None
         if is_batched and not is_list and self._is_of_section(op):
-            raise Refuse("its operands are there for all examples")
+            raise Refuse("its operands cover all examples")
         if op.type in RANDOM and not is_batched:
             self.shared.add(op.id)
         if (not is_batched and not is_list and op.type not in _ALWAYS) or self._as_extent(op):
@@ -229,8 +229,8 @@ class Propagation(State):
             self.apply(op, rule_for(op, self.graph, self))
 
     def _is_of_section(self, op: Op) -> bool:
-        """Whether an op has an operand from a section, and that section (or another) has all of its others whole as well; or
-        whether what it has from there cannot be divided."""
+        """Whether an op has an operand from a section, and either a section also has all its other operands whole, or that
+        operand cannot be divided."""
         of_section = [t for t in op.inputs if self.flags[t] & OF_SECTION and t not in self.layouts]
         if not of_section or traits(op.type).role in FLOW or op.type in GENERATORS and op.type != "Range":
             return False
@@ -239,8 +239,8 @@ class Propagation(State):
             t in self.gathered or (are_sizes and self.layouts[t] is EXTENT) for t in op.inputs if t in self.layouts)
 
     def stacked(self, op: Op) -> Optional[int]:
-        """The divided tensor whose gradient, of a section, an op makes a list of, as a loop's elements had been stacked.  No
-        row can be taken from a list, so the gradient is divided before."""
+        """If an op turns the gradient of stacked loop elements into a list, and the gradient comes from a section: the divided
+        stack.  Rows cannot be taken from a list, so the gradient is divided before."""
         if traits(op.type).batch != "list_from_tensor" or op.forward < 0 or not self.flags[op.inputs[0]] & OF_SECTION:
             return None
         forward = self.graph.ops[op.forward]
@@ -251,7 +251,7 @@ class Propagation(State):
         """Evaluate an integer op on extents."""
         row = traits(op.type)
         if not any(self.layouts.get(t) is EXTENT for t in op.inputs) or not row.value or row.batch in COMPARED:
-            return False  # the last: constants among compared shapes may have to become the clone's
+            return False  # COMPARED: constants among compared shapes may have to become the clone's
         if not all(self.is_integer(t) for t in op.outputs):
             return False
         values = [self.value(t) for t in op.inputs]
@@ -265,8 +265,8 @@ class Propagation(State):
         return True
 
     def apply(self, op: Op, rule: Rule) -> None:
-        """Propagate through a rule: find the batch factor, convert the operands to layouts that the rule's algebra
-        combines, and derive the results' layouts."""
+        """Propagate through a rule: find the batch factor, convert the operands to layouts that the rule's algebra can
+        combine, and derive the results' layouts."""
         shape_operands = {s.position for s in rule.shapes}
         layouts = [REPLICATED_0 if i in shape_operands else self.layout(t) for i, t in enumerate(op.inputs)]
         factor, blocks, is_uniform = self.batch_factor(op, rule, layouts)
@@ -287,13 +287,13 @@ class Propagation(State):
         power, is_partial = plan.settle(factor is not None)
         self.localise_shapes(op, rule, factor, blocks)
         if kind in (STATISTIC, STATISTIC_GRADIENT):
-            self.inexact[op.id] = "statistics are taken over each part of the batch by itself"
+            self.inexact[op.id] = "statistics are computed for each part of the batch separately"
         if kind == MEAN and self.is_integer(op.outputs[0]):
             raise Refuse("a mean of integers is rounded")
         if kind == MEAN and blocks is None:
             if self.options.sections:
                 raise Refuse("it is a mean over rows chosen by data")
-            self.inexact[op.id] = "a mean over rows chosen by data is averaged by the number of examples"
+            self.inexact[op.id] = "a mean over rows chosen by data is weighted by the number of examples"
         source, zero = self.source(op), plan.is_zero
         for t, dims in zip(op.outputs, rule.outputs):
             layout = result_layout(dims, factor, blocks, kind, power, is_partial, plan.extreme)
@@ -308,8 +308,8 @@ class Propagation(State):
         plan.record()
 
     def batch_factor(self, op: Op, rule: Rule, layouts: Sequence[Layout]) -> Tuple[Optional[str], Blocks, bool]:
-        """The batch factor according to the operands (or an extent in a shape operand, or a promotion), its blocks, and
-        whether all of these operands are the same for all examples."""
+        """The batch factor, by the operands (or an extent in a shape operand, or a promotion), its blocks, and whether all these
+        operands are the same for all examples."""
         found: List[Tuple[Optional[str], Blocks, bool]] = []
         for i, layout in enumerate(layouts):
             if layout.kind == SHARDED:
@@ -331,12 +331,12 @@ class Propagation(State):
             if other is None:
                 raise Refuse("it needs all examples at once")
             if other != factor:
-                raise Refuse("two of its dimensions follow the batch")
+                raise Refuse("two of its dimensions are divided along the batch")
             blocks, is_uniform = unify(blocks, more, is_uniform, uniform), is_uniform and uniform
         return factor, blocks, is_uniform
 
     def localise_shapes(self, op: Op, rule: Rule, factor: Optional[str], blocks: Blocks) -> None:
-        """Replace the constant batch size in shape operands by the clone's."""
+        """Replace the constant batch size in shape operands with the clone's."""
         for shape in rule.shapes:
             places = [j for j, dims in enumerate(shape.dims) if factor is not None and factor in dims]
             if places:
@@ -372,5 +372,5 @@ class Propagation(State):
         self.set_sizes(tensor, sizes)
 
 
-# Ops to visit even if no operand depends on the batch: they draw random numbers, create something, or are in a loop.
+# Ops to visit even if no operand depends on the batch: they draw random numbers, create containers, or are in a loop.
 _ALWAYS = VARIABLES | types_of(Role.RANDOM, Role.ENTER, Role.EXIT, Role.MERGE, Role.CONTAINER, Role.EMPTY_LIST)

@@ -1,4 +1,4 @@
-"""Handlers of shapes and of ops that regroup dimensions: Shape, Cast of an extent, Reshape, Tile, space-to-batch."""
+"""Handlers of shapes and of ops that regroup dimensions: Shape, Cast of an extent, Reshape, Tile, space to batch."""
 from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
@@ -31,7 +31,7 @@ from whale_tf.ir.rules import rule_for
 
 @handler
 def shape_of(state: Propagation, op: Op) -> None:
-    """Sizes of a divided tensor are those of the clone's part."""
+    """The sizes of a divided tensor are those of the clone's part."""
     for tensor, result in zip(op.inputs, op.outputs):
         sizes = state.local_shape(tensor)
         if sizes is None:
@@ -45,7 +45,7 @@ def shape_of(state: Propagation, op: Op) -> None:
 
 @handler
 def cast(state: Propagation, op: Op) -> None:
-    """The batch size as a float is a replicated value of power -1."""
+    """The batch size as a float is a replicated value with power -1."""
     tensor = op.inputs[0]
     layout = extent_layout(state.value(tensor)) if state.layouts.get(tensor) is EXTENT else None
     if layout is not None:
@@ -56,10 +56,10 @@ def cast(state: Propagation, op: Op) -> None:
 
 @handler
 def broadcast_args(state: Propagation, op: Op) -> None:
-    """One operand's shape may be a constant with the whole batch's size while the other's is the clone's.  Where it has a size
-    that only a run knows, of a tensor that is there for all examples, whole shapes are compared."""
+    """One operand's shape may be a constant with the whole batch's size while the other's is the clone's.  If one shape has a
+    size that is known only at run time, of a tensor that covers all examples, whole shapes are compared."""
     if op.forward in state.whole:
-        raise Refuse("it compares shapes of operands that were there for all examples")
+        raise Refuse("it compares the shapes of operands that cover all examples")
     values = [state.value(t) for t in op.inputs]
     if values[0] is None or values[1] is None:
         raise Refuse("the shapes it compares are not known")
@@ -118,7 +118,7 @@ def reshape(state: Propagation, op: Op) -> None:
     before = state.local_shape(data)
     if before is None:
         raise Refuse("the rank of its operand is not known")
-    if not state.layout(data).is_sharded:  # sliced just now
+    if not state.layout(data).is_sharded:  # it has just been sliced
         before = before[:layout.dim] + (batch_size * sum(layout.blocks or ()),) + before[layout.dim + 1:]
     after = _target(state, op, target_value)
     dim, blocks = _place(state, op, layout, before, after)
@@ -142,7 +142,7 @@ def _move(state: Propagation, op: Op, layout: Layout) -> None:
 
 
 def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeLike]) -> Layout:
-    """For a whole tensor reshaped to a clone's shape, take the clone's rows first, if the dimension is kept."""
+    """Take the clone's rows of a whole tensor before it is reshaped to a clone's shape, if the dimension is kept."""
     shape = state.shape(op.inputs[0])
     dim = next(j for j, s in enumerate(target) if isinstance(s, Size) and s.depends_on_batch)
     size = target[dim]
@@ -157,8 +157,8 @@ def _slice_before(state: Propagation, op: Op, layout: Layout, target: List[SizeL
 
 
 def _kept(shape: Shape, target: Sequence[SizeLike], dim: int) -> int:
-    """Where a tensor has the dimension that is ``dim`` in its new shape, sizes of one aside; -1: it is not kept, or that is not
-    known.  Sizes that are open behind it may stand for what the known ones leave, but not for a one."""
+    """The dimension of a tensor that becomes ``dim`` in its new shape, apart from sizes of one; -1: it is not kept, or that is
+    not known.  Open sizes after it may have whatever size the known ones leave, except one."""
     sizes, leading = shape or (), [size for size in target[:dim] if size != 1]
     place = next((j for j, size in enumerate(sizes) if size != 1 and [s for s in sizes[:j] if s != 1] == leading), -1)
     rest, after = [s for s in sizes[place + 1:] if s != 1], [s for s in target[dim + 1:] if s != 1]
@@ -193,12 +193,12 @@ def _place(state: Propagation, op: Op, layout: Layout, before: Sequence[SizeLike
     per_example = rest * (before[layout.dim] // batch_size)
     following = [j for j, s in enumerate(after) if isinstance(s, Size) and s.depends_on_batch]
     if len(following) > 1:
-        raise Refuse("two of its dimensions follow the batch")
+        raise Refuse("two of its dimensions are divided along the batch")
     if -1 in after:
         hole = after.index(-1)
         others = product([s for j, s in enumerate(after) if j != hole])
         if not following and state.batch is not None and is_static(vector([per_example, others])):
-            after[hole] = _divide(per_example * state.batch, others)  # sizes decide where the batch is
+            after[hole] = _divide(per_example * state.batch, others)  # the sizes determine where the batch is
         else:
             following = following or _baked(state, prefix * len(blocks), after, hole) or [hole]
             total = per_example * (batch_size if following[0] == hole or isinstance(after[following[0]], Size)
@@ -212,18 +212,19 @@ def _place(state: Propagation, op: Op, layout: Layout, before: Sequence[SizeLike
 
 
 def _rows(op: Op, total: SizeLike, others: SizeLike, leads: bool) -> SizeLike:
-    """The size behind a -1; ``leads``: it is the batch, with nothing moved to its front and examples of unknown size."""
+    """The size for which a -1 stands; ``leads``: it is the batch, nothing has moved in front of it, and examples have an unknown
+    size."""
     try:
         return total // others
     except (UnknownExtent, ZeroDivisionError):
         if not leads:
-            raise Refuse("the batch dimension is cut in pieces")
-        return batch_size * Size.of(("dim", op.outputs[0], -1))  # as many rows of each example, whatever their number
+            raise Refuse("the batch dimension is cut into pieces")
+        return batch_size * Size.of(("dim", op.outputs[0], -1))  # every example has the same unknown number of rows
 
 
 def _baked(state: Propagation, prefix: SizeLike, after: Sequence[SizeLike], hole: int) -> List[int]:
-    """The position of a constant before the target's hole that is the batch: the sizes in front of it multiply to
-    ``prefix`` (the sizes in front of the batch), and it is a multiple of the batch."""
+    """The position of a constant before the target's hole that is the batch: the product of the sizes in front of it is
+    ``prefix`` (that of the sizes in front of the batch), and it is a multiple of the batch size."""
     for dim, size in enumerate(after[:hole]):
         if state.batch is not None and not isinstance(size, Size) and size % state.batch == 0 and (
                 product(after[:dim]) == prefix):
@@ -234,7 +235,7 @@ def _baked(state: Propagation, prefix: SizeLike, after: Sequence[SizeLike], hole
 def _regroup(state: Propagation, majors: SizeLike, size: SizeLike) -> Blocks:
     """Blocks of a batch dimension of the given size behind ``majors`` repetitions."""
     if not isinstance(majors, int) or majors < 1:
-        raise Refuse("what lies in front of the batch dimension is not known")
+        raise Refuse("the sizes in front of the batch dimension are not known")
     if isinstance(size, Size):
         found = blocks_of(size)
     else:
@@ -242,12 +243,12 @@ def _regroup(state: Propagation, majors: SizeLike, size: SizeLike) -> Blocks:
     if found == (-1,) and majors == 1:
         return found
     if found is None or found == (-1,) or found[0] % majors or not found[0]:
-        raise Refuse("the batch dimension is cut in pieces")
+        raise Refuse("the batch dimension is cut into pieces")
     return (found[0] // majors,) * majors
 
 
 def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, after: Sequence[SizeLike]) -> Tuple[int, Blocks]:
-    """For a constant target, compare cumulative products to find the dimension that covers the batch."""
+    """Find the dimension of a constant target that contains the batch, by comparing cumulative products."""
     sizes = static_ints(vector(after))
     if sizes is None or isinstance(per_example, Size) or isinstance(prefix, Size):
         raise Refuse("the constant shape it asks for cannot be compared with its operand's")
@@ -262,18 +263,18 @@ def _place_baked(state: Propagation, prefix: SizeLike, per_example: SizeLike, af
                 break
             return dim, (lead * size // end,) * (start // lead)
         lead *= size
-    raise Refuse("the batch dimension is cut in pieces")
+    raise Refuse("the batch dimension is cut into pieces")
 
 
 def _keep_whole(layout: Layout, prefix: SizeLike, before: Sequence[SizeLike], after: List[SizeLike]) -> Tuple[int, Blocks]:
-    """A dimension of several or unknown blocks must be unchanged."""
+    """A dimension of several or unknown blocks must stay as it is."""
     for dim in range(len(after)):
         if product(after[:dim]) == prefix:
             rest_before, rest_after = product(before[layout.dim + 1:]), product(after[dim + 1:])
             if rest_before == rest_after and (after[dim] == -1 or after[dim] == before[layout.dim]
                                               or not _is_one(after[dim])):
                 return dim, layout.blocks
-    raise Refuse("rows chosen by data or lying in several blocks are regrouped")
+    raise Refuse("rows that are chosen by data or lie in several blocks are regrouped")
 
 
 def _is_one(size: SizeLike) -> bool:
@@ -284,7 +285,7 @@ def _divide(a: SizeLike, b: SizeLike) -> SizeLike:
     try:
         return a // b
     except (UnknownExtent, ZeroDivisionError):
-        raise Refuse("the batch dimension is cut in pieces")
+        raise Refuse("the batch dimension is cut into pieces")
 
 
 @handler
@@ -297,13 +298,13 @@ def tile(state: Propagation, op: Op) -> None:
         spread = [j for j, s in enumerate(counts if counts is not None else ())
                   if isinstance(s, Size) and s.depends_on_batch]
         if spread and len(rule.outputs[0][spread[0]]) != 1:  # type: ignore[index,arg-type]
-            raise Refuse("elements are repeated as often as there are examples")
+            raise Refuse("it repeats elements as often as there are examples")
         state.apply(op, rule)
         return
     if counts is None or isinstance(counts[layout.dim], Size):
-        raise Refuse("how often the batch is repeated is not known")
+        raise Refuse("it is not known how often the batch is repeated")
     if any(isinstance(s, Size) and s.depends_on_batch for s in counts):
-        raise Refuse("two of its dimensions follow the batch")
+        raise Refuse("two of its dimensions are divided along the batch")
     repeats = int(counts[layout.dim])
     if layout.blocks is None and repeats != 1:
         raise Refuse("rows chosen by data are repeated")
@@ -321,12 +322,12 @@ def space_to_batch(state: Propagation, op: Op) -> None:
     layout = state.data_layout(op.inputs[0])
     sizes = state.ints(op, 1)
     if not layout.is_sharded or layout.dim != 0 or sizes is None:
-        raise Refuse("pixels follow the batch")
+        raise Refuse("a dimension of pixels is divided along the batch")
     wide = (1,) * int(np.prod(sizes))
     if op.type == "SpaceToBatchND" and layout.blocks == (1,):
         blocks: Blocks = wide
     elif op.type == "BatchToSpaceND" and layout.blocks == wide:
         blocks = (1,)
     else:
-        raise Refuse("its batch dimension lies in other blocks")
+        raise Refuse("its batch dimension consists of other blocks")
     state.set(op.outputs[0], sharded(0, blocks, layout.power), state.source(op))

@@ -11,7 +11,7 @@ from whale_tf.ir.layout import Layout, replicated
 EXTENT = Layout("extent")  # an integer tensor with elements c0 + c1 b: see BatchAxis.extents
 UNKNOWN = Layout("unknown")  # see BatchAxis.unknown
 CONCAT, SAME = "concat", "same"  # kinds of Reduce
-EXTREMES = ("max", "min", "prod", "any", "all")  # layout kinds: the whole value is the max (...) of the clones'
+EXTREMES = ("max", "min", "prod", "any", "all")  # kinds of layouts: the whole value is the max (...) of the clones' values
 
 
 class Slice(NamedTuple):
@@ -28,8 +28,8 @@ class Scale(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """Combine ``w_i ** power * v_i`` over the clones by ``kind`` (``sum``, CONCAT, one of EXTREMES, or SAME: any one);
-    all clones get the result.  ``offset``: as of :class:`Offset`, added before."""
+    """Combine ``w_i ** power * v_i`` over the clones by ``kind`` (``sum``, CONCAT, one of EXTREMES, or SAME: any of them);
+    all clones get the result.  ``offset``, as in :class:`Offset`, is added before."""
 
     kind: str
     power: int = 0
@@ -43,7 +43,7 @@ class Offset(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """Replace a clone's extent by that of the whole: element ``j`` becomes ``c0 + c1 B`` for ``components[j] = (c0, c1)``."""
+    """Replace a clone's extent with the whole one: element ``j`` becomes ``c0 + c1 B`` for ``components[j] = (c0, c1)``."""
 
     components: Tuple[Tuple[int, int], ...]
 
@@ -76,25 +76,25 @@ class BatchAxis:
     """The analysis of one graph (or function body).
 
     Attributes:
-        batch: number of examples in the mini-batch if the graph fixes it, else None.
+        batch: number of examples in the mini-batch if the graph determines it, else None.
         sources: batch input tensors -> their batch dimension.
-        layouts: tensor -> layout, except for tensors that are simply replicated; EXTENT and UNKNOWN included.
+        layouts: tensor -> layout, including EXTENT and UNKNOWN, but without tensors that are simply replicated.
         extents: tensor -> object array of ``int`` and ``Size`` (its value in a clone).
         offsets: integer tensors of positions -> ``offset``: the whole value is the clone's plus ``offset * o_i`` (a tuple
             has one offset per column of the last dimension).
         conversions: (op, operand) -> conversions of the operand inside the clone, in order.
         localise: (op, operand) -> the operand's new value.
-        attributes: (op, attribute) -> the shape (for ``output_shapes``, the tuple of shapes) to set in a clone, with batch
-            dimensions open.
+        attributes: (op, attribute) -> the shape (for ``output_shapes``, the tuple of shapes) to set in a clone, with open batch
+            dimensions.
         inexact: ops whose results are not exact.
-        whole: ops that need all examples, with the reason: they run once, in a section, on operands combined over all clones.
-        own_seed: random ops for which each clone draws its own part.
+        whole: op that needs all examples -> reason; it runs once, in a section, on operands that are combined over all clones.
+        own_seed: random ops of which each clone draws its own part.
         shared: random ops that must be drawn once for all clones.
         unknown: tensor -> why it has no layout.
         source_of: tensor -> a source whose rows it follows (only for tensors in ``layouts``).
         bodies: (op, attribute) -> the analysis of a functional op's body.
-        stated: layouts of tensors, by name, that the analysis started from beside the plain sources.
-        met: blocks of examples that were expected where others, or too few, were found.
+        stated: layouts of tensors, by name, from which the analysis started in addition to the plain sources.
+        met: blocks of examples that were expected in places where others, or too few, were found.
     """
 
     def __init__(self, graph: OpGraph, sources: Dict[int, int], batch: Optional[int]) -> None:
@@ -122,7 +122,7 @@ class BatchAxis:
         """A tensor's layout.
 
         Raises:
-            UnsupportedOpError: it has none; the message names the op that caused it, its type, the reason and the remedy.
+            UnsupportedOpError: it has none; the message says which op (and type) caused it, why, and what to do.
         """
         if tensor in self.unknown:
             raise self.unsupported(tensor)
@@ -145,8 +145,8 @@ class BatchAxis:
         return components
 
     def surplus(self, tensor: int) -> Optional[List[Optional[int]]]:
-        """How much the sum of an extent over n clones is above that of the whole, for each element and clone but one: a number,
-        or None: the element, which is the same in all clones.  None: not known of some element."""
+        """By how much the sum of an extent over n clones exceeds the whole extent, per clone after the first.  For each element
+        this is a number, or None for the element itself, which is the same in all clones.  None if some element is not known."""
         value = self.extents.get(tensor)
         if value is None:
             return None
@@ -165,5 +165,5 @@ class BatchAxis:
         return UnsupportedOpError(
             f"{op.name!r} (a {op.type}) cannot be divided along the batch: {reason}. It is needed by "
             f"{self.graph.tensor_name(tensor)!r}. Move it out of the parallel region "
-            "(compute it in the input pipeline), write it so that each example is computed by itself, or say with "
+            "(compute it in the input pipeline), rewrite it so that each example is computed on its own, or say with "
             "wh.batch_axis(tensor, dim) which dimension of its result is the batch (None: not divided)")

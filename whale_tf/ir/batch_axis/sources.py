@@ -1,4 +1,4 @@
-"""Which inputs carry the batch, and how their examples lie."""
+"""Which inputs contain the batch, and how their examples are arranged."""
 from __future__ import annotations
 
 import collections
@@ -13,16 +13,16 @@ from whale_tf.ir.layout import Layout, replicated, sharded
 from whale_tf.ir.traits import Role, traits
 from whale_tf.ir.walk import reached
 
-MAX_BLOCKS = 64  # examples of the batch that one row of the smallest input may go with
+MAX_BLOCKS = 64  # most rows that an input may have for each example of the smallest input
 PLAIN, NONE = sharded(0), replicated()
 Sources = Dict[int, Layout]
 
 
 class Known(NamedTuple):
-    """What is known of inputs beside the graph, by tensor name.
+    """What is known about inputs apart from the graph, by tensor name.
 
     Attributes:
-        axes: tensor -> the dimension along the batch that the user states; None: it is not divided.
+        axes: tensor -> the batch dimension that the user states; None: the tensor is not divided.
         shapes: input -> its shape in the first mini-batch.
     """
 
@@ -38,13 +38,14 @@ NOTHING = Known()
 
 def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[Container[int]] = None,
                     known: Known = NOTHING) -> BatchAxis:
-    """The batch axis from the inputs divided along it (its ``sources``), along their dimension 0 unless the user states another.
+    """The batch axis, starting from the inputs that are divided along it (its ``sources``): along their dimension 0, unless the
+    user states another.
 
-    An input is a batch input if its first dimension has unknown size or, where all sizes are known (from the graph or the
-    first mini-batch), the size most common among the inputs.  An input that would make some op impossible to divide, and of
-    which no divided op needs single rows, is no batch input after all (class weights, a fed table), unless variables are
-    applied to each of its rows.  One that meets divided tensors as several blocks of examples (labels of a real and a
-    generated half) lies in such blocks.  Scalars never are.
+    An input is a batch input if the size of its first dimension is unknown or, if all sizes are known (from the graph or the
+    first mini-batch), the most common one among the inputs.  An input is no batch input after all (class weights, a fed table)
+    if it would make some op impossible to divide, no divided op needs single rows of it, and no variables are applied to each
+    of its rows.  An input that meets divided tensors as several blocks of examples (labels of a real and a generated half) has
+    its examples in such blocks.  Scalars are never batch inputs.
 
     Args:
         candidates: input tensors (placeholders, iterator outputs), in order.
@@ -52,7 +53,7 @@ def find_batch_axis(graph: OpGraph, candidates: Sequence[int], scope: Optional[C
 
     Raises:
         UnknownShapeError: inputs of unknown rank, by name.
-        UnsupportedOpError: an input of another size, of which divided ops need rows.
+        UnsupportedOpError: divided ops need rows of an input of another size.
     """
     search = _Search(graph, scope, known)
     guesses = search.guesses(candidates)
@@ -84,12 +85,12 @@ class _Search:
         return analyse(self.graph, dims, self.scope, Options(stated=self.stated(sources)))
 
     def stated(self, sources: Sources) -> Dict[str, Layout]:
-        """What the user says, and the sources whose examples lie in blocks."""
+        """Layouts that the user states, and those of sources whose examples lie in blocks."""
         found = {self.graph.tensor_name(tensor): layout for tensor, layout in sources.items() if layout.blocks != (1,)}
         return dict(self.layouts, **found)
 
     def better(self, guess: Sources, sources: Sources, axis: BatchAxis) -> Tuple[Sources, BatchAxis]:
-        """The guess and its axis if fewer tensors have no layout with it, and no input is left out that the model needs."""
+        """The guess and its axis, if it leaves fewer tensors without a layout and leaves out no input that the model needs."""
         found, left_out = self.run(guess), [tensor for tensor in sources if tensor not in guess]
         if len(found.unknown) >= len(axis.unknown) or any(_is_sliced(self.graph, found, tensor) for tensor in left_out):
             return sources, axis
@@ -100,8 +101,8 @@ class _Search:
         return guess, found
 
     def guesses(self, candidates: Sequence[int]) -> List[Sources]:
-        """The sources, where nobody knows how the inputs are used: inputs with an open first size, else those of the most common
-        size; then each other size, with its multiples in blocks."""
+        """Sources to try before it is known how inputs are used: inputs with an open first size, or else those of the most common
+        size; then those of each other size, with its multiples in blocks."""
         graph = self.graph
         stated = {t: self.layouts[graph.tensor_name(t)] for t in candidates if graph.tensor_name(t) in self.layouts}
         unknown = [graph.tensor_name(t) for t in candidates if t not in stated and graph.tensors[t].shape is None]
@@ -112,7 +113,7 @@ class _Search:
         computed = {t for t in sizes if traits(graph.producer(t).type).role is Role.HOST and graph.producer(t).inputs}
         if None in (sizes[t] for t in sizes.keys() - computed or sizes):
             return [{**divided, **{t: PLAIN for t in sizes if graph.tensors[t].shape[0] is None}}]  # type: ignore[index]
-        counts = collections.Counter(sizes.values())  # a Python function's open size is that of its operands
+        counts = collections.Counter(sizes.values())  # an open size of a Python function's result is the size of its operands
         given = [size for size in (self.size(t, layout.dim) for t, layout in divided.items()) if size is not None]
         found = []
         for batch in given or [size for size, _ in counts.most_common() if size is not None]:
@@ -126,7 +127,7 @@ class _Search:
         return [{**divided, **guess} for guess in found] or [divided]
 
     def changed(self, sources: Sources, axis: BatchAxis) -> List[Sources]:
-        """The same sources, but one of them in blocks that something else has, or left out."""
+        """The same sources, except that one is left out or has the blocks of another tensor."""
         found = []
         mine = [t for t in sources if self.graph.tensor_name(t) not in self.layouts]
         for tensor in mine:
@@ -142,13 +143,13 @@ class _Search:
         return size is None or not sizes or any(size == other * sum(blocks) for other in sizes)  # type: ignore[operator]
 
     def size(self, tensor: int, dim: int) -> Optional[int]:
-        """Of an input's dimension, from the first mini-batch or the graph."""
+        """The size of an input's dimension, from the first mini-batch or the graph."""
         shape = self.known.shapes.get(self.graph.tensor_name(tensor)) or self.graph.tensors[tensor].shape
         return None if shape is None or dim >= len(shape) else shape[dim]
 
     def check(self, sources: Sources, axis: BatchAxis, candidates: Sequence[int]) -> None:
         """Raises:
-            UnsupportedOpError: an input is no multiple of the batch, and divided ops need rows of it.
+            UnsupportedOpError: an input's size is not a multiple of the batch size, and divided ops need rows of it.
         """
         sized = [(t, self.size(t, layout.dim)) for t, layout in sources.items() if layout.blocks == (1,)]
         first, batch = next(((t, size) for t, size in sized if size is not None), (-1, None))
@@ -159,12 +160,12 @@ class _Search:
             if tensor not in sources and size is not None and size % batch and self.is_needed(axis, tensor):
                 raise UnsupportedOpError(
                     f"input {self.graph.tensor_name(tensor)!r} has {size} rows, but the mini-batch ("
-                    f"{self.graph.tensor_name(first)!r}) has {batch} examples, and ops on single examples read it; feed a "
-                    f"multiple of {batch}, or say with wh.batch_axis(tensor, dim) which dimension is the batch "
+                    f"{self.graph.tensor_name(first)!r}) has {batch} examples, and ops that work on single examples read it; feed"
+                    f" a multiple of {batch}, or say with wh.batch_axis(tensor, dim) which dimension is the batch "
                     "(None: not divided)")
 
     def is_needed(self, axis: BatchAxis, tensor: int) -> bool:
-        """Whether divided ops take rows of an input, or would have to, of which nobody knew the sizes before it was fed."""
+        """Whether divided ops take rows of an input, or would have to and its sizes were not known before it was fed."""
         if _is_sliced(self.graph, axis, tensor):
             return True
         derived, causes = _derived(self.graph, tensor), _causes(axis)
@@ -196,12 +197,12 @@ def _feeds_model(graph: OpGraph, axis: BatchAxis, rest: BatchAxis) -> bool:
 
 
 def _derived(graph: OpGraph, tensor: int) -> Set[int]:
-    """A tensor and all that is computed from it."""
+    """A tensor and everything that is computed from it."""
     return reached([tensor], lambda t: (result for op, _ in graph.consumers(t) for result in graph.ops[op].outputs))
 
 
 def _is_sliced(graph: OpGraph, axis: BatchAxis, tensor: int) -> bool:
-    """Whether a divided op takes rows of a tensor computed from the given one."""
+    """Whether a divided op takes rows of a tensor that is computed from the given one."""
     derived = _derived(graph, tensor)
     return any(isinstance(step, Slice) and graph.ops[op].inputs[position] in derived
                for (op, position), steps in axis.conversions.items() for step in steps)

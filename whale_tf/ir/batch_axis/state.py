@@ -13,24 +13,24 @@ from whale_tf.ir.rules import View
 from whale_tf.ir.traits import FLOW, Gives, traits, types_where
 from whale_tf.ir.traits import State as VariableState
 
-# Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs a visit; it is inside a loop;
-# it is the same for all examples (or drawn anew), so any blocks with the same total describe it; it was computed once, from all
-# examples.
+# Flags of a tensor: its value depends on a variable; it is zero (or an empty list); it needs a visit; it is inside a loop; it
+# is the same for all examples (or is drawn anew), so that any blocks with the same total describe it; it was computed once, from
+# all examples.
 VARIABLE, ZERO, BATCHED, LOOP, UNIFORM, OF_SECTION = 1, 2, 4, 8, 16, 32
 VARIABLES = types_where(lambda row: row.state in (VariableState.VARIABLE, VariableState.TEMPORARY))
-SHAPE_ONLY = types_where(lambda row: row.gives in (Gives.SIZES, Gives.LIKE))  # results are independent of the operand's elements
+SHAPE_ONLY = types_where(lambda row: row.gives in (Gives.SIZES, Gives.LIKE))  # results do not depend on the operand's elements
 MOVES = types_where(lambda row: row.only_moves or row.role in FLOW)
 INTEGERS = ("int", "uint", "bool")
-MAX_OPAQUE = 16  # largest unknown integer tensor, in elements, whose elements each get a symbol
+MAX_OPAQUE = 16  # most elements of an unknown integer tensor for which each element gets a symbol
 
 
 class Options(NamedTuple):
     """Attributes:
-    sync: whether a whole-batch statistic used by an op is combined over the clones (exact, at the cost of a collective) instead
-        of approximated by the clone's own.
-    stated: layouts of tensors, by name, that need no finding: the user's, and those of inputs whose examples lie in blocks.
-    sections: what needs all examples runs on all of them, and only the statistics of normalisation layers are approximated.
-    together: numbers of ops that run with a section, although clones could run them.
+    sync: whether a whole-batch statistic that an op uses is combined over the clones (exact, at the cost of a collective)
+        instead of being approximated by the clone's own.
+    stated: known layouts of tensors, by name: those that the user states, and those of inputs whose examples lie in blocks.
+    sections: ops that need all examples run on all of them; only the statistics of normalisation layers are approximated.
+    together: numbers of ops that run with a section although clones could run them.
     """
 
     sync: Optional[Callable[[Op], bool]] = None
@@ -40,7 +40,7 @@ class Options(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The initial state of a tensor that an analysis is given (a source, a parameter of a body)."""
+    """The initial state of a tensor that is given to an analysis (a source, a parameter of a body)."""
 
     layout: Layout
     flags: int = 0
@@ -50,10 +50,10 @@ class Given(NamedTuple):
 
 
 class Containers:
-    """Tensor arrays and stacks: a handle's root identifies the object, whose elements all have one layout.
+    """Tensor arrays and stacks: a handle's root identifies the object, whose elements all have the same layout.
 
     ``roots``: handle tensor -> root; ``contents``: root -> (layout of an element, flags); ``extents``: root -> the size
-    that every element holds; ``users``: root -> ops to visit again when that changes.
+    that every element holds; ``users``: root -> ops to visit again when these change.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class State(View):
 
     Args:
         seeds: tensors with a given state (sources, parameters of a body).
-        batch: number of examples in the mini-batch, if the graph fixes it.
-        scope: ids of the ops that are divided; all when None.  Tensors from outside are replicated.
-        sources: the batch inputs among the seeds and their batch dimension; None: all seeds that are divided.
+        batch: number of examples in the mini-batch, if the graph determines it.
+        scope: ids of the ops that are divided; None: all.  Tensors from outside are replicated.
+        sources: the batch inputs among the seeds -> their batch dimension; None: all divided seeds.
     """
 
     def __init__(self, graph: OpGraph, seeds: Mapping[int, Given], batch: Optional[int], options: Options,
@@ -88,16 +88,16 @@ class State(View):
         self.conversions = self.result.conversions
         self.flags = bytearray(len(graph.tensors))
         self.visited = bytearray(len(graph.ops))
-        self.sizes: Dict[int, Tuple[SizeLike, ...]] = {}  # inferred shapes that the graph does not know
+        self.sizes: Dict[int, Tuple[SizeLike, ...]] = {}  # inferred shapes that the graph does not have
         self.promoted: Dict[int, Tuple[int, Blocks]] = {}
         self.promoted_beside: Dict[int, Optional[int]] = {}
         self.inexact: Dict[int, str] = {}
         self.whole = self.result.whole
         self.together: Mapping[int, str] = {}  # ops that run whole because others do -> reason
-        self.looped: Set[int] = set()  # ops that would be exact if their loop did
+        self.looped: Set[int] = set()  # ops that would be exact if their loop ran whole
         self.forced: Set[int] = set()  # ops that have to run whole, because a section needs their sizes
-        self.gathered: Set[int] = set()  # divided tensors that a section has whole
-        self.per_replica: Set[int] = set()  # ops of normalisation layers, from their statistics to where these are used
+        self.gathered: Set[int] = set()  # divided tensors of which a section has the whole value
+        self.per_replica: Set[int] = set()  # ops of normalisation layers, from their statistics to the uses of these
         self.seeded: Set[int] = set()
         self.shared: Set[int] = set()
         self.special = {graph.tensors[t].op for t in seeds}  # ops that need a visit even if no operand is batched
@@ -110,7 +110,7 @@ class State(View):
         self.loop_merges: Set[int] = set()
         self.merge_visits: Dict[int, int] = {}
         self.is_settled = False  # loops have reached their fixed point; unknown layouts are final
-        self.is_tentative = False  # an early round of a loop's body, which must not refuse what is not yet known
+        self.is_tentative = False  # an early round of a loop's body, which must not refuse unknown layouts yet
         self.can_reduce = True  # function bodies cannot wait for other clones
         self._depth = 0
 
@@ -120,7 +120,7 @@ class State(View):
             heapq.heappush(self.queue, op_id)
 
     def promote(self, tensor: int, dim: int, blocks: Blocks, source: Optional[int]) -> None:
-        """Compute a whole tensor per clone at its producer, instead of slicing it where it is used with ``source``'s rows."""
+        """Compute a whole tensor for each clone at its producer, instead of slicing it where it meets the rows of ``source``."""
         if tensor not in self.promoted:
             self.promoted[tensor] = (dim, blocks)
             self.promoted_beside[tensor] = source
@@ -129,7 +129,7 @@ class State(View):
             self.push(producer)
 
     def open_attribute(self, op: Op, name: str, dim: int) -> None:
-        """Open the batch dimension of a shape attribute, which must not state the whole batch's size in a clone."""
+        """Open the batch dimension of a shape attribute, so that it does not state the whole batch's size in a clone."""
         shape = op.attrs.get(name)
         if shape is not None and dim < len(shape) and shape[dim] not in (None, -1):
             self.result.attributes[op.id, name] = tuple(None if d == dim else s for d, s in enumerate(shape))
@@ -158,7 +158,7 @@ class State(View):
             self.flags[tensor] |= ZERO
 
     def lose(self, op: Op, reason: str) -> None:
-        """Mark an op's outputs as without a layout; if an operand has none either, its reason takes precedence."""
+        """Mark an op's outputs as having no layout; if an operand has none either, its reason takes precedence."""
         cause = next((self.result.unknown[t] for t in op.inputs if t in self.result.unknown), Unknown(op.id, reason))
         for position in range(len(op.inputs)):
             self.conversions.pop((op.id, position), None)
@@ -168,7 +168,7 @@ class State(View):
             self.result.unknown[t] = cause
 
     def lose_tensor(self, tensor: int, like: int) -> None:
-        """Mark a tensor as without a layout, for the same reason as ``like``."""
+        """Mark a tensor as having no layout, for the same reason as ``like``."""
         self.set(tensor, UNKNOWN, None)
         self.result.unknown[tensor] = self.result.unknown[like]
 
@@ -226,7 +226,7 @@ class State(View):
         if tensor in self.layouts or self._depth > 200:
             return None
         op, record = self.graph.producer(tensor), self.graph.tensors[tensor]
-        if op.id in self.whole:  # the value of the whole mini-batch, while those of its operands may be a clone's
+        if op.id in self.whole:  # its value is that of the whole mini-batch, while its operands' may be a clone's
             value = None
         elif op.type in ("Shape", "ShapeN"):
             sizes = self.local_shape(op.inputs[record.index])
@@ -257,11 +257,11 @@ class State(View):
         """The layout of an operand that is data."""
         layout = self.layout(tensor)
         if layout is EXTENT:
-            raise Refuse("sizes of the batch are its data")
+            raise Refuse("its data are batch sizes")
         return layout
 
     def localise_elements(self, op: Op, position: int, places: Mapping[int, Blocks]) -> None:
-        """Make elements ``places`` of operand ``position`` the clone's size of a batch dimension of the given blocks."""
+        """Set elements ``places`` of operand ``position`` to the clone's size of a batch dimension with the given blocks."""
         value = self.value(op.inputs[position])
         if value is None:
             raise Refuse(f"the shape in {self.graph.tensor_name(op.inputs[position])!r} does not follow from the data")
@@ -283,7 +283,7 @@ class State(View):
         if blocks is None or -1 in blocks:
             raise Refuse(f"the constant {element} stands for a number of rows chosen by data")
         if self.batch is not None and element != self.batch * sum(blocks):
-            raise Refuse(f"the constant {element} stands where {sum(blocks)} x {self.batch} examples are expected")
+            raise Refuse(f"the constant {element} is used where {sum(blocks)} x {self.batch} examples are expected")
 
     def lacks_sizes(self, tensor: int) -> bool:
         """Whether the graph leaves a dimension other than the batch open."""
@@ -298,7 +298,7 @@ class State(View):
         return any(s is None and d != layout.dim for d, s in enumerate(shape))
 
     def set_sizes(self, tensor: int, sizes: Sequence[SizeLike]) -> None:
-        """Record what is known of a result's shape beyond the graph's static shape."""
+        """Record what is known about a result's shape beyond the graph's static shape."""
         shape = self.graph.tensors[tensor].shape
         if shape is not None and len(shape) == len(sizes):
             sizes = [mine if theirs is None else theirs for mine, theirs in zip(sizes, shape)]

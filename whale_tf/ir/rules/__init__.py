@@ -52,11 +52,11 @@ def rule_for(op: Op, graph: OpGraph, view: Optional[View] = None) -> Rule:
     """The sharding rule of an op.
 
     Args:
-        view: provides the operands' shapes and values; the graph's static ones by default.  Pass the same view for many
-            ops: it caches its results.
+        view: provides the operands' shapes and values; by default the graph's static ones.  Pass the same view for many ops,
+            because it caches its results.
 
     Raises:
-        NoRule: the op type has no rule, or a shape or constant needed by the rule is not known.
+        NoRule: the op type has no rule, or a shape or constant that the rule needs is not known.
     """
     builder = RULES.get(op.type)
     if builder is None:

@@ -1,7 +1,7 @@
-"""Control flow passes values through; dimensions of the elements of stacks, arrays and lists pass.
+"""Control flow passes values on; the dimensions of the elements of stacks, arrays and lists pass.
 
-One op's operands do not determine how a container's contents are divided (see
-:mod:`whale_tf.ir.batch_axis.control_flow`), so these rules do not link a write to a read.
+The operands of one op do not determine how a container's contents are divided (see
+:mod:`whale_tf.ir.batch_axis.control_flow`), so these rules do not connect a write with a read.
 """
 from __future__ import annotations
 

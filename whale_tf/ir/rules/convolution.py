@@ -1,4 +1,4 @@
-"""Convolutions, pooling and image resizing: ``nhwi,hwio->nhwo``; shards of an image need halos from their neighbours."""
+"""Convolutions, pooling and image resizing: ``nhwi,hwio->nhwo``.  Shards of an image need halos from their neighbours."""
 from __future__ import annotations
 
 from typing import Dict, Tuple
@@ -29,7 +29,7 @@ def _kernel(spatial: int) -> Dims:
 
 
 def _images(op: Op, spatial: int, depthwise: int) -> Tuple[Dims, Dims]:
-    """Of the convolution's operand and result."""
+    """Dimensions of the convolution's operand and of its result."""
     y = image(op, spatial, "i", "y", "o") if depthwise else image(op, spatial, "o", "y")
     return image(op, spatial, "i", "x"), y
 
@@ -65,7 +65,7 @@ def pooling(role: str, spatial: int) -> Builder:
 
 
 def pooling_gradient(letters: str, result: str, roles: str) -> Builder:
-    """``letters`` and ``result`` tell which operands have the input's (x) or the output's (y) image."""
+    """``letters`` and ``result`` say which operands are shaped like the input (x) or like the output (y)."""
     def build(op: Op, view: View) -> Rule:
         spatial = view.need_rank(op.inputs[0]) - 2
         images = {p: image(op, spatial, "c", p) for p in "xy"}

@@ -86,7 +86,7 @@ def cast(op: Op, view: View) -> Rule:
 
 
 def bitcast(op: Op, view: View) -> Rule:
-    """Between types of one size, bit by bit; types of other sizes add or take a last dimension."""
+    """Between types of the same size, elementwise; types of other sizes add or remove a last dimension."""
     shape = view.shape(op.inputs[0])
     before, after = (np.dtype(view.graph.tensors[t].dtype.replace("bfloat16", "float16")) for t in (op.inputs[0], op.outputs[0]))
     if before.itemsize == after.itemsize:
@@ -118,7 +118,7 @@ def select(op: Op, view: View) -> Rule:
 
 
 def per_row(op: Op, view: View) -> Rule:
-    """Ops on (data, side operands): the first operand keeps its shape, the others are whole."""
+    """Ops on (data, side operands): the first operand keeps its shape, the others are needed whole."""
     dims = axes(view.need_rank(op.inputs[0])) if view.rank(op.inputs[0]) is not None else SAME
     return Rule((dims,) + (None,) * (len(op.inputs) - 1), (dims,) * len(op.outputs), "m" + "n" * (len(op.inputs) - 1))
 

@@ -1,4 +1,4 @@
-"""Look-ups, sums and stores by index."""
+"""Ops that look up, add or store rows by index."""
 from __future__ import annotations
 
 from typing import Tuple
@@ -36,7 +36,7 @@ def gather(op: Op, view: View) -> Rule:
 
 
 def resource_gather(op: Op, view: View) -> Rule:
-    """Rows of a variable read through its handle, which has the variable's dimensions."""
+    """Rows of a variable that is read through its handle, which has the variable's dimensions."""
     shared = attr(op, "batch_dims", 0)
     indices = _letters("i", view.need_rank(op.inputs[1]))
     width = view.need_rank(op.outputs[0]) - len(indices)
@@ -53,7 +53,7 @@ def gather_nd(op: Op, view: View) -> Rule:
     depth = shape[-1] if shape is not None else None
     shared = attr(op, "batch_dims", 0)
     if depth is None:
-        raise NoRule("how many dimensions its indices name is not known")
+        raise NoRule("it is not known how many dimensions its indices name")
     indices = params[:shared] + indices[shared:]
     named = range(shared, shared + depth)
     kinds = {**{params[d][0]: LOOKUP for d in named}, indices[-1][0]: WHOLE}
@@ -74,18 +74,18 @@ def scatter_nd(op: Op, view: View) -> Rule:
 
 
 def tensor_scatter(op: Op, view: View) -> Rule:
-    """(tensor, indices, updates): each factor written by index is needed whole."""
+    """(tensor, indices, updates): each factor that is written by index is needed whole."""
     result, indices = axes(view.need_rank(op.inputs[0])), _letters("i", view.need_rank(op.inputs[1]))
     shape = view.shape(op.inputs[1])
     depth = shape[-1] if shape is not None else None
     if depth is None:
-        raise NoRule("how many dimensions its indices name is not known")
+        raise NoRule("it is not known how many dimensions its indices name")
     kinds = {**{result[d][0]: WHOLE for d in range(depth)}, **{f[0]: WHOLE for f in indices}}
     return Rule((result, indices, indices[:-1] + result[depth:]), (result,), "ana", kinds)
 
 
 def segments(kind: str) -> Builder:
-    """(data, segment ids, [count]) -> one row per segment: the sum, the maximum ... of its rows."""
+    """(data, segment ids, [count]) -> one row per segment: the sum, maximum ... of its rows."""
     def build(op: Op, view: View) -> Rule:
         data, ids = view.need_rank(op.inputs[0]), view.rank(op.inputs[1])
         ids = 1 if op.type.startswith("Segment") else ids
@@ -108,7 +108,7 @@ def one_hot(op: Op, view: View) -> Rule:
 
 
 def dynamic_stitch(op: Op, view: View) -> Rule:
-    """(indices ..., data ...) -> rows placed by index: the rows' dimension does not pass."""
+    """(indices ..., data ...) -> rows placed by index; the dimension of the rows does not pass."""
     half = len(op.inputs) // 2
     inputs = []
     data_rank = view.need_rank(op.inputs[half]) - view.need_rank(op.inputs[0])
@@ -121,7 +121,7 @@ def dynamic_stitch(op: Op, view: View) -> Rule:
 
 
 def row_join(op: Op, view: View) -> Rule:
-    """(data, indices, segment ids) of sparse segment sums: rows picked, then added up by segment."""
+    """(data, indices, segment ids) of sparse segment sums: rows are picked, then added up by segment."""
     full = axes(view.need_rank(op.inputs[0]))
     return Rule((full, (("i",),), (("i",),)) + ((),) * (len(op.inputs) - 3), ((("segment",),) + full[1:],),
                 "m" + "n" * (len(op.inputs) - 1), {"d0": LOOKUP, "i": SUM if len(op.inputs) > 3 else WHOLE, "segment": WHOLE})
@@ -136,7 +136,7 @@ def dynamic_partition(op: Op, view: View) -> Rule:
 
 
 def where(op: Op, view: View) -> Rule:
-    """Positions of the true elements: rows chosen by data."""
+    """Positions of the true elements, which are rows chosen by data."""
     full = axes(view.need_rank(op.inputs[0]))
     return Rule((full,), ((("row",), ("which",)),), "n", {**{f[0]: WHOLE for f in full}, "row": WHOLE, "which": WHOLE})
 

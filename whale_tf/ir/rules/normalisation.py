@@ -1,4 +1,4 @@
-"""Batch normalisation: in training, its statistics are over the examples it sees."""
+"""Batch normalisation: in training, its statistics cover the examples that it gets."""
 from __future__ import annotations
 
 from typing import Dict

@@ -1,4 +1,4 @@
-"""Fused recurrent cells: examples pass; gate and hidden dimensions are needed whole; weights' gradients are sums."""
+"""Fused recurrent cells: examples pass, gate and hidden dimensions are needed whole, and gradients of weights are sums."""
 from __future__ import annotations
 
 from typing import Dict, List, Tuple
@@ -6,7 +6,7 @@ from typing import Dict, List, Tuple
 from whale_tf.ir.graph import Op
 from whale_tf.ir.rules.rule import SUM, WHOLE, AnyDims, Builder, Rule, View
 
-# Operand and result dimensions: ``b`` examples, ``t`` steps, capitals other (whole) dimensions; ``-`` is not divided.
+# Dimensions of operands and results: ``b`` examples, ``t`` steps, capitals other (whole) dimensions; ``-`` is not divided.
 _CELLS: Dict[str, Tuple[str, str, str]] = {
     "lstm": ("bI bH bH WG H H H G", "bH bH bH bH bH bH bH", "nnnnnnnn"),
     "lstm_gradient": ("bI bH bH WG H H H G bH bH bH bH bH bH bH bH", "bH bG H H H", "nnnnnnnnnnnnnnaa"),

@@ -85,7 +85,7 @@ def in_top_k(op: Op, view: View) -> Rule:
 
 
 def dense_bincount(op: Op, view: View) -> Rule:
-    """Rows of bins, counted (or weighted) row by row; a flat operand counts all examples in one row of bins."""
+    """Rows of bins that are counted (or weighted) row by row; a flat operand counts all examples in one row of bins."""
     if view.need_rank(op.inputs[0]) != 2:
         raise NoRule("it counts over all examples")
     rows: Dims = (("b",), ("n",))

@@ -1,8 +1,8 @@
 """Sharding rules, and the view of an op that rule builders read.
 
-A rule is written over named factors, as in einsum (the notation of Rhino's and GSPMD's propagation): MatMul is
+A rule is written in named factors, as in einsum (the notation of Rhino's and GSPMD's propagation): MatMul is
 ``mk,kn->mn``.  Every dimension of every operand and result is a tuple of factors, major to minor; an empty tuple is a
-dimension of size one that broadcasts.  The same rule answers three questions: where the batch axis goes
+dimension of size one that broadcasts.  The same rule answers three questions: how tensors depend on the batch
 (:mod:`whale_tf.ir.batch_axis`), which sharding patterns an op has, and which layouts the automatic search may choose.
 """
 from __future__ import annotations
@@ -15,14 +15,14 @@ from whale_tf.ir.graph import Op, OpGraph, Shape
 Factors = Tuple[str, ...]
 Dims = Tuple[Factors, ...]
 
-# What happens when a factor is sharded.  A factor that is not in ``Rule.kinds`` simply passes.
+# What happens if a factor is sharded.  A factor that is not in ``Rule.kinds`` simply passes.
 SUM = "sum"  # absent from the outputs: the shards' results are summed
 MEAN = "mean"  # ... and each is an average over its shard
 MAX, MIN, PROD, ANY, ALL = "max", "min", "prod", "any", "all"  # ... combined in these ways
-LOOKUP = "lookup"  # rows picked by an index: a shard returns zero for rows it does not hold, then as SUM
+LOOKUP = "lookup"  # rows are picked by an index: a shard returns zero for rows that it does not have, then as SUM
 WHOLE = "whole"  # every shard needs all of it (a softmax's classes, a cumulative sum's axis)
 HALO = "halo"  # shards need the borders of their neighbours (a convolution's image)
-STATISTIC = "statistic"  # the op computes statistics over it; a shard computes its own (batch normalisation)
+STATISTIC = "statistic"  # the op computes statistics over it, and a shard computes its own (batch normalisation)
 STATISTIC_GRADIENT = "statistic gradient"  # ... and results without it are sums (that op's gradient)
 REDUCTIONS = (SUM, MEAN, MAX, MIN, PROD, ANY, ALL)
 
@@ -30,7 +30,7 @@ REDUCTIONS = (SUM, MEAN, MAX, MIN, PROD, ANY, ALL)
 ADDED = "a"  # linear in all such operands together (Add, Concat, Select's branches)
 MULTIPLIED = "m"  # linear in this operand alone (MatMul, Mul, ReluGrad's gradient)
 DIVIDED = "d"  # a divisor
-NONLINEAR = "n"  # anything else, indices included
+NONLINEAR = "n"  # anything else, including indices
 
 
 class Same:
@@ -45,8 +45,8 @@ AnyDims = Union[Dims, Same, None]  # None: not divided along any dimension
 
 
 class ShapeOperand(NamedTuple):
-    """Operand ``position`` is a shape: its element ``j`` is the product of the sizes of ``dims[j]`` and shrinks if one of
-    them is sharded (Reshape's target, Fill's dims, a convolution gradient's input sizes)."""
+    """Operand ``position`` is a shape (Reshape's target, Fill's dims, a convolution gradient's input sizes): its element ``j`` is
+    the product of the sizes of ``dims[j]`` and shrinks if one of them is sharded."""
 
     position: int
     dims: Dims
@@ -60,7 +60,7 @@ class Rule(NamedTuple):
         roles: one letter per operand (ADDED, MULTIPLIED, DIVIDED, NONLINEAR).
         kinds: factors that do not simply pass.
         shapes: operands that must be rewritten on a shard.
-        alias: (operand, result) pairs that are the same storage; result -1 for an update without a result edge.
+        alias: (operand, result) pairs that share storage; result -1 for an update without a result edge.
     """
 
     inputs: Tuple[AnyDims, ...]
@@ -96,7 +96,7 @@ class View:
         self._values: Dict[int, Optional[Value]] = {}
 
     def shape(self, tensor: int) -> Shape:
-        """The whole tensor's shape as far as it is known; for a list, its elements' shape is not."""
+        """The whole tensor's shape, as far as it is known.  The shape of a list's elements is not."""
         record = self.graph.tensors[tensor]
         if record.shape is None:
             value = self.graph.ops[record.op].value  # a constant in a function body may have only its value
@@ -111,7 +111,7 @@ class View:
         return self._values[tensor]
 
     def fix(self, values: Mapping[int, Value]) -> None:
-        """These tensors have these values, which are known from elsewhere."""
+        """Give tensors values that are known from elsewhere."""
         self._values.update(values)
 
     def _evaluate(self, tensor: int) -> Optional[Value]:
@@ -156,7 +156,7 @@ _AXES: List[Dims] = []
 
 
 def axes(rank: int) -> Dims:
-    """Factors ``d0, d1, ...``: one for each dimension of a tensor."""
+    """Factors ``d0, d1, ...``, one for each dimension of a tensor."""
     while len(_AXES) <= rank:
         _AXES.append(tuple((f"d{i}",) for i in range(len(_AXES))))
     return _AXES[rank]
@@ -168,7 +168,7 @@ def named(letters: str) -> Dims:
 
 
 def whole(dims: Sequence[int], rank: int) -> Dict[str, str]:
-    """Kinds that mark the given dimensions of ``axes(rank)`` as needed whole."""
+    """Kinds which say that the given dimensions of ``axes(rank)`` are needed whole."""
     return {f"d{d % rank}": WHOLE for d in dims} if rank else {}
 
 

@@ -1,4 +1,4 @@
-"""Ops that move, cut, join or repeat elements without computing on them."""
+"""Ops that move, cut, join or repeat elements without computing anything."""
 from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -81,7 +81,7 @@ def squeeze(op: Op, view: View) -> Rule:
         raise NoRule("the rank of its operand is not known")
     dims = [d % len(shape) for d in attr(op, "squeeze_dims", ())] or [d for d, size in enumerate(shape) if size == 1]
     if None in shape and not attr(op, "squeeze_dims", ()):
-        raise NoRule("which dimensions are of size one is not known; name them in tf.squeeze(axis=...)")
+        raise NoRule("it is not known which dimensions have size one; name them in tf.squeeze(axis=...)")
     full = axes(len(shape))
     return Rule((tuple(() if d in dims else f for d, f in enumerate(full)),),
                 (tuple(f for d, f in enumerate(full) if d not in dims),), "m")
@@ -108,7 +108,7 @@ def unpack(op: Op, view: View) -> Rule:
 
 
 def concat(op: Op, view: View) -> Rule:
-    """The joined axis is needed whole; along the batch it gives blocks (see :mod:`whale_tf.ir.batch_axis.cutting`)."""
+    """The joined axis is needed whole; along the batch, it yields blocks (see :mod:`whale_tf.ir.batch_axis.cutting`)."""
     first = op.type == "Concat"
     parts = op.inputs[1:] if first else op.inputs[:-1]
     rank = next((r for r in map(view.rank, parts) if r is not None), None)
@@ -135,7 +135,7 @@ def split(op: Op, view: View) -> Rule:
 
 
 def slice_(op: Op, view: View) -> Rule:
-    """Dimensions taken in full pass; the others are needed whole."""
+    """Dimensions that are taken in full pass; the others are needed whole."""
     shape, rank = view.shape(op.inputs[0]), view.need_rank(op.inputs[0])
     begin, size = view.value(op.inputs[1]), view.value(op.inputs[2])
     full = axes(rank)
@@ -164,7 +164,7 @@ def strided_terms(op: Op, rank: int, view: View, shape: Sequence[object]) -> Lis
     """The terms of a StridedSlice (or its gradient), one per input dimension.
 
     ``full``: the whole dimension is taken in order; ``keeps``: the result has a dimension for it.  ``term`` is the
-    position in begin/end/strides, -1 for dimensions covered by an ellipsis (or left out at the end).
+    position in begin/end/strides; -1 for dimensions that an ellipsis covers (or that are left out at the end).
     """
     begin, end, strides = (view.value(op.inputs[1 + i]) for i in range(3))
     sizes = [len(v) for v in (begin, end, strides) if v is not None]
@@ -327,7 +327,7 @@ def depth_space(op: Op, view: View) -> Rule:
 
 
 def shape_of(op: Op, view: View) -> Rule:
-    """Sizes: independent of the operands' elements."""
+    """Sizes, which do not depend on the operands' elements."""
     inputs = tuple(axes(view.rank(t) or 0) if view.rank(t) is not None else SAME for t in op.inputs)
     return Rule(inputs, (None,) * len(op.outputs), "n" * len(op.inputs))
 

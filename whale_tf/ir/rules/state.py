@@ -1,8 +1,8 @@
 """Variables and optimizers: an update is elementwise over the variable and its slots, which are sharded like it.
 
-A resource handle represents its variable, so it has the variable's dimensions.  Operands are described by letters: ``v`` a
-variable or slot updated in place, ``x`` one that is only read, ``g`` a value of the variable's shape, ``s`` a scalar, ``r``
-rows and ``i`` their numbers (sparse updates), ``z`` anything else.
+A resource handle stands for its variable, so it has the variable's dimensions.  Letters describe operands: ``v`` is a
+variable or slot that is updated in place, ``x`` one that is only read, ``g`` a value with the variable's shape, ``s`` a scalar,
+``r`` rows and ``i`` their numbers (sparse updates), ``z`` anything else.
 """
 from __future__ import annotations
 

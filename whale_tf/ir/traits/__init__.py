@@ -1,12 +1,12 @@
-"""The table of op traits: one row per op type, with everything the package knows of it.
+"""The table of op traits: one row per op type, with everything that the package knows about it.
 
 ``traits(op.type)`` returns the row; :func:`types_where` and the sets below are views of the table.  To add an op type, add
 a row to one of the sections ``graph``, ``variables``, ``arithmetic`` and ``moving``.  The row states its sharding rule, its
 handler along the batch axis, its role and effect on variables, its memory, its precision and its cost.  Rule makers, handlers and
 evaluators are functions elsewhere, referred to by name.
 
-Open-ended families of types (datasets, readers, custom optimizers) are recognised by name; a type neither in the table nor
-in a family has the default row, which claims nothing.
+Open-ended families of types (datasets, readers, custom optimizers) are recognised by name.  A type that is neither in the
+table nor in a family has the default row, which claims nothing.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from whale_tf.ir.traits.variables import STATE
 TABLE = with_precision(merged(GRAPH, STATE, ARITHMETIC, MOVING))
 UNKNOWN = OpTraits()
 
-# Tried in this order for types without a row.
+# They are tried in this order for types without a row.
 FAMILIES: Tuple[Tuple[Pattern[str], OpTraits], ...] = tuple((re.compile(pattern), row) for pattern, row in (
     (r"^InitializeTable|^LookupTableImport", OpTraits(role=Role.INITIALIZE)),
     (r"^Placeholder", OpTraits(role=Role.PLACEHOLDER)),

@@ -5,7 +5,7 @@ from whale_tf.ir.traits.row import Buffer, Cost, Gives, OpTraits, Recipe, merged
 
 
 def _map(roles: str, value: str = "", flops: float = 1.0, passes_terms: bool = False) -> OpTraits:
-    """Elementwise, operands broadcast; ``roles``: a letter per operand (:mod:`whale_tf.ir.rules.rule`)."""
+    """Elementwise, with broadcasting; ``roles``: a letter per operand (:mod:`whale_tf.ir.rules.rule`)."""
     return OpTraits(rule=f"elementwise.elementwise {roles}", value=value, buffer=Buffer.OVERWRITES, flops=flops,
                     passes_terms=passes_terms)
 

@@ -5,7 +5,7 @@ from whale_tf.ir.traits.row import Buffer, Cost, Gives, OpTraits, Recipe, merged
 
 
 def _move(rule: str, batch: str = "", value: str = "", gives: Gives = Gives.OTHER) -> OpTraits:
-    """Reads and writes memory, computes nothing."""
+    """An op that reads and writes memory but computes nothing."""
     return OpTraits(rule=rule, batch=batch, value=value, gives=gives, cost=Cost.MOVE)
 
 

@@ -1,7 +1,8 @@
-"""Which op types may compute in a type of half the bytes: the column ``precision`` of the table.
+"""Which op types may compute in a type with half the bytes: the column ``precision`` of the table.
 
-The lists are those of TensorFlow's own pass (``auto_mixed_precision_lists.h``, for float16), as far as the table has the types.
-Sums and means are float32 under both low types, though TensorFlow lets bfloat16 sums follow their neighbours on some CPUs.
+The lists are those of TensorFlow's own pass (``auto_mixed_precision_lists.h``, for float16), without types that are not in the
+table.  Sums and means are float32 under both low types, although TensorFlow lets bfloat16 sums follow their neighbours on some
+CPUs.
 """
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def with_precision(table: Table) -> Table:
     """The table with its column ``precision``.
 
     Raises:
-        KeyError: a type that is listed has no row.
+        KeyError: a listed type has no row.
     """
     result = dict(table)
     for precision, names in _LISTS.items():

@@ -14,7 +14,7 @@ class Role(Enum):
     PLACEHOLDER = "placeholder"
     INPUT = "input"  # produces, moves or describes external data, or a shared table; never cloned
     PULL = "pull"  # takes the next elements from an iterator or queue
-    HOST = "host"  # a Python function or a look-up in a table of its process; it brings in data where it depends on no variable
+    HOST = "host"  # a Python function or a look-up in a table of its process; it brings in data if it depends on no variable
     INITIALIZE = "initialize"  # initialises an iterator or look-up table
     SAVE = "save"
     RESTORE = "restore"
@@ -40,10 +40,10 @@ class State(Enum):
     NONE = "none"
     VARIABLE = "variable"  # it is the variable
     TEMPORARY = "temporary"  # a variable that exists only within one step
-    READ = "read"  # reads the whole value (an Identity: if its operand is a reference)
+    READ = "read"  # reads the whole value (an Identity does if its operand is a reference)
     IS_INITIALIZED = "is initialized"
     HANDLE = "handle"  # neither reads nor writes the value
-    ASSIGN = "assign"  # writes every element: assigns, adds or subtracts a tensor of the variable's shape
+    ASSIGN = "assign"  # writes every element: assigns, adds or subtracts a tensor with the variable's shape
     WRITE = "write"  # writes some elements, or increments a counter
     UPDATE = "update"  # an optimizer's update
     DRAW = "draw"  # advances a random generator's own variable
@@ -51,7 +51,7 @@ class State(Enum):
 
 
 class Gives(Enum):
-    """How the result's elements follow from the first operand without arithmetic."""
+    """How the result's elements follow from the first operand, without arithmetic."""
 
     OTHER = "other"
     SAME = "same"  # the operand
@@ -73,21 +73,21 @@ class Buffer(Enum):
 class Cost(Enum):
     """How an op's cost is counted; ``OpTraits.flops`` is the number per element."""
 
-    FREE = "free"  # passes on a buffer, or computes nothing
+    FREE = "free"  # passes on a buffer or computes nothing
     BODY = "body"  # the cost of its function body
     MOVE = "move"  # reads and writes memory, computes nothing
-    LOOK_UP = "look up"  # as MOVE, for the rows that it returns
+    LOOK_UP = "look up"  # like MOVE, for the rows that it returns
     RESULT = "result"  # FLOPs per element of the first result
     OPERAND = "operand"  # FLOPs per element of the first operand: reductions, losses, normalisation
     ADDS = "adds"  # one per element and operand, except the first operand
     POOL = "pool"  # one per element of a window
     CONTRACTION = "contraction"  # two per combination of the rule's factors
-    CONVOLUTION = "convolution"  # ... except for the image's
+    CONVOLUTION = "convolution"  # ... except for the factors of the image
     UPDATE = "update"  # FLOPs per element of the variable; also reads and writes its slots
 
 
 class Recipe(Enum):
-    """Ops with a special way to be divided along a dimension that their rule needs whole."""
+    """Special ways to divide an op along a dimension that its rule needs whole."""
 
     NONE = "none"
     CLASSES = "classes"  # cross-entropy, along the classes
@@ -96,17 +96,17 @@ class Recipe(Enum):
 
 
 class Precision(Enum):
-    """Whether an op computes in a type of half the bytes under mixed precision."""
+    """Whether an op computes in a type with half the bytes under mixed precision."""
 
-    FIXED = "fixed"  # its types stay
+    FIXED = "fixed"  # its types do not change
     LOW = "low"  # always: limited by arithmetic, and sums are float32 inside
-    INFERRED = "inferred"  # between low ones, but not behind one that needs float32
-    NEUTRAL = "neutral"  # beside a low one: moves, picks or compares elements, so that nothing is lost
+    INFERRED = "inferred"  # between low ones, but not after one that needs float32
+    NEUTRAL = "neutral"  # next to a low one: moves, picks or compares elements, so that nothing is lost
     HIGH = "high"  # never: float32
 
 
 class OpTraits(NamedTuple):
-    """One row: everything the package knows of an op type.  The defaults are assumed for an unknown type.
+    """One row: everything that the package knows about an op type.  Unknown types get the defaults.
 
     Attributes:
         rule: maker of the sharding rule (factors, roles, aliases): ``module.function arguments`` in
@@ -114,17 +114,17 @@ class OpTraits(NamedTuple):
         batch: handler in :mod:`whale_tf.ir.batch_axis`, if the rule alone does not determine the batch axis.
         value: evaluator in :mod:`whale_tf.ir.extents`, for integer operands.
         role, state, gives, buffer, recipe: see the enumerations.
-        precision: under mixed precision; given by :mod:`whale_tf.ir.traits.precision`.
-        cost: what to count, and ``flops`` for each of it.
-        is_dear: takes several times as long as a product of as many elements, though ``flops`` says 1.
-        passes_terms: terms of a sum may pass through; before any other op they are added up, so that this is done once.
-        stops_gradient: its result has none, though it has the operand's elements.
+        precision: the type under mixed precision, given by :mod:`whale_tf.ir.traits.precision`.
+        cost: what to count; ``flops`` is the cost of each.
+        is_dear: takes several times as long as a product of as many elements, although ``flops`` says 1.
+        passes_terms: terms of a sum may pass through; before any other op they are added up, so that the sum is made once.
+        stops_gradient: its result has no gradient, although it has the operand's elements.
         adds: assigns the variable's value plus or minus the operand.
         passes_reference: results refer to the variable that the operand refers to.
-        generates: the result's shape is an operand; its rows can be produced independently.
-        has_shape_attr: the attribute ``shape`` is the result's, and must not state the whole batch's size in a clone.
+        generates: the result's shape is an operand, and its rows can be produced independently.
+        has_shape_attr: the attribute ``shape`` is the result's shape, which must not have the whole batch's size in a clone.
         philox: a random op whose numbers are determined by a Philox generator's counter.
-        stateful_op: the op that draws the same numbers from its own generator state.
+        stateful_op: the op type that draws the same numbers from its own generator's state.
         arity: numbers of inputs and outputs, if they are the same for every op of the type.
     """
 
@@ -180,7 +180,7 @@ Table = Dict[str, OpTraits]
 
 
 def table(*rows: Tuple[str, OpTraits]) -> Table:
-    """A section of the table, from rows and the op types (separated by spaces) that share each.
+    """A section of the table, from rows and the op types (separated by spaces) that share a row.
 
     Raises:
         ValueError: an op type has two rows.
@@ -198,6 +198,6 @@ def merged(*sections: Table) -> Table:
     for section in sections:
         double = result.keys() & section.keys()
         if double:
-            raise ValueError(f"op type {sorted(double)[0]!r} has two rows; one row says everything of it")
+            raise ValueError(f"op type {sorted(double)[0]!r} has two rows; an op type has one")
         result.update(section)
     return result

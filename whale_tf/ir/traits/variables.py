@@ -32,8 +32,8 @@ _VARIABLES = table(
      OpTraits(state=State.ACCUMULATE)),
 )
 
-# Optimizer -> FLOPs of an update per element of the variable (its formula counted term by term), and the operands of the
-# dense and the sparse update in the letters of ``ir/rules/state.py``.
+# Optimizer -> FLOPs of an update per element of the variable (counted term by term in its formula), and the operands of the
+# dense and the sparse update, in the letters of ``ir/rules/state.py``.
 _OPTIMIZERS: Dict[str, Tuple[float, str, str]] = {
     "GradientDescent": (2, "vsg", ""), "Momentum": (4, "vvsgs", "vvsris"), "KerasMomentum": (4, "vvsgs", "vvsris"),
     "Adam": (12, "vvvssssssg", ""), "AdamWithAmsgrad": (1, "vvvvssssssg", ""), "AdaMax": (9, "vvvsssssg", ""),
@@ -56,7 +56,8 @@ def _updates(flops: float, dense: str, sparse: str, name: str) -> List[Tuple[str
 
 _UPDATES = table(*(row for name, optimizer in _OPTIMIZERS.items() for row in _updates(*optimizer, name)))
 
-# A shard draws its own numbers; with ``philox`` it can draw the local script's, by advancing the counter to its first element.
+# A shard draws its own numbers; with ``philox`` it can draw those of the local script, by advancing the counter to its first
+# element.
 _DRAWN = OpTraits(rule="random.drawn", role=Role.RANDOM, generates=True)
 
 _RANDOM = table(

@@ -1,9 +1,9 @@
 """The built-in models, each defined once.
 
-Either by ops (:data:`MODELS`: what the simulator reads; :mod:`~whale_tf.simulator.zoo.derived` makes layers of them) or by layers
-(:mod:`~whale_tf.simulator.zoo.layered`: what the planners' papers say of their models;
-:func:`~whale_tf.simulator.layered.layered_model` makes ops of them).  ``make.py`` writes the layers of all of them to JSON, which
-is where the planners find them.
+A model is defined either by ops (:data:`MODELS`, which the simulator reads; :mod:`~whale_tf.simulator.zoo.derived` makes layers
+of them) or by layers (:mod:`~whale_tf.simulator.zoo.layered`: what the planners' papers say about their models;
+:func:`~whale_tf.simulator.layered.layered_model` makes ops of these).  ``make.py`` writes the layers of all models to JSON, where
+planners find them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from whale_tf.simulator.zoo.vision import inception_v3, mlp, resnet50, vgg19
 
 
 class Model(NamedTuple):
-    """A model of ops.
+    """A model that is defined by ops.
 
     Attributes:
-        build: a function of the micro-batch.
+        build: a function of the micro-batch size.
         source: where its sizes come from.
-        batch: the mini-batch its layers' times are fitted at.
-        is_sparse: gradients cover the rows that were looked up, which layers cannot say: the planners do not know this model.
+        batch: the mini-batch size at which the times of its layers are fitted.
+        is_sparse: gradients cover only the rows that were looked up; layers cannot express this, so planners do not know the
+            model.
     """
 
     build: Callable[[int], ModelGraph]
@@ -42,7 +43,7 @@ def _transformer(
 
 
 def _bert(layers: int, name: str = "") -> Callable[[int], ModelGraph]:
-    """BERT with large blocks and ``layers`` of them; BERT-48 is DAPPLE's (640M parameters)."""
+    """BERT with ``layers`` large blocks; BERT-48 is DAPPLE's (640M parameters)."""
     return _transformer(name or f"bert-{layers}", layers, 1024, 16, 512, 30522, pre_norm=False)
 
 
@@ -79,7 +80,7 @@ MODELS: Dict[str, Model] = {
 
 
 def model_names() -> Dict[str, bool]:
-    """Every built-in model, and whether the planners know its layers."""
+    """Every built-in model -> whether planners know its layers."""
     return {name: name in builtin_names() for name in sorted({*MODELS, *builtin_names()})}
 
 
@@ -88,7 +89,7 @@ def built_in_model(name: str, batch: int) -> ModelGraph:
     """The ops of the model called ``name`` at a micro-batch of ``batch`` examples; ``bert-N`` is BERT with N large blocks.
 
     Raises:
-        PlanError: unknown name, a model that is defined by layers, or a batch below 1.
+        PlanError: an unknown name, a model that is defined by layers, or a batch below 1.
     """
     if batch < 1:
         raise PlanError(f"a micro-batch has {batch} examples, expected at least 1")

@@ -1,8 +1,8 @@
 """A model of ops as the chain of layers that planners read: every top-level node is a layer.
 
-FLOPs, parameters and what crosses a cut are those of the ops.  The times are fitted to the ops' own on one V100, with the
-default :class:`~whale_tf.simulator.costs.Efficiency`: matrix products reach the share of the peak that they reach there, reading
-included; all other ops move their bytes at the attainable bandwidth, and every kernel takes its time to start.
+FLOPs, parameters and the tensors at each cut are those of the ops.  The times are fitted to those of the ops on one V100, with
+the default :class:`~whale_tf.simulator.costs.Efficiency`: matrix products reach the same share of the peak as there, including
+reads; all other ops move their bytes at the attainable bandwidth, and every kernel takes its time to start.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from whale_tf.simulator.synchronise import STATE_BYTES_PER_MASTER
 from whale_tf.simulator.uniform import uniform_3d
 
 REFERENCE = "V100-32GB:1"
-LEAST_SHARE = 0.01  # of the time that reading the parameters takes, which a layer's time adds to that of its products
+LEAST_SHARE = 0.01  # of the time to read the parameters, which a layer's time adds to that of its products
 
 
 class _Layer:
-    """Sums over a layer's ops, of a whole mini-batch."""
+    """Sums over a layer's ops, for a whole mini-batch."""
 
     def __init__(self) -> None:
-        self.flops = [0.0, 0.0]  # of matrix products: forward, backward
+        self.flops = [0.0, 0.0]  # matrix products: forward, backward
         self.product_s = 0.0
         self.moved_bytes = 0.0
         self.kernels = 0
@@ -41,7 +41,7 @@ def layered_profile(model: ModelGraph, source: str) -> ModelProfile:
     """The profile of a model of ops, per sample of its mini-batch.
 
     Args:
-        model: at the mini-batch that its times are fitted at.
+        model: at the mini-batch at which its times are fitted.
         source: where its sizes come from.
     """
     names = list(dict.fromkeys(op.path[0] for op in model.ops))
@@ -68,7 +68,7 @@ def _profile(model: ModelGraph, name: str, layer: _Layer, tied: Dict[int, str], 
     product_s = max(layer.product_s - read_s, LEAST_SHARE * read_s)
     flops = sum(layer.flops)
     shared = [tied[number] for number in layer.parameters if number in tied]
-    assert not shared or len(layer.parameters) == 1, f"layer {name!r} has parameters beside the shared {shared}"
+    assert not shared or len(layer.parameters) == 1, f"layer {name!r} has parameters other than the shared {shared}"
     return LayerProfile(
         name=name,
         forward_flops=layer.flops[0] / batch,
@@ -84,7 +84,7 @@ def _profile(model: ModelGraph, name: str, layer: _Layer, tied: Dict[int, str], 
 
 
 class _Recorder(OpEstimator):
-    """Listens to what the compiler asks the costs of."""
+    """Records everything whose cost the compiler asks for."""
 
     def __init__(self, model: ModelGraph, layers: Dict[str, _Layer]) -> None:
         super().__init__(model)
@@ -104,7 +104,7 @@ class _Recorder(OpEstimator):
 
 
 def _parameter_bytes(model: ModelGraph, op: ModelOp) -> float:
-    """Which a layer's time counts by itself, reading them and writing their gradients."""
+    """Bytes of parameters that a layer's time counts separately, to read them and to write their gradients."""
     tensors = [model.tensors[use.tensor] for use in op.inputs]
     return sum(tensor.bytes for tensor in tensors if tensor.role == PARAMETER and tensor.sparse_rows is None)
 
@@ -113,7 +113,7 @@ def _add_costs(model: ModelGraph, layers: Dict[str, _Layer]) -> None:
     compile_strategy(uniform_3d(model, 1), Cluster.parse(REFERENCE), _Recorder(model, layers))
     maker = _maker(model)
     for tensor, count in _gradient_terms(model).items():
-        if count > 1:  # where several ops read a tensor, its gradient is a sum
+        if count > 1:  # if several ops read a tensor, its gradient is a sum
             layer = layers[maker[tensor].path[0]]
             layer.moved_bytes += (count + 1) * model.tensors[tensor].bytes
             layer.kernels += 1
@@ -148,7 +148,7 @@ def _shared(model: ModelGraph) -> Dict[int, str]:
 
 
 def _add_kept(model: ModelGraph, layers: Dict[str, _Layer]) -> None:
-    """What backward ops read, where it is made."""
+    """Add the tensors that backward ops read, to the layers that make them."""
     maker, kept = _maker(model), set()  # type: Dict[int, ModelOp], Set[int]
     for op in model.ops:
         saved = KINDS[op.kind].saved
@@ -172,9 +172,9 @@ def _add_crossings(model: ModelGraph, layers: Dict[str, _Layer]) -> None:
 
 
 def _add_exchanged(model: ModelGraph, layers: Dict[str, _Layer]) -> None:
-    """What tensor parallelism exchanges in the forward pass: a split product of whole operands has its output in parts, one whose
-    operand lies in the parts it reads has terms of a sum; what needs a tensor whole gathers it."""
-    parts: Dict[int, Optional[int]] = {}  # tensor -> the axis it is divided along
+    """Add the bytes that tensor parallelism exchanges in the forward pass.  A split product of whole operands has an output in
+    parts; one whose operand is already in parts has terms of a sum; and an op that needs a tensor whole gathers it."""
+    parts: Dict[int, Optional[int]] = {}  # tensor -> the axis along which it is divided
     for op in model.ops:
         layer = layers[op.path[0]]
         divided: Optional[str] = op.split

@@ -1,4 +1,4 @@
-"""Models that are defined by layers, as the papers' planners saw them.
+"""Models that are defined by layers, as planners in papers see them.
 
 Sizes are those of the papers' benchmarks: DAPPLE (section VI-A, Tables I and II), AMP (section 4.3), Rhino (Tables 1 to 4).
 """
@@ -19,12 +19,12 @@ def profile(name: str, layers: Sequence[LayerProfile], granularity: int, optimiz
 
 
 def dapple() -> List[ModelProfile]:
-    """DAPPLE's own models, ``@dapple`` where the zoo has a model of that name.  BERT reads 384 tokens and answers questions (the
-    zoo's: 512, with its vocabulary at every position), convolutions of 3 x 3 are Winograd's, every element-wise op of
+    """DAPPLE's own models, with ``@dapple`` if the zoo has a model of that name.  BERT reads 384 tokens and answers questions
+    (the zoo's reads 512 and has its vocabulary at every position), 3 x 3 convolutions are Winograd's, every element-wise op of
     TensorFlow 1 keeps its result, and a mini-batch below the profile batch takes as long as a whole one.
 
-    Batch granularity: the profile batch of Table II.  GNMT: 25 tokens a sentence, the length with which Table I's
-    boundary (hidden states and context of 64 sentences, forward and back) is met."""
+    Batch granularity: the profile batch of Table II.  GNMT: 25 tokens per sentence, the length for which the boundary agrees
+    with Table I (hidden states and context of 64 sentences, forward and back)."""
     text, image = "DAPPLE section VI-A, Tables I and II: ", "DAPPLE section VI-A, 224 x 224: "
     return [
         profile("bert-48@dapple", transformers.bert(48, 384, 1024, 16, 30522), 2, "adam", text + "48 layers, S 384"),
@@ -39,8 +39,8 @@ def dapple() -> List[ModelProfile]:
 
 
 def transgan() -> List[LayerProfile]:
-    """AMP section 4.3 and 6.5.3: 56 layers, 3 to 14 with 81 tokens of 1,024, 41 to 52 with 72 x 72 tokens of 16, which look
-    at a grid of 16 x 16 (Jiang et al. 2021, section 3.2)."""
+    """AMP sections 4.3 and 6.5.3: 56 layers, of which 3 to 14 have 81 tokens of 1,024, and 41 to 52 have 72 x 72 tokens of 16,
+    which attend to a grid of 16 x 16 (Jiang et al. 2021, section 3.2)."""
     width = transformers.FLOAT * 81 * 1024
     layers = [transformers.nothing(f"layer_{i}", width) for i in range(56)]
     layers[0] = transformers.embedding("layer_0", 81, 1024, 256, normalised=False)
@@ -59,10 +59,11 @@ def amp() -> List[ModelProfile]:
 
 
 def amp_gpt2() -> List[LayerProfile]:
-    """AMP section 6.5.1: 24 transformer layers among 30, the rest look-ups, normalisation, projection and loss.
+    """AMP section 6.5.1: 30 layers, of which 24 are transformer layers and the others look-ups, normalisation, projection and
+    loss.
 
-    Megatron's layers keep less than TensorFlow's: tensors of 34 S h + 5 heads S^2 bytes in 16 bits, dropout masks of one byte
-    among them (Korthikanti et al. 2022, section 4.1), so 66 S h + 9 heads S^2 in float32.
+    Megatron's layers keep less than TensorFlow's: tensors of 34 S h + 5 heads S^2 bytes in 16 bits, including dropout masks of
+    one byte (Korthikanti et al. 2022, section 4.1), so 66 S h + 9 heads S^2 in float32.
     """
     word, position, *body, projection = transformers.gpt(24, 1024, 1024, 16, 52256)
     body = [replace(layer, activation_bytes=1024 * (66 * 1024 + 9 * 16 * 1024)) for layer in body]

@@ -1,6 +1,6 @@
-"""Layer tables of convolutional models, float32, images of 3 channels, per sample.
+"""Layer tables of convolutional models: float32, images with 3 channels, per sample.
 
-Each builder walks the network once with the size of the feature map; ``Map`` is what one layer hands to the next.
+Each builder walks the network once with the size of the feature map; one layer passes a ``Map`` to the next.
 """
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from whale_tf.profiler.model_profile import LayerProfile
 
 FLOAT = 4
 
-# Winograd's F(2x2, 3x3) needs 2.25 times fewer multiplications (Lavin and Gray 2015); at 62% of the peak rate that is 1.4
-# times what counting multiply-adds allows.  It serves 3x3 convolutions of stride 1 with enough channels.
+# Winograd's F(2x2, 3x3) needs 2.25 times fewer multiplications (Lavin and Gray 2015); at 62% of the peak rate, that is 1.4
+# times the peak in multiply-adds.  It is used for 3x3 convolutions of stride 1 with enough channels.
 WINOGRAD_UTILIZATION = 1.4
 CONV_UTILIZATION = 0.8
 FIRST_CONV_UTILIZATION = 0.4  # 3 input channels
@@ -36,7 +36,7 @@ class Map(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a part of a layer adds to it."""
+    """The cost that a part of a layer adds to it."""
 
     flops: float = 0.0
     parameters: int = 0
@@ -56,7 +56,7 @@ def conv(source: Map, channels: int, kernel: int, stride: int = 1) -> Tuple[Map,
 
 
 def normalised(cost: Cost, out: Map) -> Cost:
-    """Adds batch normalisation and ReLU: statistics, normalise, activate (two reads each way), and what they keep."""
+    """Add batch normalisation and ReLU: statistics, normalisation, activation (two reads each way), and the tensors they keep."""
     return cost + Cost(0.0, 2 * out.channels, 6 * out.size_bytes, out.size_bytes)
 
 
@@ -73,7 +73,7 @@ def dense(name: str, inputs: int, outputs: int) -> LayerProfile:
 
 
 def vgg19(classes: int) -> List[LayerProfile]:
-    """VGG-19 (Simonyan and Zisserman 2014, configuration E), 224 x 224; 26 layers with input and loss, as DAPPLE counts."""
+    """VGG-19 (Simonyan and Zisserman 2014, configuration E), 224 x 224; 26 layers with input and loss, as DAPPLE counts them."""
     here = Map(224, 3)
     layers = [LayerProfile(name="input", output_bytes=here.size_bytes)]
     for block, (count, channels) in enumerate(((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)), 1):
@@ -91,8 +91,8 @@ def vgg19(classes: int) -> List[LayerProfile]:
 
 
 def residual(name: str, blocks: Tuple[int, ...], channels: int, width: int, classes: int) -> List[LayerProfile]:
-    """ResNet of bottleneck blocks (He et al. 2015), stride in the 3x3 convolution; the inner width of a block is ``width``
-    times as wide, in ``width`` groups (the reading of a "width factor" which comes nearest to Rhino's Table 4)."""
+    """ResNet of bottleneck blocks (He et al. 2015), with the stride in the 3x3 convolution.  Blocks are ``width`` times as wide
+    inside, in ``width`` groups (the interpretation of a "width factor" that comes closest to Rhino's Table 4)."""
     here, cost = conv(Map(224, 3), channels, 7, 2)
     cost = normalised(cost, here)
     here = Map(56, channels)
@@ -121,7 +121,7 @@ def _bottleneck(source: Map, inner: int, width: int, stride: int) -> Tuple[Map, 
 
 
 def unet(channels: int) -> List[LayerProfile]:
-    """U-Net (Ronneberger et al. 2015), 256 x 256, 5 levels; whatever skips over a cut is counted into its output."""
+    """U-Net (Ronneberger et al. 2015), 256 x 256, 5 levels; tensors that skip over a cut count towards its output."""
     here, layers = Map(256, 3), []  # type: ignore[var-annotated]
     skips: List[Map] = []
     for level in range(5):
@@ -151,7 +151,7 @@ def _double(source: Map, channels: int) -> Tuple[Map, Cost]:
 def amoebanet(cells: int, channels: int) -> List[LayerProfile]:
     """AmoebaNet-D (Real et al. 2018, Fig. 7; scaled as in GPipe section 3), 224 x 224: stem, two reduction cells, then
     three groups of ``cells / 3`` normal cells with a reduction cell between groups.  A cell reads the outputs of the two
-    cells before it, so both cross every cut."""
+    cells before it, so both are sent over every cut."""
     before, cost = conv(Map(224, 3), 32, 3, 2)
     layers = [LayerProfile(name="input", output_bytes=Map(224, 3).size_bytes),
               layer("stem", normalised(cost, before), before.size_bytes, FIRST_CONV_UTILIZATION)]
@@ -175,7 +175,7 @@ def amoebanet(cells: int, channels: int) -> List[LayerProfile]:
 
 
 def _cell(before: Map, here: Map, width: int, reduction: bool) -> Tuple[Map, Cost]:
-    """Both inputs are projected to ``width`` channels; then the genotype's convolutions and poolings."""
+    """Both inputs are projected to ``width`` channels; then come the genotype's convolutions and poolings."""
     side = here.side
     cost = Cost()
     for source in (before, here):
@@ -199,7 +199,7 @@ def _plain(inner: Map) -> Cost:
 
 
 def _squeezed(inner: Map, stride: int, kernels: Tuple[int, ...]) -> Cost:
-    """1x1 to a quarter of the channels, the spatial kernels of that many elements (7: 1x7 or 7x1; 9: 3x3), 1x1 back."""
+    """1x1 to a quarter of the channels, spatial kernels with these numbers of elements (7: 1x7 or 7x1; 9: 3x3), 1x1 back."""
     narrow = inner.channels // 4
     middle, first = conv(inner, narrow, 1)
     cost = normalised(first, middle)

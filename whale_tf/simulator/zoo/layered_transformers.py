@@ -1,6 +1,6 @@
-"""Layer tables of sequence models: transformers, mixtures of experts and recurrent networks, float32, per sample.
+"""Layer tables of sequence models: transformers, mixtures of experts and recurrent networks; float32, per sample.
 
-Counted as TensorFlow 1 runs them, every element-wise op a kernel of its own.  A "pass" is one read or write of a tensor.
+Ops are counted as TensorFlow 1 runs them, each element-wise op as a kernel.  A "pass" is one read or write of a tensor.
 """
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from whale_tf.profiler.model_profile import LayerProfile
 
 FLOAT = 4  # bytes
 
-# Shares of the peak rate: cuBLAS float32 products of these sizes run at 70 to 85% of it; cuDNN's LSTM kernels, whose
-# recurrent products have as few rows as the batch, at about 60%.
+# Shares of the peak rate: cuBLAS float32 products of these sizes reach 70 to 85% of it; cuDNN's LSTM kernels, whose
+# recurrent products have only as many rows as the batch, reach about 60%.
 MATMUL_UTILIZATION = 0.75
 LSTM_UTILIZATION = 0.6
 
-# Passes of the element-wise ops of one transformer layer: bias, dropout, residual addition and normalisation behind both
-# halves and the transposes around attention, on the hidden size; bias and GELU on the inner size of the feed-forward half;
-# scale, mask, softmax and dropout on the attention weights.
+# Passes of the element-wise ops of one transformer layer: on the hidden size, bias, dropout, residual addition and normalisation
+# after both halves, and the transposes around attention; on the inner size of the feed-forward half, bias and GELU; on the
+# attention weights, scale, mask, softmax and dropout.
 HIDDEN_PASSES, INNER_PASSES, WEIGHT_PASSES = 38, 10, 11
-# Tensors kept for the backward pass: inputs, Q, K, V, context, normalisations and dropout masks; around GELU; softmax,
+# Tensors kept for the backward pass: inputs, Q, K, V, context, normalisations and dropout masks; those around GELU; softmax,
 # mask and dropped weights.
 HIDDEN_KEPT, INNER_KEPT, WEIGHTS_KEPT = 10, 2, 3
 
 
 def transformer(name: str, tokens: int, hidden: int, inner: int, heads: int, extra_output: int = 0,
                 span: Optional[int] = None) -> LayerProfile:
-    """One encoder or decoder layer (Vaswani et al. 2017).  ``extra_output``: bytes that travel beside the hidden states;
-    ``span``: tokens each token looks at (default: all)."""
+    """One encoder or decoder layer (Vaswani et al. 2017).  ``extra_output``: bytes that are passed on with the hidden states;
+    ``span``: number of tokens to which each token attends (default: all)."""
     span = tokens if span is None else span
     weights = heads * span  # attention weights of one token
     parameters = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -38,7 +38,7 @@ def transformer(name: str, tokens: int, hidden: int, inner: int, heads: int, ext
     return LayerProfile(
         name=name, forward_flops=flops, traffic_bytes=traffic, utilization=MATMUL_UTILIZATION,
         parameter_bytes=FLOAT * parameters, output_bytes=FLOAT * tokens * hidden + extra_output, activation_bytes=kept,
-        tensor_parallel_bytes=2 * FLOAT * tokens * hidden)  # one sum behind each half (Shoeybi et al. 2019, section 3)
+        tensor_parallel_bytes=2 * FLOAT * tokens * hidden)  # one sum after each half (Shoeybi et al. 2019, section 3)
 
 
 def relative_transformer(name: str, tokens: int, hidden: int, inner: int, heads: int) -> LayerProfile:
@@ -55,7 +55,7 @@ def relative_transformer(name: str, tokens: int, hidden: int, inner: int, heads:
 
 
 def mixture(name: str, tokens: int, hidden: int, inner: int, heads: int, experts: int) -> LayerProfile:
-    """A transformer layer whose feed-forward half is a mixture of experts, two of them for each token (GShard)."""
+    """A transformer layer whose feed-forward half is a mixture of experts, with two experts for each token (GShard)."""
     plain = transformer(name, tokens, hidden, inner, heads)
     expert = 2 * hidden * inner + inner + hidden
     flops = 2.0 * tokens * (2 * hidden * inner + hidden * experts) + 2 * 2.0 * tokens * 2 * hidden * 2  # second expert, gate
@@ -68,7 +68,7 @@ def mixture(name: str, tokens: int, hidden: int, inner: int, heads: int, experts
 
 def embedding(name: str, tokens: int, hidden: int, rows: int, extra_output: int = 0, tied: Optional[str] = None,
               normalised: bool = True) -> LayerProfile:
-    """Look-up of ``rows`` embeddings (words, positions, segments together), normalisation and dropout."""
+    """Look-up in ``rows`` embeddings (words, positions and segments together), normalisation and dropout."""
     return LayerProfile(
         name=name, traffic_bytes=FLOAT * tokens * hidden * 12, parameter_bytes=FLOAT * hidden * (rows + 2 * normalised),
         output_bytes=FLOAT * tokens * hidden + extra_output, activation_bytes=FLOAT * tokens * hidden * 3, tied=tied,
@@ -99,7 +99,7 @@ def lstm(name: str, tokens: int, inputs: int, hidden: int, output_bytes: int, di
 
 
 def with_attention(layer: LayerProfile, tokens: int, hidden: int) -> LayerProfile:
-    """The layer with GNMT's attention on the encoder's states added: two projections, scores, weighted sum."""
+    """The layer with GNMT's attention to the encoder's states: two projections, scores and a weighted sum."""
     return replace(
         layer, forward_flops=layer.forward_flops + 2.0 * tokens * 2 * hidden * hidden + 4.0 * tokens * tokens * hidden,
         traffic_bytes=layer.traffic_bytes + FLOAT * tokens * tokens * hidden * 3,
@@ -108,10 +108,10 @@ def with_attention(layer: LayerProfile, tokens: int, hidden: int) -> LayerProfil
 
 
 def cross_attending(layer: LayerProfile, tokens: int, source: int, hidden: int, heads: int) -> LayerProfile:
-    """A decoder layer with attention on the ``source`` states of an encoder added, which travel on beside its own."""
+    """A decoder layer with attention to the ``source`` states of an encoder, which are passed on along with its own."""
     weights = heads * source
     flops = 2.0 * (2 * tokens + 2 * source) * hidden * hidden + 4.0 * tokens * source * hidden
-    third = HIDDEN_PASSES // 3  # of the layer's three parts it is one more
+    third = HIDDEN_PASSES // 3  # a layer has three parts, and this is one more
     kept = tokens * (5 * hidden + WEIGHTS_KEPT * weights) + 2 * source * hidden
     return replace(
         layer, forward_flops=layer.forward_flops + flops,
@@ -122,7 +122,7 @@ def cross_attending(layer: LayerProfile, tokens: int, source: int, hidden: int, 
 
 
 def t5(layers: int, source: int, target: int, hidden: int, inner: int, heads: int, vocab: int) -> List[LayerProfile]:
-    """T5 (Raffel et al. 2020): as many encoder as decoder layers, one table of words for both and for the projection."""
+    """T5 (Raffel et al. 2020): as many encoder as decoder layers, and one table of words for both and the projection."""
     encoder = [transformer(f"encoder_{i}", source, hidden, inner, heads) for i in range(layers)]
     decoder = [cross_attending(transformer(f"decoder_{i}", target, hidden, inner, heads), target, source, hidden, heads)
                for i in range(layers)]
@@ -132,7 +132,7 @@ def t5(layers: int, source: int, target: int, hidden: int, inner: int, heads: in
 
 
 def bert(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List[LayerProfile]:
-    """BERT (Devlin et al. 2018) with a question-answering head.  Each layer hands on the attention mask [S, S] too, as the
+    """BERT (Devlin et al. 2018) with a question-answering head.  Each layer also passes on the attention mask [S, S], because the
     released code builds it once."""
     mask = FLOAT * tokens * tokens
     body = [transformer(f"layer_{i}", tokens, hidden, 4 * hidden, heads, mask) for i in range(layers)]
@@ -144,7 +144,7 @@ def bert(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List[
 
 
 def xlnet(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List[LayerProfile]:
-    """XLNet (Yang et al. 2019), question answering: no second attention stream."""
+    """XLNet (Yang et al. 2019) for question answering, without a second attention stream."""
     width = FLOAT * tokens * hidden
     head = [nothing("input", FLOAT * 4 * tokens), nothing("mask", FLOAT * tokens * tokens)]
     body = [relative_transformer(f"layer_{i}", tokens, hidden, 4 * hidden, heads) for i in range(layers)]
@@ -153,8 +153,8 @@ def xlnet(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List
 
 
 def gnmt(tokens: int, hidden: int, vocab: int) -> List[LayerProfile]:
-    """GNMT (Wu et al. 2016): 8 encoder LSTM layers, the first bidirectional; 8 decoder layers, the first with attention, its
-    context handed to all others; so decoder layers read 2 x hidden and pass hidden states and context on."""
+    """GNMT (Wu et al. 2016): 8 encoder LSTM layers, the first bidirectional; 8 decoder layers, the first with attention, whose
+    context goes to all others.  So decoder layers read 2 x hidden and pass on hidden states and context."""
     width = FLOAT * tokens * hidden
     inputs = [hidden, 2 * hidden] + [hidden] * 6
     encoder = [lstm(f"encoder_{i}", tokens, size, hidden, 2 * width if i == 0 else width, 2 if i == 0 else 1)
@@ -167,7 +167,7 @@ def gnmt(tokens: int, hidden: int, vocab: int) -> List[LayerProfile]:
 
 
 def gpt(layers: int, tokens: int, hidden: int, heads: int, vocab: int) -> List[LayerProfile]:
-    """GPT-2 and GPT-3 style decoder; the projection shares the word embedding, as both papers' code does."""
+    """A decoder like GPT-2 and GPT-3; the projection shares the word embedding, as in both papers' code."""
     body = [transformer(f"layer_{i}", tokens, hidden, 4 * hidden, heads) for i in range(layers)]
     words = LayerProfile(name="position_embedding", parameter_bytes=FLOAT * tokens * hidden,
                          traffic_bytes=FLOAT * tokens * hidden * 3, output_bytes=FLOAT * tokens * hidden)

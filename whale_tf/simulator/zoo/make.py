@@ -15,7 +15,7 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(profiler.__file__)), "buil
 
 
 def every() -> Dict[str, ModelProfile]:
-    """Of the models that are defined by layers, and of those defined by ops."""
+    """The profiles of all models, whether defined by layers or by ops."""
     made = {name: layered_profile(model.build(model.batch), model.source)
             for name, model in MODELS.items() if not model.is_sparse}  # fmt: skip
     made.update(layered.every())
@@ -23,7 +23,7 @@ def every() -> Dict[str, ModelProfile]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes one file for each profile, or with ``--check`` tells which files differ (exit status 1)."""
+    """Write one file for each profile, or with ``--check`` say which files differ (exit status 1)."""
     stale = []
     for name, profile in every().items():
         path, text = os.path.join(FOLDER, name + ".json"), profile.to_json()

@@ -25,7 +25,7 @@ def _tower(b: Builder, x: int, widths: Tuple[int, ...]) -> int:
 def dlrm(batch: int, tables: int = 8, rows: int = 1_000_000, width: int = 64) -> ModelGraph:
     """DLRM with 8 tables of a million rows (512M of its 516M parameters), FlexFlow's configuration.
 
-    Tables are one stacked tensor ``n v h``: table-wise parallelism partitions ``n``.  Gradients of the tables are
+    All tables are one stacked tensor ``n v h``, and table-wise parallelism partitions ``n``.  Gradients of the tables are
     sparse.
     """
     b = Builder("dlrm", batch, optimizer="sgd")

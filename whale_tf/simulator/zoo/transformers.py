@@ -1,8 +1,7 @@
 """Transformers as layer tables: GPT-2, BERT, M6 and their mixture-of-experts variants.
 
-A block is nine matrix products' worth of ops in the usual post- or pre-norm order; heads are a dimension of their own
-(``n``), so that partitioning them is tensor parallelism without a reshape in between (Megatron's column and row
-splits).
+A block has the ops of nine matrix products in the usual post- or pre-norm order.  Heads have their own dimension (``n``), so
+that partitioning them is tensor parallelism without a reshape in between (Megatron's column and row splits).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _feed_forward(b: Builder, x: int, inner: int) -> int:
 def _experts(b: Builder, x: int, inner: int, experts: int, capacity_factor: float, top_k: int) -> int:
     """A mixture of experts (Whale section 5.3.2): tokens go to the devices of their experts and come back.
 
-    Dimension ``k`` is the slots one example has at one expert on average.
+    Dimension ``k`` is the average number of slots that one example has at one expert.
     """
     hidden, length = int(b.tensors[x].shape[-1]), b.tensors[x].shape[1]
     gate_w = b.parameter("gate_w", "h e", (hidden, experts))
@@ -65,7 +64,7 @@ def _experts(b: Builder, x: int, inner: int, experts: int, capacity_factor: floa
 
 
 def _embedding(b: Builder, prefix: str, hidden: int, length: int, vocabulary: int) -> Tuple[int, int]:
-    """The embedded tokens, and the table of tokens: alone in its layer, so that the head may share it."""
+    """The embedded tokens, and the table of tokens, which is alone in its layer so that the head can share it."""
     with b.scope(prefix + "embedding"):
         x, table = _look_up(b, hidden, length, vocabulary)
     with b.scope(prefix + "positions"):
@@ -133,8 +132,8 @@ def transformer(
 ) -> ModelGraph:
     """A stack of equal blocks over tokens, with a loss over the vocabulary at every position.
 
-    ``decoder_layers`` > 0: that many blocks with cross-attention follow the encoder's.  ``predicted`` > 0: the loss is of that
-    many positions, as in BERT's pre-training.
+    ``decoder_layers`` > 0: this many blocks with cross-attention follow those of the encoder.  ``predicted`` > 0: the loss covers
+    this many positions, as in BERT's pre-training.
     """
     b = Builder(name, batch, precision, optimizer)
     inner = inner or 4 * hidden

@@ -20,7 +20,7 @@ def _image(b: Builder, size: int) -> int:
 def _convolution(
     b: Builder, name: str, x: int, channels: int, kernel: Union[int, Pair], stride: int = 1, same: bool = True
 ) -> int:
-    """A convolution; its image axes are not partitioned (halos), its channels may be."""
+    """A convolution, whose channels may be partitioned, but not its image axes (halos)."""
     rows, columns = _pair(kernel)
     batch, height, width, depth = (int(extent) for extent in b.tensors[x].shape)
     out_y = -(-height // stride) if same else (height - rows) // stride + 1
@@ -147,7 +147,7 @@ Unit = Tuple[int, Union[int, Pair], int, bool]  # channels, kernel, stride, same
 
 
 class Tower(NamedTuple):
-    """Units one after the other; the units of ``fork`` all start from the last and end the tower side by side."""
+    """Units one after another; the units of ``fork`` all follow the last one, in parallel, and end the tower."""
 
     units: Sequence[Unit]
     fork: Sequence[Unit] = ()
@@ -227,7 +227,7 @@ def inception_v3(batch: int, size: int = 299, classes: int = 1000) -> ModelGraph
 
 
 def mlp(batch: int, layers: int = 4, width: int = 1024) -> ModelGraph:
-    """Equal dense layers with ReLU and a loss over the last: the smallest model that can be split every way."""
+    """Equal dense layers with ReLU, and a loss over the last: the smallest model that can be split in every way."""
     b = Builder("mlp", batch, optimizer="sgd")
     x = b.input("x", "b f", (batch, width))
     for layer in range(layers):
