@@ -8,8 +8,8 @@
                                                 └──> Slice ──> clone 1
 
 Since this is the script's own op, a run without an update, which also draws, leaves the generator in the same state as in the
-local script.  The op's shape must not depend on the model's values, because these would have to be computed for the whole
-mini-batch.
+local script.  The op's shape must not be taken from values that the model computes, because these would then have to be computed
+for the whole mini-batch.
 """
 
 from __future__ import annotations
