@@ -8,11 +8,11 @@
                     ^                                           ^    └─> finite? ──┬─> runs the update's writes, or none of them
                   scale ────────────────────────────────── 1 / scale               └─> next scale
 
-The first gradients are multiplied, not the loss: a backward pass is linear in them.  The step is taken if the sums over all clones
-and processes are finite.  These are equal everywhere, so either all processes take the step or none.  If it is skipped, variables,
-slots and step counters keep their values.  Writes wait for one branch of a Switch, and ops that waited for the writes wait for a
-Merge of both branches.  A dynamic scale is halved when a step is skipped, and doubled after ``GROWTH_STEPS`` steps in a row
-(Micikevicius et al. 2018, section 3.2).  The scale's variables are in no checkpoint: the scale is found again in a few steps.
+The first gradients are multiplied, not the loss: a backward pass is linear in them.  The step is taken if the gradients, summed
+over all clones and processes, are finite.  The sums are equal everywhere, so either all processes take the step or none.  If not,
+variables, slots and step counters keep their values.  Writes wait for one branch of a Switch, and ops that waited for the writes
+wait for a Merge of both branches.  A dynamic scale is halved when a step is skipped, and doubled after ``GROWTH_STEPS`` steps in
+a row (Micikevicius et al. 2018, section 3.2).  Its variables are in no checkpoint: the scale is found again within a few steps.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ class _Scaler:
 
     # -- the update ---------------------------------------------------------------------------------------------------
     def _unscale(self, tensor: int, products: Mapping[str, str], inverse: str, number: int, gone: Dict[str, Any]) -> str:
-        """Makes ops after the cut read the unscaled gradient, and notes it in ``gone``.  Returns the name of the boolean that tells
-        whether it is finite."""
+        """Makes ops after the cut read the unscaled gradient, and notes it in ``gone``.  Returns the name of the boolean that
+        says whether it is finite."""
         graph, name = self._graph, self._graph.tensor_name(tensor)
         shape = graph.tensors[tensor].shape
         value = self._add("Mul", f"gradient_{number}", [products.get(name, name), inverse], shape)
