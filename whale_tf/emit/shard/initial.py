@@ -2,8 +2,8 @@
 
 TensorFlow's kernels make the numbers of a seeded random op from a Philox generator [Salmon et al. 2011] with key ``seed`` and
 counter ``(0, seed2)``.  Every ``group`` elements take the next counter (for truncated normals, which reject numbers, the next
-``64 group``).  So element ``j`` of the local script's tensor is the first one from a generator whose counter begins ``j // group``
-later, and a part draws only its own rows::
+``64 group``).  So element ``j`` of the local script's tensor is the first one from a generator whose counter begins
+``j // group`` later, and a part draws only its own rows::
 
     before   RandomUniform ──> Assign(v)       after   state + 1000 ──> StatefulUniform ──> Assign(v/1)   on its device
 
