@@ -68,7 +68,7 @@ def test_a_python_function_keeps_its_body_from_being_compiled() -> None:
 
 @pytest.mark.skipif(not IS_OLD, reason="other TensorFlows compile calls")
 def test_a_tensorflow_that_compiles_no_calls() -> None:
-    with pytest.raises(wh.ConfigError, match="xla is true for TaskGraph 'replicate_0', but TensorFlow 1.15.5 compiles no calle"):
+    with pytest.raises(wh.ConfigError, match="xla is true for TaskGraph 'replicate_0', but TensorFlow 1.15.5 does not compile"):
         run(xla=True)
 
 
