@@ -226,7 +226,7 @@ def _mark_phases(ops: OpGraph, added: Collection[str]) -> None:
 
 def _check_frozen(phases: Phases) -> None:
     """Raises:
-    PlanError: the model has variables, so its ops cannot be told from initialisers and savers.
+    PlanError: the model has variables, so its ops cannot be told apart from initialisers and savers.
     """
     if len(phases.variables):
         raise PlanError("the plan is for a model that does not train and has variables; freeze it "

@@ -160,7 +160,7 @@ class _Decomposer:
             dy - channels.spread(doffset / found.count) - normalised * channels.spread(dscale / found.count))
         return [tf.cast(dx, self._dtype(op.outputs[0])), dscale, doffset]
 
-    # -- stand-ins for the step's tensors and ops ----------------------------------------------------------------------------
+    # -- stand-ins for the step's tensors and ops --------------------------------------------------------------------------
     @contextlib.contextmanager
     def _in_place_of(self, op: Op) -> Iterator[None]:
         """Gives new ops the tags, device and control inputs of ``op``, and names below its own."""

@@ -357,7 +357,7 @@ class Converter:
         return self._before[key]
 
     def is_of_all(self, tensor: int, conversion: Slice, op: Op) -> bool:
-        """Whether a tensor that is cut into rows has the rows of all mini-batches.  Results of a section have, and so have values
+        """Whether a tensor that is cut into rows has the rows of all mini-batches.  Results of a section do, and so do values
         combined over all clones with as many rows as there are examples.  A constant has the rows of one mini-batch."""
         shape = self.context.graph.tensors[tensor].shape
         return self.context.graph.tensors[tensor].op in self.context.region.sections or (

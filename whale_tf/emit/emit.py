@@ -125,7 +125,7 @@ def emit(
     if context.homes.ops and has_run:
         raise PlanError(
             f"a Session ran ops of this graph before it was divided, and has the variables on their old devices; zero "
-            f"({plan.zero!r}) and offload ({plan.offload!r}) need wh.parallelize() before the first run, or shapes that tell the "
+            f"({plan.zero!r}) and offload ({plan.offload!r}) need wh.parallelize() before the first run, or shapes that give the "
             "rank of every input")
     context.pinned = _pinned(context, captured)
     context.dropped = {captured.graph.ops[wait].name for op, new in zip(captured.graph.ops, graph.ops) if op is not new
@@ -275,7 +275,7 @@ def _division(context: Context, nodes: Nodes, captured: Captured, sums: Communic
     if division.mini_batches > 1 and batch == 1:
         raise PlanError(
             "every model replica or process takes a mini-batch of one example, and the graph's shapes contain this size: a "
-            "dimension of size one could be the batch, or broadcast. Use a larger batch size, or an unknown one "
+            "dimension of size one could be the batch, or be broadcast. Use a larger batch size, or an unknown one "
             "(drop_remainder=False)"
         )
     if division.mini_batches > 1:
@@ -302,7 +302,7 @@ def _puts_together(context: Context, captured: Captured, batch: Optional[int]) -
         if (graph.tensors[tensor].shape or ())[0] in firsts:
             raise PlanError(
                 f"op {graph.ops[_reader(region, tensor)].name!r} reads input {graph.tensor_name(tensor)!r} whole, but model "
-                "replicas or processes take mini-batches of their own, each with another value of it: tell with "
+                "replicas or processes take mini-batches of their own, each with another value of it: declare with "
                 "wh.batch_axis(tensor, 0) that its rows are examples, or with wh.batch_axis(tensor, None) that all get the same "
                 "value")
     needed = [(op, tensor) for op in region.ops for tensor in graph.ops[op].inputs
