@@ -313,8 +313,8 @@ class Fetches:
             visited.add(current.name)
             if current.name in self._instead:
                 raise UnsupportedOpError(
-                    f"{op.name!r} was added after the first training run and needs {current.name!r}, which another op "
-                    "replaced in that run, because the ranks of inputs were not known before; build it before the first training "
+                    f"{op.name!r} was added after the first training run and needs {current.name!r}, which another op has "
+                    "replaced since then, because the ranks of inputs were not known before; build it before the first training "
                     "run, or give the inputs their shapes")
             known = self._parallel.get(current.name)
             if known is None and current.name in context.graph:

@@ -40,7 +40,7 @@ class Kept(NamedTuple):
     Attributes:
         name: of its op.
         device: its device in this process, where it takes no memory while training.
-        home: its device in its owner.
+        home: its device in the process that owns it.
     """
 
     name: str

@@ -36,7 +36,7 @@ class Functions:
         self._equal: Set[str] = set()  # variables that have process 0's values
 
     def rewritten(self, graph: tf.Graph, communicator: ProcessCommunicator) -> None:
-        """Call when a function's graph has got collectives."""
+        """Call when a function's graph contains collectives."""
         self._staged[graph] = communicator.staged
         self._inside.setdefault(graph, weakref.WeakSet()).add(graph)
 

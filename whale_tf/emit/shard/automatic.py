@@ -76,7 +76,7 @@ def planned(captured: Captured, examples: Mapping[int, int], cluster: Cluster, c
     """How a plan that the search made divides the graph.
 
     Raises:
-        PlanError: somebody gave it shares, but the search divides evenly.
+        PlanError: the plan has slices, but the search divides evenly.
     """
     shares = plan.task_graphs[0].slices
     if shares is not None:

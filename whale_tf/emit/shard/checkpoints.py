@@ -26,7 +26,7 @@ Home = Tuple[int, int]  # TaskGraph, number of the device in it
 
 
 class Parts(NamedTuple):
-    """A divided variable: the names of its parts' ops, how they form the whole, its TaskGraph, and what its value is like.
+    """A divided variable: the names of its parts' ops, how they form the whole, its TaskGraph, and its kind, type and shape.
 
     In a tf.function ``op`` is the placeholder of its handle.
     """
