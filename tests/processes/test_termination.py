@@ -113,7 +113,7 @@ def test_a_script_that_saves_nothing(capsys: Any) -> None:
     asked_to_end()
     with pytest.raises(SystemExit):
         script.steps(1)
-    assert "the script has not saved a checkpoint" in capsys.readouterr().err
+    assert "the script itself has not saved a checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.slow
